@@ -1,8 +1,8 @@
 //! Trains with a custom loss: prefers some completions over others, similar to DPO.
 //!
-//! `cargo run --example custom_loss -- <base model>`
+//! `TINKER_API_KEY=tml-… cargo run -p tinkex --example custom_loss -- Qwen/Qwen3-8B`
 
-#![expect(clippy::print_stdout, reason = "an example prints its result")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 
@@ -11,7 +11,7 @@ use tinkex::{AdamParams, Datum, FinishReason, ServiceClient};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let base_model = std::env::args().nth(1).ok_or("usage: custom_loss <base model>")?;
+    let base_model = std::env::args().nth(1).ok_or("usage: custom_loss BASE_MODEL")?;
     let service = ServiceClient::from_env()?;
     let model = service.create_lora_training_client(base_model).rank(16).create().await?;
 
@@ -40,7 +40,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Creates a datum for a preferred (`sign` 1) or rejected (-1) completion. Prompt tokens have sign 0.
+/// Creates a datum for a preferred (`sign` 1) or rejected (-1) completion.
+///
+/// Prompt tokens have sign 0, so they do not contribute to the margin. The log-probabilities of the
+/// reference model are assumed to be -2.
 fn example<const P: usize, const C: usize>(
     prompt: [u32; P],
     completion: [u32; C],

@@ -31,7 +31,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints one row per metric: the count since the last table and the median duration.
+/// Prints one row per metric: the count since the last table and the median duration in
+/// milliseconds.
 fn print_metrics(snapshotter: &Snapshotter) {
     println!("{:<34} {:<24} {:>8} {:>10}", "", "", "count", "median ms");
     for (key, _, _, value) in snapshotter.snapshot().into_vec() {

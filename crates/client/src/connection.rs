@@ -74,8 +74,8 @@ impl Connection {
 
     /// Returns whether the server speaks the first version of the protocol, without protobuf.
     ///
-    /// Such a server is recognized by its lack of a dynamic configuration, which the protocol gained
-    /// after protobuf.
+    /// Such a server is recognized by its lack of a dynamic configuration, which the protocol
+    /// gained after protobuf.
     pub(crate) fn is_first_protocol(&self) -> bool {
         self.first_protocol
     }

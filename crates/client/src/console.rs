@@ -10,11 +10,11 @@ use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use crate::config::Env;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Installs a `tracing` subscriber that logs to standard error: events of this crate from `level` up,
-/// and warnings of other crates.
+/// Installs a `tracing` subscriber that logs to standard error: events of this crate from `level`
+/// up, and warnings of other crates.
 ///
-/// For programs without a subscriber of their own. `TINKER_LOG=info` and `TINKER_LOG=debug` override
-/// `level`.
+/// For programs without a subscriber of their own. `TINKER_LOG=info` and `TINKER_LOG=debug`
+/// override `level`.
 ///
 /// ```no_run
 /// tinkex::log_to_console(tinkex::tracing::Level::WARN)?;

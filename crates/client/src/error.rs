@@ -15,8 +15,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Error returned by the calls of this crate.
 ///
-/// `Display` states what failed, on what, and the cause, on one line; [`hint`](Self::hint) says what
-/// to do about it. An error never contains a credential. Cloning is cheap and keeps the source chain.
+/// `Display` states what failed, on what, and the cause, on one line; [`hint`](Self::hint) says
+/// what to do about it. An error never contains a credential. Cloning is cheap and keeps the source
+/// chain.
 #[derive(Clone)]
 pub struct Error(Box<ErrorDetails>);
 
@@ -78,7 +79,8 @@ pub enum ErrorKind {
     Server,
     /// The response or the result did not arrive in time.
     Timeout,
-    /// The server executed the request and it failed; [`Error::category`] says which side caused it.
+    /// The server executed the request and it failed; [`Error::category`] says which side caused
+    /// it.
     WorkFailed,
 }
 

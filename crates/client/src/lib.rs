@@ -49,19 +49,19 @@
 //!
 //! # Guarantees
 //!
-//! * **Clients are cheap to clone.** All are `Clone`, `Send` and `Sync`. A [`ServiceClient`], its clones
-//!   and the clients made from it share one connection.
-//! * **No I/O at construction.** Building a client reads the environment once and sends nothing; the
-//!   first call connects.
+//! * **Clients are cheap to clone.** All are `Clone`, `Send` and `Sync`. A [`ServiceClient`], its
+//!   clones and the clients made from it share one connection.
+//! * **No I/O at construction.** Building a client reads the environment once and sends nothing;
+//!   the first call connects.
 //! * **A tokio runtime executes requests.** Calls outside one return an error of kind
 //!   [`ErrorKind::Config`].
 //! * **Dropping a future.** A training request continues ([`ApiFuture`]); a sample is cancelled
 //!   ([`SampleFuture`]). Both have `detach`.
-//! * **Retries.** Transient failures are retried as the service expects. [`RetryPolicy::disabled`] sends
-//!   each request exactly once. [`Error::attempts`] and [`Error::elapsed`] report how often and how long
-//!   a request was attempted.
-//! * **Secrets.** No credential appears in errors, logs, `Debug` output, telemetry, or a request that is
-//!   redirected to another server.
+//! * **Retries.** Transient failures are retried as the service expects. [`RetryPolicy::disabled`]
+//!   sends each request exactly once. [`Error::attempts`] and [`Error::elapsed`] report how often
+//!   and how long a request was attempted.
+//! * **Secrets.** No credential appears in errors, logs, `Debug` output, telemetry, or a request
+//!   that is redirected to another server.
 
 #![forbid(unsafe_code)]
 

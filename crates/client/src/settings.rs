@@ -13,8 +13,8 @@ use crate::transport::network::Network;
 use crate::transport::retry::RetryPolicy;
 use crate::transport::{Transport, header};
 
-/// Settings of a service client. Arguments take precedence over environment variables, and those over
-/// defaults. Immutable.
+/// Settings of a service client. Arguments take precedence over environment variables, and those
+/// over defaults. Immutable.
 #[derive(Clone)]
 pub(crate) struct ClientSettings {
     pub(crate) base_url: BaseUrl,
@@ -68,8 +68,8 @@ fn parse_tags(text: &str) -> Vec<String> {
     tags
 }
 
-/// Returns whether telemetry is enabled: if `TINKER_TELEMETRY` is unset, or is 1, true, yes or on. An
-/// empty variable disables it.
+/// Returns whether telemetry is enabled: if `TINKER_TELEMETRY` is unset, or is 1, true, yes or on.
+/// An empty variable disables it.
 fn telemetry_enabled(variable: Option<&str>) -> bool {
     variable.is_none_or(is_on)
 }
@@ -113,8 +113,8 @@ impl ClientSettings {
         Self { api_key: Some(key.expose().to_owned()), key_only: true, ..self.clone() }
     }
 
-    /// Returns the credential. `command_only` is set for servers that require short-lived credentials:
-    /// then only a credential command or a token is accepted.
+    /// Returns the credential. `command_only` is set for servers that require short-lived
+    /// credentials: then only a credential command or a token is accepted.
     pub(crate) fn credential(&self, command_only: bool) -> Result<Credential> {
         let command_only = command_only && !self.key_only;
         Credential::find(self.api_key.as_deref(), &self.env, command_only)

@@ -21,8 +21,8 @@
 /// HTTP requests: one event when a request starts and one when it ends.
 pub const HTTP: &str = "tinkex::http";
 
-/// Retries: one event before the delay of each retry, and one when the client gives up. Waits for the
-/// shared backoff (429) or for a billing problem (402) emit no event.
+/// Retries: one event before the delay of each retry, and one when the client gives up. Waits for
+/// the shared backoff (429) or for a billing problem (402) emit no event.
 pub const RETRY: &str = "tinkex::retry";
 
 /// Failed polls for the result of a request.

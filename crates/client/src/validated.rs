@@ -1,8 +1,8 @@
 //! [`Validated`]: a request that was validated when the caller made it.
 //!
 //! Training and sampling requests are validated inside the call, so that invalid input fails at
-//! once and is never queued. They are encoded later, by another task. The type carries the proof, so
-//! that the encoder does not inspect megabytes of examples a second time.
+//! once and is never queued. They are encoded later, by another task. The type carries the proof,
+//! so that the encoder does not inspect megabytes of examples a second time.
 
 use tinkex_wire::{
     ApiRequest, DecodeError, InvalidInput, OptimStep, RequestBody, ResultPayload, Route,

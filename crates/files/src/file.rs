@@ -21,11 +21,11 @@ pub fn write(path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> io::Result<(
     AtomicWrite::new(path).write(contents)
 }
 
-/// Publishes a file that the caller wrote under another name in the same file system: calls fsync on
-/// `file`, which is open at `from`, renames it to `to`, and calls fsync on the folder of `to`.
+/// Publishes a file that the caller wrote under another name in the same file system: calls fsync
+/// on `file`, which is open at `from`, renames it to `to`, and calls fsync on the folder of `to`.
 ///
-/// For files that grow over several runs, such as downloads. [`AtomicWrite`] includes these steps for
-/// a file that is written at once.
+/// For files that grow over several runs, such as downloads. [`AtomicWrite`] includes these steps
+/// for a file that is written at once.
 ///
 /// # Errors
 /// If one of the steps fails. Unless fsync of the folder failed, the old file at `to` is unchanged.
@@ -195,8 +195,8 @@ impl StagedFile {
         self.file.as_file()
     }
 
-    /// Calls fsync on the file, renames it to its target, and calls fsync on the folder. Returns the
-    /// open file, which is readable and writable.
+    /// Calls fsync on the file, renames it to its target, and calls fsync on the folder. Returns
+    /// the open file, which is readable and writable.
     ///
     /// # Errors
     /// If one of the steps fails. The old file is unchanged, unless fsync of the folder failed.
@@ -213,9 +213,9 @@ impl StagedFile {
     }
 
     /// Renames the file to its target without fsync, for callers that hold a lock and must not wait
-    /// for the disk. Call [`sync`](Self::sync) before, and [`sync_folder`](crate::sync_folder) after:
-    /// without the first a power failure can leave an incomplete file, without the second the old
-    /// one.
+    /// for the disk. Call [`sync`](Self::sync) before, and [`sync_folder`](crate::sync_folder)
+    /// after: without the first a power failure can leave an incomplete file, without the second
+    /// the old one.
     ///
     /// # Errors
     /// If the rename fails. The old file is then unchanged.

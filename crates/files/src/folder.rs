@@ -9,8 +9,8 @@ use tempfile::TempDir;
 
 use crate::operations::{Operations, System, file_name, parent};
 
-/// Temporary folder that replaces the target on [`commit`](Self::commit). Dropping the value removes
-/// the temporary folder.
+/// Temporary folder that replaces the target on [`commit`](Self::commit). Dropping the value
+/// removes the temporary folder.
 ///
 /// ```
 /// # fn main() -> std::io::Result<()> {
@@ -43,14 +43,15 @@ impl StagedFolder {
         prefix.push(".");
         let mut builder = tempfile::Builder::new();
         builder.prefix(&prefix);
-        // Temporary folders have mode 0700 by default; the target has the mode that the umask gives.
+        // Temporary folders have mode 0700 by default; the target has the mode that the umask
+        // gives.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
         Ok(Self { folder: builder.tempdir_in(parent(target))?, target: target.to_owned() })
     }
 
-    /// Returns the path of the temporary folder. The caller must fsync each file that it writes there,
-    /// for example with [`write`](crate::write).
+    /// Returns the path of the temporary folder. The caller must fsync each file that it writes
+    /// there, for example with [`write`](crate::write).
     #[must_use]
     pub fn path(&self) -> &Path {
         self.folder.path()
@@ -68,8 +69,8 @@ impl StagedFolder {
 /// Replaces the file or folder at `target` with the folder `staged`, and removes the old content.
 ///
 /// Both must be on the same file system, and the files in `staged` must be fsynced. On Linux and
-/// macOS the two are swapped in one step, so `target` exists at every moment. Elsewhere, and on file
-/// systems that cannot swap, the old content is renamed first; if the process is killed before
+/// macOS the two are swapped in one step, so `target` exists at every moment. Elsewhere, and on
+/// file systems that cannot swap, the old content is renamed first; if the process is killed before
 /// `staged` is renamed, the next replacement or [`recover_folder`] restores the old content.
 ///
 /// After success `staged` no longer exists. If the process is killed, `staged` may remain, with the
@@ -80,8 +81,8 @@ impl StagedFolder {
 ///
 /// # Errors
 /// If a folder cannot be fsynced or renamed. The old content is then at `target`, and `staged` is
-/// unchanged, unless fsync of the parent folder failed after the replacement. An error while removing
-/// the old content is ignored: the next replacement tries again.
+/// unchanged, unless fsync of the parent folder failed after the replacement. An error while
+/// removing the old content is ignored: the next replacement tries again.
 pub fn replace_folder(staged: impl AsRef<Path>, target: impl AsRef<Path>) -> io::Result<()> {
     replace_on(&System, staged.as_ref(), target.as_ref())
 }

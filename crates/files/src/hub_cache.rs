@@ -67,8 +67,8 @@ impl HubCache {
         CachedRepo(self.0.join(format!("models--{}", id.replace('/', "--"))))
     }
 
-    /// Returns the ids and folders of all model repositories in the cache, sorted by id. Empty if the
-    /// cache does not exist or cannot be read.
+    /// Returns the ids and folders of all model repositories in the cache, sorted by id. Empty if
+    /// the cache does not exist or cannot be read.
     #[must_use]
     pub fn models(&self) -> Vec<(String, CachedRepo)> {
         let id = |path: &Path| {
@@ -100,9 +100,9 @@ impl CachedRepo {
         self.0.join("refs").join(revision)
     }
 
-    /// Returns the cached commit of a branch or tag. A revision without a reference file is taken to
-    /// be a commit. Returns `None` if the commit is not a plain folder name: as part of a path it
-    /// could lead out of the cache.
+    /// Returns the cached commit of a branch or tag. A revision without a reference file is taken
+    /// to be a commit. Returns `None` if the commit is not a plain folder name: as part of a path
+    /// it could lead out of the cache.
     #[must_use]
     pub fn commit(&self, revision: &str) -> Option<String> {
         let stored = fs::read_to_string(self.reference(revision));
@@ -130,7 +130,8 @@ impl CachedRepo {
         self.0.join("blobs")
     }
 
-    /// Returns the path of the marker that records that the hub has no file of this name in a commit.
+    /// Returns the path of the marker that records that the hub has no file of this name in a
+    /// commit.
     #[must_use]
     pub fn absence_marker(&self, commit: &str, file: &str) -> PathBuf {
         self.0.join(".no_exist").join(commit).join(file)
@@ -140,8 +141,8 @@ impl CachedRepo {
 /// Finds the folder in which `huggingface_hub` keeps its cache and token: `HF_HOME`, or
 /// `huggingface` in `XDG_CACHE_HOME` or in `~/.cache`.
 ///
-/// `env` looks up an environment variable; an empty value counts as unset. Returns `None` if neither
-/// these variables nor `HOME` nor `USERPROFILE` are set.
+/// `env` looks up an environment variable; an empty value counts as unset. Returns `None` if
+/// neither these variables nor `HOME` nor `USERPROFILE` are set.
 pub fn hub_home(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     if let Some(home) = lookup(&env, "HF_HOME") {
         return Some(expand(&env, home));

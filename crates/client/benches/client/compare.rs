@@ -16,8 +16,11 @@ struct Plan {
     /// Repetitions for Python, and for the other contenders, which are faster.
     samples: (u32, u32),
     steps: (u32, u32),
+    /// Process starts per contender.
     starts: usize,
+    /// Samples at once, for the measurements of memory.
     burst: u32,
+    /// Samples at once, for the check that no result is lost.
     many: u32,
 }
 
@@ -34,8 +37,10 @@ const FULL: Plan = Plan {
 const QUICK: Plan =
     Plan { rounds: 1, samples: (300, 3_000), steps: (2, 10), starts: 3, burst: 1_000, many: 5_000 };
 
+/// Number of samples in progress at the same time.
 const CONCURRENT: usize = 128;
-/// Time that the server takes per sample, so that thousands of samples are pending at the same time.
+/// Milliseconds by which the server delays results, so that thousands of samples are pending at the
+/// same time.
 const HOLD_MS: u32 = 500;
 
 /// Runs the comparison. Returns whether all targets were met.
@@ -76,6 +81,7 @@ struct Comparison {
 }
 
 impl Comparison {
+    /// Runs all measurements and returns one row for each.
     fn rows(&self, plan: &Plan) -> Outcome<Vec<Row>> {
         let mut rows = Vec::new();
         let (before, samples) = (self.server.usage()?, self.rounds(plan, Kind::Samples)?);
@@ -108,19 +114,20 @@ impl Comparison {
         let python = memory(self.burst(Contender::Python, plan.burst, 0)?);
         let ours = memory(self.burst(Contender::Ours, plan.burst, 0)?);
         let name = format!("peak memory, {} samples at once", plan.burst);
-        let peaks = Three { python: Some(python), floor: None, ours };
+        let peaks = PerContender { python: Some(python), floor: None, ours };
         rows.push(Row::new(&name, peaks, megabytes, &target));
-        // With two thousand connections most of the cost is HTTP, so the target is relative to the floor.
+        // With two thousand connections most of the memory is that of HTTP, so the target is
+        // relative to the floor.
         let floor = memory(self.burst(Contender::Floor, plan.burst, HOLD_MS)?);
         let ours = memory(self.burst(Contender::Ours, plan.burst, HOLD_MS)?);
         let name = format!("all at once, each result delayed by {HOLD_MS} ms");
-        let peaks = Three { python: None, floor: Some(floor), ours };
+        let peaks = PerContender { python: None, floor: Some(floor), ours };
         rows.push(Row::new(&name, peaks, megabytes, &[Target::OfFloor(1.25)]));
 
         // Every result is checked against its prompt: a lost one fails the run.
         let many = self.burst(Contender::Ours, plan.many, HOLD_MS)?;
         let name = format!("results of {} samples at once", plan.many);
-        let counted = Three { python: None, floor: None, ours: many.count };
+        let counted = PerContender { python: None, floor: None, ours: many.count };
         let target = Target::AtLeast(f64::from(plan.many), "all");
         rows.push(Row::new(&name, counted, rate_row, &[target]));
         println!(
@@ -133,7 +140,7 @@ impl Comparison {
     }
 
     /// Runs all three contenders in alternation and keeps the best round of each.
-    fn rounds(&self, plan: &Plan, kind: Kind) -> Outcome<Three<Best>> {
+    fn rounds(&self, plan: &Plan, kind: Kind) -> Outcome<PerContender<Best>> {
         let (few, many) = if kind == Kind::Samples { plan.samples } else { plan.steps };
         let mut best = [Best::NONE; 3];
         for round in 1..=plan.rounds {
@@ -153,11 +160,11 @@ impl Comparison {
             }
         }
         let [python, floor, ours] = best;
-        Ok(Three { python: Some(python), floor: Some(floor), ours })
+        Ok(PerContender { python: Some(python), floor: Some(floor), ours })
     }
 
     /// Returns the median time from process start to first sample.
-    fn starts(&self, plan: &Plan) -> Outcome<Three<f64>> {
+    fn starts(&self, plan: &Plan) -> Outcome<PerContender<f64>> {
         let work = Work { kind: Kind::Start, url: self.server.url(0), count: 1, concurrent: 1 };
         let (mut python, mut ours) = (Vec::new(), Vec::new());
         for _ in 0..plan.starts {
@@ -171,16 +178,17 @@ impl Comparison {
         }
         let (python, ours) = (median(python), median(ours));
         println!("start to first sample: Python {}, ours {}", millis(python), millis(ours));
-        Ok(Three { python: Some(python), floor: None, ours })
+        Ok(PerContender { python: Some(python), floor: None, ours })
     }
 
+    /// Starts `count` samples at once, with results delayed by `hold_ms` milliseconds.
     fn burst(&self, contender: Contender, count: u32, hold_ms: u32) -> Outcome<Usage> {
         let url = self.server.url(hold_ms);
         let work = Work { kind: Kind::Burst, url, count, concurrent: 1 };
         self.work(contender, &work)
     }
 
-    /// Runs a process until it reports its usage.
+    /// Runs the process of a contender until it reports its usage.
     fn work(&self, contender: Contender, work: &Work) -> Outcome<Usage> {
         let mut command = match contender {
             Contender::Python => {
@@ -214,19 +222,24 @@ impl Comparison {
 
 /// One figure for each contender.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Three<T> {
+pub(crate) struct PerContender<T> {
     pub(crate) python: Option<T>,
     pub(crate) floor: Option<T>,
     pub(crate) ours: T,
 }
 
-impl<T> Three<T> {
-    fn map<U>(self, f: impl Fn(&T) -> U) -> Three<U> {
+impl<T> PerContender<T> {
+    fn map<U>(self, f: impl Fn(&T) -> U) -> PerContender<U> {
         let Self { python, floor, ours } = &self;
-        Three { python: python.as_ref().map(&f), floor: floor.as_ref().map(&f), ours: f(ours) }
+        PerContender {
+            python: python.as_ref().map(&f),
+            floor: floor.as_ref().map(&f),
+            ours: f(ours),
+        }
     }
 }
 
+/// Best figures of all rounds, which need not be of the same round.
 #[derive(Clone, Copy, Debug)]
 struct Best {
     cpu_each: f64,
@@ -245,7 +258,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 /// The benchmark server, in a process of its own.
 struct Server {
     child: Child,
-    /// Output of the server, read by [`Server::usage`] only.
+    /// Standard input and output of the server, used by [`Server::usage`].
     pipes: std::cell::RefCell<(ChildStdin, BufReader<ChildStdout>)>,
     port: u16,
 }

@@ -1,7 +1,7 @@
 //! The floor: the same HTTP requests without client logic, a lower bound for this HTTP stack.
 //!
-//! Bodies, headers and lanes are recorded from the client, so that both remain equal when the client
-//! changes. They are then replayed over as many connections as the client would use, and the
+//! Bodies, headers and lanes are recorded from the client, so that both remain equal when the
+//! client changes. They are then replayed over as many connections as the client would use, and the
 //! responses are received and dropped. The measurement with all samples at once keeps prompts and
 //! results, as a program would, because it measures memory.
 

@@ -1,9 +1,10 @@
 //! Benchmark of the client against the Python SDK and against bare HTTP requests.
 //!
-//! Run it with `cargo xtask bench client`. The program starts itself once per role,
-//! each in a process of its own: the [`server`] with prepared responses, the client under test
-//! ([`ours`]), and the [`floor`], which sends the same requests without client logic. `peer.py` does
-//! the same work with the Python SDK. [`compare`] runs them in alternation and checks the targets.
+//! Run it with `cargo xtask bench client`. The program starts itself once per role, each in a
+//! process of its own: the [`server`] with prepared responses, the client under test ([`ours`]),
+//! and the [`floor`], which sends the same requests without client logic. `peer.py` does the same
+//! work with the Python SDK. [`compare`] runs these contenders in alternation and checks the
+//! targets.
 
 #![expect(clippy::print_stdout, reason = "the program prints a table")]
 
@@ -38,14 +39,16 @@ fn main() -> ExitCode {
 fn run(arguments: &[&str]) -> Outcome<bool> {
     match arguments {
         ["server"] => server::run()?,
-        ["ours", work @ ..] => several_threads()?.block_on(ours::run(&Work::parse(work)?))?,
-        ["floor", work @ ..] => several_threads()?.block_on(floor::run(&Work::parse(work)?))?,
+        ["ours", work @ ..] => multi_thread_runtime()?.block_on(ours::run(&Work::parse(work)?))?,
+        ["floor", work @ ..] => {
+            multi_thread_runtime()?.block_on(floor::run(&Work::parse(work)?))?
+        }
         options => return compare::run(options),
     }
     Ok(true)
 }
 
 /// Creates a runtime like that of `#[tokio::main]`.
-fn several_threads() -> std::io::Result<tokio::runtime::Runtime> {
+fn multi_thread_runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }

@@ -38,15 +38,15 @@ pub(crate) async fn run(work: &Work) -> Outcome<()> {
 async fn samples(work: &Work, service: &ServiceClient) -> Outcome<()> {
     let sampler = service.create_sampling_client(MODEL).await?;
     let warm_up = u32::try_from(work.concurrent)? * 2;
-    many(&sampler, warm_up, work.concurrent).await?;
+    sample_many(&sampler, warm_up, work.concurrent).await?;
     let watch = Stopwatch::start();
-    many(&sampler, work.count, work.concurrent).await?;
+    sample_many(&sampler, work.count, work.concurrent).await?;
     watch.report(work.count);
     Ok(())
 }
 
 /// Samples `count` times with `concurrent` workers, each of which samples sequentially.
-async fn many(sampler: &SamplingClient, count: u32, concurrent: usize) -> Outcome<()> {
+async fn sample_many(sampler: &SamplingClient, count: u32, concurrent: usize) -> Outcome<()> {
     let next = Arc::new(AtomicU32::new(0));
     let mut workers = JoinSet::new();
     for _ in 0..concurrent {
@@ -68,7 +68,10 @@ async fn many(sampler: &SamplingClient, count: u32, concurrent: usize) -> Outcom
     while let Some(worker) = workers.join_next().await {
         completed += worker??;
     }
-    if completed == count { Ok(()) } else { Err(format!("{completed} of {count} samples").into()) }
+    if completed == count {
+        return Ok(());
+    }
+    Err(format!("{completed} of {count} samples completed").into())
 }
 
 async fn steps(work: &Work, service: &ServiceClient) -> Outcome<()> {
@@ -83,12 +86,16 @@ async fn steps(work: &Work, service: &ServiceClient) -> Outcome<()> {
     Ok(())
 }
 
+/// Trains one step and checks that it returns an output for every datum.
 pub(crate) async fn step(model: &TrainingClient, batch: Vec<Datum>) -> Outcome<()> {
     let adam = AdamParams::with_learning_rate(1e-4);
     let (pass, optim) = model.step(batch, LossFn::ImportanceSampling, adam);
     let outputs = pass.await?.outputs.len();
     optim.await?;
-    if outputs == DATUMS { Ok(()) } else { Err(format!("{outputs} outputs").into()) }
+    if outputs == DATUMS {
+        return Ok(());
+    }
+    Err(format!("a pass returned {outputs} outputs, expected {DATUMS}").into())
 }
 
 /// Creates a client with a dummy key and without environment variables.
@@ -97,6 +104,7 @@ pub(crate) fn builder(url: &str) -> Outcome<ServiceClientBuilder> {
     Ok(ServiceClient::builder().base_url(url.parse()?).api_key("tml-bench").env(env))
 }
 
+/// Starts sample `n`.
 pub(crate) fn sample(sampler: &SamplingClient, n: u32) -> SampleFuture<SampleResponse> {
     sampler.sample(prompt(n), params()).send()
 }

@@ -114,15 +114,18 @@ fn content_length(head: &[u8]) -> usize {
 struct Server {
     started: Stopwatch,
     requests: AtomicU32,
+    /// Response with the result of a sample.
     sample: Vec<u8>,
     /// Offset of the first sampled token in `sample`.
     token_at: usize,
+    /// Response with the result of a forward and backward pass.
     pass: Bytes,
     not_found: Bytes,
 }
 
 impl Server {
     fn new() -> Outcome<Self> {
+        // A value that occurs nowhere else in the response.
         const MARK: u32 = 0x7A7B_7C7D;
         let tokens: Vec<u32> = std::iter::once(MARK).chain(1..SAMPLED_TOKENS).collect();
         let sequence = SampledSequence::default()
@@ -144,19 +147,19 @@ impl Server {
             sample,
             token_at,
             pass: http("200 OK", PROTO, &pass.to_proto()).into(),
-            not_found: http("404 Not Found", JSON, b"{\"detail\":\"no such call\"}").into(),
+            not_found: http("404 Not Found", JSON, b"{\"detail\":\"no such route\"}").into(),
         })
     }
 
     /// Returns the response and the delay before it is sent.
     fn respond(&self, request: &Request<'_>) -> (Duration, Bytes) {
-        let Some((prefix, call)) = request.path.split_once("/api/v1/") else {
+        let Some((prefix, route)) = request.path.split_once("/api/v1/") else {
             return (Duration::ZERO, self.not_found.clone());
         };
         let hold = prefix.strip_prefix("/hold/").and_then(|ms| ms.parse().ok());
         let json =
             |text: &str| (Duration::ZERO, Bytes::from(http("200 OK", JSON, text.as_bytes())));
-        match call {
+        match route {
             "asample" => {
                 let n = number(request.body, b"\"tokens\":[");
                 json(&format!(r#"{{"request_id":"s-{n}","sample_sequence_ids":["q-{n}"]}}"#))
@@ -176,7 +179,7 @@ impl Server {
             )),
             "session_heartbeat" => json(r#"{"type":"session_heartbeat"}"#),
             "telemetry" => json(r#"{"status":"accepted"}"#),
-            _ if call.ends_with("/finish") => json("{}"),
+            _ if route.ends_with("/finish") => json("{}"),
             _ => (Duration::ZERO, self.not_found.clone()),
         }
     }
@@ -202,6 +205,7 @@ impl Server {
     }
 }
 
+/// Returns an HTTP response with a body of the media type `kind`.
 fn http(status: &str, kind: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head =
@@ -215,7 +219,7 @@ fn after<'a>(body: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     Some(&body[at + name.len()..])
 }
 
-/// Returns the number that follows `name`.
+/// Returns the number that follows `name`; 0 if there is none.
 fn number(body: &[u8], name: &[u8]) -> u32 {
     let digits = after(body, name).unwrap_or_default().iter().take_while(|b| b.is_ascii_digit());
     digits.fold(0, |n, digit| n * 10 + u32::from(digit - b'0'))

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::compare::Three;
+use crate::compare::PerContender;
 
 /// Target for the figure of the client.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +19,7 @@ pub(crate) enum Target {
     AtLeast(f64, &'static str),
 }
 
+/// Row of the table: one measurement with its targets.
 pub(crate) struct Row {
     name: String,
     figures: [String; 3],
@@ -29,12 +30,12 @@ pub(crate) struct Row {
 impl Row {
     pub(crate) fn new(
         name: &str,
-        figures: Three<f64>,
+        figures: PerContender<f64>,
         print: impl Fn(f64) -> String,
         targets: &[Target],
     ) -> Self {
         let cell = |figure: Option<f64>| figure.map_or_else(|| "–".to_owned(), &print);
-        let Three { python, floor, ours } = figures;
+        let PerContender { python, floor, ours } = figures;
         Self {
             name: name.to_owned(),
             figures: [cell(python), cell(floor), cell(Some(ours))],
@@ -48,9 +49,9 @@ impl Row {
 }
 
 impl Target {
-    /// Returns the ratio, the target, and whether the target was met. A missing figure never meets its
-    /// target.
-    fn evaluate(self, figures: Three<f64>) -> (String, String, bool) {
+    /// Returns the ratio, the target, and whether the target was met. A missing figure never meets
+    /// its target.
+    fn evaluate(self, figures: PerContender<f64>) -> (String, String, bool) {
         let ours = figures.ours;
         let python = figures.python.unwrap_or(f64::NAN);
         let floor = figures.floor.unwrap_or(f64::NAN);

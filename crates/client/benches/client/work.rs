@@ -1,4 +1,4 @@
-//! The measured work: four kinds, the same for every contender.
+//! The measured work. It is the same for every contender: the Python SDK, the floor and the client.
 
 use tinkex::{Datum, SamplingParams};
 

@@ -21,9 +21,9 @@ const MAX_LINE: u64 = 256 << 20;
 
 /// Iterator over the training examples in JSON Lines; created by [`Chat::read_jsonl`].
 ///
-/// Each line is `{"messages": […]}`, optionally with `"tools"`, or
-/// `{"prompt": "…", "completion": "…"}`. Empty lines and unknown fields are ignored. After an invalid
-/// line the iterator continues with the next one, so the caller decides whether to stop.
+/// Each line is `{"messages": […]}`, optionally with `"tools"`, or `{"prompt": "…", "completion":
+/// "…"}`. Empty lines and unknown fields are ignored. After an invalid line the iterator continues
+/// with the next one, so the caller decides whether to stop.
 ///
 /// ```no_run
 /// # async fn run(model: tinkex::TrainingClient) -> Result<(), Box<dyn std::error::Error>> {
@@ -106,8 +106,8 @@ impl<R: BufRead> JsonlReader<R> {
         self
     }
 
-    /// Sets the maximum number of tokens per example, and what to do with longer ones. Defaults to no
-    /// limit.
+    /// Sets the maximum number of tokens per example, and what to do with longer ones. Defaults to
+    /// no limit.
     pub fn max_tokens(mut self, max: usize, too_long: TooLong) -> Self {
         self.limit = Some((max, too_long));
         self

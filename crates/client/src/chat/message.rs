@@ -56,8 +56,8 @@ impl Message {
         Self::new("tool", content)
     }
 
-    /// Adds or replaces a field. If the value cannot be serialized, rendering a template that uses it
-    /// fails.
+    /// Adds or replaces a field. If the value cannot be serialized, rendering a template that uses
+    /// it fails.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
         let (name, value) = (name.into(), Value::from(Serde(value)));

@@ -1,7 +1,7 @@
 //! [`Chat`]: formats conversations as tokens with the model's own chat template.
 //!
-//! [`template`] runs templates, [`train`] locates the assistant's messages in the rendered text, and
-//! [`jsonl`] reads training files. Nothing here depends on a particular model.
+//! [`template`] runs templates, [`train`] locates the assistant's messages in the rendered text,
+//! and [`jsonl`] reads training files. Nothing here depends on a particular model.
 
 mod jsonl;
 mod message;
@@ -27,8 +27,8 @@ pub use message::Message;
 use template::{Rendered, Template, strftime_now};
 pub use train::{TrainOn, TrainingExample};
 
-/// Template for models that have none of their own: `User: …`, `Assistant: …`, an empty line between
-/// messages, and the end token after each message of the assistant.
+/// Template for models that have none of their own: `User: …`, `Assistant: …`, an empty line
+/// between messages, and the end token after each message of the assistant.
 const PLAIN_TEMPLATE: &str = "\
 {{ bos_token }}
 {%- for message in messages -%}
@@ -66,8 +66,8 @@ pub struct Chat {
 
 impl Tokenizer {
     /// Returns a formatter with the model's default chat template. A model without templates gets a
-    /// plain format (`User: …`, `Assistant: …`, the end token after each message of the assistant), and
-    /// a warning is logged.
+    /// plain format (`User: …`, `Assistant: …`, the end token after each message of the assistant),
+    /// and a warning is logged.
     ///
     /// # Errors
     /// [`ErrorKind::Decode`] if the template is malformed, [`ErrorKind::NotFound`] if there are
@@ -138,8 +138,8 @@ impl Chat {
         })
     }
 
-    /// Sets the tools that the model may call, in the form that its template expects: often a list of
-    /// JSON schemas.
+    /// Sets the tools that the model may call, in the form that its template expects: often a list
+    /// of JSON schemas.
     ///
     /// Fields are rendered in the order in which they are serialized. A [`serde_json::Value`] sorts
     /// them by name, unlike Python; [`Chat::tools_json`] keeps their order.
@@ -208,8 +208,8 @@ impl Chat {
         Ok(ModelInput::from_tokens(tokens))
     }
 
-    /// Returns the tokens that end a completion: the model's end token, and the special token that its
-    /// template writes after a message of the assistant.
+    /// Returns the tokens that end a completion: the model's end token, and the special token that
+    /// its template writes after a message of the assistant.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if the model has neither.
@@ -243,7 +243,8 @@ impl Chat {
         }
     }
 
-    /// Returns a formatter with the tools of one conversation, or with its own if `tools` is `None`.
+    /// Returns a formatter with the tools of one conversation, or with its own if `tools` is
+    /// `None`.
     fn with_tools(&self, tools: Option<Value>) -> Self {
         Self { tools: tools.or_else(|| self.tools.clone()), ..self.clone() }
     }

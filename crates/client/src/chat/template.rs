@@ -1,8 +1,8 @@
 //! Runs chat templates: Jinja programs that render a conversation as text.
 //!
-//! Templates come with models and are written for Python's Jinja as `transformers` configures it; see
-//! [`super::python`] for the Python functions that they use. Templates are untrusted: they can read
-//! only their context, and the number of steps they run is limited.
+//! Templates come with models and are written for Python's Jinja as `transformers` configures it;
+//! see [`super::python`] for the Python functions that they use. Templates are untrusted: they can
+//! read only their context, and the number of steps they run is limited.
 
 use std::fmt;
 use std::ops::Range;
@@ -88,8 +88,8 @@ pub(crate) fn strftime_now(now: Option<SystemTime>) -> Value {
     })
 }
 
-/// Replaces `{% generation %}`, a tag that only `transformers` has, with a filter block, whose white
-/// space is trimmed in the same way. Returns whether the tag was found.
+/// Replaces `{% generation %}`, a tag that only `transformers` has, with a filter block, whose
+/// white space is trimmed in the same way. Returns whether the tag was found.
 fn with_generation_as_filter(source: &str) -> (String, bool) {
     let (mut out, mut rest, mut found) = (String::with_capacity(source.len()), source, false);
     while let Some(start) = rest.find("{%") {

@@ -1,9 +1,9 @@
 //! Training examples from conversations: locates the assistant's messages in the rendered text.
 //!
-//! A message begins where the prompt for it ends, so that training and sampling see the same tokens.
-//! Its position is found by rendering the conversation up to it. Some templates render a message
-//! differently once others follow, for example without its thinking: where the position is still
-//! certain the message is used as rendered, otherwise the conversation is rejected.
+//! A message begins where the prompt for it ends, so that training and sampling see the same
+//! tokens. Its position is found by rendering the conversation up to it. Some templates render a
+//! message differently once others follow, for example without its thinking: where the position is
+//! still certain the message is used as rendered, otherwise the conversation is rejected.
 
 use std::ops::Range;
 
@@ -81,8 +81,8 @@ impl Chat {
     /// Converts a conversation to training examples: one, or one per message of the assistant with
     /// [`TrainOn::EachAssistant`]. Messages after the last one of the assistant are left out.
     ///
-    /// A message is learned from the end of its prompt to the token that ends the message, inclusive.
-    /// No token crosses these boundaries, as none does when the model is sampled.
+    /// A message is learned from the end of its prompt to the token that ends the message,
+    /// inclusive. No token crosses these boundaries, as none does when the model is sampled.
     ///
     /// ```no_run
     /// # fn run(tokenizer: tinkex::Tokenizer) -> tinkex::Result<()> {
@@ -135,7 +135,8 @@ impl Chat {
         encode(&self.tokenizer, &whole.text, &spans, false)
     }
 
-    /// Returns the byte ranges that the template marks as generated, from the first message to train on.
+    /// Returns the byte ranges that the template marks as generated, from the first message to
+    /// train on.
     fn marked_spans(
         &self,
         messages: &[Value],
@@ -256,7 +257,7 @@ fn uncertain(turn: usize, reason: &str) -> Error {
     let number = turn + 1;
     let message = format!("cannot locate message {number}: the chat template {reason}");
     Error::new(ErrorKind::InvalidInput, message)
-        .with_hint("Train on each message separately (TrainOn::EachAssistant), or only on the last.")
+        .with_hint("Train on each message separately (TrainOn::EachAssistant) or only on the last.")
 }
 
 /// Encodes a text with weight 1 within `spans`, which must be in order and not overlap.

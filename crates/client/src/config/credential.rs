@@ -77,8 +77,8 @@ struct CredentialSources<'a> {
 
 /// Selects the credential: the argument, `TINKER_API_KEY`, `TINKER_CREDENTIAL_CMD`, the stored key.
 ///
-/// If the key is invalid, the command is used; without a command the invalid key is an error, even if
-/// a key is stored. With `command_only`, only the command or a token is accepted.
+/// If the key is invalid, the command is used; without a command the invalid key is an error, even
+/// if a key is stored. With `command_only`, only the command or a token is accepted.
 fn resolve(sources: &CredentialSources<'_>, command_only: bool) -> Result<Credential, Error> {
     let key = sources.argument.filter(|key| !key.is_empty()).or(sources.env.get("TINKER_API_KEY"));
     let key = key.map(ApiKey::new);

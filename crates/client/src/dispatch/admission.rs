@@ -1,8 +1,8 @@
 //! Admission control for sampling requests.
 //!
-//! A request needs a concurrency permit and a share of the in-flight byte budget before it is
-//! sent. While a backoff is active or recent (the server responded with 429) the limits are tighter:
-//! 10 concurrent requests instead of 400, and each byte counts 20 times. Otherwise all waiting
+//! A request needs a concurrency permit and a share of the in-flight byte budget before it is sent.
+//! While a backoff is active or recent (the server responded with 429) the limits are tighter: 10
+//! concurrent requests instead of 400, and each byte counts 20 times. Otherwise all waiting
 //! requests would be sent at once when the backoff ends. Permits are released when the server has
 //! accepted the request, not when the sample is finished: results are polled without a permit.
 

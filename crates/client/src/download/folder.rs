@@ -32,8 +32,8 @@ impl StagingFolder {
     /// Opens the staging folder of `target` and keeps the files of an interrupted download in it.
     ///
     /// # Errors
-    /// [`ErrorKind::Conflict`] if the target exists and `replace` is false, or another download into
-    /// it is running.
+    /// [`ErrorKind::Conflict`] if the target exists and `replace` is false, or another download
+    /// into it is running.
     pub(super) fn open(target: &Path, replace: bool) -> Result<Self> {
         let Some(name) = target.file_name() else {
             let message = format!("cannot download into {}: not a folder name", target.display());
@@ -66,8 +66,8 @@ impl StagingFolder {
             Err(error) => return Err(write_error(&lock_path, &error.into())),
         };
         let staging = Self { folder, target: target.to_owned(), replace, lock };
-        // `ready` exists if the process was killed during the replacement. Remove it: it may hold the
-        // old content of the target.
+        // `ready` exists if the process was killed during the replacement. Remove it: it may hold
+        // the old content of the target.
         match fs::remove_dir_all(staging.ready()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(write_error(&staging.ready(), &error))
@@ -128,8 +128,8 @@ impl StagingFolder {
         if !self.replace && self.target.symlink_metadata().is_ok() {
             return Err(already_exists(&self.target));
         }
-        // Rename `files` first: after the replacement the staged folder holds the old content of the
-        // target, which must not be paired with the entity tags of the new files.
+        // Rename `files` first: after the replacement the staged folder holds the old content of
+        // the target, which must not be paired with the entity tags of the new files.
         fs::rename(&files, &ready).map_err(failed)?;
         tinkex_files::replace_folder(&ready, &self.target).map_err(failed)?;
         drop(self.lock);

@@ -62,8 +62,8 @@ type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Conflict`] if the folder exists and may not be replaced, or another download into it
-/// is running; [`ErrorKind::InvalidInput`] for sampler weights, which have no files;
+/// [`ErrorKind::Conflict`] if the folder exists and may not be replaced, or another download into
+/// it is running; [`ErrorKind::InvalidInput`] for sampler weights, which have no files;
 /// [`ErrorKind::NotFound`] if no file matches; any error of the requests and of writing files.
 ///
 /// # Cancel safety
@@ -258,8 +258,7 @@ impl CheckpointDownload {
 
     async fn run(self) -> Result<DownloadedCheckpoint> {
         if self.path.kind() == CheckpointKind::Sampler {
-            let message =
-                format!("cannot download {}: sampler weights have no files", self.path);
+            let message = format!("cannot download {}: sampler weights have no files", self.path);
             let hint = "Download a training checkpoint (weights) or external weights.";
             return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
         }

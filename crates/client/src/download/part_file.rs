@@ -17,9 +17,7 @@ use crate::transport::redirect;
 use crate::transport::retry::RetryPolicy;
 
 use super::attempts::{AttemptError, Attempts};
-use super::resume::{
-    PartialFile, ResumableDownload, Validator, blocking, parse_url, to_uri,
-};
+use super::resume::{PartialFile, ResumableDownload, Validator, blocking, parse_url, to_uri};
 
 /// Maximum time without received bytes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -35,8 +33,8 @@ pub(super) struct FilePaths {
     pub(super) part: PathBuf,
     /// Path of the file that stores the entity tag of the content.
     pub(super) etag: PathBuf,
-    /// Whether the file at `complete` was put there by an earlier download, together with its entity
-    /// tag. It is then reused if the server confirms the tag, and removed when other content
+    /// Whether the file at `complete` was put there by an earlier download, together with its
+    /// entity tag. It is then reused if the server confirms the tag, and removed when other content
     /// arrives. Otherwise it is a user's file, which is kept until it is replaced.
     pub(super) managed: bool,
 }
@@ -62,9 +60,7 @@ impl FileFetcher<'_> {
         self.fetch_url(url, paths, on_progress).await.map_err(|error| {
             let error = error.during(format!("the download of {name}"));
             match error.status() {
-                Some(400 | 401 | 403 | 404 | 410) => {
-                    error.with_hint(EXPIRED_HINT)
-                }
+                Some(400 | 401 | 403 | 404 | 410) => error.with_hint(EXPIRED_HINT),
                 _ => error,
             }
         })

@@ -1,9 +1,9 @@
 //! Resumable downloads: the loop that requests the missing part of a file.
 //!
-//! A download appends to a [`PartialFile`] on disk. After a lost connection the next request starts at
-//! the end of the file, and so does a later process. `If-Range` keeps content of two versions from being
-//! mixed; where the content is verified by a checksum afterwards, a part without a known version is
-//! continued as well. The complete file is verified, flushed and renamed.
+//! A download appends to a [`PartialFile`] on disk. After a lost connection the next request starts
+//! at the end of the file, and so does a later process. `If-Range` keeps content of two versions
+//! from being mixed; where the content is verified by a checksum afterwards, a part without a known
+//! version is continued as well. The complete file is verified, flushed and renamed.
 
 use std::io;
 use std::time::Duration;
@@ -183,7 +183,8 @@ impl ResumableDownload<'_> {
             },
             // The server does not support ranges, or the content has changed.
             200 => (0, number(&head.headers, &CONTENT_LENGTH)),
-            // The part is at least as long as the file, but is not known to be complete: discard it.
+            // The part is at least as long as the file, but is not known to be complete: discard
+            // it.
             416 if start > 0 && !state.range_rejected => {
                 state.range_rejected = true;
                 file = restart(file, state).await?;

@@ -56,8 +56,8 @@ struct BatchPollState {
 /// Announcements that arrived before their waiter.
 ///
 /// A sample cancelled during its submission is announced without ever having a waiter. To bound the
-/// memory, announcements are kept in two generations, and the older one is dropped when the newer one
-/// is full.
+/// memory, announcements are kept in two generations, and the older one is dropped when the newer
+/// one is full.
 #[derive(Debug, Default)]
 struct Unclaimed {
     new: HashMap<RequestId, CompletedFuture>,
@@ -228,8 +228,8 @@ impl BatchPollShared {
         }
     }
 
-    /// Passes the announced completions to their waiters. `reported` are the retrieved requests that
-    /// the poll reported, which need not be reported again.
+    /// Passes the announced completions to their waiters. `reported` are the retrieved requests
+    /// that the poll reported, which need not be reported again.
     fn announce(&self, response: FuturesRetrieved, reported: &BTreeSet<RequestId>) {
         let mut state = self.lock();
         state.retrieved.retain(|request_id| !reported.contains(request_id));

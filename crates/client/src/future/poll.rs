@@ -122,7 +122,8 @@ impl<'a> Poller<'a> {
         let (mut failures, mut bad_requests) = (0_u32, 0_u32);
         let mut interval = PollInterval::new(self.session.adaptive_polling());
         let mut outage = OutageTimer::new(self.session.settings().retry.retry_timeout());
-        // Hold the permit until the result is received, so that large results do not exceed the budget.
+        // Hold the permit until the result is received, so that large results do not exceed the
+        // budget.
         let mut _download_permit = None;
         if let Some(bytes) = self.wait_for_announcement(submitted).await? {
             poll.allow_metadata_only = false;
@@ -201,8 +202,8 @@ impl<'a> Poller<'a> {
         }
     }
 
-    /// Waits for the announcement of the result, if results are announced, and returns its size in bytes
-    /// if known.
+    /// Waits for the announcement of the result, if results are announced, and returns its size in
+    /// bytes if known.
     async fn wait_for_announcement(&self, submitted: &Submitted) -> Result<Option<u64>> {
         let Some(batch_poll) = self.batch_poll else { return Ok(None) };
         Ok(match batch_poll.wait_for(&submitted.response.request_id).await? {
@@ -214,8 +215,8 @@ impl<'a> Poller<'a> {
     }
 }
 
-/// Waits 1, 2, 4, … seconds, at most 30, depending on the number of consecutive failures, and counts
-/// one more failure.
+/// Waits 1, 2, 4, … seconds, at most 30, depending on the number of consecutive failures, and
+/// counts one more failure.
 async fn back_off(failures: &mut u32) {
     sleep(Duration::from_secs(1 << (*failures).min(5)).min(MAX_DELAY)).await;
     *failures += 1;

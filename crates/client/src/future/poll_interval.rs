@@ -1,4 +1,5 @@
-//! [`PollInterval`]: delays between polls. [`OutageTimer`]: when to stop polling an unreachable server.
+//! [`PollInterval`]: delays between polls. [`OutageTimer`]: decides when to stop polling an
+//! unreachable server.
 
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// Delay between polls.
 ///
-/// The server should hold a poll until the result is ready. If it responds at once, polls are delayed,
-/// by 0.25 seconds at first and doubling up to 5 seconds, with jitter.
+/// The server should hold a poll until the result is ready. If it responds at once, polls are
+/// delayed, by 0.25 seconds at first and doubling up to 5 seconds, with jitter.
 #[derive(Debug)]
 pub(super) struct PollInterval {
     enabled: bool,
@@ -26,7 +27,8 @@ impl PollInterval {
         Self { enabled, fast_polls: 0 }
     }
 
-    /// Waits before the next poll, after one that was sent at `sent_at` and whose result was not ready.
+    /// Waits before the next poll, after one that was sent at `sent_at` and whose result was not
+    /// ready.
     pub(super) async fn wait(&mut self, sent_at: Instant) {
         if !self.enabled || sent_at.elapsed() >= FAST_POLL {
             self.fast_polls = 0;

@@ -35,8 +35,8 @@ impl QueueLog {
         Self { work, id: id.into(), last_warning: Mutex::new(None), state: Mutex::default() }
     }
 
-    /// Logs the queue state of a poll response if it changed, and warns while work is paused, at most
-    /// once a minute.
+    /// Logs the queue state of a poll response if it changed, and warns while work is paused, at
+    /// most once a minute.
     pub(crate) fn update(&self, pending: &QueueStatus) {
         if self.set_state(pending) {
             let state = pending.queue_state.map_or("", QueueState::as_str);
@@ -59,8 +59,8 @@ impl QueueLog {
         true
     }
 
-    /// Returns the warning for a paused state, unless one was returned less than a minute ago. The texts
-    /// are those of the Python SDK.
+    /// Returns the warning for a paused state, unless one was returned less than a minute ago. The
+    /// texts are those of the Python SDK.
     fn warning(&self, pending: &QueueStatus, now: Instant) -> Option<String> {
         let state = pending.queue_state.filter(|state| *state != QueueState::Active)?;
         let mut last = self.last_warning.lock().unwrap_or_else(PoisonError::into_inner);

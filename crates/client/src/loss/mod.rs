@@ -2,8 +2,8 @@
 //!
 //! There are two kinds:
 //!
-//! - A *traced* loss, [`CustomLoss`], is described once by combining [`Term`]s. It is differentiated
-//!   automatically. The server executes it if it supports custom losses
+//! - A *traced* loss, [`CustomLoss`], is described once by combining [`Term`]s. It is
+//!   differentiated automatically. The server executes it if it supports custom losses
 //!   ([`ServiceClient::create_custom_loss`](crate::ServiceClient::create_custom_loss)); otherwise
 //!   the client does, which takes a second pass. Value and gradient are the same on both sides:
 //!   client and server run the same interpreter, with PyTorch's subgradients.
@@ -51,8 +51,8 @@ pub struct LossValue {
 
 /// Loss that is traced once and then executed by the server or by the client.
 ///
-/// A loss is a function of one datum's log-probabilities and of any other loss inputs of that datum.
-/// The loss of a batch is the sum over its data.
+/// A loss is a function of one datum's log-probabilities and of any other loss inputs of that
+/// datum. The loss of a batch is the sum over its data.
 ///
 /// ```
 /// use tinkex::loss::CustomLoss;
@@ -170,7 +170,8 @@ impl CustomLoss {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the two slices differ in length, an input is missing or has
-    /// another rank than declared, shapes are incompatible, or the loss or its gradient is not finite.
+    /// another rank than declared, shapes are incompatible, or the loss or its gradient is not
+    /// finite.
     pub fn evaluate(&self, data: &[Datum], logprobs: &[TensorData]) -> Result<LossValue> {
         let invalid = |reason: String| Err(Error::new(ErrorKind::InvalidInput, reason));
         if data.len() != logprobs.len() {
@@ -279,9 +280,9 @@ impl CustomLoss {
         match &self.registered {
             Some((owner, id)) if owner == session => Ok(Some(id)),
             Some((owner, _)) => {
+                let name = self.name();
                 let reason = format!(
-                    "cannot use loss {:?} in session {session}: it is registered in session {owner}",
-                    self.name()
+                    "cannot use loss {name:?} in session {session}: registered in session {owner}"
                 );
                 let hint = "Call create_custom_loss in this session too.";
                 Err(Error::new(ErrorKind::InvalidInput, reason).with_hint(hint))

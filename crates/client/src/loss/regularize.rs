@@ -27,8 +27,8 @@ const MIN_NORM: f64 = 1e-8;
 /// Adds weighted terms to a base loss, and reports each unweighted term as the metric
 /// `custom/regularizer/NAME:sum`.
 ///
-/// `terms` are triples of name, weight and scalar term. A weight that is negative or not finite makes
-/// [`CustomLoss::trace`](super::CustomLoss::trace) fail.
+/// `terms` are triples of name, weight and scalar term. A weight that is negative or not finite
+/// makes [`CustomLoss::trace`](super::CustomLoss::trace) fail.
 #[must_use]
 pub fn add<'t>(trace: &'t Trace, base: Term<'t>, terms: &[(&str, f64, Term<'t>)]) -> Term<'t> {
     let mut total = base;
@@ -50,8 +50,8 @@ pub fn l1(x: Term<'_>) -> Term<'_> {
     x.abs()
 }
 
-/// Returns the element-wise square, x². Take its sum or mean; subtract a target first to penalize the
-/// distance from it.
+/// Returns the element-wise square, x². Take its sum or mean; subtract a target first to penalize
+/// the distance from it.
 #[must_use]
 pub fn l2(x: Term<'_>) -> Term<'_> {
     x.pow(2.0)
@@ -65,8 +65,9 @@ pub fn elastic_net(x: Term<'_>, l1_ratio: f64) -> Term<'_> {
 
 /// Returns the Kullback–Leibler divergence KL(p ‖ q) = Σ p · (ln p − ln q) as a scalar.
 ///
-/// Both distributions are log-probabilities over the last dimension; the divergences of several rows
-/// are averaged. ln p − ln q is limited to ±100, and probabilities up to 1e-10 contribute nothing.
+/// Both distributions are log-probabilities over the last dimension; the divergences of several
+/// rows are averaged. ln p − ln q is limited to ±100, and probabilities up to 1e-10 contribute
+/// nothing.
 #[must_use]
 pub fn kl<'t>(log_p: Term<'t>, log_q: Term<'t>) -> Term<'t> {
     let p = log_p.exp();
@@ -116,8 +117,8 @@ pub fn gradient_penalty(gradients: &[Vec<f32>], target: f64) -> f64 {
     (squares.sum::<f64>().sqrt() - target).powi(2)
 }
 
-/// Computes how far the rows of a matrix are from being orthogonal: the sum of the squared products of
-/// all ordered pairs of different rows, plus what `mode` adds.
+/// Computes how far the rows of a matrix are from being orthogonal: the sum of the squared products
+/// of all ordered pairs of different rows, plus what `mode` adds.
 ///
 /// The product of two rows of different lengths uses the columns that both have.
 #[must_use]

@@ -34,8 +34,8 @@ pub(super) struct TracedLoss {
 /// missing dimension or one of length 1 is repeated. Combining terms only records the operation;
 /// nothing is computed until the loss is executed.
 ///
-/// Every method is one PyTorch operation, with PyTorch's subgradient where it is not differentiable.
-/// [`clamp`](Self::clamp) and [`Mask::choose`] state where they differ.
+/// Every method is one PyTorch operation, with PyTorch's subgradient where it is not
+/// differentiable. [`clamp`](Self::clamp) and [`Mask::choose`] state where they differ.
 ///
 /// ```
 /// use tinkex::loss::CustomLoss;
@@ -309,7 +309,8 @@ impl<'t> Term<'t> {
         self.trace.push(node, 1)
     }
 
-    /// Returns the element-wise power with a constant exponent. The derivative of x⁰ is 0 everywhere.
+    /// Returns the element-wise power with a constant exponent. The derivative of x⁰ is 0
+    /// everywhere.
     #[must_use]
     pub fn pow(self, exponent: f64) -> Self {
         self.binary("operator.pow", exponent)
@@ -334,7 +335,8 @@ impl<'t> Term<'t> {
         self.binary("torch.minimum", other)
     }
 
-    /// Converts a number to a constant tensor: `torch.maximum` and `torch.minimum` accept no number.
+    /// Converts a number to a constant tensor: `torch.maximum` and `torch.minimum` accept no
+    /// number.
     fn same_shape(self, operand: Operand<'t>) -> Self {
         match operand {
             Operand::Term(term) => term,
@@ -400,8 +402,8 @@ impl<'t> Mask<'t> {
     /// Returns `yes` where the mask is true, `no` elsewhere.
     ///
     /// The gradient flows to the selected operand only. An operand that was not selected
-    /// contributes 0 even if its own derivative is infinite: `x.gt(0.0).choose(x.ln(), 0.0)` has the
-    /// gradient 0 at `x = 0`. (PyTorch's `torch.where` yields NaN there.)
+    /// contributes 0 even if its own derivative is infinite: `x.gt(0.0).choose(x.ln(), 0.0)` has
+    /// the gradient 0 at `x = 0`. (PyTorch's `torch.where` yields NaN there.)
     #[must_use]
     pub fn choose(self, yes: impl Into<Operand<'t>>, no: impl Into<Operand<'t>>) -> Term<'t> {
         let mask = self.0;

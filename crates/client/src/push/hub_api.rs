@@ -108,7 +108,8 @@ impl HubApi {
             let failed = match self.send_once(request).await {
                 Ok(response) => {
                     let status = response.status().as_u16();
-                    // Unlike API requests, a 409 is not retried: the hub uses it for objects that exist.
+                    // Unlike API requests, a 409 is not retried: the hub uses it for objects that
+                    // exist.
                     if !is_retryable_status(status) || status == 409 {
                         return Ok(response);
                     }
@@ -215,9 +216,8 @@ impl HubApi {
         extra: &[(String, String)],
         body: Bytes,
     ) -> Result<Response<Bytes>> {
-        let invalid = || {
-            Error::new(ErrorKind::Decode, "the hub returned an invalid header for the upload")
-        };
+        let invalid =
+            || Error::new(ErrorKind::Decode, "the hub returned an invalid header for the upload");
         let mut headers = HeaderMap::new();
         for (name, value) in extra {
             let name: HeaderName = name.parse().map_err(|_| invalid())?;

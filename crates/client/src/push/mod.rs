@@ -38,8 +38,8 @@ impl Hub {
         Ok(account.name)
     }
 
-    /// Creates a model repository, or opens it if it exists. A `name` without a namespace belongs to
-    /// the token's account. A new repository is private unless [`CreateRepo::public`] is set.
+    /// Creates a model repository, or opens it if it exists. A `name` without a namespace belongs
+    /// to the token's account. A new repository is private unless [`CreateRepo::public`] is set.
     ///
     /// ```no_run
     /// # async fn run(hub: tinkex::Hub) -> tinkex::Result<()> {
@@ -59,8 +59,8 @@ impl Hub {
 /// Builder for a repository; created by [`Hub::create_repo`] and run by `.await`.
 ///
 /// # Errors
-/// [`ErrorKind::Auth`] without a token; [`ErrorKind::Permission`] if the token may not create or see
-/// the repository.
+/// [`ErrorKind::Auth`] without a token; [`ErrorKind::Permission`] if the token may not create or
+/// see the repository.
 #[derive(Clone, Debug)]
 #[must_use = "no repository is created until this is awaited"]
 pub struct CreateRepo {
@@ -70,8 +70,8 @@ pub struct CreateRepo {
 }
 
 impl CreateRepo {
-    /// Sets whether everyone can see a new repository. Defaults to false. An existing repository keeps
-    /// its visibility.
+    /// Sets whether everyone can see a new repository. Defaults to false. An existing repository
+    /// keeps its visibility.
     pub fn public(mut self, public: bool) -> Self {
         self.public = public;
         self

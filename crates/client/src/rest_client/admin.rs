@@ -22,7 +22,8 @@ impl AdminClient {
         Self { service }
     }
 
-    /// Returns the usage from `starting_on` (inclusive) to `ending_before` (exclusive), at most 14 days.
+    /// Returns the usage from `starting_on` (inclusive) to `ending_before` (exclusive), at most 14
+    /// days.
     ///
     /// # Errors
     /// If the credential lacks the permission, or the times are not full hours.

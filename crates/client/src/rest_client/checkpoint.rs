@@ -54,8 +54,8 @@ impl RestClient {
         })
     }
 
-    /// Returns the base model and adapter settings of a checkpoint, which may be a public one of another
-    /// user.
+    /// Returns the base model and adapter settings of a checkpoint, which may be a public one of
+    /// another user.
     ///
     /// # Errors
     /// If the checkpoint does not exist.
@@ -90,8 +90,8 @@ impl RestClient {
         self.call("unpublish_checkpoint_from_tinker_path", &request).await
     }
 
-    /// Sets the time, in whole seconds, after which the server deletes a checkpoint; `None` keeps it
-    /// indefinitely.
+    /// Sets the time, in whole seconds, after which the server deletes a checkpoint; `None` keeps
+    /// it indefinitely.
     ///
     /// # Errors
     /// If the checkpoint does not exist, or the server does not accept the time.
@@ -101,7 +101,8 @@ impl RestClient {
         self.call("set_checkpoint_ttl_from_tinker_path", &request).await
     }
 
-    /// Returns the download URLs of a checkpoint of external weights. They need no credential and expire.
+    /// Returns the download URLs of a checkpoint of external weights. They need no credential and
+    /// expire.
     ///
     /// # Errors
     /// If the checkpoint does not exist or is of another kind.
@@ -113,8 +114,8 @@ impl RestClient {
         self.call("get_external_weights_urls", &request).await
     }
 
-    /// Copies a checkpoint into a project and returns the path of the copy. Retries do not create further
-    /// copies.
+    /// Copies a checkpoint into a project and returns the path of the copy. Retries do not create
+    /// further copies.
     ///
     /// # Errors
     /// If neither `copy` nor the client names a project, or the source cannot be read.

@@ -17,7 +17,8 @@ use crate::transport::{RequestOptions, header};
 pub use admin::AdminClient;
 pub use checkpoint::CopyCheckpoint;
 
-/// Client for training runs, checkpoints and sessions; made by [`ServiceClient::rest`]. Cheap to clone.
+/// Client for training runs, checkpoints and sessions; made by [`ServiceClient::rest`]. Cheap to
+/// clone.
 ///
 /// ```no_run
 /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {

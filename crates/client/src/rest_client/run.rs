@@ -24,8 +24,8 @@ impl RestClient {
         self.call("list_training_runs", list).await
     }
 
-    /// Returns a stream of all training runs from `list.offset` on, newest first. Pages are fetched on
-    /// demand; `list.limit` is ignored.
+    /// Returns a stream of all training runs from `list.offset` on, newest first. Pages are fetched
+    /// on demand; `list.limit` is ignored.
     pub fn training_runs(&self, list: ListTrainingRuns) -> impl Stream<Item = Result<TrainingRun>> {
         page::all(list.offset, PAGE_SIZE, move |offset, limit| {
             let (client, list) = (self.clone(), list.clone().offset(offset).limit(limit));

@@ -75,8 +75,8 @@ impl RestClient {
         self.call("assign_session_project", &request).await
     }
 
-    /// Requests the trace of a session, waits until the server has prepared it, and returns its download
-    /// URL.
+    /// Requests the trace of a session, waits until the server has prepared it, and returns its
+    /// download URL.
     ///
     /// # Errors
     /// If the server cannot prepare the trace.
@@ -96,8 +96,8 @@ impl RestClient {
                 }
                 TraceStatus::Failed => {
                     let cause = trace.error.unwrap_or_else(|| "no reason given".to_owned());
-                    let message =
-                        format!("cannot export the trace of session {}: {cause}", request.session_id);
+                    let id = &request.session_id;
+                    let message = format!("cannot export the trace of session {id}: {cause}");
                     return Err(Error::new(ErrorKind::Server, message));
                 }
                 // `Pending`, or a state that a later version of the protocol adds.

@@ -58,8 +58,8 @@ use sequence_range::SequenceRange;
 /// ```
 ///
 /// # Cancel safety
-/// Dropping a [`SampleFuture`] cancels the sample. The requests of a [`TrainingClient`], in contrast,
-/// are executed even if their futures are dropped.
+/// Dropping a [`SampleFuture`] cancels the sample. The requests of a [`TrainingClient`], in
+/// contrast, are executed even if their futures are dropped.
 ///
 /// [`TrainingClient`]: crate::TrainingClient
 /// [`TrainingClient::save_weights_and_get_sampling_client`]: crate::TrainingClient::save_weights_and_get_sampling_client
@@ -200,7 +200,8 @@ impl SamplingClient {
     pub fn compute_logprobs(&self, tokens: impl Into<ModelInput>) -> SampleFuture<Logprobs> {
         let request = SampleRequest::new(tokens, SamplingParams::new().max_tokens(1))
             .prompt_logprobs(Some(true));
-        // `sample_no_retries` returns lost samples to the caller; it does not cover log-probabilities.
+        // `sample_no_retries` returns lost samples to the caller; it does not cover
+        // log-probabilities.
         self.start(request, self.0.session.resubmits(), |response| {
             let message = "the response contains no prompt log-probabilities";
             let missing = || Error::new(ErrorKind::Decode, message);
@@ -289,8 +290,8 @@ impl SamplingShared {
         }
     }
 
-    /// Submits the sample and polls its result. `since` is the start of the retry timeout: the first
-    /// submission of the sample.
+    /// Submits the sample and polls its result. `since` is the start of the retry timeout: the
+    /// first submission of the sample.
     async fn sample_once(
         &self,
         request: &mut Validated<SampleRequest>,
@@ -347,8 +348,8 @@ impl fmt::Debug for SamplingClient {
     }
 }
 
-/// Inserts NaN for the first prompt token if the server omitted it, as servers of the first protocol
-/// do. Without it, every log-probability would be attributed to the previous token.
+/// Inserts NaN for the first prompt token if the server omitted it, as servers of the first
+/// protocol do. Without it, every log-probability would be attributed to the previous token.
 fn align_prompt_logprobs(response: &mut SampleResponse, prompt_len: Option<usize>) {
     if let Some(logprobs) = &mut response.prompt_logprobs
         && prompt_len == Some(logprobs.len() + 1)

@@ -82,8 +82,8 @@ impl ServiceClientBuilder {
         self
     }
 
-    /// Sets the service that sends HTTP requests, for example a proxy, a recorder or a fake. Defaults
-    /// to the network.
+    /// Sets the service that sends HTTP requests, for example a proxy, a recorder or a fake.
+    /// Defaults to the network.
     pub fn http(mut self, service: impl HttpService) -> Self {
         self.http = Some(Arc::new(service));
         self
@@ -107,15 +107,15 @@ impl ServiceClientBuilder {
         self
     }
 
-    /// Polls again at once when the server responds "not ready" without holding the poll. By default
-    /// the next poll is then delayed by up to 5 seconds.
+    /// Polls again at once when the server responds "not ready" without holding the poll. By
+    /// default the next poll is then delayed by up to 5 seconds.
     pub fn poll_immediately(mut self) -> Self {
         self.poll_immediately = true;
         self
     }
 
-    /// Sets the maximum number of concurrent samples per sampling client (at least 1). The server may
-    /// set a lower limit.
+    /// Sets the maximum number of concurrent samples per sampling client (at least 1). The server
+    /// may set a lower limit.
     pub fn max_concurrent_samples(mut self, samples: u32) -> Self {
         self.max_samples = Some(samples.max(1));
         self
@@ -128,8 +128,8 @@ impl ServiceClientBuilder {
         self
     }
 
-    /// Sets the maximum time to wait for the result of one request. Unlimited by default. The server
-    /// continues to execute a request that timed out.
+    /// Sets the maximum time to wait for the result of one request. Unlimited by default. The
+    /// server continues to execute a request that timed out.
     pub fn poll_timeout(mut self, timeout: Duration) -> Self {
         self.poll_timeout = Some(timeout);
         self

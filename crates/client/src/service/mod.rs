@@ -207,15 +207,15 @@ impl ServiceClient {
 
     /// Registers a traced loss with the server and returns a loss that the server computes.
     ///
-    /// If the server does not compute custom losses, returns the loss unchanged; the client computes
-    /// it. Equal losses are registered once.
+    /// If the server does not compute custom losses, returns the loss unchanged; the client
+    /// computes it. Equal losses are registered once.
     ///
     /// # Errors
     /// If the server rejects the loss.
     pub async fn create_custom_loss(&self, loss: &CustomLoss) -> Result<CustomLoss> {
         let (session, loss) = (self.session().await?, loss.clone());
-        // Run in a task of its own: if the caller dropped the future after the request was sent, the
-        // id of the registered loss would be lost, and the next call would register it again.
+        // Run in a task of its own: if the caller dropped the future after the request was sent,
+        // the id of the registered loss would be lost, and the next call would register it again.
         ApiFuture::start(async move {
             let created = session.run_until_closed(session.create_custom_loss(&loss)).await;
             session.connection().record_failure(created)
@@ -226,8 +226,9 @@ impl ServiceClient {
     /// Finishes the session on the server and closes the client.
     ///
     /// All further calls of this client, its clones and the clients made from them fail with
-    /// [`ErrorKind::Closed`]. A second call waits for the first and succeeds. If all clients are dropped
-    /// instead, the server ends the session some time after its last heartbeat, without a reason.
+    /// [`ErrorKind::Closed`]. A second call waits for the first and succeeds. If all clients are
+    /// dropped instead, the server ends the session some time after its last heartbeat, without a
+    /// reason.
     ///
     /// # Errors
     /// If the server cannot be notified. The client is closed nevertheless.
@@ -295,7 +296,8 @@ impl ServiceClient {
     pub async fn whoami(&self) -> Result<Identity> {
         let (token, exchanged) = self.connection().await?.transport().credential().await?;
         Identity::of(&token, exchanged).ok_or_else(|| {
-            let message = "cannot determine the owner of a plain API key: only a token names its owner";
+            let message =
+                "cannot determine the owner of a plain API key: only a token names its owner";
             Error::new(ErrorKind::Auth, message)
         })
     }

@@ -140,8 +140,8 @@ impl Session {
         &self.settings
     }
 
-    /// Returns the server's address and configuration, with which another process can sample in this
-    /// session.
+    /// Returns the server's address and configuration, with which another process can sample in
+    /// this session.
     pub(crate) fn holder(&self) -> HandleHolder {
         let (config, dynamic) = (self.config().clone(), self.dynamic.get());
         let mut holder = HandleHolder::new(self.settings.base_url.as_str(), config, dynamic);

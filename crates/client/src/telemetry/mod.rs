@@ -1,7 +1,7 @@
 //! Telemetry: failures and session starts and ends, sent to the server in batches.
 //!
-//! All parts of the client record events in the [`EventQueue`]; [`flush`] sends them. Events contain no
-//! credential: they consist of errors, which contain none, and of numbers.
+//! All parts of the client record events in the [`EventQueue`]; [`flush`] sends them. Events
+//! contain no credential: they consist of errors, which contain none, and of numbers.
 
 mod event_queue;
 mod flush;

@@ -1,8 +1,8 @@
 //! Tokenizer files in the local hub cache, in the layout that all hub clients share (see
 //! [`tinkex_files::HubCache`]).
 //!
-//! Every file is published by a rename, so readers never see an incomplete file, and several processes
-//! can write the same file. All functions block; call them on the blocking thread pool.
+//! Every file is published by a rename, so readers never see an incomplete file, and several
+//! processes can write the same file. All functions block; call them on the blocking thread pool.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek as _, SeekFrom, Write as _};

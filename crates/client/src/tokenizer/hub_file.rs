@@ -36,8 +36,8 @@ const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
 /// Metadata of a file, from the response to a HEAD request.
 #[derive(Debug)]
 pub(crate) struct HubFileInfo {
-    /// Commit of the requested revision; `None` if the server is a plain mirror, which does not report
-    /// it.
+    /// Commit of the requested revision; `None` if the server is a plain mirror, which does not
+    /// report it.
     pub(crate) commit: Option<String>,
     /// Entity tag as the server wrote it, with quotes.
     etag: Option<String>,

@@ -53,8 +53,8 @@ struct TokenizerInner {
 }
 
 impl Tokenizer {
-    /// Loads the tokenizer of a model, or of a folder, with the settings of the process environment:
-    /// from memory, the local hub cache, or the hub (see [`Hub`]).
+    /// Loads the tokenizer of a model, or of a folder, with the settings of the process
+    /// environment: from memory, the local hub cache, or the hub (see [`Hub`]).
     ///
     /// ```no_run
     /// # async fn run() -> tinkex::Result<()> {
@@ -72,8 +72,8 @@ impl Tokenizer {
     }
 
     /// Reads the tokenizer in a folder: `tokenizer.json`, and `tokenizer_config.json`,
-    /// `special_tokens_map.json` and `chat_template.jinja` if they exist. The `tiktoken.model` of the
-    /// Kimi models is supported too.
+    /// `special_tokens_map.json` and `chat_template.jinja` if they exist. The `tiktoken.model` of
+    /// the Kimi models is supported too.
     ///
     /// Blocks while it reads files of several megabytes.
     ///
@@ -102,8 +102,8 @@ impl Tokenizer {
         Self::new(name, core, TokenizerFiles::read(folder)?)
     }
 
-    /// Creates a tokenizer from the text of a `tokenizer.json`, without named special tokens and chat
-    /// templates.
+    /// Creates a tokenizer from the text of a `tokenizer.json`, without named special tokens and
+    /// chat templates.
     ///
     /// # Errors
     /// [`ErrorKind::Decode`] if the text is not a tokenizer.
@@ -202,8 +202,9 @@ impl Tokenizer {
         self.0.core.id_to_token(id)
     }
 
-    /// Returns the bytes of a token, which may be a part of a UTF-8 character. `None` for an id that is
-    /// not in the vocabulary, and for word-level tokenizers, whose tokens have no bytes of their own.
+    /// Returns the bytes of a token, which may be a part of a UTF-8 character. `None` for an id
+    /// that is not in the vocabulary, and for word-level tokenizers, whose tokens have no bytes of
+    /// their own.
     #[must_use]
     pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
         let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();
@@ -213,7 +214,8 @@ impl Tokenizer {
         }
     }
 
-    /// Returns whether a token is special, such as the end token, and therefore not part of the text.
+    /// Returns whether a token is special, such as the end token, and therefore not part of the
+    /// text.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {
         let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();

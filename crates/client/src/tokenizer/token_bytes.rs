@@ -102,8 +102,8 @@ fn raw_byte(token: &str) -> Option<u8> {
     if two { u8::from_str_radix(hex, 16).ok() } else { None }
 }
 
-/// Returns the alphabet of byte-level tokenizers: printable Latin-1 characters stand for themselves,
-/// and the other bytes, in order, for the characters from U+0100 on.
+/// Returns the alphabet of byte-level tokenizers: printable Latin-1 characters stand for
+/// themselves, and the other bytes, in order, for the characters from U+0100 on.
 pub(crate) fn byte_level() -> HashMap<char, u8> {
     let mut others = (256_u32..).filter_map(char::from_u32);
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);

@@ -81,8 +81,8 @@ impl CreateLora {
     /// [`ErrorKind::Rejected`] if the server does not serve the base model or refuses the settings.
     ///
     /// # Cancel safety
-    /// Not cancel safe: after the request was sent, the server creates the model even if this future
-    /// is dropped.
+    /// Not cancel safe: after the request was sent, the server creates the model even if this
+    /// future is dropped.
     pub async fn create(self) -> Result<TrainingClient> {
         let session = self.service.session().await?;
         let request =
@@ -146,7 +146,8 @@ impl CreateFromState {
         self
     }
 
-    /// Sets the optimizer (default: the checkpoint's with [`RestoreMode::WithOptimizer`], else AdamW).
+    /// Sets the optimizer (default: the checkpoint's with [`RestoreMode::WithOptimizer`], else
+    /// AdamW).
     pub fn optimizer(mut self, optimizer: OptimizerConfig) -> Self {
         self.optimizer = Some(optimizer);
         self
@@ -172,8 +173,8 @@ impl CreateFromState {
     /// it.
     ///
     /// # Cancel safety
-    /// Not cancel safe: after the request was sent, the server creates the model even if this future
-    /// is dropped.
+    /// Not cancel safe: after the request was sent, the server creates the model even if this
+    /// future is dropped.
     pub async fn create(self) -> Result<TrainingClient> {
         if self.path.kind() != CheckpointKind::Training {
             let message = format!("cannot train from {}: not a training checkpoint", self.path);

@@ -26,10 +26,10 @@ impl TrainingClient {
     /// Accumulates the gradient of a loss that a Rust function computes from the log-probabilities
     /// of each datum's target tokens.
     ///
-    /// The data is sent twice: for a forward pass, whose log-probabilities the function receives, and
-    /// for the pass that accumulates the gradient. Later calls for the same model are sent after
-    /// both. The function runs on tokio's blocking thread pool, so it may take long; it must not
-    /// wait for another call of the same model, which would deadlock.
+    /// The data is sent twice: for a forward pass, whose log-probabilities the function receives,
+    /// and for the pass that accumulates the gradient. Later calls for the same model are sent
+    /// after both. The function runs on tokio's blocking thread pool, so it may take long; it must
+    /// not wait for another call of the same model, which would deadlock.
     ///
     /// ```no_run
     /// # async fn run(model: tinkex::TrainingClient, data: Vec<tinkex::Datum>) -> tinkex::Result<()> {
@@ -156,7 +156,8 @@ fn with_weights(
         .enumerate()
         .map(|(i, datum)| {
             let targets = datum.loss_input(TARGET_TOKENS).ok_or_else(|| {
-                let message = format!("cannot compute the loss of datum {i}: it has no {TARGET_TOKENS}");
+                let message =
+                    format!("cannot compute the loss of datum {i}: it has no {TARGET_TOKENS}");
                 Error::new(ErrorKind::InvalidInput, message)
             })?;
             let weights = match gradients {
@@ -201,7 +202,7 @@ fn logprobs(output: &BatchOutput, count: usize) -> Result<Vec<TensorData>> {
         return Ok(found);
     }
     let message = format!(
-        "cannot compute the loss: the server returned log-probabilities of {} data, expected {count}",
+        "cannot compute the loss: server returned log-probabilities of {} data, expected {count}",
         found.len()
     );
     Err(Error::new(ErrorKind::Decode, message))
@@ -210,7 +211,8 @@ fn logprobs(output: &BatchOutput, count: usize) -> Result<Vec<TensorData>> {
 /// Checks that the loss is finite and its gradient has one finite element per log-probability.
 fn validate_loss(value: &LossValue, logprobs: &[TensorData]) -> Result<()> {
     let invalid = |reason: String| {
-        Err(Error::new(ErrorKind::InvalidInput, format!("loss function returned an invalid result: {reason}")))
+        let message = format!("loss function returned an invalid result: {reason}");
+        Err(Error::new(ErrorKind::InvalidInput, message))
     };
     if !value.loss.is_finite() {
         return invalid(format!("the loss is {}", value.loss));
@@ -233,8 +235,8 @@ fn validate_loss(value: &LossValue, logprobs: &[TensorData]) -> Result<()> {
     Ok(())
 }
 
-/// Adds the loss and its metrics to the output. The loss of the pass itself, a weighted cross entropy,
-/// is reported as `surrogate_loss:sum`.
+/// Adds the loss and its metrics to the output. The loss of the pass itself, a weighted cross
+/// entropy, is reported as `surrogate_loss:sum`.
 fn with_metrics(mut output: BatchOutput, loss: f64, metrics: BTreeMap<String, f64>) -> BatchOutput {
     const LOSS: &str = "loss:sum";
     if let Some(surrogate) = output.metrics.remove(LOSS) {

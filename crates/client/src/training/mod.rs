@@ -352,8 +352,8 @@ impl TrainingClient {
         self.load(path, restore, token)
     }
 
-    /// Loads a checkpoint. `token` resolves to the token that grants access to it, if this client's own
-    /// credential does not.
+    /// Loads a checkpoint. `token` resolves to the token that grants access to it, if this client's
+    /// own credential does not.
     fn load(
         &self,
         path: &TinkerPath,

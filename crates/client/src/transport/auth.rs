@@ -61,8 +61,8 @@ pub(crate) struct TokenCache {
 }
 
 impl TokenCache {
-    /// Returns the current token, or the result of `exchange`. If the exchange fails, returns the old
-    /// token: the server decides whether it has expired.
+    /// Returns the current token, or the result of `exchange`. If the exchange fails, returns the
+    /// old token: the server decides whether it has expired.
     pub(crate) async fn get<F>(&self, exchange: impl FnOnce() -> F) -> Result<Secret, Error>
     where
         F: Future<Output = Result<Secret, Error>>,
@@ -164,8 +164,8 @@ pub(crate) fn refresh_in(token: &Secret, now: f64) -> Duration {
 }
 
 impl Identity {
-    /// Reads the identity from a token. `exchanged` states that the server issued the token; any other
-    /// token is accepted only if its issuer starts with `passport-`.
+    /// Reads the identity from a token. `exchanged` states that the server issued the token; any
+    /// other token is accepted only if its issuer starts with `passport-`.
     pub(crate) fn of(token: &Secret, exchanged: bool) -> Option<Self> {
         let claims = claims(token)?;
         let passport = claims.iss.as_deref().is_some_and(|iss| iss.starts_with("passport-"));

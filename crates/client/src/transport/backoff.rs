@@ -29,8 +29,8 @@ pub(crate) struct RequestBackoff {
 }
 
 impl RequestBackoff {
-    /// Starts a backoff after a 429: for `retry_after` if the server named a delay, else 1 second, or
-    /// 5 for requests above 128 KiB.
+    /// Starts a backoff after a 429: for `retry_after` if the server named a delay, else 1 second,
+    /// or 5 for requests above 128 KiB.
     pub(crate) fn on_rate_limit(&self, retry_after: Option<Duration>) {
         const LARGE_BYTES: u64 = 128 * 1024;
         let default = Duration::from_secs(if self.bytes <= LARGE_BYTES { 1 } else { 5 });

@@ -12,7 +12,8 @@ use super::backoff::Backoff;
 /// Base URL and SHA-256 of the credential.
 type BackoffKey = (String, [u8; 32]);
 
-/// Process-wide registry that gives all clients of one base URL and credential the same [`Backoff`].
+/// Process-wide registry that gives all clients of one base URL and credential the same
+/// [`Backoff`].
 #[derive(Default)]
 pub(crate) struct BackoffRegistry(Mutex<HashMap<BackoffKey, Weak<Backoff>>>);
 

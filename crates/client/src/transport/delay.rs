@@ -14,8 +14,8 @@ const MAX_DELAY: f64 = 10.0;
 /// Largest fraction by which a delay is shortened at random.
 const JITTER: f64 = 0.25;
 
-/// Returns the delay before retry number `retry` (from 0): the server's `retry_after` if acceptable,
-/// else an exponential delay with jitter. `random` is a number from 0 to 1.
+/// Returns the delay before retry number `retry` (from 0): the server's `retry_after` if
+/// acceptable, else an exponential delay with jitter. `random` is a number from 0 to 1.
 pub(crate) fn before_retry(retry: u32, retry_after: Option<f64>, random: f64) -> Duration {
     if let Some(delay) = acceptable(retry_after) {
         return delay;

@@ -17,8 +17,8 @@ use crate::hint::Hint;
 
 /// Sends HTTP requests.
 ///
-/// An implementation sends each request exactly once and does not follow redirects. The client retries
-/// and follows redirects itself, because it must not send a credential to another server.
+/// An implementation sends each request exactly once and does not follow redirects. The client
+/// retries and follows redirects itself, because it must not send a credential to another server.
 pub trait HttpService: Send + Sync + 'static {
     /// Sends `request` and waits at most `timeout` for the complete response.
     fn send(
@@ -28,8 +28,8 @@ pub trait HttpService: Send + Sync + 'static {
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>>;
 
-    /// Sends `request` and returns the response with a streaming body, for bodies that are too large
-    /// for memory. `timeout` is the longest time without new data.
+    /// Sends `request` and returns the response with a streaming body, for bodies that are too
+    /// large for memory. `timeout` is the longest time without new data.
     ///
     /// The default implementation waits for the complete response.
     fn send_streaming(
@@ -153,8 +153,8 @@ impl Lane {
         self.requests_per_client() > 1
     }
 
-    /// Returns how many requests share one HTTP client. A large upload gets a client of its own; 50 is
-    /// below the number of concurrent streams that one HTTP/2 connection allows.
+    /// Returns how many requests share one HTTP client. A large upload gets a client of its own; 50
+    /// is below the number of concurrent streams that one HTTP/2 connection allows.
     pub(super) const fn requests_per_client(self) -> usize {
         match self {
             Self::Config | Self::Auth | Self::Train | Self::Hub | Self::File => 1,

@@ -19,8 +19,8 @@ use crate::targets;
 
 use super::http::{HttpFailure, Lane};
 
-/// Events of one request. Measures real time, also in tests with paused time: no decision depends on
-/// it.
+/// Events of one request. Measures real time, also in tests with paused time: no decision depends
+/// on it.
 pub(super) struct RequestEvents<'a> {
     method: &'a Method,
     path: &'a str,

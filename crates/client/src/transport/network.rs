@@ -85,7 +85,8 @@ impl HttpService for Network {
             let lease = pool.lease();
             let sent = lease.client().client.execute(request).await;
             if sent.is_err() && lease.client().protocol == Protocol::Http2 {
-                // Another server without HTTP/2 may run at this address now: offer both protocols again.
+                // Another server without HTTP/2 may run at this address now: offer both protocols
+                // again.
                 self.speaks_http2.store(false, Ordering::Relaxed);
                 pool.renew(&lease);
             }
@@ -166,8 +167,8 @@ fn is_certificate_error(error: &(dyn StdError + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
 }
 
-/// Returns whether decompressing the body failed, as opposed to receiving it. reqwest reports both as
-/// decoding errors; the cause of the former is an I/O error, of the latter an HTTP error.
+/// Returns whether decompressing the body failed, as opposed to receiving it. reqwest reports both
+/// as decoding errors; the cause of the former is an I/O error, of the latter an HTTP error.
 fn is_decompression_error(error: &reqwest::Error) -> bool {
     let mut cause = error.source();
     while let Some(inner) = cause.and_then(|cause| cause.downcast_ref::<reqwest::Error>()) {
@@ -201,8 +202,8 @@ enum Protocol {
     Http2,
 }
 
-/// Returns the proxies that `HTTP_PROXY`, `HTTPS_PROXY` and `ALL_PROXY` name, except for the hosts in
-/// `NO_PROXY`. Upper and lower case names are accepted.
+/// Returns the proxies that `HTTP_PROXY`, `HTTPS_PROXY` and `ALL_PROXY` name, except for the hosts
+/// in `NO_PROXY`. Upper and lower case names are accepted.
 fn proxies(env: &Env) -> Result<Vec<reqwest::Proxy>, Error> {
     let get = |name: &str| env.get(name).or_else(|| env.get(&name.to_ascii_lowercase()));
     let exceptions = || reqwest::NoProxy::from_string(get("NO_PROXY").unwrap_or_default());

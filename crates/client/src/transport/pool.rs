@@ -1,7 +1,8 @@
 //! [`Pool`]: a growing list of HTTP clients, each with its own connections.
 //!
-//! A request uses the first client below its request limit. With HTTP/2 a client has one connection,
-//! so the pool keeps thousands of requests from queueing behind the stream limit of one connection.
+//! A request uses the first client below its request limit. With HTTP/2 a client has one
+//! connection, so the pool keeps thousands of requests from queueing behind the stream limit of one
+//! connection.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -62,9 +63,9 @@ impl<C: Clone> Pool<C> {
         }
     }
 
-    /// Checks a response. A proxy that closes a connection responds with an empty 400: the client is
-    /// replaced and the response reported as a lost connection, so that the request is retried. A
-    /// budget of 16, refilled by successful responses, limits how often.
+    /// Checks a response. A proxy that closes a connection responds with an empty 400: the client
+    /// is replaced and the response reported as a lost connection, so that the request is retried.
+    /// A budget of 16, refilled by successful responses, limits how often.
     pub(crate) fn check_response(
         &self,
         lease: &Lease<C>,

@@ -5,8 +5,8 @@
 //!
 //! * A *retry* follows within seconds of a lost connection or a retryable status, with the same
 //!   idempotency key.
-//! * A *round* of retries that failed is followed by another, with a new idempotency key, until five
-//!   minutes have passed since the first attempt.
+//! * A *round* of retries that failed is followed by another, with a new idempotency key, until
+//!   five minutes have passed since the first attempt.
 //! * A 402 waits until the account is settled, as long as the server allows.
 //! * A sampling request that shares a [`Backoff`](super::backoff::Backoff) is repeated after every
 //!   429, once the backoff is over. Only the retry timeout ends that.
@@ -38,9 +38,10 @@ const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception"
 
 /// Policy for repeating failed requests.
 ///
-/// The default is what the service expects: up to ten retries per round, with delays that double from
-/// 0.5 to 10 seconds and are shortened at random by up to a quarter, and new rounds for up to five
-/// minutes. The protocol allows fewer attempts for some requests, for example one per round for saves.
+/// The default is what the service expects: up to ten retries per round, with delays that double
+/// from 0.5 to 10 seconds and are shortened at random by up to a quarter, and new rounds for up to
+/// five minutes. The protocol allows fewer attempts for some requests, for example one per round
+/// for saves.
 ///
 /// ```
 /// use std::time::Duration;
@@ -93,16 +94,16 @@ impl RetryPolicy {
     /// Sets the time after which no further attempt starts, counted from the first attempt. For
     /// interactive programs.
     ///
-    /// It also ends a request at once if only the user can resolve the failure: a conflict (409), or a
-    /// billing problem (402) unless [`with_billing_wait`](Self::with_billing_wait) is set.
+    /// It also ends a request at once if only the user can resolve the failure: a conflict (409),
+    /// or a billing problem (402) unless [`with_billing_wait`](Self::with_billing_wait) is set.
     #[must_use]
     pub fn with_retry_timeout(mut self, timeout: Duration) -> Self {
         self.retry_timeout = Some(timeout);
         self
     }
 
-    /// Waits for a billing problem (402) to be settled although a retry timeout is set, as long as the
-    /// server allows.
+    /// Waits for a billing problem (402) to be settled although a retry timeout is set, as long as
+    /// the server allows.
     #[must_use]
     pub fn with_billing_wait(mut self) -> Self {
         self.billing_wait = true;

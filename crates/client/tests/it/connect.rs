@@ -17,6 +17,7 @@ fn no_sessions() -> Value {
     json!({"sessions": []})
 }
 
+/// Returns a token that expires in `seconds_left` seconds.
 fn jwt(seconds_left: u64) -> String {
     let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
     let claims = json!({"exp": now + seconds_left, "sub": "u", "org_id": "o", "email": "a@b.c"});
@@ -138,8 +139,8 @@ async fn tokens_are_renewed_before_they_expire() {
     fake.finish();
 }
 
-/// Otherwise a token with a lifetime below five minutes, or a local clock that is ahead, would cause an
-/// endless series of exchanges.
+/// Otherwise a token with a lifetime below five minutes, or a local clock that is ahead, would
+/// cause an endless series of exchanges.
 #[tokio::test(start_paused = true)]
 async fn short_lived_tokens_are_renewed_at_most_once_a_minute() {
     let mut fake = ScriptedServer::new()

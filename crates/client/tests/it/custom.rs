@@ -26,9 +26,10 @@ fn pass_output(logprobs: &[Vec<f32>], metrics: &[(&str, f64)]) -> Value {
     json!({"proto": output.to_proto().to_vec()})
 }
 
+/// Returns the forward and backward passes that the server received.
 fn passes(server: &FakeServer) -> Vec<ForwardBackward> {
-    let calls = server.calls("/forward_backward");
-    calls.iter().map(|call| ForwardBackward::from_proto(&call.body).unwrap()).collect()
+    let requests = server.requests("/forward_backward");
+    requests.iter().map(|request| ForwardBackward::from_proto(&request.body).unwrap()).collect()
 }
 
 fn numbers(value: &Value) -> Vec<Vec<f32>> {
@@ -86,11 +87,12 @@ async fn a_computed_loss_sends_its_negated_gradient_as_weights() {
             metrics,
             json!({"loss:sum": loss, "surrogate_loss:sum": 7.0, "tokens:sum": 5.0, "my_metric": 0.5})
         );
-        assert_eq!(server.calls("/optim_step")[0].json()["seq_id"], 3, "calls keep their order");
+        assert_eq!(server.requests("/optim_step")[0].json()["seq_id"], 3, "calls keep their order");
     }
 }
 
-fn nll() -> CustomLoss {
+/// Returns the negative log-likelihood, weighted by the advantages.
+fn weighted_nll() -> CustomLoss {
     CustomLoss::trace("weighted", |trace| {
         let (logprobs, advantages) = (trace.input("logprobs", 1), trace.input("advantages", 1));
         let loss = -(logprobs * advantages).sum();
@@ -105,7 +107,7 @@ async fn the_client_executes_a_traced_loss_if_the_server_does_not() {
     let server = FakeServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
-    let loss = service.create_custom_loss(&nll()).await.unwrap();
+    let loss = service.create_custom_loss(&weighted_nll()).await.unwrap();
     assert!(!loss.is_on_server());
     server.respond("r1", vec![pass_output(&[vec![-0.5, -1.0]], &[])]);
     server.respond("r2", vec![pass_output(&[vec![-0.5, -1.0]], &[("loss:sum", 9.0)])]);
@@ -124,18 +126,18 @@ async fn the_server_executes_a_traced_loss_if_it_can() {
     let server = FakeServer::new(json!({"custom_loss_server_side": true}));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
-    let traced = nll();
+    let traced = weighted_nll();
     let (loss, same) = (service.create_custom_loss(&traced), service.create_custom_loss(&traced));
     let (loss, same) = tokio::join!(loss, same);
     let (loss, same) = (loss.unwrap(), same.unwrap());
     assert!(loss.is_on_server());
     assert_eq!(loss, same);
-    let uploads = server.calls("/create_custom_loss");
-    assert_eq!(uploads.len(), 1, "equal losses are uploaded once");
-    let upload = uploads[0].json();
-    assert_eq!((&upload["session_id"], &upload["custom_loss_seq_id"]), (&json!("s"), &json!(0)));
+    let registrations = server.requests("/create_custom_loss");
+    assert_eq!(registrations.len(), 1, "equal losses are registered once");
+    let request = registrations[0].json();
+    assert_eq!((&request["session_id"], &request["custom_loss_seq_id"]), (&json!("s"), &json!(0)));
     let inputs = json!([{"name": "logprobs", "rank": 1}, {"name": "advantages", "rank": 1}]);
-    assert_eq!(upload["inputs"], inputs);
+    assert_eq!(request["inputs"], inputs);
     model.forward_backward(vec![datum(2)], &loss).await.unwrap();
     let pass = passes(&server).remove(0);
     assert_eq!(
@@ -181,12 +183,12 @@ async fn a_failing_loss_sends_no_gradient_and_skips_no_sequence_number() {
         assert!(error.to_string().contains(message), "{error}");
         step.await.unwrap();
         assert_eq!(passes(&server).len(), 1);
-        assert_eq!(server.calls("/optim_step")[0].json()["seq_id"], 2);
+        assert_eq!(server.requests("/optim_step")[0].json()["seq_id"], 2);
     }
     let server = FakeServer::new(json!({}));
     let model = server.model().await;
     let plain = Datum::builder([1, 2]).build().unwrap();
     let error = model.forward_backward_custom(vec![plain], |_, _| Ok(LossValue::default())).await;
     assert!(error.unwrap_err().to_string().contains("target_tokens"));
-    assert!(server.calls("/forward_backward").is_empty());
+    assert!(server.requests("/forward_backward").is_empty());
 }

@@ -1,4 +1,4 @@
-//! [`FakeServer`]: implements the protocol as a function, for tests with concurrent requests. An
+//! [`FakeServer`]: an in-process server of the protocol, for tests with concurrent requests. An
 //! unknown request fails the test.
 
 use std::collections::{HashMap, VecDeque};
@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep};
 /// Time that the server takes to accept a training request.
 pub(crate) const ACCEPTING: Duration = Duration::from_secs(1);
 
+/// Server that accepts requests and serves prepared results. Clones share their state.
 #[derive(Clone, Default)]
 pub(crate) struct FakeServer(Arc<Mutex<State>>);
 
@@ -25,38 +26,42 @@ pub(crate) struct FakeServer(Arc<Mutex<State>>);
 struct State {
     config: Value,
     /// Sequence numbers of training requests that are rejected with status 422.
-    refused: Vec<u64>,
-    /// Events in order of occurrence.
+    rejected: Vec<u64>,
+    /// Start and end of accepting each training request, in order of occurrence.
     log: Vec<String>,
     /// Poll responses by request id, in order; the last one is repeated.
     responses: HashMap<String, Vec<Value>>,
+    /// Responses to the next heartbeats; successful afterwards.
     heartbeats: Vec<Value>,
     heartbeat_latency: f64,
     /// Responses to the next sampling requests; "ok" afterwards.
     samples: VecDeque<Value>,
-    dynamic: Value,
+    dynamic_config: Value,
     /// Path whose next request loses its connection.
     lost: Option<String>,
+    /// Number of sampling sessions that were created.
     samplers: u32,
-    /// Path whose requests are delayed.
-    slow: Option<(String, Duration)>,
+    /// Path whose responses are delayed, and the delay.
+    delayed: Option<(String, Duration)>,
     /// Session id; defaults to "s".
     session: Option<String>,
+    /// Number of clients that joined a sampling session.
     joined: u32,
     /// Accepted samples that have not been announced.
     unannounced: Vec<String>,
-    received: Vec<Call>,
+    received: Vec<ReceivedRequest>,
 }
 
+/// Request that the server received.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct ReceivedRequest {
     pub(crate) at: Instant,
     pub(crate) path: String,
     pub(crate) headers: http::HeaderMap,
     pub(crate) body: Bytes,
 }
 
-impl Call {
+impl ReceivedRequest {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
@@ -81,8 +86,9 @@ impl FakeServer {
         server
     }
 
-    pub(crate) fn refuse(&self, seq: u64) {
-        self.0.lock().unwrap().refused.push(seq);
+    /// Rejects the training request with this sequence number, with status 422.
+    pub(crate) fn reject(&self, seq: u64) {
+        self.0.lock().unwrap().rejected.push(seq);
     }
 
     /// Sets the poll responses of a request.
@@ -102,12 +108,13 @@ impl FakeServer {
     }
 
     /// Loses the connection of the next request with this path.
-    pub(crate) fn fail_once(&self, call: &str) {
-        self.0.lock().unwrap().lost = Some(call.to_owned());
+    pub(crate) fn lose_once(&self, path: &str) {
+        self.0.lock().unwrap().lost = Some(path.to_owned());
     }
 
-    pub(crate) fn dynamic(&self, config: Value) {
-        self.0.lock().unwrap().dynamic = config;
+    /// Sets the dynamic configuration.
+    pub(crate) fn dynamic_config(&self, config: Value) {
+        self.0.lock().unwrap().dynamic_config = config;
     }
 
     /// Creates a sampling client.
@@ -116,21 +123,25 @@ impl FakeServer {
         service.create_sampling_client("base").await.unwrap()
     }
 
-    pub(crate) fn slow(&self, call: &str, time: Duration) {
-        self.0.lock().unwrap().slow = Some((call.to_owned(), time));
+    /// Delays the responses to requests with this path.
+    pub(crate) fn delay(&self, path: &str, delay: Duration) {
+        self.0.lock().unwrap().delayed = Some((path.to_owned(), delay));
     }
 
+    /// Sets the id of the session to create.
     pub(crate) fn session_id(&self, id: &str) {
         self.0.lock().unwrap().session = Some(id.to_owned());
     }
 
+    /// Returns the log of training requests: `start N`, then `done N` or `fail N`.
     pub(crate) fn log(&self) -> Vec<String> {
         self.0.lock().unwrap().log.clone()
     }
 
-    pub(crate) fn calls(&self, path: &str) -> Vec<Call> {
+    /// Returns the received requests whose path ends with `path`, in order.
+    pub(crate) fn requests(&self, path: &str) -> Vec<ReceivedRequest> {
         let state = self.0.lock().unwrap();
-        state.received.iter().filter(|call| call.path.ends_with(path)).cloned().collect()
+        state.received.iter().filter(|request| request.path.ends_with(path)).cloned().collect()
     }
 
     pub(crate) fn builder(&self) -> ServiceClientBuilder {
@@ -153,26 +164,29 @@ impl FakeServer {
         self.0.lock().unwrap().log.push(line);
     }
 
+    /// Accepts or rejects a training request.
     async fn train(&self, seq: u64) -> Value {
         self.note(format!("start {seq}"));
         sleep(ACCEPTING).await;
-        let refused = self.0.lock().unwrap().refused.contains(&seq);
-        self.note(format!("{} {seq}", if refused { "fail" } else { "done" }));
-        if refused { json!(422) } else { json!({"request_id": format!("r{seq}")}) }
+        let rejected = self.0.lock().unwrap().rejected.contains(&seq);
+        self.note(format!("{} {seq}", if rejected { "fail" } else { "done" }));
+        if rejected { json!(422) } else { json!({"request_id": format!("r{seq}")}) }
     }
 
-    async fn handle(&self, call: &Call) -> Value {
-        let lost = self.0.lock().unwrap().lost.take_if(|lost| call.path.ends_with(&**lost));
+    /// Returns the scripted response to a request; see [`to_response`].
+    async fn handle(&self, request: &ReceivedRequest) -> Value {
+        let lost = self.0.lock().unwrap().lost.take_if(|lost| request.path.ends_with(&**lost));
         if lost.is_some() {
             return json!("conn");
         }
-        let slow = self.0.lock().unwrap().slow.clone();
-        if let Some((_, time)) = slow.filter(|(slow, _)| call.path.ends_with(slow.as_str())) {
-            sleep(time).await;
+        let delayed = self.0.lock().unwrap().delayed.clone();
+        if let Some((_, delay)) = delayed.filter(|(path, _)| request.path.ends_with(path.as_str()))
+        {
+            sleep(delay).await;
         }
-        match call.path.trim_start_matches("/api/v1/") {
+        match request.path.trim_start_matches("/api/v1/") {
             "client/config" => self.0.lock().unwrap().config.clone(),
-            "client/dynamic_config" => match &self.0.lock().unwrap().dynamic {
+            "client/dynamic_config" => match &self.0.lock().unwrap().dynamic_config {
                 Value::Null => json!({}),
                 config => config.clone(),
             },
@@ -186,7 +200,7 @@ impl FakeServer {
                 match outcome {
                     Some(outcome) if outcome != "ok" => outcome,
                     _ => {
-                        let (seq, n) = (&call.json()["seq_id"], &call.json()["num_samples"]);
+                        let (seq, n) = (&request.json()["seq_id"], &request.json()["num_samples"]);
                         let names: Vec<_> =
                             (0..n.as_u64().unwrap()).map(|i| format!("q{seq}:{i}")).collect();
                         self.0.lock().unwrap().unannounced.push(format!("q{seq}"));
@@ -205,7 +219,7 @@ impl FakeServer {
                 state.joined += 1;
                 json!({"type": "join_sampling_session", "client_counter": state.joined})
             }
-            "retrieve_futures" => self.announce(&call.json()).await,
+            "retrieve_futures" => self.announce(&request.json()).await,
             "create_session" => {
                 let state = self.0.lock().unwrap();
                 json!({"session_id": state.session.as_deref().unwrap_or("s")})
@@ -213,14 +227,14 @@ impl FakeServer {
             "create_custom_loss" => json!({"request_id": "loss"}),
             "create_model" => json!({"request_id": "created"}),
             "forward_backward" => {
-                let body = match call.header("content-encoding") {
-                    Some("zstd") => compress::decompress(&call.body, 1 << 20).unwrap(),
-                    _ => call.body.clone(),
+                let body = match request.header("content-encoding") {
+                    Some("zstd") => compress::decompress(&request.body, 1 << 20).unwrap(),
+                    _ => request.body.clone(),
                 };
-                let request = ForwardBackward::from_proto(&body).unwrap();
-                let seq = request.seq_id.unwrap().get();
+                let pass = ForwardBackward::from_proto(&body).unwrap();
+                let seq = pass.seq_id.unwrap().get();
                 self.0.lock().unwrap().responses.entry(format!("r{seq}")).or_insert_with(|| {
-                    let n = request.data.len();
+                    let n = pass.data.len();
                     let values = vec![-(seq as f32); n];
                     let record = LossRecord::new(n).field("logprobs", values, vec![1; n]).unwrap();
                     let output = ForwardBackwardOutput::default()
@@ -230,14 +244,16 @@ impl FakeServer {
                 });
                 self.train(seq).await
             }
-            "load_weights" if call.json()["seq_id"].is_null() => json!({"request_id": "loaded"}),
-            "auth/token" => json!({"jwt": format!("eyJ-of-{}", call.header("x-api-key").unwrap())}),
+            "load_weights" if request.json()["seq_id"].is_null() => json!({"request_id": "loaded"}),
+            "auth/token" => {
+                json!({"jwt": format!("eyJ-of-{}", request.header("x-api-key").unwrap())})
+            }
             "optim_step"
             | "save_weights"
             | "save_weights_for_sampler"
             | "save_weights_external"
-            | "load_weights" => self.train(call.json()["seq_id"].as_u64().unwrap()).await,
-            "retrieve_future" => self.poll(&call.json()),
+            | "load_weights" => self.train(request.json()["seq_id"].as_u64().unwrap()).await,
+            "retrieve_future" => self.poll(&request.json()),
             "session_heartbeat" => {
                 let (outcome, latency) = {
                     let mut state = self.0.lock().unwrap();
@@ -277,6 +293,7 @@ impl FakeServer {
         json!({"completions": [], "cursor": poll["prev_cursor"]})
     }
 
+    /// Returns the next response to a poll.
     fn poll(&self, poll: &Value) -> Value {
         let id = poll["request_id"].as_str().unwrap();
         if id == "created" {
@@ -299,9 +316,9 @@ impl FakeServer {
     }
 }
 
-/// Converts a scripted response: a number is a status, an array a status and a JSON body, the string
-/// `timeout` a timeout, any other string a lost connection, and an object a JSON body or, with the field
-/// `proto`, a protobuf body.
+/// Converts a scripted response: a number is a status, an array a status and a JSON body, the
+/// string `timeout` a timeout, any other string a lost connection, and an object a JSON body or,
+/// with the field `proto`, a protobuf body.
 fn to_response(scripted: &Value) -> Result<Response<Bytes>, HttpFailure> {
     let with = |status: u64, body: Bytes, kind: &str| {
         let status = u16::try_from(status).unwrap();
@@ -338,10 +355,10 @@ impl HttpService for FakeServer {
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path().to_owned();
-        let call = Call { at: Instant::now(), path, headers: parts.headers, body };
-        self.0.lock().unwrap().received.push(call.clone());
+        let request = ReceivedRequest { at: Instant::now(), path, headers: parts.headers, body };
+        self.0.lock().unwrap().received.push(request.clone());
         Box::pin(async move {
-            match self.handle(&call).await {
+            match self.handle(&request).await {
                 Value::String(word) if word == "hang" => std::future::pending().await,
                 scripted => to_response(&scripted),
             }

@@ -27,6 +27,7 @@ fn pass_output() -> Value {
     json!({"loss_fn_output_type": "scalar", "loss_fn_outputs": [output], "metrics": {}})
 }
 
+/// Returns the script of a server of the first protocol, up to the creation of a model.
 fn started() -> ScriptedServer {
     let session = json!({
         "type": "create_session", "info_message": null, "warning_message": null,
@@ -119,7 +120,7 @@ async fn prompt_logprobs_without_the_first_token_are_aligned() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_path_without_a_kind_is_completed() {
+async fn a_sampler_path_without_its_kind_is_completed() {
     let saved = json!({
         "path": "tinker://model_ab5a65ba/step-000004", "type": "save_weights_for_sampler",
     });

@@ -11,8 +11,13 @@ fn params() -> SamplingParams {
     SamplingParams::new().max_tokens(1)
 }
 
+/// Returns the sequence numbers of the received samples.
 fn numbers(server: &FakeServer) -> Vec<u64> {
-    server.calls("/asample").iter().map(|call| call.json()["seq_id"].as_u64().unwrap()).collect()
+    server
+        .requests("/asample")
+        .iter()
+        .map(|request| request.json()["seq_id"].as_u64().unwrap())
+        .collect()
 }
 
 /// Covers X11, R-HOLD.
@@ -30,14 +35,18 @@ async fn a_handle_contains_no_key() {
 
     let other = there.builder().api_key("tml-there").build().unwrap();
     let restored = other.restore_sampling_client(&handle).unwrap();
-    assert!(there.calls("").is_empty(), "restoring sends nothing");
+    assert!(there.requests("").is_empty(), "restoring sends nothing");
     restored.sample([1], params()).send().await.unwrap();
-    let paths: Vec<String> = there.calls("").into_iter().map(|call| call.path).collect();
+    let paths: Vec<String> = there.requests("").into_iter().map(|request| request.path).collect();
     assert_eq!(paths, ["/api/v1/asample", "/api/v1/retrieve_future"], "no session was created");
-    assert_eq!(there.calls("/asample")[0].header("x-api-key"), Some("tml-there"));
-    assert_eq!(there.calls("/asample")[0].json()["sampling_session_id"], "s:sample:0");
+    assert_eq!(there.requests("/asample")[0].header("x-api-key"), Some("tml-there"));
+    assert_eq!(there.requests("/asample")[0].json()["sampling_session_id"], "s:sample:0");
     sleep(Duration::from_secs(11)).await;
-    assert_eq!(there.calls("/session_heartbeat").len(), 1, "a restored session sends heartbeats");
+    assert_eq!(
+        there.requests("/session_heartbeat").len(),
+        1,
+        "a restored session sends heartbeats"
+    );
 
     let elsewhere = there.builder().base_url("http://elsewhere.test".parse().unwrap());
     let error = elsewhere.build().unwrap().restore_sampling_client(&handle).unwrap_err();
@@ -59,7 +68,7 @@ async fn clones_use_distinct_sequence_ranges() {
         service.restore_sampling_client(&handle).unwrap(),
     );
     creator.sample([1], params()).send().await.unwrap();
-    assert!(server.calls("/join_sampling_session").is_empty(), "the creator is clone 0");
+    assert!(server.requests("/join_sampling_session").is_empty(), "the creator is clone 0");
     let both =
         [&one, &one, &two].map(|client: &SamplingClient| client.sample([1], params()).send());
     for response in join_all(both).await {
@@ -68,8 +77,8 @@ async fn clones_use_distinct_sequence_ranges() {
     let mut received = numbers(&server);
     received.sort_unstable();
     assert_eq!(received, [0, 1_000_000_000, 1_000_000_001, 2_000_000_000]);
-    assert_eq!(server.calls("/join_sampling_session").len(), 2, "each joins once");
-    assert_eq!(server.calls("/create_session").len(), 1, "the existing session is used");
+    assert_eq!(server.requests("/join_sampling_session").len(), 2, "each joins once");
+    assert_eq!(server.requests("/create_session").len(), 1, "the existing session is used");
 }
 
 /// Covers X12.
@@ -97,25 +106,28 @@ async fn one_batch_poll_announces_all_samples_and_reports_retrieved_results() {
         "sample_use_retrieve_futures": true, "sample_max_concurrent_requests": 1,
     }));
     let sampler = server.sampler().await;
-    let calls = (0..50).map(|_| sampler.sample([1, 2], params()).send());
-    for response in join_all(calls).await {
+    let samples = (0..50).map(|_| sampler.sample([1, 2], params()).send());
+    for response in join_all(samples).await {
         assert_eq!(response.unwrap().sequences[0].tokens[..], [7]);
     }
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(server.calls("/asample").len(), 50);
-    let polls = server.calls("/retrieve_future");
+    assert_eq!(server.requests("/asample").len(), 50);
+    let polls = server.requests("/retrieve_future");
     assert_eq!(polls.len(), 50, "each result is retrieved once, after its announcement");
     assert!(polls.iter().all(|poll| poll.json()["allow_metadata_only"] == false));
-    let many: Vec<Value> = server.calls("/retrieve_futures").iter().map(|c| c.json()).collect();
-    assert!(many.len() < 10, "{} polls for 50 samples", many.len());
-    let reported: usize =
-        many.iter().map(|poll| poll["retrieved_request_ids"].as_array().unwrap().len()).sum();
+    let batch_polls: Vec<Value> =
+        server.requests("/retrieve_futures").iter().map(|request| request.json()).collect();
+    assert!(batch_polls.len() < 10, "{} batch polls for 50 samples", batch_polls.len());
+    let reported: usize = batch_polls
+        .iter()
+        .map(|poll| poll["retrieved_request_ids"].as_array().unwrap().len())
+        .sum();
     assert_eq!(reported, 50);
-    assert_eq!(many[0]["target"]["type"], "sampling_session");
+    assert_eq!(batch_polls[0]["target"]["type"], "sampling_session");
     drop(sampler);
-    let polls = server.calls("/retrieve_futures").len();
+    let polls = server.requests("/retrieve_futures").len();
     sleep(Duration::from_secs(300)).await;
-    assert_eq!(server.calls("/retrieve_futures").len(), polls, "polling ends with the client");
+    assert_eq!(server.requests("/retrieve_futures").len(), polls, "polling ends with the client");
 }
 
 #[test]

@@ -19,8 +19,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// Three times the stream limit of one connection.
+/// Number of concurrent samples: three times the stream limit of one connection.
 const SAMPLES: usize = 300;
+/// Stream limit of one connection.
 const STREAMS: u32 = 100;
 
 struct Server {
@@ -117,13 +118,13 @@ async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, server: Arc<Server
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "run by the test above, in a process of its own"]
+#[ignore = "run by hundreds_of_requests_are_in_flight_at_once, in a process of its own"]
 async fn client_process() {
     let service = ServiceClient::from_env().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let params = SamplingParams::new().max_tokens(1);
-    let calls = (0..SAMPLES).map(|_| sampler.sample([1, 2], params.clone()).send());
-    for response in join_all(calls).await {
+    let samples = (0..SAMPLES).map(|_| sampler.sample([1, 2], params.clone()).send());
+    for response in join_all(samples).await {
         assert_eq!(response.unwrap().sequences[0].tokens[..], [7]);
     }
 }

@@ -16,7 +16,7 @@ async fn requests_retries_and_queue_states_are_recorded() {
     let server = FakeServer::new(json!({}));
     let service = server.builder().api_key("tml-secret").build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
-    server.fail_once("/optim_step");
+    server.lose_once("/optim_step");
     let paused = json!({"type": "try_again", "queue_state": "paused_rate_limit"});
     let active = json!({"type": "try_again", "queue_state": "active"});
     server.respond("r1", vec![paused.clone(), paused, active, json!({"metrics": {}})]);
@@ -78,11 +78,11 @@ async fn disabled_retries_surface_failures_at_once() {
     let sampler = service.create_sampling_client("base").await.unwrap();
     for status in [500, 503, 400, 422] {
         server.samples(vec![json!(status)]);
-        let before = server.calls("/asample").len();
+        let before = server.requests("/asample").len();
         let params = SamplingParams::new().max_tokens(1);
         let error = sampler.sample([1], params).send().await.unwrap_err();
         assert_eq!((error.status(), error.attempts()), (Some(status), 1));
-        assert_eq!(server.calls("/asample").len(), before + 1);
+        assert_eq!(server.requests("/asample").len(), before + 1);
     }
     // Polling continues: the result is only not ready yet.
     let model = server.model().await;

@@ -18,8 +18,8 @@ fn service(server: &FakeServer, key: &str) -> ServiceClient {
     server.builder().api_key(key).build().unwrap()
 }
 
-/// Trains and samples concurrently: 10 steps and 120 samples.
-async fn work(service: &ServiceClient) -> (usize, SamplingClient) {
+/// Trains and samples concurrently: 10 steps and 120 samples. Returns how many succeeded.
+async fn train_and_sample(service: &ServiceClient) -> (usize, SamplingClient) {
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let data = || vec![Datum::completion([1, 2], [3]).unwrap(); 4];
@@ -44,11 +44,11 @@ async fn two_services_train_and_sample_without_crosstalk() {
     one.samples(vec![json!({"status": 429, "retry-after": "50"})]);
     let start = Instant::now();
     let busy = async {
-        let result = work(&a).await;
+        let result = train_and_sample(&a).await;
         (result, start.elapsed())
     };
     let free = async {
-        let (done, sampler) = work(&b).await;
+        let (done, sampler) = train_and_sample(&b).await;
         (done, start.elapsed(), sampler.backoff_remaining())
     };
     let observer = async {
@@ -70,13 +70,16 @@ async fn two_services_train_and_sample_without_crosstalk() {
     assert!(a_took >= Duration::from_secs(50) && b_took < Duration::from_secs(40), "{b_took:?}");
     for (server, key) in [(&one, "tml-crosstalk-a"), (&two, "tml-crosstalk-b")] {
         let keys: BTreeSet<String> = server
-            .calls("")
+            .requests("")
             .iter()
-            .map(|call| call.header("x-api-key").unwrap().to_owned())
+            .map(|request| request.header("x-api-key").unwrap().to_owned())
             .collect();
         assert_eq!(keys, BTreeSet::from([key.to_owned()]));
-        let numbers: Vec<Value> =
-            server.calls("/optim_step").iter().map(|call| call.json()["seq_id"].clone()).collect();
+        let numbers: Vec<Value> = server
+            .requests("/optim_step")
+            .iter()
+            .map(|request| request.json()["seq_id"].clone())
+            .collect();
         assert_eq!(json!(numbers), json!([2, 4, 6, 8, 10, 12, 14, 16, 18, 20]));
     }
 }
@@ -92,7 +95,7 @@ async fn no_result_is_lost_on_an_unreliable_server() {
         let responses = vec![json!(500), json!(429), json!("conn"), json!({"metrics": {}})];
         server.respond(&format!("r{seq}"), responses);
     }
-    server.refuse(5);
+    server.reject(5);
     let service = service(&server, "tml-unreliable");
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
@@ -138,7 +141,7 @@ async fn concurrent_samples_are_limited() {
         }
         let waiting: Vec<_> = (0..20).map(|_| sampler.sample([1], params()).send()).collect();
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(server.calls("/asample").len(), expected);
+        assert_eq!(server.requests("/asample").len(), expected);
         // Another sampling client has its own limit. A request builder can be awaited directly.
         let other = service.create_sampling_client("base").await.unwrap();
         server.respond("q0", vec![json!({"proto": b"\x0a\x06\x12\x04\x07\0\0\0".to_vec()})]);

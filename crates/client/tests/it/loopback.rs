@@ -15,10 +15,15 @@ use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 #[derive(Clone, Copy)]
 enum ServerBehavior {
     Respond,
+    /// Closes the connection in the middle of the response body.
     CloseMidBody,
+    /// Closes the connection instead of responding.
     CloseAtOnce,
+    /// Sends bytes that are not HTTP.
     Garbage,
+    /// Compresses the response body.
     Zstd,
+    /// Sends a body that cannot be decompressed.
     BrokenZstd,
 }
 

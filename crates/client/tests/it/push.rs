@@ -57,11 +57,11 @@ async fn small_files_are_in_the_commit_and_large_files_are_uploaded_before() {
     assert_eq!(done.commit_url.as_deref(), Some("http://c"));
     fake.finish();
     let received = fake.received();
-    for call in &received {
+    for request in &received {
         // Only the hub itself gets the token, not its storage.
-        let to_hub = call.url.starts_with("http://server.test");
+        let to_hub = request.url.starts_with("http://server.test");
         let token = to_hub.then_some("Bearer hf_secret");
-        assert_eq!(call.header("authorization"), token, "{}", call.url);
+        assert_eq!(request.header("authorization"), token, "{}", request.url);
     }
     assert_eq!(received[0].json()["visibility"], "private");
     let parts: Vec<&[u8]> = [3, 5, 6].iter().map(|at| &received[*at].body[..]).collect();

@@ -13,6 +13,7 @@ use tinkex::{CopyCheckpoint, RestClient, ServiceClient, TinkerPath};
 
 use crate::scripted_server::ScriptedServer;
 
+/// Reads a recorded request and its response.
 fn recorded(name: &str) -> (Value, Value) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/wire");
     let read = |side: &str| {
@@ -222,11 +223,11 @@ async fn a_search_continues_from_its_cursor() {
 /// Covers R-OLD.
 #[tokio::test(start_paused = true)]
 async fn a_trace_export_waits_until_the_trace_is_ready() {
-    let call = format!("GET /api/v1/sessions/{SESSION}/trace_export");
+    let export = format!("GET /api/v1/sessions/{SESSION}/trace_export");
     let fake = ScriptedServer::started()
-        .respond(&call, 200, json!({"status": TraceStatus::Pending}))
-        .respond(&call, 200, json!({"status": TraceStatus::Pending}))
-        .respond(&call, 200, json!({"status": TraceStatus::Failed, "error": "too old"}));
+        .respond(&export, 200, json!({"status": TraceStatus::Pending}))
+        .respond(&export, 200, json!({"status": TraceStatus::Pending}))
+        .respond(&export, 200, json!({"status": TraceStatus::Failed, "error": "too old"}));
     let error = fake.client().rest().export_session_trace(SESSION).await.unwrap_err();
     assert!(error.to_string().contains("too old"), "{error}");
     let received = fake.received();

@@ -19,7 +19,7 @@ fn no_sessions() -> Value {
 
 /// Covers T2.2.1.
 #[tokio::test(start_paused = true)]
-async fn a_success_is_one_request() {
+async fn a_successful_call_sends_one_request() {
     let fake = ScriptedServer::started().respond(LIST, 200, no_sessions());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     fake.finish();
@@ -37,11 +37,11 @@ async fn a_failing_request_is_retried_ten_times_per_round_for_five_minutes() {
     assert_eq!((error.kind(), error.status()), (ErrorKind::Server, Some(500)));
     assert!(start.elapsed() >= Duration::from_secs(300), "rounds are repeated for five minutes");
     let received = fake.received();
-    let calls = &received[2..];
-    assert_eq!(calls.len(), usize::try_from(error.attempts()).unwrap());
+    let attempts = &received[2..];
+    assert_eq!(attempts.len(), usize::try_from(error.attempts()).unwrap());
     // Rounds of eleven attempts, each counting its retries from 0.
-    for (i, call) in calls.iter().enumerate() {
-        assert_eq!(call.header("x-stainless-retry-count").unwrap(), (i % 11).to_string());
+    for (i, attempt) in attempts.iter().enumerate() {
+        assert_eq!(attempt.header("x-stainless-retry-count").unwrap(), (i % 11).to_string());
     }
     let text = error.to_string();
     assert!(text.contains("attempts") && text.contains("oops"), "{text}");
@@ -55,7 +55,7 @@ async fn transient_failures_are_retried_with_the_same_key() {
         ("408", ScriptedServer::started().respond(COPY, 408, Value::Null)),
         ("409", ScriptedServer::started().respond(COPY, 409, Value::Null)),
         ("lost", ScriptedServer::started().lose(COPY)),
-        ("late", ScriptedServer::started().delay(COPY)),
+        ("late", ScriptedServer::started().time_out(COPY)),
     ] {
         let fake = fake.respond(COPY, 200, path.clone());
         let copy = tinkex::CopyCheckpoint::new("tinker://r/weights/a".parse().unwrap());
@@ -145,7 +145,7 @@ async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
     for _ in 0..11 {
         fake = fake.respond(COPY, 503, Value::Null);
     }
-    let fake = fake.lose(COPY).delay(COPY).respond(
+    let fake = fake.lose(COPY).time_out(COPY).respond(
         COPY,
         200,
         json!({"tinker_path": "tinker://copy/weights/a"}),

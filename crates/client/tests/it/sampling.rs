@@ -59,12 +59,12 @@ async fn backoff_delays_equal_those_of_the_python_sdk() {
             _ => assert_eq!(result.unwrap_err().kind(), ErrorKind::Rejected),
         }
         let posts: Vec<Value> = server
-            .calls("/asample")
+            .requests("/asample")
             .iter()
             .zip(case["script"].as_array().unwrap())
-            .map(|(call, outcome)| {
-                assert_eq!(call.header("x-tinker-sampling-backpressure"), Some("1"));
-                json!([(call.at - start).as_secs_f64(), call.json()["seq_id"], outcome])
+            .map(|(request, outcome)| {
+                assert_eq!(request.header("x-tinker-sampling-backpressure"), Some("1"));
+                json!([(request.at - start).as_secs_f64(), request.json()["seq_id"], outcome])
             })
             .collect();
         assert_eq!(json!(posts), case["posts_time_seq_outcome"], "{case}");
@@ -97,7 +97,7 @@ async fn sample_no_retries_disables_resubmission_but_not_backoff() {
     server.respond("q2", vec![json!(410)]);
     let missing = sampler.compute_logprobs([1]).await.unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::Decode, "the request was not resubmitted");
-    assert_eq!(server.calls("/asample").len(), 5);
+    assert_eq!(server.requests("/asample").len(), 5);
 }
 
 #[tokio::test(start_paused = true)]
@@ -119,14 +119,17 @@ async fn concurrent_samples_all_succeed_despite_failures() {
     let sampler = sampler(&isolated(&server, "many").build().unwrap()).await;
     let outcomes = [json!("ok"), json!(429), json!("conn"), json!(503), json!("ok")];
     server.samples(outcomes.iter().cycle().take(100).cloned().collect());
-    let calls = (0..100).map(|_| sampler.sample([1, 2], params()).num_samples(1).send());
-    for (i, response) in join_all(calls).await.into_iter().enumerate() {
+    let samples = (0..100).map(|_| sampler.sample([1, 2], params()).num_samples(1).send());
+    for (i, response) in join_all(samples).await.into_iter().enumerate() {
         let response = response.unwrap_or_else(|error| panic!("sample {i}: {error}"));
         assert_eq!(response.sequences[0].tokens[..], [7]);
         assert!(response.sequences[0].sequence_id.is_some());
     }
-    let mut numbers: Vec<u64> =
-        server.calls("/asample").iter().map(|c| c.json()["seq_id"].as_u64().unwrap()).collect();
+    let mut numbers: Vec<u64> = server
+        .requests("/asample")
+        .iter()
+        .map(|request| request.json()["seq_id"].as_u64().unwrap())
+        .collect();
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers, (0..100).collect::<Vec<_>>(), "a retry must keep its sequence number");
@@ -161,15 +164,18 @@ async fn expired_sample_is_resubmitted_under_a_new_number() {
     let sampler = sampler(&isolated(&server, "expired").build().unwrap()).await;
     server.respond("q0", vec![json!(410)]);
     sampler.sample([1], params()).send().await.unwrap();
-    let numbers: Vec<_> =
-        server.calls("/asample").iter().map(|c| c.json()["seq_id"].clone()).collect();
+    let numbers: Vec<_> = server
+        .requests("/asample")
+        .iter()
+        .map(|request| request.json()["seq_id"].clone())
+        .collect();
     assert_eq!(json!(numbers), json!([0, 1]), "the resubmission needs a new number");
 
     server.respond("q2", vec![json!({"error": "bad prompt", "category": "user"})]);
     let error = sampler.sample([1], params()).send().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WorkFailed);
     assert!(error.is_user_error());
-    assert_eq!(server.calls("/asample").len(), 3, "a failed sample was resubmitted");
+    assert_eq!(server.requests("/asample").len(), 3, "a failed sample was resubmitted");
 }
 
 /// Covers T6.1.3, X10.
@@ -178,15 +184,15 @@ async fn unnamed_weights_can_be_sampled_from() {
     let server = FakeServer::new(json!({}));
     let model = server.model().await;
     server.respond("r1", vec![json!({"path": null, "sampling_session_id": "s:sample:9"})]);
-    server.fail_once("save_weights_for_sampler");
+    server.lose_once("save_weights_for_sampler");
     let sampler = model.save_weights_and_get_sampling_client().await.unwrap();
     let saves: Vec<_> =
-        server.calls("/save_weights_for_sampler").iter().map(|call| call.json()).collect();
+        server.requests("/save_weights_for_sampler").iter().map(|request| request.json()).collect();
     assert_eq!(saves.len(), 2);
     assert_eq!(saves[0], saves[1], "a retry must name the same sampling session");
     assert_eq!(saves[0].get("path"), None);
     sampler.sample([1], params()).send().await.unwrap();
-    let sample = server.calls("/asample").pop().unwrap().json();
+    let sample = server.requests("/asample").pop().unwrap().json();
     assert_eq!(sample["sampling_session_id"], "s:sample:9");
 }
 
@@ -195,7 +201,7 @@ async fn unnamed_weights_can_be_sampled_from() {
 async fn dropped_sample_is_cancelled_if_the_server_supports_it() {
     for enabled in [false, true] {
         let server = FakeServer::new(json!({}));
-        server.dynamic(json!({"sample_cancel_enabled": enabled}));
+        server.dynamic_config(json!({"sample_cancel_enabled": enabled}));
         let sampler =
             sampler(&isolated(&server, &format!("dropped-{enabled}")).build().unwrap()).await;
         server.respond("q0", vec![json!("conn")]);
@@ -204,14 +210,17 @@ async fn dropped_sample_is_cancelled_if_the_server_supports_it() {
         drop(waiting);
         sampler.sample([1], params()).send().await.unwrap();
         sleep(Duration::from_secs(1)).await;
-        let cancelled: Vec<_> =
-            server.calls("/cancel_future").iter().map(|c| c.json()["request_id"].clone()).collect();
+        let cancelled: Vec<_> = server
+            .requests("/cancel_future")
+            .iter()
+            .map(|request| request.json()["request_id"].clone())
+            .collect();
         let expected = if enabled { json!(["q0"]) } else { json!([]) };
         assert_eq!(json!(cancelled), expected, "only the dropped sample may be cancelled");
-        let polls = server.calls("/retrieve_future").len();
+        let polls = server.requests("/retrieve_future").len();
         sleep(Duration::from_secs(60)).await;
         assert_eq!(
-            server.calls("/retrieve_future").len(),
+            server.requests("/retrieve_future").len(),
             polls,
             "polling continued after the drop"
         );
@@ -221,7 +230,7 @@ async fn dropped_sample_is_cancelled_if_the_server_supports_it() {
 #[tokio::test(start_paused = true)]
 async fn sample_past_its_poll_timeout_fails_and_is_cancelled() {
     let server = FakeServer::new(json!({}));
-    server.dynamic(json!({"sample_cancel_enabled": true}));
+    server.dynamic_config(json!({"sample_cancel_enabled": true}));
     let builder = isolated(&server, "too-long").poll_timeout(Duration::from_secs(60));
     let service = builder.progress_timeout(Duration::MAX).build().unwrap();
     let sampler = sampler(&service).await;
@@ -231,8 +240,8 @@ async fn sample_past_its_poll_timeout_fails_and_is_cancelled() {
     assert_eq!((error.kind(), start.elapsed().as_secs()), (ErrorKind::Timeout, 60));
     assert!(!error.is_retryable());
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(server.calls("/asample").len(), 1, "the sample was resubmitted");
-    assert_eq!(server.calls("/cancel_future").len(), 1);
+    assert_eq!(server.requests("/asample").len(), 1, "the sample was resubmitted");
+    assert_eq!(server.requests("/cancel_future").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -254,7 +263,7 @@ async fn invalid_input_is_rejected_before_sending() {
     let vector = TensorData::from(vec![1_i64, 2]);
     let vector = sampler.sample([1], params()).target_prompt_logprobs(vector).send().await;
     assert_eq!(vector.unwrap_err().kind(), ErrorKind::InvalidInput);
-    assert!(server.calls("/asample").is_empty());
+    assert!(server.requests("/asample").is_empty());
 
     let service = server.builder().build().unwrap();
     let wrong = "tinker://r/weights/a".parse().unwrap();
@@ -324,7 +333,7 @@ async fn sample_requests_equal_those_of_the_python_sdk() {
         let mut recorded: Value = serde_json::from_slice(&text).unwrap();
         // The fake response does not match every request; only the request is compared.
         let _ = builder.send().await;
-        let mut sent = server.calls("/asample").pop().unwrap().json();
+        let mut sent = server.requests("/asample").pop().unwrap().json();
         for body in [&mut sent, &mut recorded["body"]] {
             for varying in ["seq_id", "sampling_session_id"] {
                 body.as_object_mut().unwrap().remove(varying).unwrap();
@@ -345,7 +354,7 @@ async fn compute_logprobs_requests_prompt_logprobs() {
     server.respond("q0", vec![json!({"proto": response.to_proto().to_vec()})]);
     let logprobs = sampler.compute_logprobs([5, 6]).await.unwrap();
     assert_eq!(logprobs.iter().collect::<Vec<_>>(), [None, Some(-0.5)]);
-    let sent = server.calls("/asample").pop().unwrap().json();
+    let sent = server.requests("/asample").pop().unwrap().json();
     assert_eq!(
         (&sent["sampling_params"]["max_tokens"], &sent["prompt_logprobs"]),
         (&json!(1), &json!(true))

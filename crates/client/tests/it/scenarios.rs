@@ -1,4 +1,5 @@
-//! Checks that `docs/scenarios.md` maps every scenario to existing tests, and that every fixture is used.
+//! Checks that `docs/scenarios.md` maps every scenario to existing tests, and that every fixture is
+//! used.
 
 use std::collections::BTreeSet;
 use std::fs;

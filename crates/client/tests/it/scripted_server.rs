@@ -11,11 +11,13 @@ use serde_json::{Value, json};
 use tinkex::{Env, HttpFailure, HttpService, Lane, ServiceClient, ServiceClientBuilder};
 use tokio::time::{Instant, sleep};
 
+/// Server that expects a script of requests, in order. Clones share their state.
 #[derive(Clone, Default)]
 pub(crate) struct ScriptedServer(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
+    /// Method and path of each expected request, with its outcome.
     script: VecDeque<(String, ScriptedOutcome)>,
     received: Vec<ReceivedRequest>,
 }
@@ -26,7 +28,7 @@ enum ScriptedOutcome {
     Timeout,
 }
 
-/// A received request.
+/// Request that the server received.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedRequest {
     pub(crate) at: Instant,
@@ -54,7 +56,8 @@ impl ScriptedServer {
         Self::default()
     }
 
-    /// Creates a script that starts with the configuration requests, answered with defaults.
+    /// Creates a script that starts with the requests for the configuration, whose responses set
+    /// nothing.
     pub(crate) fn started() -> Self {
         Self::new().respond("POST /api/v1/client/config", 200, json!({})).respond(
             "POST /api/v1/client/dynamic_config",
@@ -64,13 +67,14 @@ impl ScriptedServer {
     }
 
     /// Expects a request and responds with a status and a JSON body.
-    pub(crate) fn respond(self, call: &str, status: u16, body: Value) -> Self {
-        self.respond_with(call, status, &[], body)
+    pub(crate) fn respond(self, request: &str, status: u16, body: Value) -> Self {
+        self.respond_with(request, status, &[], body)
     }
 
+    /// Expects a request and responds with a status, headers and a JSON body. A null body is empty.
     pub(crate) fn respond_with(
         self,
-        call: &str,
+        request: &str,
         status: u16,
         headers: &[(&str, &str)],
         body: Value,
@@ -80,21 +84,21 @@ impl ScriptedServer {
             response = response.header(*name, *value);
         }
         let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
-        self.then(call, ScriptedOutcome::Response(response.body(body).unwrap()))
+        self.then(request, ScriptedOutcome::Response(response.body(body).unwrap()))
     }
 
     /// Expects a request and loses its connection.
-    pub(crate) fn lose(self, call: &str) -> Self {
-        self.then(call, ScriptedOutcome::ConnectionLost)
+    pub(crate) fn lose(self, request: &str) -> Self {
+        self.then(request, ScriptedOutcome::ConnectionLost)
     }
 
     /// Expects a request and lets it time out.
-    pub(crate) fn delay(self, call: &str) -> Self {
-        self.then(call, ScriptedOutcome::Timeout)
+    pub(crate) fn time_out(self, request: &str) -> Self {
+        self.then(request, ScriptedOutcome::Timeout)
     }
 
-    fn then(self, call: &str, outcome: ScriptedOutcome) -> Self {
-        self.0.lock().unwrap().script.push_back((call.to_owned(), outcome));
+    fn then(self, request: &str, outcome: ScriptedOutcome) -> Self {
+        self.0.lock().unwrap().script.push_back((request.to_owned(), outcome));
         self
     }
 
@@ -111,7 +115,7 @@ impl ScriptedServer {
     /// Asserts that the whole script was used.
     pub(crate) fn finish(&self) {
         let state = self.0.lock().unwrap();
-        let left: Vec<_> = state.script.iter().map(|(call, _)| call).collect();
+        let left: Vec<_> = state.script.iter().map(|(request, _)| request).collect();
         assert!(left.is_empty(), "requests that were not received: {left:?}");
     }
 
@@ -120,6 +124,7 @@ impl ScriptedServer {
         self.builder().build().unwrap()
     }
 
+    /// Returns a builder of a client of this server, without telemetry.
     pub(crate) fn builder(&self) -> ServiceClientBuilder {
         ServiceClient::builder()
             .without_telemetry()
@@ -138,7 +143,7 @@ impl HttpService for ScriptedServer {
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
         let (parts, body) = request.into_parts();
-        let call = format!("{} {}", parts.method, parts.uri.path());
+        let received = format!("{} {}", parts.method, parts.uri.path());
         let mut state = self.0.lock().unwrap();
         state.received.push(ReceivedRequest {
             at: Instant::now(),
@@ -150,16 +155,16 @@ impl HttpService for ScriptedServer {
             timeout,
         });
         let (expected, outcome) =
-            state.script.pop_front().unwrap_or_else(|| panic!("{call} was not expected"));
-        assert_eq!(call, expected, "unexpected request");
+            state.script.pop_front().unwrap_or_else(|| panic!("{received} was not expected"));
+        assert_eq!(received, expected, "unexpected request");
         drop(state);
         Box::pin(async move {
             match outcome {
                 ScriptedOutcome::Response(response) => Ok(response),
-                ScriptedOutcome::ConnectionLost => Err(HttpFailure::connect("scripted loss")),
+                ScriptedOutcome::ConnectionLost => Err(HttpFailure::connect("scripted")),
                 ScriptedOutcome::Timeout => {
                     sleep(timeout).await;
-                    Err(HttpFailure::timeout("scripted delay"))
+                    Err(HttpFailure::timeout("scripted"))
                 }
             }
         })

@@ -15,11 +15,11 @@ async fn a_session_is_created_on_first_use_and_shared() {
     let env = Env::from_pairs([("TINKER_TAGS", "b,a,,b"), ("TINKER_PROJECT_ID", "p")]);
     let builder = server.builder().env(env).user_metadata(metadata).display_name("mine");
     let service = builder.build().unwrap();
-    assert!(server.calls("/create_session").is_empty(), "not created before its first use");
+    assert!(server.requests("/create_session").is_empty(), "not created before its first use");
     let create = || service.create_lora_training_client("base").rank(16).seed(7).create();
     let (a, b) = tokio::join!(create(), create());
     a.and(b).unwrap();
-    let opened = server.calls("/create_session");
+    let opened = server.requests("/create_session");
     assert_eq!(opened.len(), 1);
     assert_eq!(
         opened[0].json(),
@@ -28,7 +28,8 @@ async fn a_session_is_created_on_first_use_and_shared() {
             "project_id": "p", "display_name": "mine", "type": "create_session",
         })
     );
-    let models: Vec<Value> = server.calls("/create_model").iter().map(|c| c.json()).collect();
+    let models: Vec<Value> =
+        server.requests("/create_model").iter().map(|request| request.json()).collect();
     let mut numbers: Vec<_> =
         models.iter().map(|model| model["model_seq_id"].as_u64().unwrap()).collect();
     numbers.sort_unstable();
@@ -36,7 +37,7 @@ async fn a_session_is_created_on_first_use_and_shared() {
     assert_eq!(models[0]["lora_config"]["rank"], 16);
 
     service.close(FinishReason::Success, Some("done".to_owned())).await.unwrap();
-    let finish = server.calls("/finish").pop().unwrap().json();
+    let finish = server.requests("/finish").pop().unwrap().json();
     assert_eq!(finish, json!({"reason": {"type": "success"}, "detail": "done"}));
 }
 
@@ -60,15 +61,15 @@ async fn heartbeats_match_the_python_sdk() {
         let last = expected.last().unwrap().as_f64().unwrap();
         sleep(Duration::from_secs_f64(last + 5.0)).await;
         let beats: Vec<f64> = server
-            .calls("/session_heartbeat")
+            .requests("/session_heartbeat")
             .iter()
-            .map(|call| (call.at - start).as_secs_f64())
+            .map(|request| (request.at - start).as_secs_f64())
             .collect();
         assert_eq!(json!(beats), case["sent_at"], "{}", case["id"]);
         drop(model);
         sleep(Duration::from_secs(60)).await;
         assert_eq!(
-            server.calls("/session_heartbeat").len(),
+            server.requests("/session_heartbeat").len(),
             beats.len(),
             "heartbeats end with the client"
         );
@@ -96,7 +97,8 @@ async fn closing_finishes_the_session_and_stops_all_tasks() {
     sleep(Duration::from_secs(2)).await;
     service.close(FinishReason::Errored, None).await.unwrap();
     service.close(FinishReason::Success, None).await.unwrap();
-    let ends: Vec<Value> = server.calls("/finish").iter().map(|call| call.json()).collect();
+    let ends: Vec<Value> =
+        server.requests("/finish").iter().map(|request| request.json()).collect();
     assert_eq!(
         ends,
         [json!({"reason": {"type": "errored"}, "detail": null})],
@@ -111,9 +113,9 @@ async fn closing_finishes_the_session_and_stops_all_tasks() {
     let create = service.create_sampling_client("base").await.unwrap_err();
     assert_eq!(create.kind(), ErrorKind::Closed);
     assert_eq!(service.server_capabilities().await.unwrap_err().kind(), ErrorKind::Closed);
-    let calls = server.calls("").len();
+    let received = server.requests("").len();
     sleep(Duration::from_secs(600)).await;
-    assert_eq!(server.calls("").len(), calls, "no heartbeat, no refresh, no telemetry");
+    assert_eq!(server.requests("").len(), received, "no heartbeat, no refresh, no telemetry");
     drop((service, model, sampler));
 }
 
@@ -122,7 +124,7 @@ async fn a_client_closes_even_if_the_server_does_not_respond() {
     let server = FakeServer::new(json!({}));
     let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
     let _model = service.create_lora_training_client("base").create().await.unwrap();
-    server.fail_once("/finish");
+    server.lose_once("/finish");
     let error = service.close(FinishReason::Success, None).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Connect);
     assert_eq!(service.server_capabilities().await.unwrap_err().kind(), ErrorKind::Closed);
@@ -141,13 +143,13 @@ async fn telemetry_contains_no_secrets() {
     service.report(&std::io::Error::other("the program's own"));
     service.close(FinishReason::Success, None).await.unwrap();
     let mut events = Vec::new();
-    for call in server.calls("/telemetry") {
-        let text = String::from_utf8(call.body.to_vec()).unwrap();
+    for request in server.requests("/telemetry") {
+        let text = String::from_utf8(request.body.to_vec()).unwrap();
         for secret in ["tml-server", "hush"] {
             assert!(!text.contains(secret), "{text}");
         }
-        assert_eq!(call.json()["session_id"], "s");
-        events.extend(call.json()["events"].as_array().unwrap().clone());
+        assert_eq!(request.json()["session_id"], "s");
+        events.extend(request.json()["events"].as_array().unwrap().clone());
     }
     let names: Vec<String> = events
         .iter()
@@ -188,7 +190,7 @@ async fn telemetry_can_be_disabled() {
         sleep(Duration::from_secs(60)).await;
         service.close(FinishReason::Success, None).await.unwrap();
     }
-    assert!(server.calls("/telemetry").is_empty());
+    assert!(server.requests("/telemetry").is_empty());
 }
 
 /// Covers AUD.9.
@@ -200,8 +202,8 @@ async fn unknown_feature_gates_have_no_effect() {
         let service = server.builder().env(env).without_telemetry().build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();
         sampler.sample([1], SamplingParams::new().max_tokens(1)).await.unwrap();
-        let calls = server.calls("").into_iter();
-        calls.map(|call| (call.path.clone(), call.json())).collect::<Vec<_>>()
+        let requests = server.requests("").into_iter();
+        requests.map(|request| (request.path.clone(), request.json())).collect::<Vec<_>>()
     };
     let gates = [("TINKER_FEATURE_GATES", "async_sampling,other,")];
     assert_eq!(bodies(&gates).await, bodies(&[]).await);
@@ -210,7 +212,7 @@ async fn unknown_feature_gates_have_no_effect() {
 #[tokio::test(start_paused = true)]
 async fn a_session_created_during_close_is_finished() {
     let server = FakeServer::new(json!({}));
-    server.slow("/create_session", Duration::from_secs(5));
+    server.delay("/create_session", Duration::from_secs(5));
     let service = server.builder().build().unwrap();
     let opening = service.create_lora_training_client("base").create();
     let closing = async {
@@ -220,15 +222,15 @@ async fn a_session_created_during_close_is_finished() {
     let (opened, closed) = tokio::join!(opening, closing);
     closed.unwrap();
     assert_eq!(opened.unwrap_err().kind(), ErrorKind::Closed);
-    assert_eq!(server.calls("/finish").len(), 1, "the session is finished on the server");
+    assert_eq!(server.requests("/finish").len(), 1, "the session is finished on the server");
     sleep(Duration::from_secs(60)).await;
-    assert!(server.calls("/session_heartbeat").is_empty());
+    assert!(server.requests("/session_heartbeat").is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn closing_continues_when_its_future_is_dropped() {
     let server = FakeServer::new(json!({}));
-    server.slow("/finish", Duration::from_secs(20));
+    server.delay("/finish", Duration::from_secs(20));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     // The server never responds, and the future is dropped.
@@ -244,5 +246,5 @@ async fn closing_continues_when_its_future_is_dropped() {
     assert_eq!(start.elapsed(), Duration::ZERO, "pending requests fail at once");
     service.close(FinishReason::Errored, None).await.unwrap();
     assert_eq!(start.elapsed().as_secs(), 19, "the second call waits for the first");
-    assert_eq!(server.calls("/finish").len(), 1);
+    assert_eq!(server.requests("/finish").len(), 1);
 }

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use crate::fake_server::FakeServer;
 
 #[test]
-fn handles_and_errors_are_one_pointer() {
+fn clients_and_errors_have_the_size_of_a_pointer() {
     assert_eq!(size_of::<ServiceClient>(), size_of::<usize>());
     assert_eq!(size_of::<Error>(), size_of::<usize>());
 }
@@ -31,7 +31,7 @@ fn futures_are_send_and_small() {
     check(&rest.export_session_trace("s"));
 }
 
-/// Polls a future once, without a tokio runtime.
+/// Polls a future once, without a tokio runtime, and asserts that it fails with the hint about it.
 fn without_runtime<T>(future: impl Future<Output = tinkex::Result<T>>) -> Error {
     let error = future.now_or_never().expect("the future fails at once").err().unwrap();
     assert_eq!((error.kind(), error.hint()), (ErrorKind::Config, Some(Hint::EnterRuntime)));
@@ -102,10 +102,11 @@ async fn a_detached_sample_continues_and_a_dropped_one_does_not() {
     let sample = || sampler.sample([1], SamplingParams::new().max_tokens(1)).send();
     sample().detach();
     sleep(Duration::from_secs(10)).await;
-    assert!(!server.calls("/asample").is_empty(), "the detached sample was sent");
-    let (sent, polls) = (server.calls("/asample").len(), server.calls("/retrieve_future").len());
+    assert!(!server.requests("/asample").is_empty(), "the detached sample was sent");
+    let (sent, polls) =
+        (server.requests("/asample").len(), server.requests("/retrieve_future").len());
     assert!(polls > 0, "the detached sample was polled for");
     drop(sample());
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(server.calls("/asample").len(), sent, "the dropped sample was not sent");
+    assert_eq!(server.requests("/asample").len(), sent, "the dropped sample was not sent");
 }

@@ -1,5 +1,5 @@
-//! A tokenizer whose results can be checked by hand: one token per byte, whose id is the byte, three
-//! merges, and special tokens from [`FIRST_SPECIAL`] on.
+//! A tokenizer whose results can be checked by hand: one token per byte, whose id is the byte,
+//! three merges, and special tokens from [`FIRST_SPECIAL`] on.
 
 use serde_json::{Value, json};
 use tempfile::TempDir;

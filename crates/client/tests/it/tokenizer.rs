@@ -91,7 +91,7 @@ fn the_error_of_a_folder_without_a_tokenizer_names_the_file() {
     assert_eq!(error.kind(), ErrorKind::Decode);
 }
 
-/// A hub in memory.
+/// Hub that serves files from memory.
 #[derive(Clone, Default)]
 struct FakeHub(Arc<Mutex<FakeHubState>>);
 
@@ -151,6 +151,7 @@ impl FakeHub {
         self.0.lock().unwrap().faults = faults.iter().rev().copied().collect();
     }
 
+    /// Creates a hub that responds to every request with this status and error code.
     fn refusing(status: u16, code: &'static str) -> Self {
         let fake = Self::default();
         fake.0.lock().unwrap().refusal = Some((status, code));
@@ -518,7 +519,7 @@ async fn a_plain_web_server_can_serve_as_hub() {
     assert!(cache.path().join("models--org--plain/snapshots/main/tokenizer.json").is_file());
 }
 
-/// A server that answers requests for model information with a fixed document.
+/// Server that responds to requests for model information with a fixed document.
 #[derive(Clone)]
 struct ModelInfoServer {
     server: FakeServer,

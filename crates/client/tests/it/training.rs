@@ -37,7 +37,7 @@ async fn requests_are_sent_in_the_order_of_the_python_sdk() {
                     let n = op[1].as_u64().unwrap();
                     for (chunk, failure) in op[2].as_object().into_iter().flatten() {
                         assert_eq!(failure, &json!({"fail": true}));
-                        server.refuse(next + chunk.parse::<u64>().unwrap());
+                        server.reject(next + chunk.parse::<u64>().unwrap());
                     }
                     next += n;
                     let data = batch(usize::try_from(n).unwrap());
@@ -107,7 +107,7 @@ async fn chunked_batch_returns_one_merged_output() {
         "outputs are not in the order of the batch"
     );
     step.await.unwrap();
-    let optim = server.calls("/optim_step").pop().unwrap();
+    let optim = server.requests("/optim_step").pop().unwrap();
     assert_eq!(optim.json()["seq_id"], 4);
     assert_eq!(optim.json()["adam_params"]["beta2"], 0.95);
 }
@@ -140,7 +140,7 @@ async fn dropping_a_training_future_does_not_cancel_the_request() {
     drop(model);
     sleep(Duration::from_secs(5)).await;
     assert_eq!(server.log(), ["start 1", "done 1", "start 2", "done 2"]);
-    assert_eq!(server.calls("/retrieve_future").len(), 3, "the results were not polled");
+    assert_eq!(server.requests("/retrieve_future").len(), 3, "the results were not polled");
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,7 +175,7 @@ async fn state_is_saved_and_loaded() {
     model.save_weights_for_sampler("b").await.unwrap();
     server.respond("r3", vec![json!({"type": "load_weights"})]);
     model.load_state(&path, RestoreMode::WithOptimizer).await.unwrap();
-    let load = server.calls("/load_weights").pop().unwrap().json();
+    let load = server.requests("/load_weights").pop().unwrap().json();
     assert_eq!((&load["optimizer"], &load["seq_id"]), (&json!(true), &json!(3)));
     assert_eq!(model.get_info().await.unwrap().model_id, "s:train:0");
 }
@@ -188,7 +188,7 @@ async fn save_options_are_sent_and_validated() {
     let day = Duration::from_secs(86_400);
     let options = SaveOptions::new("a").ttl(day).overwrite().metadata("k", "v");
     model.save_state(options).await.unwrap();
-    let sent = server.calls("/save_weights").pop().unwrap().json();
+    let sent = server.requests("/save_weights").pop().unwrap().json();
     assert_eq!((&sent["ttl_seconds"], &sent["overwrite"]), (&json!(86_400), &json!(true)));
     assert_eq!(sent["user_metadata"], json!({"k": "v"}));
     let path = "tinker://r/external_weights/b";
@@ -199,7 +199,7 @@ async fn save_options_are_sent_and_validated() {
     let options = SaveOptions::new("b").ttl(day).encrypt_for("age1x").encrypt_for("age1y");
     let saved = model.save_weights_external(options).await.unwrap();
     assert_eq!((saved.path.to_string(), saved.size_bytes), (path.to_owned(), Some(5)));
-    let sent = server.calls("/save_weights_external").pop().unwrap().json();
+    let sent = server.requests("/save_weights_external").pop().unwrap().json();
     assert_eq!(sent["age_encryption_recipients"], json!(["age1x", "age1y"]));
     assert_eq!((&sent["path"], &sent["seq_id"]), (&json!("b"), &json!(2)));
     let eleven_recipients =
@@ -215,7 +215,7 @@ async fn save_options_are_sent_and_validated() {
     }
     model.save_weights_for_sampler(SaveOptions::new("c").overwrite()).await.unwrap_err();
     model.save_weights_external(eleven_recipients).await.unwrap_err();
-    assert_eq!(server.calls("/save_weights").len(), 1, "invalid options were sent");
+    assert_eq!(server.requests("/save_weights").len(), 1, "invalid options were sent");
 }
 
 /// Covers R-SVC.
@@ -229,16 +229,16 @@ async fn checkpoint_is_read_with_another_api_key() {
         let model = create.weights_key("tml-theirs").create().await.unwrap();
         let token = if exchanged { "eyJ-of-tml-theirs" } else { "tml-theirs" };
         let own = if exchanged { "eyJ-of-tml-server" } else { "tml-server" };
-        let info = server.calls("/weights_info").pop().unwrap();
+        let info = server.requests("/weights_info").pop().unwrap();
         assert_eq!(info.header("x-api-key"), Some(token), "the checkpoint needs the other key");
-        let load = server.calls("/load_weights").pop().unwrap();
+        let load = server.requests("/load_weights").pop().unwrap();
         assert_eq!(load.json()["weights_access_token"], token);
         assert_eq!(load.header("x-api-key"), Some(own), "the model needs the own key");
         model.load_state_with_key(&path(), RestoreMode::WithOptimizer, "tml-theirs").await.unwrap();
-        let load = server.calls("/load_weights").pop().unwrap().json();
+        let load = server.requests("/load_weights").pop().unwrap().json();
         assert_eq!((&load["weights_access_token"], &load["seq_id"]), (&json!(token), &json!(2)));
         model.load_state(&path(), RestoreMode::WeightsOnly).await.unwrap();
-        let load = server.calls("/load_weights").pop().unwrap().json();
+        let load = server.requests("/load_weights").pop().unwrap().json();
         assert!(load.get("weights_access_token").is_none());
     }
 }
@@ -253,17 +253,17 @@ async fn training_resumes_from_a_checkpoint() {
         let server = FakeServer::new(json!({}));
         let service = server.builder().build().unwrap();
         let model = service.create_training_client_from(&path(), restore).create().await.unwrap();
-        let create = server.calls("/create_model").pop().unwrap().json();
+        let create = server.requests("/create_model").pop().unwrap().json();
         assert_eq!(create["optimizer_config"]["type"], optimizer);
         assert_eq!(
             create["lora_config"],
             json!({"rank": 8, "train_unembed": true, "train_mlp": false, "train_attn": true})
         );
-        let load = server.calls("/load_weights").pop().unwrap().json();
+        let load = server.requests("/load_weights").pop().unwrap().json();
         assert_eq!(load["optimizer"], restore == RestoreMode::WithOptimizer);
         assert_eq!(load["seq_id"], 1, "loading is the model's first request");
         model.optim_step(AdamParams::default()).await.unwrap();
-        assert_eq!(server.calls("/optim_step")[0].json()["seq_id"], 2);
+        assert_eq!(server.requests("/optim_step")[0].json()["seq_id"], 2);
     }
 
     // With `create_model_via_load_weights`, one request creates and loads the model.
@@ -272,7 +272,7 @@ async fn training_resumes_from_a_checkpoint() {
     let create = service.create_training_client_from(&path(), RestoreMode::WeightsOnly);
     let model = create.base_model("base:long").await.unwrap();
     assert_eq!(model.model_id(), &"s:train:0");
-    let load = server.calls("/load_weights").pop().unwrap().json();
+    let load = server.requests("/load_weights").pop().unwrap().json();
     assert_eq!(
         load,
         json!({
@@ -281,8 +281,8 @@ async fn training_resumes_from_a_checkpoint() {
         })
     );
     model.optim_step(AdamParams::default()).await.unwrap();
-    assert_eq!(server.calls("/optim_step")[0].json()["seq_id"], 1);
-    assert!(server.calls("/create_model").is_empty());
+    assert_eq!(server.requests("/optim_step")[0].json()["seq_id"], 1);
+    assert!(server.requests("/create_model").is_empty());
 
     let wrong = "tinker://r/sampler_weights/a".parse().unwrap();
     let error = service.create_training_client_from(&wrong, RestoreMode::WeightsOnly).await;
@@ -295,7 +295,7 @@ async fn request_bodies_are_compressed_if_the_server_enables_it() {
     let model = server.model().await;
     let output = model.forward_backward(batch(50), LossFn::CrossEntropy).await.unwrap();
     assert_eq!(output.outputs.len(), 50);
-    let sent = server.calls("/forward_backward").pop().unwrap();
+    let sent = server.requests("/forward_backward").pop().unwrap();
     assert_eq!(sent.header("content-encoding"), Some("zstd"));
     let body = tinkex::wire::codec::compress::decompress(&sent.body, 1 << 20).unwrap();
     assert_eq!(ForwardBackward::from_proto(&body).unwrap().data.len(), 50);
@@ -339,7 +339,7 @@ async fn polling_behaves_like_the_python_sdk() {
             }
         }
 
-        let polls = server.calls("/retrieve_future").split_off(1);
+        let polls = server.requests("/retrieve_future").split_off(1);
         assert_eq!(json!(polls.len()), case["requests"], "{case}");
         let sleeps: Vec<f64> = polls
             .windows(2)
@@ -363,7 +363,7 @@ async fn polling_behaves_like_the_python_sdk() {
 /// Drops a future while the server holds its poll. Only a sample is cancelled.
 async fn drop_during_poll(case: &Value) {
     let server = FakeServer::new(json!({}));
-    server.dynamic(json!({"sample_cancel_enabled": true}));
+    server.dynamic_config(json!({"sample_cancel_enabled": true}));
     let id = if case["result_type"] == "SampleResponse" {
         let sampler = server.sampler().await;
         server.respond("q0", vec![json!("hang")]);
@@ -381,10 +381,10 @@ async fn drop_during_poll(case: &Value) {
         sleep(Duration::from_secs(5)).await;
         "r1"
     };
-    let polls = server.calls("/retrieve_future");
+    let polls = server.requests("/retrieve_future");
     let polls = polls.iter().filter(|poll| poll.json()["request_id"] == id).count();
     assert_eq!(json!(polls), case["requests"]);
-    let cancelled = server.calls("/cancel_future").len();
+    let cancelled = server.requests("/cancel_future").len();
     assert_eq!(cancelled, case["cancel_requests"].as_array().unwrap().len(), "{case}");
 }
 
@@ -432,7 +432,7 @@ async fn polls_answered_at_once_are_spaced_out() {
 async fn rejected_chunk_fails_the_batch_while_other_chunks_hang() {
     let server = FakeServer::new(one_datum_per_chunk(true));
     let model = server.model().await;
-    server.refuse(2);
+    server.reject(2);
     for seq in [1, 3] {
         server.respond(&format!("r{seq}"), vec![json!("hang")]);
     }
@@ -451,5 +451,8 @@ async fn step_with_invalid_input_queues_nothing() {
     let (gradients, step) =
         model.step(batch(1), LossFn::CrossEntropy, AdamParams::with_learning_rate(f64::NAN));
     assert!(gradients.await.is_err() && step.await.is_err());
-    assert!(server.calls("/forward_backward").is_empty() && server.calls("/optim_step").is_empty());
+    assert!(
+        server.requests("/forward_backward").is_empty()
+            && server.requests("/optim_step").is_empty()
+    );
 }

@@ -1,8 +1,8 @@
 //! Loom models of admission control, call order and the shared backoff.
 //!
-//! The files under test are compiled here a second time, with the locks and atomics of `loom`, which
-//! explores the interleavings of threads. A lost wake-up shows as a deadlock, a lost permit or
-//! reservation as a failed assertion.
+//! The files under test are compiled here a second time, with the locks and atomics of `loom`,
+//! which explores the interleavings of threads. A lost wake-up shows as a deadlock, a lost permit
+//! or reservation as a failed assertion.
 
 #![allow(dead_code, reason = "the models use only part of the files")]
 
