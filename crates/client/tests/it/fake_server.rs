@@ -316,9 +316,12 @@ impl FakeServer {
     }
 }
 
-/// Converts a scripted response: a number is a status, an array a status and a JSON body, the
-/// string `timeout` a timeout, any other string a lost connection, and an object a JSON body or,
-/// with the field `proto`, a protobuf body.
+/// Converts a scripted response:
+///
+/// * a number is a status without a body, an array a status with a JSON body;
+/// * the string `timeout` is a timeout, any other string a lost connection;
+/// * an object is a JSON body, with the field `proto` a protobuf body, and with the fields `status`
+///   and `retry-after` a status with that header.
 fn to_response(scripted: &Value) -> Result<Response<Bytes>, HttpFailure> {
     let with = |status: u64, body: Bytes, kind: &str| {
         let status = u16::try_from(status).unwrap();
