@@ -2,7 +2,8 @@
 
 Usage: python startup.py OURS PEER
 
-Both use a mock server in this process. Exits with an error if OURS exceeds MAX_MS.
+OURS and PEER are the paths of the programs. Both use a mock server in this process. The script fails if
+`--help` or `version` of OURS takes more than MAX_MS milliseconds.
 """
 
 import http.server
@@ -41,22 +42,25 @@ class MockServer(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def measure(line, env):
-    """Runs a command once and returns its milliseconds and kilobytes."""
+def measure(command, env):
+    """Runs a command once and returns its time in milliseconds and its peak memory in KiB.
+
+    Returns None if the command aborted.
+    """
     start = time.perf_counter()
     child = os.fork()
     if child == 0:
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
-        os.execve(line[0], line, env)
+        os.execve(command[0], command, env)
     _, status, usage = os.wait4(child, 0)
     elapsed = (time.perf_counter() - start) * 1000
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGABRT:
         # The Python interpreter of the peer sometimes aborts at exit, after its output.
         return None
     if status != 0:
-        sys.exit(f"{' '.join(line)} failed: {status}")
+        sys.exit(f"{' '.join(command)} failed: {status}")
     return elapsed, usage.ru_maxrss
 
 
@@ -75,25 +79,25 @@ def main():
             "TINKER_BASE_URL": f"http://127.0.0.1:{server.server_port}",
             "TINKER_TELEMETRY": "0",
         }
-        for words in (["--help"], ["version"], ["run", "list"]):
+        for arguments in (["--help"], ["version"], ["run", "list"]):
             results = {ours: [], peer: []}
             for _ in range(ROUNDS):
                 for program, runs in results.items():
-                    run = measure([program, *words], env)
+                    run = measure([program, *arguments], env)
                     if run is None and program == ours:
-                        sys.exit(f"{' '.join([program, *words])} was aborted")
+                        sys.exit(f"{' '.join([program, *arguments])} was aborted")
                     if run is not None:
                         runs.append(run)
             summary = []
             for program, runs in results.items():
                 median = statistics.median(elapsed for elapsed, _ in runs)
                 summary += [median, max(memory for _, memory in runs) / 1024]
-            a, a_memory, b, b_memory = summary
+            our_ms, our_mb, peer_ms, peer_mb = summary
             print(
-                f"{' '.join(words)}: {a:.1f} ms, {a_memory:.1f} MB; "
-                f"peer: {b:.0f} ms, {b_memory:.0f} MB; 1/{b / a:.0f} of the time"
+                f"{' '.join(arguments)}: {our_ms:.1f} ms, {our_mb:.1f} MB; "
+                f"peer: {peer_ms:.0f} ms, {peer_mb:.0f} MB; 1/{peer_ms / our_ms:.0f} of the time"
             )
-            too_slow |= words[0] != "run" and a > MAX_MS
+            too_slow |= arguments[0] != "run" and our_ms > MAX_MS
     if too_slow:
         sys.exit(f"start-up takes more than {MAX_MS:.0f} ms")
 

@@ -15,12 +15,12 @@ pub(crate) fn translate(mut line: Vec<OsString>) -> Vec<OsString> {
         words.get(after..).unwrap_or_default().iter().any(is_one)
     };
     // The command is the first word that is neither an option nor the value of an option. A word
-    // after an option is its value, unless the option takes none.
+    // after an option is its value, unless the option is a flag or contains its value (`--a=b`).
     let is_option = |at: usize| words[at].starts_with('-');
-    let command = (1..words.len()).find(|at| !is_option(*at) && (*at == 1 || !is_option(*at - 1)));
-    let follows_flag =
-        |at: &usize| !is_option(*at) && matches!(words[*at - 1], "--json" | "-q" | "-v");
-    let command = (1..words.len()).find(follows_flag).into_iter().chain(command).min();
+    let takes_value = |at: usize| {
+        is_option(at) && !words[at].contains('=') && !matches!(words[at], "--json" | "-q" | "-v")
+    };
+    let command = (1..words.len()).find(|at| !is_option(*at) && !takes_value(*at - 1));
     // Position of the command `name`, if an option follows it instead of a subcommand.
     let without_subcommand = |name: &str| {
         let at = command.filter(|at| words[*at] == name)?;
@@ -45,6 +45,8 @@ mod tests {
         for (line, ours) in [
             ("tinkex run --base-model m --prompt x", "tinkex sample --base-model m --prompt x"),
             ("tinkex --json run --prompt=run", "tinkex --json sample --prompt=run"),
+            ("tinkex --format=json run --prompt x", "tinkex --format=json sample --prompt x"),
+            ("tinkex --profile run run list", "tinkex --profile run run list"),
             ("tinkex checkpoint --base-model m", "tinkex checkpoint save --base-model m"),
             ("tinkex run list --limit 3", "tinkex run list --limit 3"),
             ("tinkex run --help", "tinkex run --help"),

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args as ArgGroup, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
@@ -168,6 +169,17 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| invalid())
 }
 
+/// Parses a whole number. Unlike the standard library's, the error says what is expected.
+pub(crate) fn whole_number<N: FromStr>(text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| "expected a whole number".to_owned())
+}
+
+/// Parses a whole number above 0.
+pub(crate) fn positive<N: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<N, String> {
+    let parsed = text.parse().ok().filter(|number: &N| *number > N::from(0));
+    parsed.ok_or_else(|| "expected a whole number above 0".to_owned())
+}
+
 /// Parses a time such as `2026-07-13` or `2026-07-13T12:00:00Z`, in UTC unless it has an offset.
 pub(crate) fn timestamp(text: &str) -> Result<Timestamp, String> {
     let expected = "expected a time such as 2026-07-13 or 2026-07-13T12:00:00Z";
@@ -200,6 +212,17 @@ mod tests {
         let listed: Vec<_> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
         assert_eq!(listed.first(), Some(&"quickstart"));
         assert_eq!(listed, known, "both in the same order");
+    }
+
+    #[test]
+    fn invalid_numbers_name_what_is_expected() {
+        assert_eq!(whole_number::<u64>("0"), Ok(0));
+        assert_eq!(whole_number::<i64>("-1"), Ok(-1));
+        assert_eq!(whole_number::<u32>("abc").unwrap_err(), "expected a whole number");
+        assert_eq!(positive::<usize>("3"), Ok(3));
+        for wrong in ["0", "abc", "1.5", ""] {
+            assert_eq!(positive::<u32>(wrong).unwrap_err(), "expected a whole number above 0");
+        }
     }
 
     #[test]

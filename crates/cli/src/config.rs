@@ -63,7 +63,7 @@ impl ConfigFile {
         folder(env, "XDG_CONFIG_HOME", ".config").join("config.toml")
     }
 
-    /// Reads the file. A missing file is empty.
+    /// Reads the file. A missing file counts as empty.
     pub(crate) fn load(env: &Env) -> Result<Self, CommandError> {
         let path = Self::path(env);
         let shown = path.display().to_string();
@@ -159,8 +159,12 @@ impl ConfigFile {
             profiles.set_implicit(true);
             profiles.into()
         });
-        let broken =
-            || CommandError::usage("invalid configuration file: `profiles` must contain tables");
+        let path = self.path.display();
+        let broken = || {
+            let message = format!("invalid configuration file {path}: `profiles` must hold tables");
+            CommandError::usage(message)
+                .hint("Correct the file: write each profile as a table, `[profiles.NAME]`.")
+        };
         let profiles = profiles.as_table_mut().ok_or_else(broken)?;
         let profile = profiles.entry(profile).or_insert_with(|| Table::new().into());
         profile.as_table_mut().ok_or_else(broken)?.insert(key, value(to));

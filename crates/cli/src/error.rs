@@ -80,20 +80,16 @@ pub(crate) struct ErrorReport {
 pub(crate) enum ErrorHint {
     /// Advice of the SDK.
     Sdk(Hint),
-    /// The failure is temporary.
+    /// Advice to repeat the command after a temporary failure.
     RetryLater,
     /// Advice of the command line, as a sentence.
     Text(String),
 }
 
-impl ErrorHint {
-    /// Hint for a missing credential. Unlike the text of the SDK, it mentions `--local`.
-    pub(crate) const MISSING_CREDENTIAL: Self = Self::Sdk(Hint::SetCredential);
-}
-
 impl fmt::Display for ErrorHint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            // Unlike the texts of the SDK, these name commands and options of the command line.
             Self::Sdk(Hint::SetCredential) => f.write_str(
                 "Set TINKER_API_KEY or run `tinkex auth login`. To use the server on this machine, \
                  which needs no key, pass --local.",
@@ -183,6 +179,19 @@ impl CommandError {
         self
     }
 
+    /// Returns the text of the hint, if there is one.
+    pub(crate) fn hint_text(&self) -> Option<String> {
+        match self {
+            Self::Report(report) => report.hint.as_ref().map(ToString::to_string),
+            Self::ClosedPipe => None,
+        }
+    }
+
+    /// Returns whether the server rejected a request as invalid. The same request would fail again.
+    pub(crate) fn is_rejected_request(&self) -> bool {
+        matches!(self, Self::Report(report) if matches!(report.status, Some(400 | 404 | 422)))
+    }
+
     /// Adapts the hint to the server: names it if it could not be reached, and refers to the lists
     /// of the local server if a resource does not exist there.
     pub(crate) fn with_server(mut self, server: &str, local: bool) -> Self {
@@ -264,7 +273,7 @@ impl From<Error> for CommandError {
     }
 }
 
-/// Returns whether the body is an HTML page, which the API never sends.
+/// Returns whether the body is an HTML page. A Tinker server never sends one.
 fn is_html(error: &Error) -> bool {
     error.body().is_some_and(|body| body.trim_start().starts_with('<'))
 }

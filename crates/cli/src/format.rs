@@ -1,5 +1,7 @@
 //! Formatting of sizes, times, numbers and untrusted text for tables and messages.
 
+use std::fmt;
+
 use tinkex::Timestamp;
 
 const NOT_AVAILABLE: &str = "N/A";
@@ -12,11 +14,16 @@ pub(crate) fn yes_no(value: bool) -> &'static str {
 }
 
 /// Returns a count with its noun, in the plural unless the count is 1.
-pub(crate) fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+pub(crate) fn count<N: Copy + fmt::Display + PartialEq + From<u8>>(
+    number: N,
+    noun: &str,
+) -> String {
+    let ending = if number == N::from(1) { "" } else { "s" };
+    format!("{number} {noun}{ending}")
 }
 
-/// Returns a size in bytes in units of powers of 1024, with one decimal from 1 KB on.
+/// Formats a number of bytes in units of powers of 1024, with one decimal from 1 KB on. A negative
+/// number is `N/A`, as in the Python CLI.
 pub(crate) fn size(bytes: i64) -> String {
     const UNITS: [&str; 6] = ["KB", "MB", "GB", "TB", "PB", "EB"];
     if bytes < 0 {
@@ -67,13 +74,13 @@ pub(crate) fn lora(is_lora: bool, rank: Option<u32>) -> String {
 pub(crate) fn duration_in_words(seconds: u64) -> String {
     let units = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];
     let whole = units.iter().find(|(unit, _)| seconds.is_multiple_of(*unit) && seconds >= *unit);
-    let (count, word) = whole.map_or((seconds, "second"), |(unit, word)| (seconds / unit, *word));
-    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+    let (number, word) = whole.map_or((seconds, "second"), |(unit, word)| (seconds / unit, *word));
+    count(number, word)
 }
 
 /// Formats a number of seconds in short form: `9s`, `2m05s`, `1h30m`.
 pub(crate) fn short_duration(seconds: f64) -> String {
-    #[expect(clippy::cast_possible_truncation, reason = "it saturates")]
+    #[expect(clippy::cast_possible_truncation, reason = "the cast saturates")]
     let whole = seconds.max(0.0).round() as i64;
     match whole {
         0..MINUTE => format!("{whole}s"),
@@ -95,19 +102,15 @@ pub(crate) fn relative_time(time: Timestamp, now: Timestamp) -> String {
     if days > 30 {
         return date(time);
     }
-    let count = |number: i64, unit: &str| {
-        let plural = if number == 1 { "" } else { "s" };
-        if distance < 0 {
-            format!("in {number} {unit}{plural}")
-        } else {
-            format!("{number} {unit}{plural} ago")
-        }
+    let relative = |number: i64, unit: &str| match distance {
+        ..0 => format!("in {}", count(number, unit)),
+        _ => format!("{} ago", count(number, unit)),
     };
     match seconds {
-        _ if days > 7 => count(days / 7, "week"),
-        _ if days > 0 => count(days, "day"),
-        _ if seconds > HOUR => count(seconds / HOUR, "hour"),
-        _ if seconds > MINUTE => count(seconds / MINUTE, "minute"),
+        _ if days > 7 => relative(days / 7, "week"),
+        _ if days > 0 => relative(days, "day"),
+        _ if seconds > HOUR => relative(seconds / HOUR, "hour"),
+        _ if seconds > MINUTE => relative(seconds / MINUTE, "minute"),
         _ if distance < 0 => "in less than a minute".to_owned(),
         _ => "just now".to_owned(),
     }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use tinkex::rest::AccessScope;
 use tinkex::{Error, Timestamp};
 
+use crate::args::whole_number;
 use crate::error::CommandError;
 use crate::output::Shell;
 use crate::progress::{Progress, ProgressUnit};
@@ -16,10 +17,16 @@ use crate::table::Table;
 #[derive(Clone, Copy, Debug, ArgGroup)]
 pub(crate) struct PageArgs {
     /// Maximum number of rows; 0 lists all
-    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 20,
+        allow_negative_numbers = true,
+        value_parser = whole_number::<i64>
+    )]
     limit: i64,
     /// Number of rows to skip
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole_number::<u64>)]
     pub(crate) offset: u64,
 }
 
@@ -54,7 +61,9 @@ pub(crate) struct ListColumn<T> {
     pub(crate) header: &'static str,
     /// Whether the column is shown without `--columns`.
     pub(crate) by_default: bool,
+    /// Returns the text of the cell. The second argument is the current time, for relative times.
     pub(crate) cell: fn(&T, Timestamp) -> String,
+    /// Returns the value that `--sort` compares.
     pub(crate) key: fn(&T) -> SortKey,
 }
 

@@ -113,7 +113,8 @@ pub(crate) fn install(
         .with_writer(console.clone())
         .with_filter(own_targets(level).with_target(OUTAGE, LevelFilter::OFF));
     let active = notices.retries || notices.outages;
-    // The level must agree with the hint, which `tracing-subscriber` asserts in debug builds.
+    // The closure must reject what the level hint excludes: `tracing-subscriber` asserts it in
+    // debug builds.
     let wanted = filter_fn(move |metadata| {
         active
             && metadata.is_event()

@@ -108,11 +108,16 @@ impl CommandSettings {
         }
     }
 
-    /// Returns the base URL of the server, for messages.
+    /// Returns the base URL of the server, for messages. An invalid `TINKER_BASE_URL` is returned
+    /// unchanged.
     pub(crate) fn server(&self, environment: &Environment) -> String {
-        let variable = || environment.variables.get("TINKER_BASE_URL")?.parse().ok();
-        let server = self.base_url.clone().or_else(variable);
-        server.unwrap_or_else(BaseUrl::production).to_string()
+        match (&self.base_url, environment.variables.get("TINKER_BASE_URL")) {
+            (Some(url), _) => url.to_string(),
+            (None, Some(text)) => {
+                text.parse().map_or_else(|_| text.to_owned(), |url: BaseUrl| url.to_string())
+            }
+            (None, None) => BaseUrl::production().to_string(),
+        }
     }
 
     /// Returns the id of the stored API key that the profile selects, if that key is used.
@@ -155,8 +160,9 @@ impl CommandSettings {
         let client = self.builder(environment, retry_for)?;
         let key = match &self.key {
             KeySource::File(file) => {
+                let shown = format!("API key file {}", file.display());
                 let text = std::fs::read_to_string(environment.path(file))
-                    .map_err(|error| CommandError::file("read", file.display(), &error))?;
+                    .map_err(|error| CommandError::file("read", shown, &error))?;
                 Some(text.trim().to_owned())
             }
             KeySource::Value(key) => Some(key.expose().to_owned()),
@@ -201,8 +207,10 @@ impl CommandSettings {
             environment.variables.get("TINKER_BASE_URL").filter(|_| self.base_url.is_none());
         // The SDK reads the variable too, but an invalid value should be a usage error here.
         let variable = variable.map(|text| text.parse::<BaseUrl>()).transpose();
-        let variable =
-            variable.map_err(|error| CommandError::usage(format!("TINKER_BASE_URL: {error}")))?;
+        let variable = variable.map_err(|error| {
+            CommandError::usage(format!("TINKER_BASE_URL: {error}"))
+                .hint("Set it to a URL such as http://localhost:8080.")
+        })?;
         if let Some(url) = self.base_url.clone().or(variable) {
             client = client.base_url(url);
         }

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use tinkex::wire::ImageFormat;
 use tinkex::{Message, ModelInput, Tokenizer, Tokens};
 
+use crate::args::whole_number;
 use crate::environment::Environment;
 use crate::error::CommandError;
 use crate::output::Shell;
@@ -24,7 +25,13 @@ pub(crate) struct PromptArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompt_file: Option<PathBuf>,
     /// Token ids instead of text, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "prompt_file"])]
+    #[arg(
+        long,
+        value_name = "IDS",
+        value_delimiter = ',',
+        value_parser = whole_number::<u32>,
+        conflicts_with_all = ["prompt", "prompt_file"]
+    )]
     tokens: Vec<u32>,
     /// PNG or JPEG image to put before the text; repeatable
     #[arg(long = "image", value_name = "FILE")]

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, value_parser};
+use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 use tinkex::{SampleResponse, SampledSequence, SamplingParams, StopCondition, Tokenizer};
 
+use crate::args::{positive, whole_number};
 use crate::error::CommandError;
 use crate::format;
 use crate::output::Shell;
@@ -33,13 +34,13 @@ pub(crate) struct SampleArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     /// Number of samples
-    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = positive::<u32>)]
     num_samples: u32,
     /// Print the log-probability of each token instead of the text
     #[arg(long)]
     logprobs: bool,
     /// Also print the K most likely tokens at each position
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = whole_number::<u32>)]
     topk_logprobs: u32,
     /// Write the result to this file
     #[arg(short, long, value_name = "FILE")]
@@ -50,19 +51,19 @@ pub(crate) struct SampleArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SamplingArgs {
     /// Maximum number of tokens to generate
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive::<u32>)]
     pub(crate) max_tokens: u32,
     /// Sampling temperature; 0 always takes the most likely token [default: 1, for chat 0.7]
     #[arg(short, long, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
     temperature: Option<f64>,
     /// Sample from the K most likely tokens only
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole_number::<u32>)]
     pub(crate) top_k: Option<u32>,
     /// Sample from the most likely tokens with this total probability only
     #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, value_parser = probability)]
     pub(crate) top_p: f64,
     /// Seed for reproducible samples
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number::<u64>)]
     pub(crate) seed: Option<u64>,
     /// Stop at this text; repeatable
     #[arg(long = "stop", value_name = "TEXT")]
@@ -130,11 +131,11 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: SampleArgs) -> Result<(), C
         params.stop = Some(tokenizer.chat()?.stop()?);
     }
     let prompt_tokens = input.token_count();
-    let mut call = sampler.sample(input, params).num_samples(args.num_samples);
+    let mut request = sampler.sample(input, params).num_samples(args.num_samples);
     if args.topk_logprobs > 0 {
-        call = call.topk_sample_logprobs(args.topk_logprobs);
+        request = request.topk_sample_logprobs(args.topk_logprobs);
     }
-    let response = call.send().await?;
+    let response = request.send().await?;
 
     let document = SampleReport {
         kind: "sample",

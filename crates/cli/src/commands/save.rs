@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::json;
 use tinkex::{LoraConfig, SaveOptions, Timestamp};
 
+use crate::args::{positive, whole_number};
 use crate::error::CommandError;
 use crate::output::Shell;
 use crate::table::Table;
@@ -20,10 +21,10 @@ pub(crate) struct SaveArgs {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// LoRA rank
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = positive::<u32>)]
     rank: u32,
     /// Seed of the initial weights
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number::<u64>)]
     seed: Option<u64>,
     /// Adapt the MLP layers
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]

@@ -10,6 +10,7 @@ use futures_util::future::{Either, select};
 use serde_json::json;
 use tinkex_server::{Server, ServerOptions};
 
+use crate::args::whole_number;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::local::{self, PLACEHOLDER_KEY, ServerInfo};
@@ -67,7 +68,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, help_heading = "Models")]
     raw_logprobs: bool,
     /// Number of compute threads; 0 uses one per core
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Models")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        value_parser = whole_number::<usize>,
+        help_heading = "Models"
+    )]
     threads: usize,
     /// Data folder [default: the folder that --local uses]
     #[arg(long, value_name = "DIR", help_heading = "Data")]
@@ -131,7 +138,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: ServeArgs) -> Result<Exit, 
     options.hub_cache = match args.hub_cache {
         Some(folder) => Some(shell.environment.path(&folder)),
         None if args.no_hub_cache => None,
-        None => crate::local::hub_cache(&shell.environment.variables),
+        None => local::hub_cache(&shell.environment.variables),
     };
     options.threads = args.threads;
     options.bf16 = args.bf16;
@@ -211,7 +218,7 @@ fn check(shell: &Shell<'_>, args: &ServeArgs, has_key: bool) -> Result<(), Comma
 fn read_key(path: &Path, host: IpAddr) -> Result<String, CommandError> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
-        .map_err(|error| CommandError::file("read", &shown, &error))?;
+        .map_err(|error| CommandError::file("read", format!("API key file {shown}"), &error))?;
     let key = text.trim();
     let invalid = |message: String, hint: &str| Err(CommandError::usage(message).hint(hint));
     if !key.starts_with("tml-") || key.contains(char::is_whitespace) {

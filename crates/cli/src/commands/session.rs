@@ -10,6 +10,7 @@ use tinkex::rest::{
 };
 use tinkex::{Metadata, SessionId};
 
+use crate::args::whole_number;
 use crate::error::CommandError;
 use crate::format;
 use crate::id_cache;
@@ -87,7 +88,7 @@ pub(crate) struct SearchArgs {
     #[arg(long = "status", value_name = "STATUS", hide_possible_values = true)]
     statuses: Vec<SessionState>,
     /// Maximum number of rows; 0 lists all
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = whole_number::<u64>)]
     limit: u64,
     #[command(flatten)]
     view: ViewArgs,

@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use crate::args::whole_number;
 use crate::error::CommandError;
 use crate::format;
 use crate::output::Shell;
@@ -34,7 +35,7 @@ pub(crate) enum TokenizerCommand {
         #[command(flatten)]
         tokenizer: TokenizerArgs,
         /// Token ids [default: standard input]
-        #[arg(value_delimiter = ',')]
+        #[arg(value_delimiter = ',', value_parser = whole_number::<u32>)]
         tokens: Vec<u32>,
         /// Omit special tokens
         #[arg(long)]

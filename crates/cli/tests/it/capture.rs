@@ -130,8 +130,8 @@ impl Capture {
         self.outcome()["credentials_after"]["text"].as_str()
     }
 
-    /// Returns status and message of the last response, if it is an error.
-    pub(crate) fn refusal(&self) -> Option<(u64, Option<String>)> {
+    /// Returns the status and message of the last response other than telemetry, if it is an error.
+    pub(crate) fn error_response(&self) -> Option<(u64, Option<String>)> {
         let last = self.requests();
         let last = last.iter().rev().find(|request| request["path"] != "/api/v1/telemetry")?;
         let status = last["status"].as_u64().filter(|status| *status >= 400)?;

@@ -264,6 +264,11 @@ async fn invalid_arguments_are_rejected_before_any_request() {
     let output = cli.run("run list").await;
     assert_eq!(output.exit, 2, "{}", output.err);
     assert!(output.err.contains("TINKER_BASE_URL"), "{}", output.err);
+    // Regression: the advice was to set an API key.
+    let output = cli.run("doctor").await;
+    assert_eq!(output.exit, 1, "{}", output.out);
+    assert!(output.out.contains("error    configuration  TINKER_BASE_URL: "), "{}", output.out);
+    assert!(!output.out.contains("TINKER_API_KEY"), "{}", output.out);
     assert!(cli.server.requests().is_empty());
     assert_eq!(fs::read_to_string(file).unwrap(), store);
 }

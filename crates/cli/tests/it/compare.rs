@@ -29,7 +29,7 @@ pub(crate) fn rows(text: &str, work: Option<&Path>) -> Vec<Vec<String>> {
     rows
 }
 
-/// Removes escape sequences (colours and links).
+/// Removes escape sequences (colors and links).
 pub(crate) fn without_escapes(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;

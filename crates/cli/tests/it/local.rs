@@ -51,7 +51,7 @@ async fn unsafe_serve_options_are_rejected_with_a_reason() {
         ("serve --host 0.0.0.0", "no API key is required"),
         ("serve --host 0.0.0.0 --api-key-file short", "shorter than 20 characters"),
         ("serve --api-key-file odd", "clients cannot send it"),
-        ("serve --api-key-file missing", "cannot read "),
+        ("serve --api-key-file missing", "cannot read API key file "),
         ("serve --api-key tml-secret-0123456789", "is visible to every user"),
         ("serve --local", "this command runs one"),
         ("serve --model name", "NAME=FOLDER"),

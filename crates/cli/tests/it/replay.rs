@@ -18,7 +18,7 @@ use crate::scripted_server::ScriptedServer;
 
 /// Recordings that end with an error, with the exit code and the texts that the message must contain.
 ///
-/// `!` before the code: no request is sent, because the error is found before.
+/// `!` before the code means that the error is found before any request is sent.
 const EXPECTED_FAILURES: &[(&str, &str, &[&str])] = &[
     ("auth-credential-cmd-plain-server", "3", &["TINKER_API_KEY"]),
     ("auth-login-401", "3", &["Invalid API key"]),
@@ -165,6 +165,7 @@ pub(crate) fn is_replayed_elsewhere(capture: &Capture) -> bool {
     capture.is_terminal()
 }
 
+/// Output stream that keeps what is written. Clones share the bytes.
 #[derive(Clone, Default)]
 pub(crate) struct Sink(Arc<Mutex<Vec<u8>>>);
 
@@ -193,7 +194,7 @@ pub(crate) struct ReplayOutput {
     pub(crate) work: tempfile::TempDir,
 }
 
-/// Runs the recorded command. `interactive`: standard input is a terminal, so prompts are shown.
+/// Runs the recorded command. With `interactive`, standard input is a terminal, so prompts appear.
 pub(crate) async fn run(capture: &Capture, json: bool, interactive: bool) -> ReplayOutput {
     run_as(capture, &capture.line(json), interactive).await
 }
@@ -310,7 +311,9 @@ fn check_files(capture: &Capture, ours: &ReplayOutput) {
 fn check_error(capture: &Capture, ours: &ReplayOutput, expected: &[&str], json: bool) {
     let name = &capture.name;
     let mut expected: Vec<String> = expected.iter().map(|text| (*text).to_owned()).collect();
-    if let Some((status, message)) = capture.refusal().filter(|_| !name.starts_with("auth-login")) {
+    if let Some((status, message)) =
+        capture.error_response().filter(|_| !name.starts_with("auth-login"))
+    {
         expected.push(status.to_string());
         expected.extend(message.map(|message| message.trim().to_owned()));
     }

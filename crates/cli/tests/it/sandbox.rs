@@ -2,12 +2,14 @@
 
 use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use serde_json::Value;
 use tempfile::TempDir;
 use tinkex::Env;
 use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
+
+use crate::replay::Sink;
 
 /// Temporary folder in which commands run: home, working directory and data of the local server.
 pub(crate) struct Sandbox {
@@ -132,24 +134,6 @@ impl CommandOutput {
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.out))
-    }
-}
-
-#[derive(Clone, Default)]
-struct Sink(Arc<Mutex<Vec<u8>>>);
-
-impl Sink {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
-impl Write for Sink {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }
 

@@ -102,10 +102,13 @@ async fn invalid_training_files_are_rejected_before_the_run_starts() {
     assert!(!long.err.contains("messages"), "{}", long.err);
     sandbox.write("data.jsonl", "\n");
     sandbox.run(TRAIN).await.fails(2, &["the file is empty"]);
-    sandbox.run("train missing.jsonl --local").await.fails(1, &["cannot read ", "missing.jsonl: "]);
+    sandbox
+        .run("train missing.jsonl --local")
+        .await
+        .fails(1, &["cannot read training file ", "missing.jsonl: ", "JSON Lines"]);
     sandbox.run("train . --local").await.fails(2, &["it is a folder", "--resume"]);
     let line = format!("{} --eval-file gone.jsonl", TRAIN.replace("--eval-split 0.2", ""));
-    sandbox.run(&line).await.fails(1, &["cannot read ", "gone.jsonl: "]);
+    sandbox.run(&line).await.fails(1, &["cannot read evaluation file ", "gone.jsonl: "]);
     sandbox.write("data.jsonl", &examples(2));
     let split = sandbox.run("train data.jsonl --local --eval-split 0.9").await;
     split.fails(2, &["leaves no training examples: the file has 2"]);
@@ -122,6 +125,7 @@ async fn invalid_train_options_are_rejected() {
         ("train data.jsonl --local --resume run", "cannot be used with"),
         ("train data.jsonl --local --learning-rate 0", "2e-4"),
         ("train data.jsonl --local --batch-size 0", "above 0"),
+        ("train data.jsonl --local --rank abc", "expected a whole number above 0"),
         ("train data.jsonl --local --steps 3 --epochs 1", "cannot be used with"),
     ] {
         sandbox.run(line).await.fails(2, &[message]);
@@ -135,6 +139,18 @@ async fn invalid_train_options_are_rejected() {
     let hint = document["error"]["hint"].as_str().unwrap();
     assert!(hint.contains("Omit [FILE] to resume"), "{hint}");
     sandbox.run("train --resume nowhere --local").await.fails(4, &["cannot read ", "run.json: "]);
+}
+
+/// Regression: the hint was to resume the run, which would repeat the rejected request.
+#[tokio::test]
+async fn run_with_a_rejected_rank_is_not_offered_for_resumption() {
+    let sandbox = sandbox();
+    let rejected = sandbox.run("train data.jsonl --local --rank 7").await;
+    let rejected = rejected.fails(
+        1,
+        &["7 is not a power of two", "hint: Start a new run with other options", "data-run"],
+    );
+    assert!(!rejected.err.contains("--resume"), "{}", rejected.err);
 }
 
 #[tokio::test]

@@ -52,14 +52,14 @@ fn every_terminal_recording_has_a_test() {
 }
 
 #[test]
-fn table_is_coloured_unless_colours_are_disabled() {
+fn table_is_colored_unless_colors_are_disabled() {
     let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&two_runs(), None));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
     assert_eq!((code, rows(&screen(&shown), None)), (0, recorded("tty-run-list")), "{shown}");
-    for coloured in ["\u{1b}[96mrun-1", "\u{1b}[1mRun ID", "\u{1b}[3m"] {
-        assert!(shown.contains(coloured), "{shown}");
+    for colored in ["\u{1b}[96mrun-1", "\u{1b}[1mRun ID", "\u{1b}[3m"] {
+        assert!(shown.contains(colored), "{shown}");
     }
     let plain = [("NO_COLOR", "1"), ("TERM", "dumb")];
     for setting in plain {
@@ -231,7 +231,7 @@ fn closed_standard_output_is_not_an_error() {
 }
 
 #[test]
-fn piped_output_has_neither_progress_nor_colour() {
+fn piped_output_has_neither_progress_nor_color() {
     let replies = file("run-list-all-pages.reply.json").unwrap();
     let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let output = Command::new(env!("CARGO_BIN_EXE_tinkex"))

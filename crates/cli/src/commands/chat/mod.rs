@@ -200,9 +200,12 @@ fn save(
     if conversation.messages.is_empty() {
         return Err(CommandError::usage("the conversation is empty"));
     }
-    let message = |message: &Message| json!({ "role": message.role(), "content": message.content().unwrap_or_default() });
-    let line =
-        json!({ "messages": conversation.all_messages().iter().map(message).collect::<Vec<_>>() });
+    let to_json = |message: &Message| {
+        let content = message.content().unwrap_or_default();
+        json!({ "role": message.role(), "content": content })
+    };
+    let messages: Vec<_> = conversation.all_messages().iter().map(to_json).collect();
+    let line = json!({ "messages": messages });
     let open = std::fs::OpenOptions::new()
         .create(true)
         .append(true)

@@ -54,7 +54,7 @@ pub(super) async fn publish(
 
 pub(super) async fn set_ttl(shell: &mut Shell<'_>, args: SetTtlArgs) -> Result<(), CommandError> {
     let rest = shell.client().await?.rest();
-    rest.set_checkpoint_ttl(&args.path, args.ttl.map(std::time::Duration::from_secs)).await?;
+    rest.set_checkpoint_ttl(&args.path, args.ttl.map(Duration::from_secs)).await?;
     let path = &args.path;
     let text = match args.ttl {
         Some(seconds) => format!("{path} expires in {}", format::duration_in_words(seconds)),

@@ -1,6 +1,7 @@
 //! `tinkex checkpoint copy`: copies a checkpoint to a project.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use clap_complete::ArgValueCandidates;
@@ -30,11 +31,12 @@ pub(crate) struct CopyArgs {
 pub(super) async fn copy(shell: &mut Shell<'_>, args: CopyArgs) -> Result<(), CommandError> {
     let mut copy = CopyCheckpoint::new(args.path.clone());
     if let Some(seconds) = args.ttl {
-        copy = copy.ttl(std::time::Duration::from_secs(seconds));
+        copy = copy.ttl(Duration::from_secs(seconds));
     }
     if let Some(file) = &args.source_key_file {
+        let shown = format!("API key file {}", file.display());
         let key = std::fs::read_to_string(shell.environment.path(file))
-            .map_err(|error| CommandError::file("read", file.display(), &error))?;
+            .map_err(|error| CommandError::file("read", shown, &error))?;
         copy = copy.source_token(key.trim());
     }
     let created = shell.client().await?.rest().copy_weights(copy).await?;

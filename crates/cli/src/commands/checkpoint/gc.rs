@@ -10,7 +10,7 @@ use tinkex::rest::Checkpoint;
 use tinkex::wire::CheckpointKind;
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
-use crate::args::duration;
+use crate::args::{duration, whole_number};
 use crate::error::{CommandError, Exit};
 use crate::id_cache;
 use crate::list::PageArgs;
@@ -22,7 +22,7 @@ use super::delete::{self, DeletionTarget};
 #[derive(Debug, Args)]
 pub(crate) struct GcArgs {
     /// Number of newest checkpoints to keep per run and kind
-    #[arg(long, value_name = "K", default_value_t = 1)]
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = whole_number::<usize>)]
     keep_last: usize,
     /// Only checkpoints older than this, such as 30d
     #[arg(long, value_name = "DURATION", value_parser = duration)]

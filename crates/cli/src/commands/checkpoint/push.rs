@@ -65,7 +65,7 @@ pub(super) async fn push(shell: &mut Shell<'_>, args: PushArgs) -> Result<(), Co
             .hint("Pass a training checkpoint (weights) or external weights."));
     }
     let service = shell.client().await?;
-    let hub = hub(shell, &args, service.hub()?)?;
+    let hub = with_token(shell, &args, service.hub()?)?;
     hub.whoami().await?;
 
     let folder = tempfile::tempdir()
@@ -132,13 +132,15 @@ pub(super) async fn push(shell: &mut Shell<'_>, args: PushArgs) -> Result<(), Co
     shell.table(&table, &json)
 }
 
-fn hub(shell: &Shell<'_>, args: &PushArgs, hub: Hub) -> Result<Hub, CommandError> {
+/// Replaces the token of the hub client by the one in `--hf-token-file`, if it is given.
+fn with_token(shell: &Shell<'_>, args: &PushArgs, hub: Hub) -> Result<Hub, CommandError> {
     let Some(file) = &args.hf_token_file else { return Ok(hub) };
     let shown = file.display();
     let text = std::fs::read_to_string(shell.environment.path(file))
-        .map_err(|error| CommandError::file("read", &shown, &error))?;
+        .map_err(|error| CommandError::file("read", format!("hub token file {shown}"), &error))?;
     match text.trim() {
-        "" => Err(CommandError::usage(format!("no hub token in {shown}: the file is empty"))),
+        "" => Err(CommandError::usage(format!("hub token file {shown} is empty"))
+            .hint("Write the token into the file, or set HF_TOKEN.")),
         token => Ok(hub.token(token.to_owned())),
     }
 }

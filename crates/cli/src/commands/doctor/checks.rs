@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tinkex::{CredentialStore, Env, ErrorKind, ServiceClient, Timestamp};
+use tinkex::{BaseUrl, CredentialStore, Env, ErrorKind, ServiceClient, Timestamp};
 use tokio::time::{Instant, timeout};
 
-use crate::error::ErrorHint;
+use crate::error::CommandError;
 use crate::format;
 use crate::local::{self, KEY_REJECTED_HINT, ProbeResult, ServerInfo};
 use crate::output::Shell;
@@ -27,11 +27,13 @@ const CHECK_NETWORK: &str = "Check the network, the proxy and TINKER_BASE_URL.";
 /// Runs all checks.
 pub(super) async fn all(shell: &mut Shell<'_>) -> Vec<Finding> {
     let env = shell.environment.variables.clone();
-    let mut findings = vec![version(), configuration(shell, &env)];
+    let configuration = configuration(shell, &env);
+    let url_is_valid = configuration.verdict != Verdict::Wrong;
+    let mut findings = vec![version(), configuration];
     findings.extend(data_folder(&env));
     findings.push(local_server(&env).await);
     if let Err(failure) = shell.start_local().await {
-        findings.push(Finding::new("server", Verdict::Wrong, failure.to_string()));
+        findings.push(failed("server", &failure));
         return findings;
     }
     let client = match shell.settings.client_without_retries(shell.environment) {
@@ -40,8 +42,10 @@ pub(super) async fn all(shell: &mut Shell<'_>) -> Vec<Finding> {
             client
         }
         Err(failure) => {
-            let wrong = Finding::new("credential", Verdict::Wrong, failure.to_string());
-            findings.push(wrong.advice(ErrorHint::MISSING_CREDENTIAL.to_string()));
+            // An invalid base URL is already reported.
+            if url_is_valid {
+                findings.push(failed("credential", &failure));
+            }
             return findings;
         }
     };
@@ -49,17 +53,28 @@ pub(super) async fn all(shell: &mut Shell<'_>) -> Vec<Finding> {
     findings
 }
 
+/// Reports an error that prevents the remaining checks, with its hint as advice.
+fn failed(what: &'static str, failure: &CommandError) -> Finding {
+    let finding = Finding::new(what, Verdict::Wrong, failure.to_string());
+    Finding { advice: failure.hint_text(), ..finding }
+}
+
 fn version() -> Finding {
     let found = format!("tinkex {}, protocol 0.36", env!("CARGO_PKG_VERSION"));
     Finding::new("version", Verdict::Ok, found)
 }
 
-/// Reports the server. The settings are valid, otherwise the command would not run.
+/// Checks and reports the base URL. Flags and profile are valid, otherwise the command would not
+/// run, but `TINKER_BASE_URL` may be invalid.
 fn configuration(shell: &Shell<'_>, env: &Env) -> Finding {
     let url = match shell.settings.local {
         true => "the local server".to_owned(),
         false => shell.settings.server(shell.environment),
     };
+    if let (false, Err(error)) = (shell.settings.local, url.parse::<BaseUrl>()) {
+        return Finding::new("configuration", Verdict::Wrong, format!("TINKER_BASE_URL: {error}"))
+            .advice("Set it to a URL such as http://localhost:8080.");
+    }
     let finding = Finding::new("configuration", Verdict::Ok, url.clone());
     if url.starts_with("http://") && !is_loopback(&url) {
         let advice = "Use https: without it, the API key is sent unencrypted.";

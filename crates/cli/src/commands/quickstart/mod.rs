@@ -9,6 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use tinkex::{Chat, Message, SamplingClient, SamplingParams, SaveOptions, TooLong, TrainingClient};
 
+use crate::args::positive;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::output::Shell;
@@ -41,7 +42,7 @@ Examples:
   tinkex quickstart --json       print the metrics and responses as JSON")]
 pub(crate) struct QuickstartArgs {
     /// Number of training steps
-    #[arg(long, value_name = "N", default_value_t = 70, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 70, value_parser = positive::<u64>)]
     steps: u64,
 }
 

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::args::{positive, whole_number};
+
 use super::plan::Schedule;
 use super::plot;
 use super::state::LearnFrom;
@@ -103,7 +105,7 @@ pub(super) struct RunArgs {
         long,
         value_name = "N",
         default_value_t = 16,
-        value_parser = clap::value_parser!(u32).range(1..),
+        value_parser = positive::<u32>,
         help_heading = "Model"
     )]
     pub(super) rank: u32,
@@ -126,7 +128,13 @@ pub(super) struct RunArgs {
     )]
     pub(super) schedule: Schedule,
     /// Number of steps over which the learning rate rises to its peak
-    #[arg(long, value_name = "STEPS", default_value_t = 0, help_heading = "Optimization")]
+    #[arg(
+        long,
+        value_name = "STEPS",
+        default_value_t = 0,
+        value_parser = whole_number::<u64>,
+        help_heading = "Optimization"
+    )]
     pub(super) warmup: u64,
     /// Number of examples per step
     #[arg(
@@ -134,7 +142,7 @@ pub(super) struct RunArgs {
         long,
         value_name = "N",
         default_value_t = 16,
-        value_parser = positive,
+        value_parser = positive::<usize>,
         help_heading = "Optimization"
     )]
     pub(super) batch_size: usize,
@@ -152,15 +160,21 @@ pub(super) struct RunArgs {
     #[arg(
         long,
         value_name = "N",
-        value_parser = clap::value_parser!(u64).range(1..),
+        value_parser = positive::<u64>,
         help_heading = "Optimization"
     )]
     pub(super) steps: Option<u64>,
     /// Seed of the example order and the initial weights
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Optimization")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        value_parser = whole_number::<u64>,
+        help_heading = "Optimization"
+    )]
     pub(super) seed: u64,
     /// Maximum length of an example [default: the context length of the model]
-    #[arg(long, value_name = "TOKENS", value_parser = positive, help_heading = "Data")]
+    #[arg(long, value_name = "TOKENS", value_parser = positive::<usize>, help_heading = "Data")]
     pub(super) max_tokens: Option<usize>,
     /// Reject the file if an example is too long instead of truncating the example
     #[arg(long, help_heading = "Data")]
@@ -193,30 +207,33 @@ pub(super) struct RunArgs {
     )]
     pub(super) eval_split: f64,
     /// Evaluation interval; 0 evaluates only before and after [default: one tenth of the run]
-    #[arg(long, value_name = "STEPS", help_heading = "Evaluation and checkpoints")]
+    #[arg(
+        long,
+        value_name = "STEPS",
+        value_parser = whole_number::<u64>,
+        help_heading = "Evaluation and checkpoints"
+    )]
     pub(super) eval_every: Option<u64>,
     /// Checkpoint interval; 0 disables [default: one tenth of the run]
-    #[arg(long, value_name = "STEPS", help_heading = "Evaluation and checkpoints")]
+    #[arg(
+        long,
+        value_name = "STEPS",
+        value_parser = whole_number::<u64>,
+        help_heading = "Evaluation and checkpoints"
+    )]
     pub(super) save_every: Option<u64>,
     /// Number of checkpoints to keep
     #[arg(
         long,
         value_name = "N",
         default_value_t = 2,
-        value_parser = positive,
+        value_parser = positive::<usize>,
         help_heading = "Evaluation and checkpoints"
     )]
     pub(super) keep: usize,
     /// Run folder [default: FILE-run]
     #[arg(long, value_name = "DIR", help_heading = "Run")]
     pub(super) dir: Option<PathBuf>,
-}
-
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number) if number > 0 => Ok(number),
-        _ => Err("expected a whole number above 0".to_owned()),
-    }
 }
 
 fn number(text: &str, is_valid: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {

@@ -31,6 +31,24 @@ impl TrainExample {
     }
 }
 
+/// What the examples of a file are used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DataFile {
+    Training,
+    Evaluation,
+}
+
+impl DataFile {
+    /// Describes a file of this kind in a message: `training file examples.jsonl`.
+    fn describe(self, path: &Path) -> String {
+        let kind = match self {
+            Self::Training => "training",
+            Self::Evaluation => "evaluation",
+        };
+        format!("{kind} file {}", path.display())
+    }
+}
+
 /// Reads all examples of a file. `limit` is the maximum length in tokens and what to do with longer
 /// examples.
 ///
@@ -39,6 +57,7 @@ impl TrainExample {
 /// Returns an error that lists the invalid lines, if there are any, or if the file is empty.
 pub(crate) fn read(
     chat: &Chat,
+    kind: DataFile,
     path: &Path,
     train_on: TrainOn,
     limit: Option<(usize, TooLong)>,
@@ -71,11 +90,11 @@ pub(crate) fn read(
              {\"prompt\": \"…\", \"completion\": \"…\"}."
         };
         let count = format::count(invalid.len(), "invalid line");
-        let message = format!("cannot read training file {shown}: {count}{list}{more}");
+        let message = format!("cannot read {}: {count}{list}{more}", kind.describe(path));
         return Err(CommandError::usage(message).hint(hint));
     }
     if examples.is_empty() {
-        let message = format!("cannot read training file {shown}: the file is empty");
+        let message = format!("cannot read {}: the file is empty", kind.describe(path));
         return Err(CommandError::usage(message)
             .hint("Add at least one conversation or prompt/completion pair."));
     }
@@ -119,13 +138,14 @@ pub(crate) fn split(
     Ok((unzip(train), unzip(eval)))
 }
 
-/// Checks that a training file exists and can be read.
-pub(crate) fn check_readable(path: &Path) -> Result<(), CommandError> {
-    let metadata = File::open(path)
-        .and_then(|file| file.metadata())
-        .map_err(|error| CommandError::file("read", path.display(), &error))?;
+/// Checks that a file exists and can be read.
+pub(crate) fn check_readable(kind: DataFile, path: &Path) -> Result<(), CommandError> {
+    let shown = kind.describe(path);
+    let metadata = File::open(path).and_then(|file| file.metadata()).map_err(|error| {
+        CommandError::file("read", &shown, &error).hint("Pass the path of a JSON Lines file.")
+    })?;
     if metadata.is_dir() {
-        let message = format!("cannot read training file {}: it is a folder", path.display());
+        let message = format!("cannot read {shown}: it is a folder");
         return Err(CommandError::usage(message)
             .hint("Pass a JSON Lines file. To resume the run in a folder, pass --resume DIR."));
     }

@@ -12,7 +12,7 @@ use crate::settings::is_loopback;
 use crate::table::Table;
 
 use super::args::RunArgs;
-use super::data::{self, TrainExample};
+use super::data::{self, DataFile, TrainExample};
 use super::state::RunConfig;
 
 /// Default number of checkpoints and of evaluations in a run.
@@ -109,9 +109,9 @@ impl Examples {
         is_new: bool,
     ) -> Result<(Self, RunConfig), CommandError> {
         let (learn, limit) = (config.learn.into(), config.length_limit());
-        let examples = data::read(chat, &config.file, learn, limit)?;
+        let examples = data::read(chat, DataFile::Training, &config.file, learn, limit)?;
         let (train, eval) = match &config.eval_file {
-            Some(file) => (examples, data::read(chat, file, learn, limit)?),
+            Some(file) => (examples, data::read(chat, DataFile::Evaluation, file, learn, limit)?),
             None => data::split(examples, config.eval_split, config.seed)?,
         };
         if is_new {

@@ -76,13 +76,15 @@ impl MetricsLog {
         Ok(log)
     }
 
-    pub(crate) fn step(&mut self, line: StepLine) -> Result<(), CommandError> {
+    /// Appends the line of a step to the file and keeps it for the plot.
+    pub(crate) fn add_step(&mut self, line: StepLine) -> Result<(), CommandError> {
         self.write(&line)?;
         self.steps.push(line);
         Ok(())
     }
 
-    pub(crate) fn eval(&mut self, line: EvalLine) -> Result<(), CommandError> {
+    /// Appends the line of an evaluation to the file and keeps it for the plot.
+    pub(crate) fn add_eval(&mut self, line: EvalLine) -> Result<(), CommandError> {
         self.write(&line)?;
         self.evals.push(line);
         Ok(())

@@ -28,6 +28,7 @@ use crate::error::{CommandError, Exit};
 use crate::output::Shell;
 
 pub(crate) use args::{TrainArgs, usage_hint};
+use data::DataFile;
 use examples::Examples;
 use metrics_log::MetricsLog;
 use plan::TrainPlan;
@@ -80,8 +81,10 @@ async fn prepare(
         Some(state) => state.check_files()?,
         // Checked now, because starting a local server takes longer than reporting a missing file.
         None => {
-            for file in [&run_args.file, &run_args.eval_file].into_iter().flatten() {
-                data::check_readable(file)?;
+            let train = run_args.file.iter().map(|file| (DataFile::Training, file));
+            let eval = run_args.eval_file.iter().map(|file| (DataFile::Evaluation, file));
+            for (kind, file) in train.chain(eval) {
+                data::check_readable(kind, file)?;
             }
         }
     }

@@ -54,11 +54,11 @@ impl ActiveRun {
         // Draw the empty plot now, to fail before training if the file cannot be written.
         self.plot()?;
         shell.notice(&format!(
-            "{} {}: {} examples, {} steps, folder {}",
+            "{} {}: {}, {}, folder {}",
             if from > 0 { "resuming" } else { "training" },
             config.model,
-            examples.train.len(),
-            config.steps - from,
+            format::count(examples.train.len(), "example"),
+            format::count(config.steps - from, "step"),
             self.folder.display()
         ));
         let interrupt = shell.environment.interrupt.clone();
@@ -78,7 +78,7 @@ impl ActiveRun {
                 TrainEvent::Step(result) => {
                     step = result.step;
                     progress.finish_step(shell, step, result.tokens, result.loss);
-                    self.metrics.step(StepLine {
+                    self.metrics.add_step(StepLine {
                         step,
                         epoch: plan.epochs(step),
                         loss: result.loss,
@@ -89,7 +89,7 @@ impl ActiveRun {
                 }
                 TrainEvent::Evaluated { step, loss } => {
                     progress.set_eval_loss(loss);
-                    self.metrics.eval(EvalLine { step, eval_loss: loss })?;
+                    self.metrics.add_eval(EvalLine { step, eval_loss: loss })?;
                 }
                 TrainEvent::Saved { step, path } => self.add_checkpoint(step, &path).await?,
                 TrainEvent::Stopping => {
@@ -185,6 +185,11 @@ impl ActiveRun {
             Ok(outcome) => outcome,
             Err(error) => {
                 let hint = match self.state.step() {
+                    // The model was not created. A resumed run would send the same request.
+                    0 if self.state.run_id.is_none() && error.is_rejected_request() => format!(
+                        "Start a new run with other options; {folder} contains no checkpoint and \
+                         can be deleted."
+                    ),
                     0 => format!("Nothing was saved. Start again with: {resume}"),
                     step => format!("Resume from step {step} with: {resume}"),
                 };
@@ -226,8 +231,8 @@ impl ActiveRun {
         let loss =
             |line: Option<&StepLine>| format::or_na(line.map(|line| format!("{:.3}", line.loss)));
         let mut text = format!(
-            "Trained {} steps in {} ({} tokens/s): loss {} → {}",
-            outcome.step,
+            "Trained {} in {} ({} tokens/s): loss {} → {}",
+            format::count(outcome.step, "step"),
             format::short_duration(outcome.seconds),
             thousands(outcome.tokens_per_second),
             loss(first),

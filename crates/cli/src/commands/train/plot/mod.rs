@@ -221,7 +221,8 @@ mod tests {
     use super::super::metrics_log::{EvalLine, StepLine};
     use super::*;
 
-    pub(super) fn record(losses: &[f64]) -> MetricsLog {
+    /// Returns metrics with these losses and one evaluation.
+    pub(super) fn metrics_with(losses: &[f64]) -> MetricsLog {
         let line = |(step, loss): (usize, &f64)| StepLine {
             step: step as u64 + 1,
             epoch: 0.0,
@@ -241,7 +242,7 @@ mod tests {
     #[test]
     fn every_point_is_inside_the_axes() {
         for losses in [vec![], vec![0.0], vec![3.2, 1.5, f64::NAN, 0.2], vec![1e-9; 3], vec![4e7]] {
-            for shape in shapes(&record(&losses), "a title") {
+            for shape in shapes(&metrics_with(&losses), "a title") {
                 let PlotShape::Line { points, .. } = shape else { continue };
                 for (x, y) in points {
                     assert!((LEFT..=WIDTH - RIGHT).contains(&x), "{x} of {losses:?}");

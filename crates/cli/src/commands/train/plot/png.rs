@@ -7,8 +7,11 @@ use super::{Color, HEIGHT, INK, PlotShape, Point, SCALE, TextAnchor, WHITE, WIDT
 /// Bitmap font: printable ASCII from the space on, 16 glyphs per band, each 5 dots wide with 1 dot
 /// between. The last glyph replaces all other characters.
 const LETTERS: &str = include_str!("letters.txt");
-const LETTERS_IN_ROW: usize = 16;
+/// Number of glyphs per band.
+const LETTERS_IN_BAND: usize = 16;
+/// Width of a glyph in dots, without the space after it.
 const LETTER_WIDTH: usize = 5;
+/// Height of a glyph in dots.
 const LETTER_ROWS: usize = 8;
 /// Rows above the baseline; the last row is for descenders.
 const ROWS_ABOVE_BASELINE: usize = 7;
@@ -76,10 +79,10 @@ impl Canvas {
 
     /// Draws a line through points. `half_width` is in pixels.
     fn line(&mut self, points: &[Point], color: Color, half_width: f64) {
-        let ends = |least: Point, point: &Point| (least.0.min(point.0), least.1.min(point.1));
-        let low = points.iter().fold((f64::MAX, f64::MAX), ends);
-        let ends = |most: Point, point: &Point| (most.0.max(point.0), most.1.max(point.1));
-        let high = points.iter().fold((0.0, 0.0), ends);
+        let minimum = |least: Point, point: &Point| (least.0.min(point.0), least.1.min(point.1));
+        let low = points.iter().fold((f64::MAX, f64::MAX), minimum);
+        let maximum = |most: Point, point: &Point| (most.0.max(point.0), most.1.max(point.1));
+        let high = points.iter().fold((0.0, 0.0), maximum);
         let all = self.area(low, high, half_width + 1.0);
         let row = all.right.saturating_sub(all.left);
         // Coverage of each pixel. The maximum, not the sum: segments overlap where they meet.
@@ -152,7 +155,7 @@ fn dots<'a>(table: &'a [&[u8]], letter: char) -> impl Iterator<Item = (usize, us
         Ok(code @ b' '..=b'~') => usize::from(code - b' '),
         _ => usize::from(b'~' - b' ') + 1,
     };
-    let (band, column) = (glyph / LETTERS_IN_ROW, glyph % LETTERS_IN_ROW);
+    let (band, column) = (glyph / LETTERS_IN_BAND, glyph % LETTERS_IN_BAND);
     let positions = (0..LETTER_ROWS).flat_map(|y| (0..LETTER_WIDTH).map(move |x| (x, y)));
     positions.filter(move |(x, y)| {
         let row = table.get(band * LETTER_ROWS + y);
@@ -190,7 +193,7 @@ fn distance_to_segment(point: Point, from: Point, to: Point) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{HELD_OUT, TRAINING, shapes, tests::record};
+    use super::super::{HELD_OUT, TRAINING, shapes, tests::metrics_with};
     use super::*;
 
     /// Decodes an image.
@@ -206,7 +209,7 @@ mod tests {
     #[test]
     fn curves_and_dots_are_at_their_coordinates() {
         let losses: Vec<f64> = (0..40_i32).map(|step| 4.0 * 0.95_f64.powi(step)).collect();
-        let shapes = shapes(&record(&losses), "tinkex/tiny on talks.jsonl");
+        let shapes = shapes(&metrics_with(&losses), "tinkex/tiny on examples.jsonl");
         let (width, height, pixels) = pixels(&render(&shapes).unwrap());
         assert_eq!((width, height, pixels.len()), (1600, 880, 1600 * 880));
         let at = |(x, y): Point| pixels[whole(y * SCALE) * width + whole(x * SCALE)];
@@ -250,7 +253,7 @@ mod tests {
     fn every_printable_character_has_a_glyph() {
         let table: Vec<&[u8]> = LETTERS.lines().map(str::as_bytes).collect();
         assert_eq!(table.len(), 6 * LETTER_ROWS);
-        let wide = LETTERS_IN_ROW * (LETTER_WIDTH + 1) - 1;
+        let wide = LETTERS_IN_BAND * (LETTER_WIDTH + 1) - 1;
         assert!(table.iter().all(|line| line.len() == wide));
         let drawn = |letter| dots(&table, letter).collect::<Vec<_>>();
         let all: Vec<_> = ('!'..='~').map(drawn).collect();

@@ -61,12 +61,12 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{shapes, tests::record};
+    use super::super::{shapes, tests::metrics_with};
     use super::*;
 
     #[test]
     fn text_is_escaped() {
-        let text = render(&shapes(&record(&[2.0, 1.0]), "a <b> & c"));
+        let text = render(&shapes(&metrics_with(&[2.0, 1.0]), "a <b> & c"));
         assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"), "{text}");
         assert!(text.contains(">a &lt;b&gt; &amp; c</text>"), "{text}");
         assert!(text.contains("stroke=\"#1f5fa8\" stroke-width=\"2\" points=\""), "{text}");
