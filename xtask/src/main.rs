@@ -47,10 +47,10 @@ Usage: cargo xtask <command>
                     --sdk VERSION    Test one version only: 0.36.0 or 0.25.0
                     --without-torch  Skip the custom losses
   contract        Run the contract suite against any Tinker server
-                    --base-url URL        Address of the server
+                    --base-url URL        Base URL of the server
                     --api-key-file FILE   File that contains the API key
                     --model NAME          Base model [default: the first that the server lists]
-  crash           Train while the server is killed and the disk is full, over many seeds
+  crash           Train while the server is killed and its disk fills up, with 25 random seeds
   fuzz [server]   Fuzz all decoders of the wire crate, or all routes of a server
                     --seconds N   Duration [default: 60]
                     --seed N      Seed of the run to repeat

@@ -17,7 +17,6 @@ pub(crate) fn run() -> Result<(), XtaskError> {
     let _ = std::fs::remove_dir_all(&data);
     let output = tool("quickstart", target().join("release/tinkex"), &["quickstart"])
         .variable("TINKEX_DATA_DIR", &data.to_string_lossy())
-        .variable("COLUMNS", "100")
         .output()?;
     let path = root().join(SVG);
     let failed = |error| XtaskError::new(format!("cannot write {}: {error}", path.display()));

@@ -76,7 +76,8 @@ fn parse_options<'a>(options: &[&'a str]) -> Result<(Vec<&'a str>, usize), Xtask
     while let Some(option) = options.next() {
         if *option == "--repeat" {
             let number = options.next().and_then(|number| number.parse().ok());
-            repeats = number.ok_or_else(|| XtaskError::new("--repeat needs a number"))?;
+            repeats =
+                number.ok_or_else(|| XtaskError::new("bench engine: --repeat needs a number"))?;
         } else if rows::labels().any(|label| label == *option) {
             labels.push(*option);
         } else {
