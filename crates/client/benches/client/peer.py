@@ -1,4 +1,7 @@
-"""The same work, done with the Python SDK: KIND URL COUNT CONCURRENT, as in `work.rs`."""
+"""Runs the workloads of `work.rs` with the Python SDK.
+
+    python peer.py KIND URL COUNT CONCURRENT
+"""
 
 import sys
 import time
@@ -36,7 +39,7 @@ async def sample(sampler, n):
         sys.exit(f"sample {n} has the result of {tokens[0]}")
 
 
-async def many(sampler, count, concurrent):
+async def run_samples(sampler, count, concurrent):
     numbers = iter(range(count))
 
     async def worker():
@@ -48,15 +51,15 @@ async def many(sampler, count, concurrent):
 
 async def samples(service, count, concurrent):
     sampler = await service.create_sampling_client_async(base_model=MODEL)
-    await many(sampler, 2 * concurrent, concurrent)
+    await run_samples(sampler, 2 * concurrent, concurrent)
     cpu, wall = time.process_time(), time.perf_counter()
-    await many(sampler, count, concurrent)
+    await run_samples(sampler, count, concurrent)
     report(count, cpu, wall)
 
 
 async def steps(service, count):
     model = await service.create_lora_training_client_async(base_model=MODEL, rank=32)
-    # Arrays are what the SDK takes with the least work.
+    # The SDK converts numpy arrays faster than lists.
     random = np.random.default_rng(1)
 
     def datum():

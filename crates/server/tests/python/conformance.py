@@ -29,18 +29,19 @@ CHECKS = []
 
 
 def check(function):
+    """Registers a check: a function of the service client that raises on failure."""
     CHECKS.append(function)
     return function
 
 
-def datum(prompt, completion, **more):
-    """Builds a datum with weight 1 for the completion and further float inputs."""
+def datum(prompt, completion, **float_inputs):
+    """Builds a datum whose completion has weight 1, with further float inputs."""
     tokens = prompt + completion
     inputs = {
         "target_tokens": np.array(tokens[1:], dtype=np.int64),
         "weights": np.array([0.0] * (len(prompt) - 1) + [1.0] * len(completion), dtype=np.float32),
     }
-    inputs.update({key: np.array(value, dtype=np.float32) for key, value in more.items()})
+    inputs.update({key: np.array(value, dtype=np.float32) for key, value in float_inputs.items()})
     tensors = {key: types.TensorData.from_numpy(value) for key, value in inputs.items()}
     return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=tensors)
 
@@ -49,18 +50,20 @@ def prompt(*tokens):
     return types.ModelInput.from_ints(list(tokens))
 
 
-def params(**more):
-    return types.SamplingParams(**{"max_tokens": 8, "stop": [], **more})
+def params(**changes):
+    """Returns sampling parameters for 8 tokens without a stop condition, with changes."""
+    return types.SamplingParams(**{"max_tokens": 8, "stop": [], **changes})
 
 
 def train(model, steps, data=None):
     """Trains a model and returns the loss of each step."""
     losses = []
     for _ in range(steps):
-        passed = model.forward_backward(data or [datum([5, 6, 7], [8, 9, 10])] * 4, "cross_entropy")
-        stepped = model.optim_step(types.AdamParams(learning_rate=1e-2))
-        losses.append(passed.result().metrics["loss:sum"])
-        stepped.result()
+        batch = data or [datum([5, 6, 7], [8, 9, 10])] * 4
+        forward_backward = model.forward_backward(batch, "cross_entropy")
+        optim_step = model.optim_step(types.AdamParams(learning_rate=1e-2))
+        losses.append(forward_backward.result().metrics["loss:sum"])
+        optim_step.result()
     return losses
 
 
@@ -154,8 +157,8 @@ def states_are_saved_loaded_and_resumed(service):
 @check
 def equal_seeds_give_equal_samples(service):
     sampler = service.create_sampling_client(base_model=MODEL)
-    draw = lambda seed: sampler.sample(prompt(3, 4, 5), 3, params(seed=seed)).result().sequences
-    one, two, other = draw(7), draw(7), draw(8)
+    sample = lambda seed: sampler.sample(prompt(3, 4, 5), 3, params(seed=seed)).result().sequences
+    one, two, other = sample(7), sample(7), sample(8)
     assert [s.tokens for s in one] == [s.tokens for s in two]
     assert len({tuple(s.tokens) for s in one}) == 3
     assert [s.tokens for s in one] != [s.tokens for s in other]
@@ -194,8 +197,8 @@ def saved_weights_give_equal_samples(service):
     named = service.create_sampling_client(model_path=path)
     ephemeral = model.save_weights_and_get_sampling_client()
     train(model, 1)
-    draw = lambda sampler: sampler.sample(prompt(5, 6), 2, params(seed=1)).result().sequences
-    assert [s.tokens for s in draw(named)] == [s.tokens for s in draw(ephemeral)]
+    sample = lambda sampler: sampler.sample(prompt(5, 6), 2, params(seed=1)).result().sequences
+    assert [s.tokens for s in sample(named)] == [s.tokens for s in sample(ephemeral)]
     fails(lambda: service.create_sampling_client(model_path="tinker://no:train:0/sampler_weights/x"), "does not exist")
 
 
@@ -269,9 +272,9 @@ def custom_losses_train_like_the_built_in_one(service):
 
     make = lambda: service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
     expected = run(make(), lambda model: model.forward_backward(data, "cross_entropy").result())
-    given = run(make(), lambda model: model.forward_backward_custom(data, by_hand).result())
+    custom = run(make(), lambda model: model.forward_backward_custom(data, by_hand).result())
     close = lambda a, b: all(math.isclose(x, y, rel_tol=1e-5) for x, y in zip(a, b))
-    assert len(given) == 4 and close(expected, given), (expected, given)
+    assert len(custom) == 4 and close(expected, custom), (expected, custom)
 
 
 @check
@@ -286,14 +289,14 @@ def traced_losses_run_on_the_server(service):
 
     data = [datum([5, 6], [7, 8]), datum([9], [4, 3])]
     make = lambda: service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
-    built_in, own = make(), make()
+    built_in, custom = make(), make()
     loss = service.create_custom_loss(traced, {"logprobs": 1, "weights": 1}).result()
     for _ in range(4):
         expected = built_in.forward_backward(data, "cross_entropy").result().metrics
-        output = own.forward_backward_custom(data, loss).result()
+        output = custom.forward_backward_custom(data, loss).result()
         assert math.isclose(expected["loss:sum"], output.metrics["loss:sum"], rel_tol=1e-5), (expected, output.metrics)
         assert output.metrics["custom/likelihood:sum"] > 0
-        for model in (built_in, own):
+        for model in (built_in, custom):
             model.optim_step(types.AdamParams(learning_rate=1e-2)).result()
 
 
@@ -317,7 +320,8 @@ def custom_losses_agree_with_torch_at_kinks(service):
     ran = 0
     for name, function, at, y, *_ in kinks.CASES:
         case = recorded[name]
-        # Clients that execute the loss themselves get torch's NaN in masked branches.
+        # Skip losses and gradients that are not finite: an SDK that computes the loss itself gets torch's
+        # NaN in masked branches.
         if not all(isinstance(x, float) for x in [case["loss"], *case["gradient"], *case.get("torch_gradient", [])]):
             continue
 
