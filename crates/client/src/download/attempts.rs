@@ -1,14 +1,13 @@
 //! Counts failed attempts of downloads and hub requests, and waits between them.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use http::HeaderMap;
 use tokio::time::Instant;
 
-use crate::error::{Error, Result};
-use crate::hint::Hint;
+use crate::error::Result;
 use crate::targets;
 use crate::transport::delay;
+use crate::transport::failed_attempt::FailedAttempt;
 
 /// Retry state of one operation: counts the failures since the last progress.
 #[derive(Debug)]
@@ -18,33 +17,6 @@ pub(crate) struct Attempts {
     time_limit: Option<Duration>,
     start: Instant,
     failures: u32,
-}
-
-/// Error of one attempt, with the delay that the server asked for.
-#[derive(Debug)]
-pub(crate) struct AttemptError {
-    pub(crate) error: Error,
-    /// Seconds, from `retry-after`.
-    retry_after: Option<f64>,
-}
-
-impl AttemptError {
-    /// Creates the error for a response with an unexpected status.
-    pub(crate) fn of_response(status: u16, headers: &HeaderMap, body: &[u8]) -> Self {
-        let retry_after = delay::retry_after(headers, SystemTime::now());
-        let error = Error::from_response(status, body, delay::to_duration(retry_after));
-        Self { error, retry_after }
-    }
-
-    pub(crate) fn with_hint(self, hint: impl Into<Hint>) -> Self {
-        Self { error: self.error.with_hint(hint), ..self }
-    }
-}
-
-impl From<Error> for AttemptError {
-    fn from(error: Error) -> Self {
-        Self { error, retry_after: None }
-    }
 }
 
 impl Attempts {
@@ -68,15 +40,15 @@ impl Attempts {
     ///
     /// # Errors
     /// The error of the attempt, if it is not retryable or no retry is left.
-    pub(crate) async fn wait_before_retry(&mut self, failed: AttemptError) -> Result<()> {
+    pub(crate) async fn wait_before_retry(&mut self, failed: FailedAttempt) -> Result<()> {
         self.failures += 1;
-        let AttemptError { error, retry_after } = failed;
-        let wait = delay::before_retry(self.failures - 1, retry_after, fastrand::f64());
+        let wait = delay::before_retry(self.failures - 1, failed.retry_after, fastrand::f64());
         let late =
             self.time_limit.is_some_and(|time_limit| self.start.elapsed() + wait > time_limit);
-        if late || self.failures > self.max_retries || !error.is_retryable() {
-            return Err(error.after(self.failures, self.start.elapsed()));
+        if late || self.failures > self.max_retries || !failed.is_retryable() {
+            return Err(failed.error.after(self.failures, self.start.elapsed()));
         }
+        let error = failed.error;
         let (status, seconds, attempt) = (error.status(), wait.as_secs_f64(), self.failures);
         tracing::debug!(
             target: targets::RETRY, %error, status, seconds, attempt, "retrying request"
@@ -88,10 +60,12 @@ impl Attempts {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::error::ErrorKind;
+    use http::HeaderMap;
 
-    fn lost() -> AttemptError {
+    use super::*;
+    use crate::error::{Error, ErrorKind};
+
+    fn lost() -> FailedAttempt {
         Error::new(ErrorKind::Connect, "connection lost").into()
     }
 
@@ -111,7 +85,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn permanent_errors_and_the_time_limit_end_the_retries() {
-        let refused = AttemptError::of_response(403, &HeaderMap::new(), b"");
+        let refused = FailedAttempt::from_parts(403, &HeaderMap::new(), b"");
         let error = Attempts::new(5).wait_before_retry(refused).await.unwrap_err();
         assert_eq!(error.status(), Some(403));
         let mut attempts = Attempts::new(100).within(Some(Duration::from_secs(20)));
@@ -123,7 +97,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_delay_that_the_server_asks_for_is_respected() {
         let headers = [(http::header::RETRY_AFTER, http::HeaderValue::from_static("7"))];
-        let busy = AttemptError::of_response(503, &headers.into_iter().collect(), b"");
+        let busy = FailedAttempt::from_parts(503, &headers.into_iter().collect(), b"");
         let start = Instant::now();
         Attempts::new(1).wait_before_retry(busy).await.unwrap();
         assert_eq!(start.elapsed(), Duration::from_secs(7));

@@ -12,11 +12,12 @@ use tinkex_files::remove_file_if_exists;
 use url::Url;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::transport::failed_attempt::FailedAttempt;
 use crate::transport::http::{HttpService, Lane};
 use crate::transport::redirect;
 use crate::transport::retry::RetryPolicy;
 
-use super::attempts::{AttemptError, Attempts};
+use super::attempts::Attempts;
 use super::resume::{PartialFile, ResumableDownload, Validator, blocking, parse_url, to_uri};
 
 /// Maximum time without received bytes.
@@ -124,8 +125,8 @@ impl FileFetcher<'_> {
 }
 
 /// Creates the error for a response with an unexpected status.
-fn refused(status: u16, headers: &HeaderMap, body: &[u8]) -> AttemptError {
-    let failed = AttemptError::of_response(status, headers, body);
+fn refused(status: u16, headers: &HeaderMap, body: &[u8]) -> FailedAttempt {
+    let failed = FailedAttempt::from_parts(status, headers, body);
     match failed.error.kind() {
         // Replace the hint about the API key: none was sent.
         ErrorKind::Auth => failed.with_hint(EXPIRED_HINT),

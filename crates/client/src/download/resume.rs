@@ -17,10 +17,11 @@ use http::{Request, Response, Uri};
 use url::{Origin, Url};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::transport::failed_attempt::FailedAttempt;
 use crate::transport::http::{HttpService, Lane, ResponseBody};
 use crate::transport::redirect;
 
-use super::attempts::{AttemptError, Attempts};
+use super::attempts::Attempts;
 
 /// Bytes collected before they are written to the file.
 const BUFFER: usize = 1 << 20;
@@ -80,7 +81,7 @@ pub(crate) struct ResumableDownload<'a> {
     /// Returns the headers for a request to an origin, credentials included.
     pub(crate) headers: &'a (dyn Fn(&Origin) -> Result<HeaderMap> + Send + Sync),
     /// Describes a response with an unexpected status.
-    pub(crate) refused: &'a (dyn Fn(u16, &HeaderMap, &[u8]) -> AttemptError + Send + Sync),
+    pub(crate) refused: &'a (dyn Fn(u16, &HeaderMap, &[u8]) -> FailedAttempt + Send + Sync),
     /// Called with the bytes on disk and the total size, if known.
     pub(crate) on_progress: &'a (dyn Fn(u64, Option<u64>) + Send + Sync),
 }
@@ -100,7 +101,7 @@ enum RequestOutcome {
     Complete,
     /// The requested piece arrived, or the download starts over.
     Continue,
-    Failed(AttemptError),
+    Failed(FailedAttempt),
 }
 
 impl ResumableDownload<'_> {

@@ -14,10 +14,11 @@ use tinkex_wire::Secret;
 use url::{Origin, Url};
 
 use crate::config::BaseUrl;
-use crate::download::attempts::{AttemptError, Attempts};
+use crate::download::attempts::Attempts;
 use crate::download::resume::{parse_url, to_uri};
 use crate::error::{Error, ErrorKind, Result, is_retryable_status};
 use crate::tokenizer::Hub;
+use crate::transport::failed_attempt::FailedAttempt;
 use crate::transport::header::{USER_AGENT_VALUE, put_secret};
 use crate::transport::http::{HttpService, Lane};
 use crate::transport::redirect;
@@ -113,7 +114,7 @@ impl HubApi {
                     if !is_retryable_status(status) || status == 409 {
                         return Ok(response);
                     }
-                    AttemptError::of_response(status, response.headers(), response.body())
+                    FailedAttempt::from_response(&response)
                 }
                 Err(error) => error.into(),
             };
@@ -239,8 +240,7 @@ fn success(response: Response<Bytes>) -> Result<Response<Bytes>> {
     if response.status().is_success() {
         return Ok(response);
     }
-    let status = response.status().as_u16();
-    Err(AttemptError::of_response(status, response.headers(), response.body()).error)
+    Err(FailedAttempt::from_response(&response).error)
 }
 
 pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {

@@ -8,13 +8,14 @@ use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, ETAG};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use url::Url;
 
-use crate::download::attempts::{AttemptError, Attempts};
+use crate::download::attempts::Attempts;
 use crate::download::resume::{
     PartialFile as _, ResumableDownload, Validator, blocking, parse_url,
 };
 use crate::error::Result;
 use crate::push::escape_segment;
 use crate::push::hub_api::{HubApi, HubRequest, MAX_RETRIES};
+use crate::transport::failed_attempt::FailedAttempt;
 use crate::transport::http::Lane;
 
 use super::cache::{ExpectedContent, OpenedBlob, TokenizerCache, cache_error};
@@ -155,8 +156,8 @@ impl HubApi {
         parse_url(&self.endpoint.join(&format!("{}/resolve/{revision}/{file}", id.repo())))
     }
 
-    fn refused(&self, status: u16, headers: &HeaderMap, body: &[u8]) -> AttemptError {
-        AttemptError::of_response(status, headers, body).with_hint(self.hint(status))
+    fn refused(&self, status: u16, headers: &HeaderMap, body: &[u8]) -> FailedAttempt {
+        FailedAttempt::from_parts(status, headers, body).with_hint(self.hint(status))
     }
 
     /// Returns the hint for a download that failed with this status.

@@ -9,6 +9,7 @@ pub(crate) mod backoff;
 pub(crate) mod backoff_registry;
 mod billing;
 pub(crate) mod delay;
+pub(crate) mod failed_attempt;
 pub(crate) mod header;
 pub(crate) mod http;
 mod instrument;
@@ -45,11 +46,12 @@ use auth::TokenCache;
 use backoff::RequestBackoff;
 use billing::BillingState;
 pub(crate) use billing::DELAY as BILLING_DELAY;
+use failed_attempt::FailedAttempt;
 use http::HttpService;
 use instrument::RequestEvents;
 use redirect::RedirectChain;
 use request_policy::{RequestCredential, RequestPolicy};
-use retry::{FailedAttempt, RetryPolicy, RetryState};
+use retry::{RetryPolicy, RetryState};
 
 /// Number of headers that the transport adds to a request at most.
 const OWN_HEADERS: usize = 7;

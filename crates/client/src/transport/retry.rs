@@ -11,21 +11,20 @@
 //! * A sampling request that shares a [`Backoff`](super::backoff::Backoff) is repeated after every
 //!   429, once the backoff is over. Only the retry timeout ends that.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use bytes::Bytes;
-use http::Response;
 use serde_json::json;
 use tinkex_wire::JsonObject;
 use tokio::time::{Instant, sleep};
 
-use crate::error::{Error, is_retryable_status};
+use crate::error::Error;
 use crate::targets;
 use crate::telemetry::EventQueue;
 
 use super::backoff::RequestBackoff;
 use super::billing::{self, BillingState};
 use super::delay;
+use super::failed_attempt::FailedAttempt;
 use super::instrument;
 use super::request_policy::RequestPolicy;
 
@@ -155,52 +154,6 @@ impl RetryPolicy {
             billing_wait: self.retry_timeout.is_none() || self.billing_wait,
             ..policy
         }
-    }
-}
-
-/// Failed attempt, with what the server asked the client to do next.
-pub(crate) struct FailedAttempt {
-    pub(crate) error: Error,
-    /// Delay that the server asked for, in seconds.
-    pub(crate) retry_after: Option<f64>,
-    /// The server's `x-should-retry` override, if present.
-    pub(crate) should_retry: Option<bool>,
-    /// Whether no other attempt can succeed.
-    permanent: bool,
-}
-
-impl FailedAttempt {
-    /// Creates the failure for a response with an error status.
-    pub(crate) fn from_response(response: &Response<Bytes>) -> Self {
-        let retry_after = delay::retry_after(response.headers(), SystemTime::now());
-        let duration = delay::to_duration(retry_after);
-        Self {
-            error: Error::from_response(response.status().as_u16(), response.body(), duration),
-            retry_after,
-            should_retry: delay::should_retry(response.headers()),
-            permanent: false,
-        }
-    }
-
-    /// Creates a failure that is never retried, regardless of the kind of error.
-    pub(crate) fn permanent(error: Error) -> Self {
-        Self { permanent: true, ..Self::from(error) }
-    }
-
-    fn is_retryable(&self) -> bool {
-        if self.permanent {
-            return false;
-        }
-        self.should_retry.unwrap_or_else(|| match self.error.status() {
-            Some(status) => is_retryable_status(status) || status >= 600,
-            None => self.error.is_retryable(),
-        })
-    }
-}
-
-impl From<Error> for FailedAttempt {
-    fn from(error: Error) -> Self {
-        Self { error, retry_after: None, should_retry: None, permanent: false }
     }
 }
 
@@ -353,6 +306,8 @@ mod tests {
     use std::collections::VecDeque;
     use std::sync::Arc;
 
+    use bytes::Bytes;
+    use http::Response;
     use serde_json::Value;
     use tinkex_wire::Route;
 

@@ -1,0 +1,64 @@
+//! [`FailedAttempt`]: an error, and whether and when the server accepts another attempt.
+
+use std::time::SystemTime;
+
+use ::http::{HeaderMap, Response};
+
+use super::delay;
+use crate::error::{Error, is_retryable_status};
+use crate::hint::Hint;
+
+/// Failed attempt, with what the server asked the client to do next.
+#[derive(Debug)]
+pub(crate) struct FailedAttempt {
+    pub(crate) error: Error,
+    /// Delay that the server asked for, in seconds.
+    pub(crate) retry_after: Option<f64>,
+    /// The server's `x-should-retry` override, if present.
+    pub(crate) should_retry: Option<bool>,
+    /// Whether no other attempt can succeed.
+    pub(crate) permanent: bool,
+}
+
+impl FailedAttempt {
+    /// Creates the failure for a response with an unexpected status.
+    pub(crate) fn from_response(response: &Response<impl AsRef<[u8]>>) -> Self {
+        Self::from_parts(response.status().as_u16(), response.headers(), response.body().as_ref())
+    }
+
+    /// Creates the failure for a response of which the start of the body was read.
+    pub(crate) fn from_parts(status: u16, headers: &HeaderMap, body: &[u8]) -> Self {
+        let retry_after = delay::retry_after(headers, SystemTime::now());
+        Self {
+            error: Error::from_response(status, body, delay::to_duration(retry_after)),
+            retry_after,
+            should_retry: delay::should_retry(headers),
+            permanent: false,
+        }
+    }
+
+    /// Creates a failure that is never retried, regardless of the kind of error.
+    pub(crate) fn permanent(error: Error) -> Self {
+        Self { permanent: true, ..Self::from(error) }
+    }
+
+    pub(crate) fn with_hint(self, hint: impl Into<Hint>) -> Self {
+        Self { error: self.error.with_hint(hint), ..self }
+    }
+
+    pub(crate) fn is_retryable(&self) -> bool {
+        if self.permanent {
+            return false;
+        }
+        self.should_retry.unwrap_or_else(|| match self.error.status() {
+            Some(status) => is_retryable_status(status) || status >= 600,
+            None => self.error.is_retryable(),
+        })
+    }
+}
+
+impl From<Error> for FailedAttempt {
+    fn from(error: Error) -> Self {
+        Self { error, retry_after: None, should_retry: None, permanent: false }
+    }
+}
