@@ -8,9 +8,9 @@ use serde_json::Value;
 
 /// Argument of a [`GraphNode`](crate::GraphNode).
 ///
-/// In JSON an argument is a plain value, or an object with one key for a value that JSON cannot express:
-/// `{"ref": "name"}`, `{"tuple": […]}`, `{"slice": [start, stop, step]}`, `{"float": "inf"}` and so
-/// on. Deserialization never fails on an unknown form; it yields [`GraphArg::Unknown`], which
+/// In JSON an argument is a plain value, or an object with one key for a value that JSON cannot
+/// express: `{"ref": "name"}`, `{"tuple": […]}`, `{"slice": [start, stop, step]}`,
+/// `{"float": "inf"}` and so on. Deserialization never fails on an unknown form; it yields [`GraphArg::Unknown`], which
 /// [`LossProgram::new`](crate::LossProgram::new) rejects with the name of the node.
 ///
 /// ```
@@ -101,7 +101,7 @@ impl GraphArg {
             Value::Number(number) => match (number.as_i64(), number.as_f64()) {
                 (Some(integer), _) => Self::Int(integer),
                 (None, Some(float)) => Self::Float(float),
-                (None, None) => return Err(format!("number {number} is out of range")),
+                (None, None) => return Err(format!("number {number} does not fit a float")),
             },
             Value::String(text) => Self::Text(text.clone()),
             Value::Array(items) => Self::List(from_json_list(items)),

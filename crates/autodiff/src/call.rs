@@ -157,7 +157,7 @@ impl<'a> CallArgs<'a> {
         let ignored = |value: &NodeValue| matches!(value, NodeValue::None | NodeValue::Ignored);
         let extra = self.args.iter().flatten().filter(|value| !ignored(value)).count();
         if extra > 0 {
-            return Err(format!("{extra} arguments too many"));
+            return Err(format!("too many positional arguments: {extra} are not supported"));
         }
         for (name, value) in &self.kwargs {
             if let Some(value) = value
@@ -171,7 +171,7 @@ impl<'a> CallArgs<'a> {
     }
 }
 
-/// Maps torch's alternative keywords to the ones used here.
+/// Maps torch's alternative keyword names to the names that the operations take.
 fn alias(name: &str) -> &str {
     match name {
         "self" => "input",

@@ -4,7 +4,7 @@ use crate::array::{Array, ElementKind, broadcast};
 use crate::call::{CallArgs, NodeValue};
 use crate::tape::{LocalGradient, Var};
 
-/// Value of a unary operation, and its slope.
+/// Value of a unary operation, and its slope: the derivative with respect to the operand.
 type ValueAndSlope = (f64, f64);
 /// Value of a binary operation, and its slopes with respect to both operands.
 type ValueAndSlopes = (f64, f64, f64);
@@ -177,7 +177,7 @@ pub(crate) fn promoted(call: &CallArgs<'_>, a: Var, b: Var) -> ElementKind {
     call.tape.get(a).kind.max(call.tape.get(b).kind)
 }
 
-/// Runs the element-wise operation `name`, if it is one with options; otherwise returns `None`.
+/// Runs the element-wise operation `name` if it has options; otherwise returns `None`.
 pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
     let var = match name {
         "softplus" => {
@@ -194,12 +194,12 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
         }
         "gelu" => {
             let x = call.tensor(0, "input")?;
-            let slope = match call.optional_text(1, "approximate")?.as_deref() {
+            let function = match call.optional_text(1, "approximate")?.as_deref() {
                 None | Some("none") => gelu,
                 Some("tanh") => gelu_tanh,
                 Some(other) => return Err(format!("unknown approximation {other:?} of gelu")),
             };
-            call.tape.unary(x, ElementKind::Float, slope)
+            call.tape.unary(x, ElementKind::Float, function)
         }
         "clamp" | "clip" => clamp(call),
         "where" => run_where(call),

@@ -68,10 +68,10 @@ fn tensor_item(call: &mut CallArgs<'_>, x: Var, index: NodeValue) -> Result<Var,
         return masked(call, x, *mask);
     }
     let shape = call.tape.shape(x).to_vec();
-    let used =
+    let indexed =
         parts.iter().filter(|part| !matches!(part, NodeValue::None | NodeValue::Ellipsis)).count();
-    let Some(unindexed) = shape.len().checked_sub(used) else {
-        return Err(format!("{used} indices are too many for a tensor of rank {}", shape.len()));
+    let Some(unindexed) = shape.len().checked_sub(indexed) else {
+        return Err(format!("{indexed} indices are too many for a tensor of rank {}", shape.len()));
     };
     let source_strides = strides(&shape);
     let (mut sizes, mut steps, mut start) = (Vec::new(), Vec::new(), 0_usize);
@@ -134,16 +134,16 @@ fn range(slice: &[Option<i64>; 3], length: usize) -> Result<(usize, isize, usize
     if step < 1 {
         return Err(format!("slice step {step} is not positive"));
     }
-    let signed_length = i64::try_from(length).map_err(|_| "too large".to_owned())?;
+    let too_long = |_| format!("a dimension of length {length} cannot be sliced");
+    let signed_length = i64::try_from(length).map_err(too_long)?;
     let clamp = |at: i64| {
         if at < 0 { at.saturating_add(signed_length).max(0) } else { at.min(signed_length) }
     };
     let (from, to) = (clamp(start.unwrap_or(0)), clamp(stop.unwrap_or(signed_length)));
     let count = if to > from { (to - from - 1) / step + 1 } else { 0 };
-    let unsigned = |n: i64| usize::try_from(n).map_err(|_| "too large".to_owned());
+    let unsigned = |n: i64| usize::try_from(n).map_err(too_long);
     // A larger step selects the same single element, and could overflow in products with strides.
-    let step =
-        isize::try_from(step.min(signed_length.max(1))).map_err(|_| "too large".to_owned())?;
+    let step = isize::try_from(step.min(signed_length.max(1))).map_err(too_long)?;
     // An empty slice may start at `length`, which is not a valid position.
     Ok((unsigned(from)?.min(length.saturating_sub(1)), step, unsigned(count)?))
 }

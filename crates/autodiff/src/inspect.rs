@@ -13,10 +13,6 @@ pub(crate) fn run(
     op: NodeOp,
     call: &mut CallArgs<'_>,
 ) -> Result<Option<NodeValue>, String> {
-    let number = |n: usize| NodeValue::Number(n as f64, ElementKind::Int);
-    let sizes = |call: &CallArgs<'_>, x: Var| {
-        NodeValue::List(call.tape.shape(x).iter().map(|&size| number(size)).collect())
-    };
     let cast = |call: &mut CallArgs<'_>, x: Var, kind: ElementKind| {
         call.tape.unary(x, kind, |x| (kind.cast(x), 1.0)).map(NodeValue::Tensor)
     };
@@ -27,22 +23,22 @@ pub(crate) fn run(
         }
         "size" => {
             let x = call.tensor(0, "input")?;
-            match (sizes(call, x), call.optional(1, "dim")) {
-                (all, None) => all,
-                (NodeValue::List(all), Some(dim)) => {
-                    let at = dimension(&dim, all.len())?;
-                    all.get(at).cloned().ok_or("a scalar has no dimensions")?
+            let shape = call.tape.shape(x).to_vec();
+            match call.optional(1, "dim") {
+                None => sizes(&shape),
+                Some(dim) => {
+                    let at = dimension(&dim, shape.len())?;
+                    count(*shape.get(at).ok_or("a scalar has no dimensions")?)
                 }
-                (other, _) => other,
             }
         }
         "dim" => {
             let x = call.tensor(0, "input")?;
-            number(call.tape.shape(x).len())
+            count(call.tape.shape(x).len())
         }
         "numel" => {
             let x = call.tensor(0, "input")?;
-            number(call.tape.get(x).data.len())
+            count(call.tape.get(x).data.len())
         }
         "detach" => {
             let x = call.tensor(0, "input")?;
@@ -80,7 +76,7 @@ pub(crate) fn run(
             let fill = match name {
                 "zeros_like" => 0.0,
                 "ones_like" => 1.0,
-                _ => call.optional_number(1, "fill_value")?.ok_or("fill_value is missing")?,
+                _ => call.optional_number(1, "fill_value")?.ok_or("argument fill_value is missing")?,
             };
             let kind = call.dtype()?.unwrap_or(call.tape.get(x).kind);
             let shape = call.tape.shape(x).to_vec();
@@ -91,25 +87,29 @@ pub(crate) fn run(
     }))
 }
 
+/// Returns a count as a value.
+fn count(n: usize) -> NodeValue {
+    NodeValue::Number(n as f64, ElementKind::Int)
+}
+
+/// Returns a shape as a list of its sizes.
+fn sizes(shape: &[usize]) -> NodeValue {
+    NodeValue::List(shape.iter().map(|&size| count(size)).collect())
+}
+
 /// Returns an attribute of a tensor, or of the result of `max` or `min` along a dimension.
 fn attribute(call: &mut CallArgs<'_>, object: &NodeValue, name: &str) -> Result<NodeValue, String> {
     if let (NodeValue::List(items), "values" | "indices") = (object, name) {
         let at = usize::from(name == "indices");
-        return items.get(at).cloned().ok_or_else(|| "the list has no such attribute".to_owned());
+        return items.get(at).cloned().ok_or_else(|| format!("the list has no attribute {name:?}"));
     }
     let &NodeValue::Tensor(x) = object else {
         return Err(format!("{} has no attribute {name:?}", describe(object)));
     };
     let array = call.tape.get(x);
     Ok(match name {
-        "shape" => NodeValue::List(
-            array
-                .shape
-                .iter()
-                .map(|&size| NodeValue::Number(size as f64, ElementKind::Int))
-                .collect(),
-        ),
-        "ndim" => NodeValue::Number(array.shape.len() as f64, ElementKind::Int),
+        "shape" => sizes(&array.shape),
+        "ndim" => count(array.shape.len()),
         "dtype" => NodeValue::DType(array.kind),
         "device" => NodeValue::Ignored,
         "T" => {

@@ -124,6 +124,7 @@ impl<'a> NodeValues<'a> {
     }
 }
 
+/// Runs the operation `name` in the first module that implements it.
 fn dispatch(name: &str, op: NodeOp, call: &mut CallArgs<'_>) -> Result<NodeValue, String> {
     if let Some(value) = arithmetic(name, call)? {
         return Ok(value);
@@ -131,8 +132,8 @@ fn dispatch(name: &str, op: NodeOp, call: &mut CallArgs<'_>) -> Result<NodeValue
     if let Some(value) = inspect::run(name, op, call)? {
         return Ok(value);
     }
-    for family in [elementwise::run, reduce::run, shape::run, index::run] {
-        if let Some(value) = family(name, call)? {
+    for run in [elementwise::run, reduce::run, shape::run, index::run] {
+        if let Some(value) = run(name, call)? {
             return Ok(value);
         }
     }

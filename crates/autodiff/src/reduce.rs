@@ -6,6 +6,8 @@ use crate::elementwise::{self, sign};
 use crate::operations::NOT_SUPPORTED;
 use crate::tape::{LocalGradient, Tape, Var};
 
+const NO_ELEMENTS: &str = "max and min need at least one element";
+
 /// Assignment of the elements of a tensor to the elements of the result.
 struct Reduction {
     /// For each element, the element of the result it contributes to.
@@ -158,7 +160,7 @@ fn shared_extreme(
     largest: bool,
 ) -> Result<Var, String> {
     if reduction.group_size == 0 {
-        return Err("max and min need at least one element".to_owned());
+        return Err(NO_ELEMENTS.to_owned());
     }
     let source = tape.get(x);
     let start = if largest { f64::NEG_INFINITY } else { f64::INFINITY };
@@ -203,7 +205,7 @@ fn extreme(name: &str, call: &mut CallArgs<'_>) -> Result<NodeValue, String> {
     let dims = if shape.is_empty() { vec![] } else { vec![dim] };
     let reduction = Reduction::new(&shape, &dims, keep);
     if reduction.group_size == 0 {
-        return Err("max and min need at least one element".to_owned());
+        return Err(NO_ELEMENTS.to_owned());
     }
     let source = &call.tape.get(x).data;
     let mut best: Vec<Option<usize>> = vec![None; reduction.count];
@@ -240,12 +242,13 @@ fn pairwise(
     call.tape.binary(x, other, kind, f).map(NodeValue::Tensor)
 }
 
+/// Runs `var` and `std`.
 fn variance(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
     let mut dim = call.optional(1, "dim");
     let mut unbiased = call.flag(2, "unbiased", true)?;
     if let Some(NodeValue::Number(flag, ElementKind::Bool)) = dim {
-        // `var(x, unbiased)`
+        // The call has the form `var(x, unbiased)`.
         (dim, unbiased) = (None, flag != 0.0);
     }
     let correction =
@@ -303,14 +306,14 @@ fn log_sum_exp(tape: &mut Tape, x: Var, dims: &[usize], keep: bool) -> Result<Va
     let max = tape.detach(max)?;
     // Subtracting an infinite maximum would yield ∞ - ∞ = NaN; subtracting 0 yields that infinity.
     let max =
-        tape.unary(max, ElementKind::Float, |t| (if t.is_finite() { t } else { 0.0 }, 0.0))?;
+        tape.unary(max, ElementKind::Float, |m| (if m.is_finite() { m } else { 0.0 }, 0.0))?;
     let parts =
-        tape.binary(x, max, ElementKind::Float, |x, t| ((x - t).exp(), (x - t).exp(), 0.0))?;
+        tape.binary(x, max, ElementKind::Float, |x, m| ((x - m).exp(), (x - m).exp(), 0.0))?;
     let total = sum(tape, parts, Reduction::new(&shape, dims, keep), ElementKind::Float)?;
     let logs = tape.unary(total, ElementKind::Float, |t| (t.ln(), 1.0 / t))?;
     let shape = tape.shape(logs).to_vec();
     let max = tape.reshaped(max, shape)?;
-    tape.binary(logs, max, ElementKind::Float, |l, t| (l + t, 1.0, 0.0))
+    tape.binary(logs, max, ElementKind::Float, |log, m| (log + m, 1.0, 0.0))
 }
 
 fn cumulative_sum(call: &mut CallArgs<'_>) -> Result<Var, String> {

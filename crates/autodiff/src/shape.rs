@@ -252,9 +252,9 @@ fn roll_dimension(call: &mut CallArgs<'_>, x: Var, shift: i64, dim: usize) -> Re
         return Ok(x);
     }
     let step = strides(&shape)[dim];
-    let signed_length = i64::try_from(length).map_err(|_| "too large".to_owned())?;
-    let back =
-        usize::try_from((-shift).rem_euclid(signed_length)).map_err(|_| "too large".to_owned())?;
+    let too_long = |_| format!("a dimension of length {length} cannot be rolled");
+    let signed_length = i64::try_from(length).map_err(too_long)?;
+    let back = usize::try_from((-shift).rem_euclid(signed_length)).map_err(too_long)?;
     let map = (0..call.tape.get(x).data.len())
         .map(|at| {
             let index = at / step % length;

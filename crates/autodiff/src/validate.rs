@@ -29,7 +29,8 @@ pub(crate) fn validate(inputs: &[GraphInput], graph: &LossGraph) -> Result<Graph
     }
     if graph.nodes.len() > MAX_NODES {
         let count = graph.nodes.len();
-        return Err(Error::graph(format!("{count} nodes, the limit is {MAX_NODES}")));
+        let reason = format!("the graph has {count} nodes, the limit is {MAX_NODES}");
+        return Err(Error::graph(reason));
     }
     let last = graph.nodes.split_last().filter(|(last, _)| last.op == NodeOp::Output);
     let Some((output, nodes)) = last else {
@@ -79,7 +80,9 @@ pub fn validate_inputs(inputs: &[GraphInput]) -> Result<()> {
         _ => return Err(Error::graph("the first input must be `logprobs`, of rank 1 or 2")),
     }
     if inputs.len() > MAX_INPUTS {
-        return Err(Error::graph(format!("{} inputs, the limit is {MAX_INPUTS}", inputs.len())));
+        let count = inputs.len();
+        let reason = format!("the loss has {count} inputs, the limit is {MAX_INPUTS}");
+        return Err(Error::graph(reason));
     }
     for (i, GraphInput { name, rank }) in inputs.iter().enumerate() {
         if !is_input_name(name) {

@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 
 mod graphs;
-
 mod json;
 mod kinks;
 mod random_graphs;
