@@ -62,10 +62,11 @@ pub struct CustomLossCreated {
 }
 
 impl CreateCustomLoss {
-    /// Checks the rules of the protocol. Which operations a graph may use depends on the server.
+    /// Checks the format, the node names and the inputs. The server checks the operations, because
+    /// the supported ones depend on it.
     fn check_all(&self) -> Result<(), InvalidInput> {
         if self.graph.format != GRAPH_FORMAT {
-            let reason = format!("unknown version {}, expected {GRAPH_FORMAT}", self.graph.format);
+            let reason = format!("{} is unknown, expected {GRAPH_FORMAT}", self.graph.format);
             return Err(InvalidInput::new("graph.format", reason));
         }
         let mut names = BTreeSet::new();

@@ -103,7 +103,7 @@ impl LossRecord {
         }
         if starts.len() - 1 != self.datums || end != values.len() {
             let reason = format!(
-                "{} lengths with a sum of {end} for {} datums and {} values",
+                "has {} lengths with a sum of {end}, expected {} lengths with a sum of {}",
                 starts.len() - 1,
                 self.datums,
                 values.len()
@@ -311,7 +311,7 @@ impl<'de> Deserialize<'de> for LossOutputs {
             let mut record = LossRecord::new(1);
             for (name, tensor) in tensors {
                 if tensor.is_sparse() {
-                    return Err(D::Error::custom(format!("{name}: output tensors must be dense")));
+                    return Err(D::Error::custom(format!("{name} is sparse, expected a dense tensor")));
                 }
                 let trailing = Shape::from(tensor.shape().dims().get(1..).unwrap_or(&[]));
                 let values = tensor.values().clone();

@@ -19,7 +19,7 @@ use crate::{DecodeError, InvalidInput};
 #[serde(tag = "type", rename = "create_sampling_session")]
 #[non_exhaustive]
 pub struct CreateSamplingSession {
-    /// Session of the sampling session.
+    /// Session that contains the sampling session.
     pub session_id: SessionId,
     /// Sequence number of the sampling session within the session, starting at 0.
     pub sampling_session_seq_id: u32,
@@ -193,7 +193,7 @@ mod top_k {
             k => u32::try_from(k).map(Some).map_err(|_| {
                 de::Error::invalid_value(
                     de::Unexpected::Signed(k),
-                    &"a positive count, or -1 for all tokens",
+                    &"a count, or -1 for all tokens",
                 )
             }),
         }

@@ -19,7 +19,7 @@ use crate::{InvalidInput, JsonObject};
 pub struct SaveWeights {
     /// Id of the model.
     pub model_id: ModelId,
-    /// Name of the checkpoint.
+    /// Name of the checkpoint; chosen by the server if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// Sequence number among the requests of the model. The server executes them in this order.

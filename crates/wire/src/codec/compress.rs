@@ -13,10 +13,13 @@ pub const ZSTD: &str = "zstd";
 /// allocates the window that a frame declares, so larger ones are rejected.
 const WINDOW_LOG: u32 = 23;
 
+/// Compression ratio up to which the output buffer is not reallocated.
+const USUAL_RATIO: usize = 16;
+
 /// Compresses a body at the default level.
 ///
 /// # Errors
-/// Returns an error if memory allocation fails.
+/// Returns an error if zstd cannot allocate memory.
 pub fn compress(body: &[u8]) -> Result<Bytes, InvalidInput> {
     zstd::bulk::compress(body, zstd::DEFAULT_COMPRESSION_LEVEL)
         .map(Bytes::from)
@@ -61,9 +64,9 @@ pub fn declared_size(body: &[u8]) -> Option<u64> {
     zstd::zstd_safe::get_frame_content_size(body).ok().flatten()
 }
 
-/// Returns the declared size, limited to a usual compression ratio and `limit`.
+/// Returns the initial capacity of the output buffer: the declared size, but at most `limit` and at
+/// most [`USUAL_RATIO`] times the compressed size, because a frame can declare any size.
 fn initial_capacity(body: &[u8], limit: usize) -> usize {
-    const USUAL_RATIO: usize = 16;
     let declared =
         declared_size(body).and_then(|size| usize::try_from(size).ok()).unwrap_or(body.len());
     declared.min(limit).min(body.len().saturating_mul(USUAL_RATIO)).saturating_add(1)

@@ -278,7 +278,12 @@ impl ApiRequest for ExternalWeightsUrlsRequest {
         if self.path.kind() == CheckpointKind::External {
             return Ok(());
         }
-        let reason = format!("{} is not a checkpoint for download", self.path);
+        let reason = format!(
+            "{} has the kind {}, expected {}",
+            self.path,
+            self.path.kind(),
+            CheckpointKind::External
+        );
         Err(InvalidInput::new("tinker_path", reason))
     }
 

@@ -85,7 +85,10 @@ impl SearchSessions {
         if self.statuses.as_deref().is_some_and(<[_]>::is_empty) {
             return invalid("statuses", "must not be empty; omit the field to match all states");
         }
-        let no_reasons = |status: &SessionStatusFilter| matches!(status, SessionStatusFilter::ClientFinished { reasons: Some(reasons) } if reasons.is_empty());
+        let no_reasons = |status: &SessionStatusFilter| match status {
+            SessionStatusFilter::ClientFinished { reasons: Some(reasons) } => reasons.is_empty(),
+            _ => false,
+        };
         if self.statuses.iter().flatten().any(no_reasons) {
             return invalid(
                 "statuses.reasons",

@@ -77,7 +77,7 @@ fn paths_are_parsed_like_the_reference(file: &Value) {
         let text = case["path"].as_str().unwrap();
         let path = text.parse::<TinkerPath>();
         let (run, id) = (case["training_run_id"].as_str(), case["checkpoint_id"].as_str());
-        // Unlike the reference, an empty run or name is rejected.
+        // Unlike the reference, this crate rejects an empty run or name.
         let empty = run == Some("") || id.is_some_and(|id| id.ends_with('/'));
         if case["ok"] == false || empty {
             let error = path.expect_err(text);
@@ -229,7 +229,7 @@ fn sampling_requests_and_responses_are_validated(file: &Value) {
                 base().target_prompt_logprobs(Some(targets)).validate().is_ok()
             }
             // The type cannot represent what the reference rejects, so decode it from JSON.
-            "prompt_alt_tokens_k" => with_field("prompt_alt_tokens_k", &case["value"]),
+            "prompt_alt_tokens_k" => accepted_with("prompt_alt_tokens_k", &case["value"]),
             "prompt_logprobs_last_n" => {
                 let mut body = serde_json::to_value(base()).unwrap();
                 body["prompt_logprobs"] = case["include_prompt_logprobs"].clone();
@@ -254,13 +254,15 @@ fn sampling_requests_and_responses_are_validated(file: &Value) {
     assert_eq!(error.path(), "prompt_alt_tokens");
 }
 
-fn with_field(name: &str, value: &Value) -> bool {
+/// Returns whether a sampling request with the given value of one field is accepted.
+fn accepted_with(name: &str, value: &Value) -> bool {
     let request = SampleRequest::new([1], SamplingParams::new());
     let mut body = serde_json::to_value(request).unwrap();
     body[name] = value.clone();
     accepted(&body)
 }
 
+/// Returns whether a sampling request decodes and is valid.
 fn accepted(body: &Value) -> bool {
     codec::json::decode::<SampleRequest>(body.to_string().as_bytes())
         .is_ok_and(|request| request.validate().is_ok())
@@ -276,9 +278,9 @@ fn handles_are_exchanged_with_the_reference(file: &Value) {
     // The key of a handle from another client is discarded.
     let mut payload = file["payload"].clone();
     payload["holder"]["api_key"] = json!("tml-secret");
-    let stolen: SamplerHandle = serde_json::from_value(payload).unwrap();
-    assert_eq!(stolen.to_text(), text);
-    assert!(!format!("{stolen:?}").contains("tml-secret"));
+    let foreign: SamplerHandle = serde_json::from_value(payload).unwrap();
+    assert_eq!(foreign.to_text(), text);
+    assert!(!format!("{foreign:?}").contains("tml-secret"));
 }
 
 fn telemetry_events_are_encoded_like_the_reference(file: &Value) {
@@ -289,11 +291,12 @@ fn telemetry_events_are_encoded_like_the_reference(file: &Value) {
             continue;
         }
         for event in case["events"].as_array().unwrap() {
-            let mut whole = event.clone();
-            whole["event_id"] = json!("8d145ecc-cb8f-4fd3-a14a-52c12e327e44");
-            whole["timestamp"] = json!("2026-11-15T17:56:21.141851Z");
-            let read: TelemetryEvent = serde_json::from_value(whole.clone()).unwrap();
-            assert_eq!(serde_json::to_value(read).unwrap(), whole);
+            // The fixture omits the two fields that differ in every recording.
+            let mut complete = event.clone();
+            complete["event_id"] = json!("8d145ecc-cb8f-4fd3-a14a-52c12e327e44");
+            complete["timestamp"] = json!("2026-11-15T17:56:21.141851Z");
+            let read: TelemetryEvent = serde_json::from_value(complete.clone()).unwrap();
+            assert_eq!(serde_json::to_value(read).unwrap(), complete);
         }
     }
     for case in file["duration_text"].as_array().unwrap() {
@@ -362,7 +365,7 @@ fn poll_responses_are_distinguished(file: &Value) {
                     seen.insert("failed");
                     let text = step["error"].as_str().map_or("null".to_owned(), str::to_owned);
                     assert_eq!(failed.error, text);
-                    // Unlike the reference, names are compared without case.
+                    // Unlike the reference, this crate ignores the case of category names.
                     let category = step["category"].as_str().unwrap_or("unknown");
                     assert_eq!(failed.category, ErrorCategory::from_name(category));
                 }

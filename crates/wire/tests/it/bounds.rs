@@ -13,11 +13,12 @@ use crate::messages as peer;
 const FLOAT32: i32 = 1;
 const INT64: i32 = 2;
 
+/// Encodes 64-bit integers as little-endian bytes.
 fn longs(numbers: &[i64]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-/// Decodes a training request that prost encoded.
+/// Decodes a training request that prost encoded. Returns the kind and the path of the error.
 fn request(request: &peer::ForwardBackwardRequest) -> (Kind, String) {
     error_of(ForwardBackward::from_proto(&request.encode_to_vec().into()))
 }
@@ -93,13 +94,13 @@ fn inconsistent_sparse_tensors_are_rejected() {
 
 #[test]
 fn inconsistent_requests_are_rejected() {
-    let mut negative = peer::ForwardBackwardRequest { seq_id: -1, ..Default::default() };
-    assert_eq!(request(&negative), (Kind::Number, "seq_id".to_owned()));
+    let negative_seq_id = peer::ForwardBackwardRequest { seq_id: -1, ..Default::default() };
+    assert_eq!(request(&negative_seq_id), (Kind::Number, "seq_id".to_owned()));
 
-    negative.seq_id = 0;
-    negative.data =
-        vec![peer::Datum { model_input: vec![peer::Chunk { chunk: None }], ..Default::default() }];
-    assert_eq!(request(&negative), (Kind::Missing, "data[0].model_input[0]".to_owned()));
+    let model_input = vec![peer::Chunk { chunk: None }];
+    let data = vec![peer::Datum { model_input, ..Default::default() }];
+    let empty_chunk = peer::ForwardBackwardRequest { data, ..Default::default() };
+    assert_eq!(request(&empty_chunk), (Kind::Missing, "data[0].model_input[0]".to_owned()));
 
     let image = |format: &str| peer::ForwardBackwardRequest {
         data: vec![peer::Datum {
@@ -117,7 +118,7 @@ fn inconsistent_requests_are_rejected() {
     assert_eq!(request(&image("gif")), (Kind::Value, path.clone()));
     assert_eq!(request(&image("")), (Kind::Missing, path));
 
-    let lonely = peer::ForwardBackwardRequest {
+    let one_list_of_spans = peer::ForwardBackwardRequest {
         data: vec![peer::Datum {
             model_input_spans: vec![peer::ProvenanceSpan {
                 span: Some(peer::SpanSource::PromptTokens(peer::SpanRange::default())),
@@ -126,11 +127,13 @@ fn inconsistent_requests_are_rejected() {
         }],
         ..Default::default()
     };
-    assert_eq!(request(&lonely), (Kind::Missing, "data[0].loss_fn_input_spans".to_owned()));
+    let found = request(&one_list_of_spans);
+    assert_eq!(found, (Kind::Missing, "data[0].loss_fn_input_spans".to_owned()));
 
     let settings = (0..1000).map(|i| (format!("s{i}"), 1.0)).collect();
-    let many = peer::ForwardBackwardRequest { loss_fn_config: settings, ..Default::default() };
-    assert_eq!(request(&many), (Kind::TooLarge, "loss_fn_config".to_owned()));
+    let many_settings =
+        peer::ForwardBackwardRequest { loss_fn_config: settings, ..Default::default() };
+    assert_eq!(request(&many_settings), (Kind::TooLarge, "loss_fn_config".to_owned()));
 }
 
 #[test]

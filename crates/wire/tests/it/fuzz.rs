@@ -16,11 +16,12 @@ use tinkex_wire::*;
 
 use crate::fixtures::{self, Recorded};
 
-/// Memory limit of a decoder: a multiple of the input size plus a constant.
+/// Memory limit of a decoder, in bytes per byte of input.
 const BYTES_PER_INPUT_BYTE: u64 = 96;
-const BYTES_TO_START: u64 = 64 * 1024;
-/// Memory limit of decompression.
-const DECOMPRESSED: usize = 1 << 16;
+/// Memory in bytes that a decoder may use in addition, whatever the size of the input.
+const CONSTANT_BYTES: u64 = 64 * 1024;
+/// Limit of decompression, in bytes.
+const MAX_DECOMPRESSED: usize = 1 << 16;
 
 /// A decoder under test. Returns an error if it violates a rule.
 type Target = fn(&Bytes) -> Result<(), String>;
@@ -29,12 +30,11 @@ fn json<T: DeserializeOwned + Serialize>(bytes: &Bytes) -> Result<(), String> {
     let Ok(value) = codec::json::decode::<T>(bytes) else {
         return Ok(());
     };
-    let written =
-        codec::json::encode(&value).map_err(|error| format!("cannot be written: {error}"))?;
-    let again =
-        codec::json::decode::<T>(&written).map_err(|error| format!("unreadable: {error}"))?;
-    let rewritten = codec::json::encode(&again).map_err(|error| error.to_string())?;
-    same(&written, &rewritten)
+    let encoded = codec::json::encode(&value)
+        .map_err(|error| format!("the decoded value cannot be encoded: {error}"))?;
+    let again = codec::json::decode::<T>(&encoded)
+        .map_err(|error| format!("the encoded value cannot be decoded: {error}"))?;
+    same(&encoded, &codec::json::encode(&again).map_err(|error| error.to_string())?)
 }
 
 fn same<T: PartialEq + std::fmt::Debug>(one: &T, other: &T) -> Result<(), String> {
@@ -45,22 +45,24 @@ fn request_proto(bytes: &Bytes) -> Result<(), String> {
     let Ok(request) = ForwardBackward::from_proto(bytes) else {
         return Ok(());
     };
-    let written = request.to_proto().map_err(|error| format!("cannot be written: {error}"))?;
-    let again = ForwardBackward::from_proto(&written).map_err(|error| error.to_string())?;
+    let encoded = request
+        .to_proto()
+        .map_err(|error| format!("the decoded request cannot be encoded: {error}"))?;
+    let again = ForwardBackward::from_proto(&encoded).map_err(|error| error.to_string())?;
     // Compare bytes: a setting may be NaN, which is not equal to itself.
-    same(&again.to_proto().map_err(|error| error.to_string())?, &written)
+    same(&again.to_proto().map_err(|error| error.to_string())?, &encoded)
 }
 
 fn output_proto(bytes: &Bytes) -> Result<(), String> {
     let Ok(output) = ForwardBackwardOutput::from_proto(bytes) else {
         return Ok(());
     };
-    let written = output.to_proto();
-    let again = ForwardBackwardOutput::from_proto(&written).map_err(|error| error.to_string())?;
-    same(&again.to_proto(), &written)?;
+    let encoded = output.to_proto();
+    let again = ForwardBackwardOutput::from_proto(&encoded).map_err(|error| error.to_string())?;
+    same(&again.to_proto(), &encoded)?;
     for datum in again.loss_fn_outputs.iter().take(100) {
         for name in datum.names() {
-            datum.tensor(name).ok_or("a named tensor is not there")?;
+            datum.tensor(name).ok_or("the tensor of a listed name is missing")?;
         }
     }
     Ok(())
@@ -80,25 +82,25 @@ fn sample_proto(bytes: &Bytes) -> Result<(), String> {
 }
 
 fn zstd(bytes: &Bytes) -> Result<(), String> {
-    match codec::compress::decompress(bytes, DECOMPRESSED) {
-        Ok(body) if body.len() > DECOMPRESSED => Err("over the limit".to_owned()),
+    match codec::compress::decompress(bytes, MAX_DECOMPRESSED) {
+        Ok(body) if body.len() > MAX_DECOMPRESSED => Err("the decompressed body exceeds the limit".to_owned()),
         _ => Ok(()),
     }
 }
 
-fn outcome(bytes: &Bytes) -> Result<(), String> {
+fn poll_response(bytes: &Bytes) -> Result<(), String> {
     let _ = PollResponse::decode_timeout(bytes);
     let _ = ErrorBody::message(bytes);
-    let Ok(outcome) = PollResponse::decode("application/json", bytes) else {
+    let Ok(response) = PollResponse::decode("application/json", bytes) else {
         return Ok(());
     };
-    let (content_type, body) = outcome.encode(&"r".into());
-    match (&outcome, PollResponse::decode(content_type, &body)) {
+    let (content_type, body) = response.encode(&"r".into());
+    match (&response, PollResponse::decode(content_type, &body)) {
         // A missing queue state is encoded as active, and the content of a wrapper may be any JSON,
         // including another wrapper.
         (PollResponse::TryAgain(_), Ok(PollResponse::TryAgain(_)))
         | (PollResponse::Ready(_), Ok(_)) => Ok(()),
-        (_, again) => same(&again, &Ok(outcome)),
+        (_, again) => same(&again, &Ok(response)),
     }
 }
 
@@ -130,9 +132,9 @@ fn text(bytes: &Bytes) -> Result<(), String> {
 fn queries(bytes: &Bytes) -> Result<(), String> {
     fn one<T: DeserializeOwned + Serialize>(text: &str) -> Result<(), String> {
         let Ok(query) = codec::query::decode::<T>(text) else { return Ok(()) };
-        let written = codec::query::encode(&query).map_err(|error| error.to_string())?;
-        let again = codec::query::decode::<T>(&written).map_err(|error| error.to_string())?;
-        same(&codec::query::encode(&again).map_err(|error| error.to_string())?, &written)
+        let encoded = codec::query::encode(&query).map_err(|error| error.to_string())?;
+        let again = codec::query::decode::<T>(&encoded).map_err(|error| error.to_string())?;
+        same(&codec::query::encode(&again).map_err(|error| error.to_string())?, &encoded)
     }
 
     let text = String::from_utf8_lossy(bytes);
@@ -166,7 +168,7 @@ macro_rules! targets {
             ("output_proto", output_proto),
             ("sample_proto", sample_proto),
             ("zstd", zstd),
-            ("outcome", outcome),
+            ("poll_response", poll_response),
             ("text", text),
             ("queries", queries),
             ("responses", responses),
@@ -305,13 +307,13 @@ fn mutate(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
                     .unwrap();
                 bytes.splice(at..at, edge.iter().copied());
             }
-            // Repeat a part of the input.
+            // Insert a copy of a part of the input.
             7 => {
                 let (a, b) = (rng.usize(..=bytes.len()), rng.usize(..=bytes.len()));
                 let piece = bytes[a.min(b)..a.max(b)].to_vec();
                 bytes.splice(at..at, piece);
             }
-            // Insert a part of another seed.
+            // Replace the end by a part of another seed.
             8 => {
                 let other = rng.choice(seeds).unwrap();
                 let (a, b) = (rng.usize(..=other.len()), rng.usize(..=other.len()));
@@ -332,13 +334,13 @@ fn attempt(target: Target, input: &Bytes) -> Result<(), String> {
     let mut verdict = Ok(());
     let used = allocation_counter::measure(|| {
         verdict = catch_unwind(AssertUnwindSafe(|| target(input)))
-            .unwrap_or_else(|_| Err("it panicked".to_owned()));
+            .unwrap_or_else(|_| Err("the decoder panicked".to_owned()));
     });
     verdict?;
     let allowed =
-        BYTES_TO_START + BYTES_PER_INPUT_BYTE * input.len() as u64 + 2 * DECOMPRESSED as u64;
+        CONSTANT_BYTES + BYTES_PER_INPUT_BYTE * input.len() as u64 + 2 * MAX_DECOMPRESSED as u64;
     if used.bytes_max > allowed {
-        return Err(format!("{} bytes of memory for {} of input", used.bytes_max, input.len()));
+        return Err(format!("the decoder used {} bytes of memory for {} bytes of input", used.bytes_max, input.len()));
     }
     Ok(())
 }
@@ -354,7 +356,7 @@ fn run(seed: u64, only: Option<&str>, mut done: impl FnMut(u64) -> bool) -> u64 
     let selected: Vec<_> =
         TARGETS.iter().filter(|(name, _)| only.is_none_or(|only| only == *name)).collect();
     let names: Vec<_> = TARGETS.iter().map(|(name, _)| *name).collect();
-    assert!(!selected.is_empty(), "no such target; there are {}", names.join(", "));
+    assert!(!selected.is_empty(), "unknown target; expected one of: {}", names.join(", "));
     let mut inputs = 0;
     // Run the unmodified seeds first.
     for bytes in &seeds {
@@ -385,7 +387,7 @@ fn a_short_run_finds_nothing() {
 #[test]
 #[ignore = "long; run by cargo xtask fuzz"]
 fn a_long_run_finds_nothing() {
-    #[expect(clippy::disallowed_methods, reason = "how the command tells a test what to do")]
+    #[expect(clippy::disallowed_methods, reason = "`cargo xtask fuzz` passes its options in variables")]
     let variable = |name: &str| std::env::var(name).ok();
     let number = |name: &str| variable(name).map(|text| text.parse::<u64>().unwrap());
     let seconds = number("TINKEX_FUZZ_SECONDS").unwrap_or(10);
@@ -394,5 +396,5 @@ fn a_long_run_finds_nothing() {
     println!("fuzzing for {seconds} s with seed {seed}");
     let end = Instant::now() + Duration::from_secs(seconds);
     let inputs = run(seed, only.as_deref(), |_| Instant::now() >= end);
-    println!("{inputs} inputs to each reader, nothing found");
+    println!("no decoder failed on {inputs} inputs");
 }

@@ -25,18 +25,22 @@ fn all_recorded_exchanges_round_trip() {
         exchange.check_response();
         routes.push(exchange.found.route);
     }
-    let missed: Vec<_> = all.difference(&covered).collect();
-    assert!(missed.is_empty(), "fixtures that no test reads: {missed:?}");
-    let unseen: Vec<_> = Route::ALL.iter().filter(|route| !routes.contains(route)).collect();
-    assert!(unseen.is_empty(), "routes without an exchange: {unseen:?}");
+    let unread: Vec<_> = all.difference(&covered).collect();
+    assert!(unread.is_empty(), "fixtures that no test reads: {unread:?}");
+    let untested: Vec<_> = Route::ALL.iter().filter(|route| !routes.contains(route)).collect();
+    assert!(untested.is_empty(), "routes without an exchange: {untested:?}");
 }
 
+/// Recorded request and response of one HTTP exchange.
 struct Exchange {
     name: String,
     request: Recorded,
     response: Recorded,
+    /// Decoded form of a protobuf request.
     decoded_request: Option<Value>,
+    /// Decoded form of a protobuf response.
     decoded_response: Option<Value>,
+    /// Route and path parameters of the request.
     found: RouteMatch,
 }
 
@@ -87,12 +91,12 @@ impl Exchange {
     }
 
     /// Encodes the decoded request, as a client does, and compares it with the recording.
-    fn same<T: ApiRequest>(&self, call: &T) {
+    fn same<T: ApiRequest>(&self, request: &T) {
         let name = &self.name;
         assert_eq!(T::ROUTE, self.found.route, "{name}");
-        call.validate().unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert_eq!(call.target().unwrap(), self.target(), "{name}");
-        let body = call.body().unwrap();
+        request.validate().unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(request.target().unwrap(), self.target(), "{name}");
+        let body = request.body().unwrap();
         match (&body, T::ROUTE.body()) {
             (RequestBody::Empty, BodyCodec::Empty) => {
                 assert_eq!(self.request.body(), "", "{name}");
@@ -206,7 +210,7 @@ impl Exchange {
                 assert_eq!(message, self.response.json()["detail"].as_str().unwrap());
                 assert_eq!(codec::decode::<ErrorBody>(&body).unwrap().detail, message);
             }
-            _ => self.check_reply(&body),
+            _ => self.check_success(&body),
         }
     }
 
@@ -214,17 +218,17 @@ impl Exchange {
     fn response<T: ApiResponse + Serialize>(&self) {
         let body = self.response.plain_body();
         let response = T::from_body(&body).unwrap_or_else(|error| panic!("{}: {error}", self.name));
-        self.covers(&serde_json::to_value(&response).unwrap());
+        self.check_fields(&serde_json::to_value(&response).unwrap());
     }
 
     /// Checks that the decoded value contains all recorded fields.
-    fn covers(&self, understood: &Value) {
-        if let Err(place) = covers(self.response.json(), understood) {
-            panic!("{}: {place} was lost: {understood}", self.name);
+    fn check_fields(&self, decoded: &Value) {
+        if let Err(path) = check_fields(self.response.json(), decoded) {
+            panic!("{}: the decoded value lacks {path}: {decoded}", self.name);
         }
     }
 
-    fn check_reply(&self, body: &Bytes) {
+    fn check_success(&self, body: &Bytes) {
         match self.found.route {
             Route::ClientConfig => self.response::<ClientConfig>(),
             Route::DynamicConfig => self.response::<DynamicConfig>(),
@@ -255,7 +259,7 @@ impl Exchange {
             Route::StorageUsage => self.response::<StorageUsage>(),
             Route::AuditLog => self.response::<AuditLog>(),
             Route::GetApiKey => self.response::<ApiKeyInfo>(),
-            Route::RetrieveFuture => self.check_outcome(body),
+            Route::RetrieveFuture => self.check_poll_response(body),
             Route::CreateModel
             | Route::ForwardBackward
             | Route::OptimStep
@@ -282,13 +286,13 @@ impl Exchange {
         }
     }
 
-    fn check_outcome(&self, body: &Bytes) {
+    fn check_poll_response(&self, body: &Bytes) {
         let content_type = self.response.header("content-type").unwrap();
-        let outcome = PollResponse::decode(content_type, body).unwrap();
+        let response = PollResponse::decode(content_type, body).unwrap();
         let json = self.response.json();
-        let (sent_type, sent) = outcome.encode(&"r".into());
-        assert_eq!(PollResponse::decode(sent_type, &sent).unwrap(), outcome, "{}", self.name);
-        match &outcome {
+        let (sent_type, sent) = response.encode(&"r".into());
+        assert_eq!(PollResponse::decode(sent_type, &sent).unwrap(), response, "{}", self.name);
+        match &response {
             PollResponse::TryAgain(pending) => {
                 assert_eq!(json["type"], "try_again");
                 assert_eq!(json["queue_state"], pending.queue_state.unwrap().as_str());
@@ -320,12 +324,12 @@ impl Exchange {
             "Sample" if self.decoded_response.is_none() => self.output::<SampleRequest>(payload),
             "Sample" => {
                 let response = SampleRequest::decode_output(payload).unwrap();
-                self.decoded_as(&describe::sample(&response));
+                self.check_decoded(&describe::sample(&response));
                 assert_eq!(SampleResponse::from_proto(&response.to_proto()).unwrap(), response);
             }
             "Forward" | "ForwardBackward" => {
                 let output = ForwardBackward::decode_output(payload).unwrap();
-                self.decoded_as(&describe::output(&output));
+                self.check_decoded(&describe::output(&output));
                 assert_eq!(ForwardBackwardOutput::from_proto(&output.to_proto()).unwrap(), output);
             }
             other => panic!("{}: {other}", self.name),
@@ -335,31 +339,33 @@ impl Exchange {
     fn output<T: SubmitRequest<Output: Serialize>>(&self, payload: &ResultPayload) {
         let output =
             T::decode_output(payload).unwrap_or_else(|error| panic!("{}: {error}", self.name));
-        self.covers(&serde_json::to_value(output).unwrap());
+        self.check_fields(&serde_json::to_value(output).unwrap());
     }
 
-    fn decoded_as(&self, understood: &Value) {
+    /// Compares a decoded result with the recorded decoded form.
+    fn check_decoded(&self, decoded: &Value) {
         let expected = self.decoded_response.as_ref().expect("a decoded form");
-        assert_eq!(understood, &describe::as_understood(expected), "{}", self.name);
+        assert_eq!(decoded, &describe::normalized(expected), "{}", self.name);
     }
 }
 
-/// Returns the paths of recorded fields that the decoded value lacks. Nulls may be missing.
-fn covers(recorded: &Value, understood: &Value) -> Result<(), String> {
-    match (recorded, understood) {
+/// Checks that a decoded value contains all recorded fields except nulls. Returns the path of the first
+/// field that is missing or differs.
+fn check_fields(recorded: &Value, decoded: &Value) -> Result<(), String> {
+    match (recorded, decoded) {
         (Value::Object(fields), Value::Object(_)) => {
             for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-                covers(value, &understood[key]).map_err(|place| format!(".{key}{place}"))?;
+                check_fields(value, &decoded[key]).map_err(|path| format!(".{key}{path}"))?;
             }
             Ok(())
         }
         (Value::Array(items), Value::Array(others)) if items.len() == others.len() => {
             for (i, (item, other)) in items.iter().zip(others).enumerate() {
-                covers(item, other).map_err(|place| format!("[{i}]{place}"))?;
+                check_fields(item, other).map_err(|path| format!("[{i}]{path}"))?;
             }
             Ok(())
         }
-        _ if recorded == understood => Ok(()),
+        _ if recorded == decoded => Ok(()),
         _ => Err(String::new()),
     }
 }

@@ -70,7 +70,8 @@ fn format() -> impl Strategy<Value = ImageFormat> {
     prop_oneof![Just(ImageFormat::Png), Just(ImageFormat::Jpeg)]
 }
 
-fn sent_chunk() -> impl Strategy<Value = InputChunk> {
+/// A chunk that a training request can contain.
+fn training_chunk() -> impl Strategy<Value = InputChunk> {
     let bytes = || vec(any::<u8>(), 0..40).prop_map(Bytes::from);
     let count = option::of(0..=i32::MAX as u32);
     prop_oneof![
@@ -92,7 +93,7 @@ fn input() -> impl Strategy<Value = ModelInput> {
             expected_tokens,
         },
     );
-    vec(prop_oneof![3 => sent_chunk(), 1 => pointer], 0..4).prop_map(|chunks| ModelInput { chunks })
+    vec(prop_oneof![3 => training_chunk(), 1 => pointer], 0..4).prop_map(|chunks| ModelInput { chunks })
 }
 
 fn span() -> impl Strategy<Value = ProvenanceSpan> {
@@ -121,7 +122,7 @@ fn datum() -> impl Strategy<Value = Datum> {
                 move |(tokens, targets, weights, other, spans)| {
                     let mut builder = Datum::builder(tokens);
                     if let Some(other) = other {
-                        builder = builder.loss_input("a_name_of_my_own", other);
+                        builder = builder.loss_input("custom_input", other);
                     }
                     builder =
                         builder.loss_input("target_tokens", targets).loss_input("weights", weights);
@@ -140,7 +141,7 @@ fn datum() -> impl Strategy<Value = Datum> {
                 },
             )
         })
-        .prop_filter_map("spans that cover too much", Result::ok)
+        .prop_filter_map("the spans cover the datum", Result::ok)
 }
 
 fn config() -> impl Strategy<Value = LossConfig> {
@@ -281,7 +282,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn tensors_through_json(tensor in prop_oneof![dense(json_f32()), sparse()]) {
+    fn tensors_round_trip_through_json(tensor in prop_oneof![dense(json_f32()), sparse()]) {
         prop_assert_eq!(&through_json(&tensor), &tensor);
     }
 
@@ -311,7 +312,7 @@ proptest! {
     }
 
     #[test]
-    fn inputs_through_json(input in input()) {
+    fn inputs_round_trip_through_json(input in input()) {
         prop_assert_eq!(&through_json(&input), &input);
     }
 
@@ -341,14 +342,14 @@ proptest! {
     }
 
     #[test]
-    fn paths_through_text(run in "[^/]{1,12}", name in "[^/]{1,12}", kind in 0_usize..3) {
+    fn paths_round_trip_through_text(run in "[^/]{1,12}", name in "[^/]{1,12}", kind in 0_usize..3) {
         let path = TinkerPath::new(run, CheckpointKind::ALL[kind], name).unwrap();
         prop_assert_eq!(&path.to_string().parse::<TinkerPath>().unwrap(), &path);
         prop_assert_eq!(&through_json(&path), &path);
     }
 
     #[test]
-    fn times_through_text(micros in -62_167_219_200_000_000_i64..253_402_300_800_000_000) {
+    fn times_round_trip_through_text(micros in -62_167_219_200_000_000_i64..253_402_300_800_000_000) {
         let time = Timestamp::from_unix_micros(micros).unwrap();
         prop_assert_eq!(time.to_string().parse::<Timestamp>().unwrap(), time);
         prop_assert_eq!(time.unix_micros(), micros);

@@ -71,7 +71,7 @@ fn images_are_encoded_as_recorded() {
         other => panic!("{other:?}"),
     };
     let png = data(&from_json(Value::Object(image.clone())));
-    assert!(png.starts_with(b"\x89PNG"), "base64 is undone");
+    assert!(png.starts_with(b"\x89PNG"), "the image data is decoded from Base64");
     let expected_tokens = None;
     let made = InputChunk::Image { data: png.clone(), format: ImageFormat::Png, expected_tokens };
     assert_eq!(to_json(made), Value::Object(image.clone()));
@@ -104,6 +104,7 @@ fn prompt_logprobs_can_be_true_false_or_omitted() {
     }
 }
 
+/// Decodes the text of a JSON value, as a server does.
 fn from_json_text<T: serde::de::DeserializeOwned>(value: &Value) -> T {
     codec::json::decode(value.to_string().as_bytes()).unwrap()
 }
@@ -149,8 +150,8 @@ fn optional_request_fields_have_defaults() {
         assert_eq!(body[field], default, "defaults are sent");
     }
     // A body with only the required fields decodes to the same request.
-    let least = json!({"prompt": body["prompt"], "sampling_params": {}});
-    let read: SampleRequest = from_json_text(&least);
+    let required_fields = json!({"prompt": body["prompt"], "sampling_params": {}});
+    let read: SampleRequest = from_json_text(&required_fields);
     assert_eq!(read, request.prompt_logprobs(None).record_stability_info(None));
     assert_eq!(from_json::<LoraConfig>(json!({"rank": 32})), LoraConfig::default());
     assert_eq!(from_json::<AdamParams>(json!({})), AdamParams::default());
@@ -203,8 +204,8 @@ fn numbers_are_converted_to_the_two_element_types() {
     assert_eq!(to_json(&scalar), json!({"data": [2.5], "dtype": "float32", "shape": []}));
     assert_eq!(from_json::<TensorData>(to_json(&scalar)), scalar);
     assert_eq!((scalar.rank(), scalar.may_be_scalar()), (0, true));
-    let unstated: TensorData = from_json(json!({"data": [2.5], "dtype": "float32"}));
-    assert_eq!((unstated.rank(), unstated.may_be_scalar()), (1, true));
+    let unspecified: TensorData = from_json(json!({"data": [2.5], "dtype": "float32"}));
+    assert_eq!((unspecified.rank(), unspecified.may_be_scalar()), (1, true));
     assert!(TensorData::from_rows(&[vec![1.0_f32, 2.0], vec![3.0]]).is_err(), "ragged");
     assert_eq!(TensorData::from_rows(&[[1_i64, 2], [3, 4]]).unwrap().shape().dims(), [2, 2]);
 }
@@ -229,7 +230,7 @@ fn significant_nulls_are_encoded() {
     let session = CreateSession::default().user_metadata(Some(metadata));
     let body = to_json(session);
     assert_eq!(body["user_metadata"], json!({"k": null}), "nulls inside metadata are kept");
-    assert_eq!(body.get("project_id"), None, "nulls of the request are not");
+    assert_eq!(body.get("project_id"), None, "null fields of the request are omitted");
     let node = GraphNode::method("s", "sum", [GraphArg::node("x")]).kwarg("dim", GraphArg::None);
     assert_eq!(to_json(node)["kwargs"], json!({"dim": null}));
 }

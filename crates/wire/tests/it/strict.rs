@@ -97,36 +97,36 @@ fn json_training_results_of_older_servers_are_decoded() {
 
 #[test]
 fn status_wrappers_of_older_servers_are_decoded() {
-    let outcome = |body: Value| PollResponse::decode("application/json", &body.to_string().into());
+    let poll = |body: Value| PollResponse::decode("application/json", &body.to_string().into());
     assert_eq!(
-        outcome(json!({"status": "pending"})),
+        poll(json!({"status": "pending"})),
         Ok(PollResponse::TryAgain(QueueStatus::default()))
     );
-    let done = outcome(json!({"status": "completed", "result": {"path": "tinker://r/weights/a"}}));
+    let done = poll(json!({"status": "completed", "result": {"path": "tinker://r/weights/a"}}));
     let Ok(PollResponse::Ready(payload)) = done else { panic!("{done:?}") };
     assert_eq!(SaveWeights::decode_output(&payload).unwrap().path, "tinker://r/weights/a");
     let failed =
         |error: &str, category| Ok(PollResponse::Failed(RequestFailed::new(error, category)));
     assert_eq!(
-        outcome(json!({"status": "failed", "error": {"message": "no", "category": "USER"}})),
+        poll(json!({"status": "failed", "error": {"message": "no", "category": "USER"}})),
         failed("no", ErrorCategory::User)
     );
     assert_eq!(
-        outcome(json!({"status": "failed"})),
+        poll(json!({"status": "failed"})),
         failed("the server did not report a reason", ErrorCategory::Unknown)
     );
-    assert_eq!(outcome(json!({"error": null})), failed("null", ErrorCategory::Unknown));
-    // A result may use the names of wrapper fields for other types.
-    assert!(outcome(json!({"status": "completed"})).is_err(), "completed, but with what?");
+    assert_eq!(poll(json!({"error": null})), failed("null", ErrorCategory::Unknown));
+    assert!(poll(json!({"status": "completed"})).is_err(), "the result is missing");
     assert_eq!(
-        outcome(json!({"status": "failed", "error": {"message": "x"}, "category": "user"})),
+        poll(json!({"status": "failed", "error": {"message": "x"}, "category": "user"})),
         failed("x", ErrorCategory::User)
     );
     let proto = PollResponse::decode("Application/X-Protobuf; v=1", &Bytes::new());
     assert_eq!(proto, Ok(PollResponse::Ready(ResultPayload::Proto(Bytes::new()))));
+    // A result may use the names of wrapper fields for other types.
     for result in [json!({"status": 7, "type": []}), json!([1]), json!("x"), json!({})] {
         let body: Bytes = result.to_string().into();
-        assert_eq!(outcome(result), Ok(PollResponse::Ready(ResultPayload::Json(body))));
+        assert_eq!(poll(result), Ok(PollResponse::Ready(ResultPayload::Json(body))));
     }
     assert!(PollResponse::decode("text/html", &"<html>".into()).is_err());
     assert!(PollResponse::decode("application/json", &"{\"a\":".into()).is_err());
@@ -162,9 +162,10 @@ fn unexpected_tags_and_values_are_named() {
         )
         .is_err()
     );
-    let silent = json!({"completions": [{"request_id": "r"}], "cursor": 0});
-    let silent: FuturesRetrieved = decode(&silent).unwrap();
-    assert!(matches!(silent.completions[0], CompletedFuture::Finished { .. }), "the default state");
+    let without_state = json!({"completions": [{"request_id": "r"}], "cursor": 0});
+    let decoded: FuturesRetrieved = decode(&without_state).unwrap();
+    let finished = matches!(decoded.completions[0], CompletedFuture::Finished { .. });
+    assert!(finished, "the default state is finished");
     assert!(decode::<Health>(&json!({"status": "ill"})).is_err());
     assert!(decode::<TelemetryResponse>(&json!({"status": "refused"})).is_err());
 }
@@ -257,7 +258,7 @@ fn secrets_are_not_in_debug_output() {
     holder.default_headers_overrides = Some([("X-Key".to_owned(), "hidden".to_owned())].into());
     assert!(!format!("{holder:?}").contains("hidden"));
     let body = load.body().unwrap().bytes();
-    assert!(String::from_utf8_lossy(&body).contains("tml-hidden"), "but they are sent");
+    assert!(String::from_utf8_lossy(&body).contains("tml-hidden"), "the request body contains the token");
     holder.base_url = "https://me:hidden@h/p?key=hidden".to_owned();
     assert!(!format!("{holder:?}").contains("hidden") && format!("{holder:?}").contains("h/p"));
 }
@@ -270,7 +271,7 @@ fn signed_urls_are_redacted_in_debug_output() {
     let debug = format!("{urls:?}");
     assert!(debug.contains("a.bin") && debug.contains("https://files.example"), "{debug}");
     assert!(!debug.contains("hidden"), "{debug}");
-    assert_eq!(urls.urls["a.bin"], signed, "but they are there");
+    assert_eq!(urls.urls["a.bin"], signed, "the value itself is not redacted");
 
     let trace: rest::TraceExport = decode(&json!({ "status": "ready", "url": signed })).unwrap();
     let debug = format!("{trace:?}");

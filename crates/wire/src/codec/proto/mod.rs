@@ -23,7 +23,7 @@ use read::{Field, Fields};
 /// Maximum number of entries of a map, which lookups search linearly.
 const MAX_ENTRIES: usize = 256;
 
-/// Returns key and value of a map entry; a missing key is the empty string.
+/// Returns the key and the value of a map entry; a missing key is the empty string.
 fn entry(message: &[u8]) -> Result<(&str, Option<Field<'_>>), DecodeError> {
     let (mut key, mut value) = ("", None);
     let mut fields = Fields::new(message, &["key", "value"]);

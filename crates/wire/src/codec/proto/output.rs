@@ -11,7 +11,7 @@ use crate::{DecodeError, DecodeErrorKind};
 use super::read::{Field, Fields, Names, count, i64s};
 use super::tensor::{WireType, put_values, values_len, wire_number};
 use super::write::{
-    DOUBLE_SIZE, bytes_size, dims_size, number_size, put_bytes, put_dims, put_double, put_header,
+    DOUBLE_SIZE, bytes_size, dims_size, nonempty_size, number_size, put_bytes, put_dims, put_double, put_header,
     put_number, put_text, text_size,
 };
 use super::{MAX_ENTRIES, entry};
@@ -20,7 +20,8 @@ const OUTPUT: Names = &["loss_fn_output_type", "loss_fn_outputs", "metrics"];
 const RECORD: Names = &["type_tag", "fields", "num_datums"];
 const BATCHED: Names = &["data", "offsets", "dtype", "trailing_shape"];
 
-/// Maximum number of datums of a result. A record without fields could declare any number.
+/// Maximum number of datums of a result. Without the limit, a record without fields could declare any
+/// number.
 const MAX_DATUMS: u64 = 1 << 20;
 
 pub(crate) fn encode(output: &ForwardBackwardOutput) -> Bytes {
@@ -70,8 +71,7 @@ fn field_len(column: &OutputColumn) -> usize {
 }
 
 fn batched_size(column: &OutputColumn) -> usize {
-    let data = values_len(&column.values);
-    (if data == 0 { 0 } else { bytes_size(data) })
+    nonempty_size(values_len(&column.values))
         + bytes_size(column.starts.len() * size_of::<i64>())
         + number_size(wire_number(column.values.dtype()))
         + dims_size(column.trailing.dims())
@@ -130,7 +130,7 @@ pub(crate) fn short_type(qualified: &str) -> &str {
     }
 }
 
-/// Decoded record before the number of its datums is determined.
+/// Decoded record whose number of datums is not determined yet; see [`assign_datums`].
 struct RawRecord {
     type_tag: String,
     fields: Vec<OutputColumn>,
@@ -187,7 +187,8 @@ fn decode_record(message: &[u8]) -> Result<RawRecord, DecodeError> {
                 match record.fields.iter_mut().find(|old| old.name == column.name) {
                     Some(old) => *old = column,
                     None if full => {
-                        return Err(field.fail(DecodeErrorKind::TooLarge, "too many fields"));
+                        let detail = format!("record has more than {MAX_ENTRIES} fields");
+                        return Err(field.fail(DecodeErrorKind::TooLarge, detail));
                     }
                     None => record.fields.push(column),
                 }

@@ -216,9 +216,10 @@ macro_rules! arrays {
         $(#[$doc])*
         pub(super) fn $name(bytes: &[u8]) -> Result<SharedSlice<$type>, DecodeError> {
             const SIZE: usize = size_of::<$wire>();
-            let (numbers, odd) = bytes.as_chunks::<SIZE>();
-            if !odd.is_empty() {
-                let detail = format!("{} bytes is not a multiple of the element size {SIZE}", bytes.len());
+            let (numbers, remainder) = bytes.as_chunks::<SIZE>();
+            if !remainder.is_empty() {
+                let len = bytes.len();
+                let detail = format!("{len} bytes is not a multiple of the element size {SIZE}");
                 return Err(DecodeError::new(DecodeErrorKind::Length, detail));
             }
             if numbers.is_empty() {

@@ -10,7 +10,10 @@ use crate::{DecodeError, DecodeErrorKind};
 
 use super::read::{Fields, Names, count, f32s, u32s};
 use super::tensor;
-use super::write::{LittleEndian, bytes_size, number_size, put_array, put_header, put_number};
+use super::write::{
+    bytes_size, nonempty_array_size, nonempty_size, number_size, put_header, put_nonempty_array,
+    put_number,
+};
 
 const RESPONSE: Names = &[
     "sequences",
@@ -65,7 +68,7 @@ fn write_response(out: &mut Vec<u8>, response: &SampleResponse) {
     }
 }
 
-/// Limits the value to the 31 bits of the field.
+/// Returns the number of cache hits, limited to the 31 bits of the field.
 fn cache_hits(response: &SampleResponse) -> u64 {
     response.prompt_cache_hit_tokens.min(i32::MAX.unsigned_abs()).into()
 }
@@ -85,14 +88,14 @@ fn stop_number(reason: StopReason) -> u64 {
 
 fn sequence_size(sequence: &SampledSequence) -> usize {
     number_size(stop_number(sequence.stop_reason))
-        + numbers_size(&sequence.tokens)
+        + nonempty_array_size::<u32>(&sequence.tokens)
         + logprobs_size(sequence.logprobs.as_ref())
         + sequence.topk_logprobs.as_ref().map_or(0, |topk| bytes_size(topk_size(topk)))
 }
 
 fn write_sequence(out: &mut Vec<u8>, sequence: &SampledSequence) {
     put_number(out, 1, stop_number(sequence.stop_reason));
-    put_numbers(out, 2, &sequence.tokens);
+    put_nonempty_array::<u32>(out, 2, &sequence.tokens);
     put_logprobs(out, 3, sequence.logprobs.as_ref());
     if let Some(topk) = &sequence.topk_logprobs {
         put_header(out, 4, topk_size(topk));
@@ -101,37 +104,25 @@ fn write_sequence(out: &mut Vec<u8>, sequence: &SampledSequence) {
 }
 
 fn topk_size(topk: &TopkLogprobs) -> usize {
-    let cells = topk.k() * topk.len();
-    let array = if cells == 0 { 0 } else { bytes_size(cells * size_of::<u32>()) };
+    let array = nonempty_size(topk.k() * topk.len() * size_of::<u32>());
     2 * array + number_size(topk.k() as u64) + number_size(topk.len() as u64)
 }
 
 fn write_topk(out: &mut Vec<u8>, topk: &TopkLogprobs) {
     let (token_ids, logprobs) = topk.to_cells();
-    put_numbers(out, 1, &token_ids);
-    put_numbers(out, 2, &logprobs);
+    put_nonempty_array::<u32>(out, 1, &token_ids);
+    put_nonempty_array::<f32>(out, 2, &logprobs);
     put_number(out, 3, topk.k() as u64);
     put_number(out, 4, topk.len() as u64);
 }
 
-/// Returns the size of an array field that is omitted when empty.
-fn numbers_size<T>(numbers: &[T]) -> usize {
-    if numbers.is_empty() { 0 } else { bytes_size(size_of_val(numbers)) }
-}
-
-fn put_numbers<T: LittleEndian>(out: &mut Vec<u8>, field: u8, numbers: &[T]) {
-    if !numbers.is_empty() {
-        put_array(out, field, numbers);
-    }
-}
-
 /// Returns the size of a log-probability field. Empty and missing lists are both omitted.
 fn logprobs_size(logprobs: Option<&Logprobs>) -> usize {
-    logprobs.map_or(0, |logprobs| numbers_size(logprobs.as_slice()))
+    logprobs.map_or(0, |logprobs| nonempty_array_size(logprobs.as_slice()))
 }
 
 fn put_logprobs(out: &mut Vec<u8>, field: u8, logprobs: Option<&Logprobs>) {
-    put_numbers(out, field, logprobs.map_or(&[], Logprobs::as_slice));
+    put_nonempty_array(out, field, logprobs.map_or(&[], Logprobs::as_slice));
 }
 
 pub(crate) fn decode(body: &[u8]) -> Result<SampleResponse, DecodeError> {
@@ -202,7 +193,7 @@ fn decode_topk(message: &[u8]) -> Result<Option<TopkLogprobs>, DecodeError> {
     let cells = u64::from(k) * u64::from(length);
     for (name, len) in [(TOPK[0], token_ids.len()), (TOPK[1], logprobs.len())] {
         if len as u64 != cells {
-            let detail = format!("{len} cells for {length} positions of {k}");
+            let detail = format!("{len} cells, expected {k} for each of {length} positions");
             return Err(DecodeError::new(DecodeErrorKind::Length, detail).within(name));
         }
     }

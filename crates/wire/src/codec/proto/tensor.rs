@@ -1,18 +1,18 @@
 //! The messages `Tensor` and `SparseCsr`.
 
-use crate::slice::SharedSlice;
 use crate::tensor::{Csr, CsrError, DType, Shape, TensorData, TensorValues};
 use crate::{DecodeError, DecodeErrorKind};
 
 use super::read::{Fields, Names, bf16s_as_f32s, f32s, i32s_as_i64s, i64s};
 use super::write::{
-    LittleEndian, bytes_size, dims_size, number_size, put_array, put_dims, put_header, put_number,
+    bytes_size, dims_size, nonempty_array_size, nonempty_size, number_size, put_array, put_dims,
+    put_header, put_nonempty_array, put_number,
 };
 
 const TENSOR: Names = &["dense", "sparse_csr", "dtype", "shape"];
 const SPARSE_CSR: Names = &["values", "crow_indices", "col_indices"];
 
-/// Element types of the protobuf messages. `Int32` and `Bfloat16` are only decoded.
+/// Element types of the protobuf messages. `Int32` and `Bfloat16` are decoded but never encoded.
 #[derive(Clone, Copy)]
 pub(super) enum WireType {
     Float32 = 1,
@@ -154,8 +154,8 @@ pub(super) fn write(out: &mut Vec<u8>, tensor: &TensorData) {
             if !tensor.values().is_empty() {
                 put_values(out, 1, tensor.values());
             }
-            put_indices(out, 2, &csr.row_starts);
-            put_indices(out, 3, &csr.columns);
+            put_nonempty_array::<i64>(out, 2, &csr.row_starts);
+            put_nonempty_array::<i64>(out, 3, &csr.columns);
         }
     }
     put_number(out, 3, wire_number(tensor.dtype()));
@@ -174,18 +174,7 @@ pub(super) fn put_values(out: &mut Vec<u8>, field: u8, values: &TensorValues) {
 }
 
 fn sparse_size(values: &TensorValues, csr: &Csr) -> usize {
-    array_size::<u8>(values_len(values))
-        + array_size::<i64>(csr.row_starts.len())
-        + array_size::<i64>(csr.columns.len())
-}
-
-/// Returns the size of an array field that is omitted when empty.
-fn array_size<T>(len: usize) -> usize {
-    if len == 0 { 0 } else { bytes_size(len * size_of::<T>()) }
-}
-
-fn put_indices<T: LittleEndian>(out: &mut Vec<u8>, field: u8, numbers: &SharedSlice<T>) {
-    if !numbers.is_empty() {
-        put_array(out, field, numbers);
-    }
+    nonempty_size(values_len(values))
+        + nonempty_array_size::<i64>(&csr.row_starts)
+        + nonempty_array_size::<i64>(&csr.columns)
 }

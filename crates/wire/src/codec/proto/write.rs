@@ -49,15 +49,25 @@ pub(super) fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
+/// Returns the size of a bytes field of length `len` that is omitted when empty.
+pub(super) fn nonempty_size(len: usize) -> usize {
+    if len == 0 { 0 } else { bytes_size(len) }
+}
+
+/// Writes a bytes field unless it is empty.
+pub(super) fn put_nonempty(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        put_bytes(out, field, bytes);
+    }
+}
+
 /// Returns the size of a string field that is omitted when empty.
 pub(super) fn text_size(text: &str) -> usize {
-    if text.is_empty() { 0 } else { bytes_size(text.len()) }
+    nonempty_size(text.len())
 }
 
 pub(super) fn put_text(out: &mut Vec<u8>, field: u8, text: &str) {
-    if !text.is_empty() {
-        put_bytes(out, field, text.as_bytes());
-    }
+    put_nonempty(out, field, text.as_bytes());
 }
 
 /// Returns the size of an integer field that is omitted when zero.
@@ -77,6 +87,7 @@ pub(super) fn put_present_number(out: &mut Vec<u8>, field: u8, number: u64) {
     put_varint(out, number);
 }
 
+/// Size of a `double` field with its tag.
 pub(super) const DOUBLE_SIZE: usize = 9;
 
 pub(super) fn put_double(out: &mut Vec<u8>, field: u8, number: f64) {
@@ -90,7 +101,7 @@ fn packed_len(numbers: &[usize]) -> usize {
 
 /// Returns the size of a packed list of integers that is omitted when empty.
 pub(super) fn dims_size(dims: &[usize]) -> usize {
-    if dims.is_empty() { 0 } else { bytes_size(packed_len(dims)) }
+    nonempty_size(packed_len(dims))
 }
 
 pub(super) fn put_dims(out: &mut Vec<u8>, field: u8, dims: &[usize]) {
@@ -125,6 +136,16 @@ little_endian!(f32, i64, u32);
 
 pub(super) fn put_array<T: LittleEndian>(out: &mut Vec<u8>, field: u8, numbers: &[T]) {
     put_bytes(out, field, &T::bytes(numbers));
+}
+
+/// Returns the size of an array field that is omitted when empty.
+pub(super) fn nonempty_array_size<T>(numbers: &[T]) -> usize {
+    nonempty_size(size_of_val(numbers))
+}
+
+/// Writes an array field unless it is empty.
+pub(super) fn put_nonempty_array<T: LittleEndian>(out: &mut Vec<u8>, field: u8, numbers: &[T]) {
+    put_nonempty(out, field, &T::bytes(numbers));
 }
 
 #[cfg(test)]

@@ -82,7 +82,8 @@ pub(crate) fn decode(body: &Bytes) -> Result<ForwardBackward, DecodeError> {
 fn add_setting(config: &mut LossConfig, name: &str, value: LossSetting) -> Result<(), DecodeError> {
     config.insert(name.to_owned().into(), value);
     if config.iter().len() > MAX_ENTRIES {
-        return Err(DecodeError::new(DecodeErrorKind::TooLarge, "too many settings"));
+        let detail = format!("more than {MAX_ENTRIES} settings");
+        return Err(DecodeError::new(DecodeErrorKind::TooLarge, detail));
     }
     Ok(())
 }
@@ -98,7 +99,7 @@ fn decode_setting(message: &[u8]) -> Result<LossSetting, DecodeError> {
         }
     }
     setting.ok_or_else(|| {
-        DecodeError::new(DecodeErrorKind::Missing, "setting has neither a number nor a text")
+        DecodeError::new(DecodeErrorKind::Missing, "setting has neither a number nor a string")
     })
 }
 
@@ -128,7 +129,8 @@ fn decode_datum(body: &Bytes, message: &[u8]) -> Result<Datum, DecodeError> {
                 match inputs.iter_mut().find(|(key, _)| key == name) {
                     Some((_, old)) => *old = tensor,
                     None if full => {
-                        return Err(field.fail(DecodeErrorKind::TooLarge, "too many tensors"));
+                        let detail = format!("datum has more than {MAX_ENTRIES} loss inputs");
+                        return Err(field.fail(DecodeErrorKind::TooLarge, detail));
                     }
                     None => inputs.push((input_name(name), tensor)),
                 }
@@ -175,7 +177,7 @@ fn decode_chunk(body: &Bytes, message: &[u8]) -> Result<InputChunk, DecodeError>
             _ => {}
         }
     }
-    chunk.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "unknown kind of chunk"))
+    chunk.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "chunk is empty or of an unknown kind"))
 }
 
 fn decode_text(message: &[u8]) -> Result<InputChunk, DecodeError> {
@@ -205,7 +207,7 @@ fn decode_image(body: &Bytes, message: &[u8]) -> Result<InputChunk, DecodeError>
             _ => {}
         }
     }
-    let missing = || DecodeError::new(DecodeErrorKind::Missing, "must be png or jpeg");
+    let missing = || DecodeError::new(DecodeErrorKind::Missing, "missing, expected png or jpeg");
     let format = format.ok_or_else(|| missing().within("format"))?;
     Ok(InputChunk::Image { data, format, expected_tokens })
 }
@@ -232,7 +234,7 @@ fn decode_span(message: &[u8]) -> Result<ProvenanceSpan, DecodeError> {
         };
         span = Some(field.message(|m| decode_range(source, m))?);
     }
-    span.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "span has no source"))
+    span.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "span has no prompt or sampled tokens"))
 }
 
 fn decode_range(source: SpanSource, message: &[u8]) -> Result<ProvenanceSpan, DecodeError> {

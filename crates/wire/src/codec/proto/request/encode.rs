@@ -5,8 +5,9 @@ use bytes::Bytes;
 use crate::InvalidInput;
 use crate::codec::proto::tensor;
 use crate::codec::proto::write::{
-    DOUBLE_SIZE, LittleEndian, bytes_size, number_size, put_bytes, put_double, put_header,
-    put_number, put_present_number, put_text, text_size, varint_size,
+    DOUBLE_SIZE, bytes_size, nonempty_array_size, nonempty_size, number_size, put_bytes, put_double,
+    put_header, put_nonempty, put_nonempty_array, put_number, put_present_number, put_text,
+    text_size, varint_size,
 };
 use crate::datum::{Datum, ProvenanceSpan, SpanSource};
 use crate::ids::Seq;
@@ -174,15 +175,15 @@ fn write_datum(out: &mut Vec<u8>, datum: &Datum) {
 /// Returns the length of the message inside a `Chunk`.
 fn chunk_len(chunk: &InputChunk) -> usize {
     match chunk {
-        InputChunk::EncodedText { tokens } => filled_size(tokens.len() * size_of::<u32>()),
+        InputChunk::EncodedText { tokens } => nonempty_array_size::<u32>(tokens),
         InputChunk::Image { data, format, expected_tokens } => {
-            filled_size(data.len())
+            nonempty_size(data.len())
                 + text_size(format.as_str())
                 + expected_tokens.map_or(0, |n| 1 + varint_size(n.into()))
         }
-        // `validate` rejects this chunk.
+        // `validate` rejects this chunk, so it is never encoded.
         InputChunk::ImageAssetPointer { .. } => 0,
-        InputChunk::Dmel { dmel } => filled_size(dmel.len()),
+        InputChunk::Dmel { dmel } => nonempty_size(dmel.len()),
     }
 }
 
@@ -192,11 +193,11 @@ fn write_chunk(out: &mut Vec<u8>, chunk: &InputChunk) {
     match chunk {
         InputChunk::EncodedText { tokens } => {
             put_header(out, 1, len);
-            put_filled(out, 1, &u32::bytes(tokens));
+            put_nonempty_array::<u32>(out, 1, tokens);
         }
         InputChunk::Image { data, format, expected_tokens } => {
             put_header(out, 2, len);
-            put_filled(out, 1, data);
+            put_nonempty(out, 1, data);
             put_text(out, 2, format.as_str());
             if let Some(n) = expected_tokens {
                 put_present_number(out, 3, (*n).into());
@@ -205,19 +206,8 @@ fn write_chunk(out: &mut Vec<u8>, chunk: &InputChunk) {
         InputChunk::ImageAssetPointer { .. } => {}
         InputChunk::Dmel { dmel } => {
             put_header(out, 3, len);
-            put_filled(out, 1, dmel);
+            put_nonempty(out, 1, dmel);
         }
-    }
-}
-
-/// Returns the size of a bytes field that is omitted when empty.
-fn filled_size(len: usize) -> usize {
-    if len == 0 { 0 } else { bytes_size(len) }
-}
-
-fn put_filled(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
-    if !bytes.is_empty() {
-        put_bytes(out, field, bytes);
     }
 }
 
