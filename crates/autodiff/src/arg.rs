@@ -10,8 +10,9 @@ use serde_json::Value;
 ///
 /// In JSON an argument is a plain value, or an object with one key for a value that JSON cannot
 /// express: `{"ref": "name"}`, `{"tuple": […]}`, `{"slice": [start, stop, step]}`,
-/// `{"float": "inf"}` and so on. Deserialization never fails on an unknown form; it yields [`GraphArg::Unknown`], which
-/// [`LossProgram::new`](crate::LossProgram::new) rejects with the name of the node.
+/// `{"float": "inf"}` and so on. Deserialization never fails on an unknown form; it yields
+/// [`GraphArg::Unknown`], which [`LossProgram::new`](crate::LossProgram::new) rejects with the name
+/// of the node.
 ///
 /// ```
 /// use tinkex_autodiff::GraphArg;

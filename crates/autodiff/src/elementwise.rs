@@ -267,10 +267,12 @@ fn run_where(call: &mut CallArgs<'_>) -> Result<Var, String> {
     }
 }
 
-/// Returns `a` where the mask is true and `b` elsewhere. The gradient flows to the selected element.
+/// Returns `a` where the mask is true and `b` elsewhere. The gradient flows to the selected
+/// element.
 fn select(call: &mut CallArgs<'_>, mask: Var, a: Var, b: Var) -> Result<Var, String> {
     let kind = promoted(call, a, b);
-    // A sum of products with 0 and 1 would be NaN where the element that is not selected is infinite.
+    // A sum of products with 0 and 1 would be NaN where the element that is not selected is
+    // infinite.
     let shape = broadcast(call.tape.shape(a), call.tape.shape(b))
         .and_then(|shape| broadcast(&shape, call.tape.shape(mask)))
         .ok_or("the shapes of condition and values cannot be broadcast together")?;

@@ -199,7 +199,8 @@ fn index_select(call: &mut CallArgs<'_>, x: Var, dim: usize, index: Var) -> Resu
     call.tape.gather(x, map, sizes)
 }
 
-/// Runs `gather`: returns, for each element of the index, the element of `x` at that index along `dim`.
+/// Runs `gather`: returns, for each element of the index, the element of `x` at that index along
+/// `dim`.
 fn gather(call: &mut CallArgs<'_>, x: Var, dim: &NodeValue, index: Var) -> Result<Var, String> {
     let (shape, index) = (call.tape.shape(x).to_vec(), call.tape.get(index).clone());
     let dim = dimension(dim, shape.len())?;

@@ -76,7 +76,9 @@ pub(crate) fn run(
             let fill = match name {
                 "zeros_like" => 0.0,
                 "ones_like" => 1.0,
-                _ => call.optional_number(1, "fill_value")?.ok_or("argument fill_value is missing")?,
+                _ => call
+                    .optional_number(1, "fill_value")?
+                    .ok_or("argument fill_value is missing")?,
             };
             let kind = call.dtype()?.unwrap_or(call.tape.get(x).kind);
             let shape = call.tape.shape(x).to_vec();

@@ -9,9 +9,9 @@
 //!
 //! # Arithmetic
 //!
-//! Values are computed as `f64`, whatever float type the graph declares. Integer and boolean tensors
-//! keep their type until an operation combines them with floats. The gradient is rounded to `f32`
-//! at the end.
+//! Values are computed as `f64`, whatever float type the graph declares. Integer and boolean
+//! tensors keep their type until an operation combines them with floats. The gradient is rounded to
+//! `f32` at the end.
 //!
 //! # Subgradients
 //!

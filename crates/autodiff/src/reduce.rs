@@ -183,8 +183,8 @@ fn shared_extreme(
     tape.derive(value, vec![(x, LocalGradient::Reduce(reduction.targets, Some(slope)))])
 }
 
-/// Runs `max(x)`, `max(x, y)` and `max(x, dim)`, or `min`. With `dim` the result is a list of values
-/// and indices, and the first of the tied elements has the slope 1.
+/// Runs `max(x)`, `max(x, y)` and `max(x, dim)`, or `min`. With `dim` the result is a list of
+/// values and indices, and the first of the tied elements has the slope 1.
 fn extreme(name: &str, call: &mut CallArgs<'_>) -> Result<NodeValue, String> {
     let largest = name == "max";
     let x = call.tensor(0, "input")?;

@@ -1,8 +1,8 @@
 //! Tape for reverse-mode differentiation.
 //!
-//! Every operation appends its value, and the derivative of that value with respect to each operand.
-//! All derivatives have one of four forms ([`LocalGradient`]), so the backward pass needs four loops
-//! and no code per operation.
+//! Every operation appends its value, and the derivative of that value with respect to each
+//! operand. All derivatives have one of four forms ([`LocalGradient`]), so the backward pass needs
+//! four loops and no code per operation.
 
 use crate::array::{Array, ElementKind, broadcast, element_count, strided_indices, strides};
 
@@ -164,8 +164,8 @@ impl Tape {
         self.derive(value, vec![(x, LocalGradient::Elementwise(slope))])
     }
 
-    /// Applies `f`, which returns a value and its slopes with respect to both operands, to every pair
-    /// of elements after broadcasting.
+    /// Applies `f`, which returns a value and its slopes with respect to both operands, to every
+    /// pair of elements after broadcasting.
     pub(crate) fn binary(
         &mut self,
         a: Var,
@@ -248,8 +248,8 @@ impl LocalGradient {
     }
 }
 
-/// Multiplies two slopes, with 0 · ∞ = 0: an operand that was not selected contributes nothing, even
-/// where its own slope is infinite. PyTorch computes NaN there.
+/// Multiplies two slopes, with 0 · ∞ = 0: an operand that was not selected contributes nothing,
+/// even where its own slope is infinite. PyTorch computes NaN there.
 fn product(a: f64, b: f64) -> f64 {
     if a == 0.0 || b == 0.0 { 0.0 } else { a * b }
 }

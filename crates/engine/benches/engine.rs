@@ -3,8 +3,9 @@
 //! `cargo xtask bench engine` runs this program and its peer (`peer.py`) alternately and prints the
 //! ratios. Workloads: `train` (4 × 256 tokens), `ragged` (32 completions of 4 prompts), `decodeN`
 //! (N prompts of 64 tokens, 128 new tokens each), `adaptersN` (32 completions with N adapters),
-//! `liveN` (N adapters that sample one after the other), `contextN` (tokens after a context of N tokens),
-//! `load`. Prints the best round: wall-clock seconds, CPU seconds, and the peak memory in MiB.
+//! `liveN` (N adapters that sample one after the other), `contextN` (tokens after a context of N
+//! tokens), `load`. Prints the best round: wall-clock seconds, CPU seconds, and the peak memory in
+//! MiB.
 
 #![expect(clippy::print_stdout, reason = "the benchmark prints its result")]
 
@@ -178,9 +179,9 @@ fn train(trainer: &mut Trainer, rows: &[Vec<u32>]) -> BenchResult<()> {
     Ok(())
 }
 
-/// Returns random tokens.
-fn prompt(len: usize, salt: u32, vocab: u32) -> Vec<u32> {
-    let mut random = fastrand::Rng::with_seed(u64::from(salt));
+/// Returns `len` random tokens, determined by `seed`.
+fn prompt(len: usize, seed: u32, vocab: u32) -> Vec<u32> {
+    let mut random = fastrand::Rng::with_seed(u64::from(seed));
     (0..len).map(|_| random.u32(..vocab)).collect()
 }
 
@@ -216,7 +217,10 @@ fn cpu() -> BenchResult<f64> {
 /// Returns the peak resident memory of the process in MiB.
 fn peak() -> BenchResult<f64> {
     let text = std::fs::read_to_string("/proc/self/status")?;
-    let line = text.lines().find(|line| line.starts_with("VmHWM")).ok_or("no VmHWM")?;
-    let kib: f64 = line.split_whitespace().nth(1).ok_or("no number")?.parse()?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("VmHWM"))
+        .ok_or("/proc/self/status has no VmHWM line")?;
+    let kib: f64 = line.split_whitespace().nth(1).ok_or("VmHWM has no value")?.parse()?;
     Ok(kib / 1024.0)
 }

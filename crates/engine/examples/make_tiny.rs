@@ -37,8 +37,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     std::fs::create_dir_all(&folder)?;
 
     let documents: Vec<String> = (0..DOCUMENTS).map(|index| document(SEED, index)).collect();
-    let some = documents.iter().take(4_000).map(String::as_str);
-    let tokenizer = Tokenizer::train(some, VOCAB, &SPECIALS)?;
+    let tokenizer_texts = documents.iter().take(4_000).map(String::as_str);
+    let tokenizer = Tokenizer::train(tokenizer_texts, VOCAB, &SPECIALS)?;
     let end = tokenizer.special(END_OF_TEXT).ok_or("the tokenizer has no end-of-text token")?;
     let message_end =
         tokenizer.special(TURN_END).ok_or("the tokenizer has no end-of-message token")?;
@@ -117,9 +117,9 @@ fn train(
         .collect();
     let out = trainer.forward_backward(&TrainingObjective::Loss(Loss::CrossEntropy), &data)?;
     // Linear warm-up, then cosine decay.
-    let rise = f64::from(step + 1).min(50.0) / 50.0;
-    let fall = 0.5 + 0.5 * (std::f64::consts::PI * f64::from(step) / f64::from(steps)).cos();
-    let learning_rate = 4e-3 * rise * (0.05 + 0.95 * fall);
+    let warm_up = f64::from(step + 1).min(50.0) / 50.0;
+    let cosine = 0.5 + 0.5 * (std::f64::consts::PI * f64::from(step) / f64::from(steps)).cos();
+    let learning_rate = 4e-3 * warm_up * (0.05 + 0.95 * cosine);
     trainer.optim_step(&StepParams::Adam(AdamParams {
         learning_rate,
         weight_decay: 0.02,

@@ -1,7 +1,7 @@
 //! Reads a PEFT adapter and writes it again: `cargo run --example resave -- FROM TO`.
 //!
-//! `tests/golden/record.py check` then compares the log-probabilities that `peft` computes with the copy
-//! to the recorded ones.
+//! `tests/golden/record.py check` then compares the log-probabilities that `peft` computes with the
+//! copy to the recorded ones.
 
 use std::path::Path;
 

@@ -62,8 +62,8 @@ impl Engine {
     /// Loads the model in the Hugging Face folder `path`.
     ///
     /// The folder contains `config.json` and either `model.safetensors` or
-    /// `model.safetensors.index.json` with the files that it names. The files are mapped into memory
-    /// while this function runs and must not be modified meanwhile.
+    /// `model.safetensors.index.json` with the files that it names. The files are mapped into
+    /// memory while this function runs and must not be modified meanwhile.
     ///
     /// # Errors
     /// - [`Error::Io`](crate::Error::Io) if a file is missing or cannot be read.
@@ -71,8 +71,8 @@ impl Engine {
     ///   [`Error::MissingTensor`](crate::Error::MissingTensor) or
     ///   [`Error::Shape`](crate::Error::Shape) if a file is damaged or does not match the
     ///   configuration.
-    /// - [`Error::UnknownArchitecture`](crate::Error::UnknownArchitecture) if the architecture is not
-    ///   supported.
+    /// - [`Error::UnknownArchitecture`](crate::Error::UnknownArchitecture) if the architecture is
+    ///   not supported.
     /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the weights do not fit into memory.
     /// - [`Error::Invalid`](crate::Error::Invalid) if the threads cannot be started.
     pub fn open(path: impl AsRef<Path>, options: EngineOptions) -> Result<Self> {
@@ -95,7 +95,8 @@ impl Engine {
         Ok(Self::with_model(model, options, Some(builtin::NAME.to_owned())))
     }
 
-    /// Creates an engine for a loaded model. `default_name` is its name if the options contain none.
+    /// Creates an engine for a loaded model. `default_name` is its name if the options contain
+    /// none.
     pub(crate) fn with_model(
         model: Model,
         options: EngineOptions,
@@ -126,8 +127,8 @@ impl Engine {
     /// trained.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) if the rank or alpha is out of range, or if no module
-    /// would be trained.
+    /// [`Error::Invalid`](crate::Error::Invalid) if the rank or alpha is out of range, or if no
+    /// module would be trained.
     pub fn create_trainer(&self, config: LoraConfig, kind: OptimizerKind) -> Result<Trainer> {
         let adapter = Adapter::new(&self.model.config, config)?;
         Ok(self.trainer(adapter, kind))
@@ -191,7 +192,8 @@ impl Engine {
     /// interruption. `kind` must be the kind of optimizer that was saved.
     ///
     /// # Errors
-    /// As [`load_trainer`](Self::load_trainer) and [`Optimizer::load`](crate::optim::Optimizer::load).
+    /// As [`load_trainer`](Self::load_trainer) and
+    /// [`Optimizer::load`](crate::optim::Optimizer::load).
     pub fn resume_trainer(&self, folder: impl AsRef<Path>, kind: OptimizerKind) -> Result<Trainer> {
         let mut trainer = self.load_trainer(folder.as_ref(), kind)?;
         trainer.load_optimizer(folder.as_ref())?;

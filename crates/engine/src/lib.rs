@@ -15,9 +15,11 @@
 //!
 //! let engine = Engine::builtin(EngineOptions::default())?;
 //! let tokens = builtin::tokenizer()?.encode("A parrot says hello.");
-//! let datum = Datum { tokens: &tokens[..tokens.len() - 1], targets: &tokens[1..], ..Datum::default() };
+//! let (inputs, targets) = (&tokens[..tokens.len() - 1], &tokens[1..]);
+//! let datum = Datum { tokens: inputs, targets, ..Datum::default() };
 //!
-//! let mut trainer = engine.create_trainer(LoraConfig { rank: 8, ..LoraConfig::default() }, OptimizerKind::Adam)?;
+//! let config = LoraConfig { rank: 8, ..LoraConfig::default() };
+//! let mut trainer = engine.create_trainer(config, OptimizerKind::Adam)?;
 //! let params = StepParams::Adam(AdamParams { learning_rate: 3e-3, ..AdamParams::default() });
 //! let mut losses = Vec::new();
 //! for _ in 0..3 {
@@ -31,11 +33,11 @@
 //!
 //! # Reproducible bits
 //!
-//! The logits and log-probabilities of a token depend only on the weights and on the preceding tokens
-//! of its sequence. They do not depend on the number of threads, the instruction set, the other
-//! sequences of the batch, the contents of the cache, or the division of a sequence into steps. The
-//! sampler reports the same log-probabilities, bit for bit, as training computes. The kernels
-//! guarantee this by computing every sum in a fixed order.
+//! The logits and log-probabilities of a token depend only on the weights and on the preceding
+//! tokens of its sequence. They do not depend on the number of threads, the instruction set, the
+//! other sequences of the batch, the contents of the cache, or the division of a sequence into
+//! steps. The sampler reports the same log-probabilities, bit for bit, as training computes. The
+//! kernels guarantee this by computing every sum in a fixed order.
 //!
 //! # Errors
 //!

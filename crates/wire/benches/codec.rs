@@ -1,7 +1,7 @@
 //! Benchmarks of the codecs, relative to copying the same bytes and to prost.
 //!
-//! Run with `cargo xtask bench wire`. Measurements of the implementations alternate, and the minimum
-//! of many rounds counts, so that other load affects all of them equally.
+//! Run with `cargo xtask bench wire`. Measurements of the implementations alternate, and the
+//! minimum of many rounds counts, so that other load affects all of them equally.
 
 #[path = "../tests/it/messages.rs"]
 mod messages;
@@ -25,7 +25,8 @@ fn main() -> ExitCode {
     let mut met = true;
     let request = request();
     let body = request.to_proto().expect("a valid request");
-    let peer = messages::ForwardBackwardRequest::decode(body.clone()).expect("prost accepts the message");
+    let peer =
+        messages::ForwardBackwardRequest::decode(body.clone()).expect("prost accepts the message");
     met &= compare(
         "encode ForwardBackwardRequest",
         &body,
@@ -78,7 +79,8 @@ fn main() -> ExitCode {
 
     let output = output();
     let body = output.to_proto();
-    let peer = messages::ForwardBackwardOutput::decode(body.clone()).expect("prost accepts the message");
+    let peer =
+        messages::ForwardBackwardOutput::decode(body.clone()).expect("prost accepts the message");
     met &= compare(
         "decode ForwardBackwardOutput",
         &body,
@@ -130,8 +132,8 @@ fn floats(rng: &mut Rng, n: usize) -> Vec<f32> {
     std::iter::repeat_with(|| -rng.f32()).take(n).collect()
 }
 
-/// Returns a request of about 4 MB: 200 rollouts of 1,024 tokens with targets, log-probabilities and
-/// advantages.
+/// Returns a request of about 4 MB: 200 rollouts of 1,024 tokens with targets, log-probabilities
+/// and advantages.
 fn request() -> ForwardBackward {
     let mut rng = Rng::with_seed(1);
     let datum = |_| {

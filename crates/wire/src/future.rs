@@ -178,8 +178,8 @@ impl QueueState {
         }
     }
 
-    /// Returns the state with the given name: [`QueueState::Unknown`] for an unknown name, `None` for
-    /// an empty one.
+    /// Returns the state with the given name: [`QueueState::Unknown`] for an unknown name, `None`
+    /// for an empty one.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         let known = [Self::Active, Self::PausedCapacity, Self::PausedRateLimit];

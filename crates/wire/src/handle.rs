@@ -27,7 +27,8 @@ pub struct SamplerHandle {
     pub sampling_session_id: SamplerId,
     /// Address and configuration of the server.
     pub holder: HandleHolder,
-    /// Default of [`SampleRequest::record_stability_info`](crate::SampleRequest::record_stability_info).
+    /// Default of
+    /// [`SampleRequest::record_stability_info`](crate::SampleRequest::record_stability_info).
     #[serde(default)]
     pub record_stability_info: bool,
 }

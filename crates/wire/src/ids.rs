@@ -128,8 +128,8 @@ impl SamplerId {
 
 /// Sequence number of a request (`seq_id`).
 ///
-/// The training requests of a model have the numbers 1, 2, 3, … of at most 31 bits. Each client of a
-/// sampling session numbers its requests within a block of its own, which takes 64 bits: see
+/// The training requests of a model have the numbers 1, 2, 3, … of at most 31 bits. Each client of
+/// a sampling session numbers its requests within a block of its own, which takes 64 bits: see
 /// [`Seq::first_of_clone`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,

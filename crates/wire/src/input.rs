@@ -207,8 +207,8 @@ impl InputChunk {
     }
 }
 
-/// Returns the first dimension of an encoded spectrogram. Its header consists of an optional marker,
-/// an element type from 0 to 7, and the rank and dimensions as variable-length integers.
+/// Returns the first dimension of an encoded spectrogram. Its header consists of an optional
+/// marker, an element type from 0 to 7, and the rank and dimensions as variable-length integers.
 fn dmel_len(container: &[u8]) -> Option<usize> {
     const CONSTANT: u8 = 0xFE;
     let header = container.strip_prefix(&[CONSTANT]).unwrap_or(container);

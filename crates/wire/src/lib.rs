@@ -1,7 +1,7 @@
 //! Types, routes and codecs of the Tinker API.
 //!
-//! The client and the server of this workspace share these definitions. The crate performs no I/O: it
-//! encodes and decodes bytes, and validates requests.
+//! The client and the server of this workspace share these definitions. The crate performs no I/O:
+//! it encodes and decodes bytes, and validates requests.
 //!
 //! # Overview
 //!
@@ -16,8 +16,8 @@
 //!
 //! # Requests
 //!
-//! Requests are created by a constructor with the required fields and extended by setters. Token data
-//! is shared, not copied, until it is encoded:
+//! Requests are created by a constructor with the required fields and extended by setters. Token
+//! data is shared, not copied, until it is encoded:
 //!
 //! ```
 //! use tinkex_wire::{AdamParams, Datum, ForwardBackward, LossFn, OptimStep, Seq, Tokens};
@@ -43,7 +43,8 @@
 //! # Encoding and decoding
 //!
 //! ```
-//! use tinkex_wire::{ApiRequest, PollResponse, RequestBody, SampleRequest, SamplingParams, SubmitRequest};
+//! use tinkex_wire::{ApiRequest, PollResponse, RequestBody, SampleRequest, SubmitRequest};
+//! use tinkex_wire::SamplingParams;
 //!
 //! // The client encodes a request, and the server decodes it.
 //! let request = SampleRequest::new([1, 2, 3], SamplingParams::new().max_tokens(8));
@@ -54,9 +55,8 @@
 //!
 //! // The client polls the future of the request and decodes its result.
 //! let response = b"\x0a\x08\x08\x01\x12\x04\x07\x00\x00\x00".to_vec().into();
-//! let PollResponse::Ready(payload) = PollResponse::decode("application/x-protobuf", &response)? else {
-//!     unreachable!()
-//! };
+//! let response = PollResponse::decode("application/x-protobuf", &response)?;
+//! let PollResponse::Ready(payload) = response else { unreachable!() };
 //! let result = SampleRequest::decode_output(&payload)?;
 //! assert_eq!(result.sequences[0].tokens[..], [7]);
 //! # Ok::<_, Box<dyn std::error::Error>>(())
@@ -64,11 +64,11 @@
 //!
 //! # Rules
 //!
-//! * Decoding ignores unknown JSON fields, except in optimizer parameters, where ignoring a field would
-//!   train another model.
+//! * Decoding ignores unknown JSON fields, except in optimizer parameters, where ignoring a field
+//!   would train another model.
 //! * Encoding includes fields with default values and omits nulls, except where null has a meaning.
-//! * Malformed bytes yield a [`DecodeError`] that names the field. Decoding never panics, and its memory
-//!   use is at most a fixed multiple of the input; decompression takes a limit.
+//! * Malformed bytes yield a [`DecodeError`] that names the field. Decoding never panics, and its
+//!   memory use is at most a fixed multiple of the input; decompression takes a limit.
 //! * A request is validated once: see [`ApiRequest`].
 //! * Types that the protocol may extend are `#[non_exhaustive]`.
 

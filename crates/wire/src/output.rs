@@ -1,8 +1,8 @@
 //! [`LossOutputs`]: output tensors of each datum of a batch.
 //!
-//! The protobuf message concatenates the tensors of many datums in one buffer per field. The decoded
-//! form keeps these columns, and the output of a datum is a view into them. The number of allocations
-//! therefore depends on the number of fields, not of datums.
+//! The protobuf message concatenates the tensors of many datums in one buffer per field. The
+//! decoded form keeps these columns, and the output of a datum is a view into them. The number of
+//! allocations therefore depends on the number of fields, not of datums.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -67,8 +67,8 @@ impl LossRecord {
         self
     }
 
-    /// Adds a field, or replaces the field of that name. `values` are the concatenated values of all
-    /// datums, `lengths` their number per datum.
+    /// Adds a field, or replaces the field of that name. `values` are the concatenated values of
+    /// all datums, `lengths` their number per datum.
     ///
     /// # Errors
     /// Returns an error if there is not one length per datum, or if the sum of the lengths differs
@@ -311,7 +311,9 @@ impl<'de> Deserialize<'de> for LossOutputs {
             let mut record = LossRecord::new(1);
             for (name, tensor) in tensors {
                 if tensor.is_sparse() {
-                    return Err(D::Error::custom(format!("{name} is sparse, expected a dense tensor")));
+                    return Err(D::Error::custom(format!(
+                        "{name} is sparse, expected a dense tensor"
+                    )));
                 }
                 let trailing = Shape::from(tensor.shape().dims().get(1..).unwrap_or(&[]));
                 let values = tensor.values().clone();

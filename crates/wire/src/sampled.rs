@@ -64,7 +64,8 @@ pub struct SampledSequence {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topk_logprobs: Option<TopkLogprobs>,
     /// Id for use in provenance spans. Servers send it in
-    /// [`SubmitResponse::sample_sequence_ids`](crate::SubmitResponse::sample_sequence_ids), not here.
+    /// [`SubmitResponse::sample_sequence_ids`](crate::SubmitResponse::sample_sequence_ids), not
+    /// here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence_id: Option<SequenceId>,
 }
@@ -125,8 +126,8 @@ impl PromptAltTokens {
 }
 
 impl SampleResponse {
-    /// Sets the sequence ids that the server announced when it accepted the request. Does nothing if
-    /// the server announced none.
+    /// Sets the sequence ids that the server announced when it accepted the request. Does nothing
+    /// if the server announced none.
     ///
     /// # Errors
     /// Returns an error if the number of ids differs from the number of sequences.

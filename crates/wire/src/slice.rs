@@ -1,7 +1,7 @@
 //! [`SharedSlice`]: an immutable, reference-counted slice.
 //!
-//! Token and tensor data can be large and has several owners at once: the caller, a chunk of a batch,
-//! and a request that may be retried. All of them share one allocation.
+//! Token and tensor data can be large and has several owners at once: the caller, a chunk of a
+//! batch, and a request that may be retried. All of them share one allocation.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -28,8 +28,8 @@ pub struct SharedSlice<T> {
 
 /// Backing storage: a vector that was moved in, or an `Arc<[T]>` if the elements had to be copied.
 enum SliceStorage<T> {
-    // Empty slices have no allocation: a decoded message can contain many of them, at two bytes each.
-    // `None` encodes them because a third variant would grow the struct by a word.
+    // Empty slices have no allocation: a decoded message can contain many of them, at two bytes
+    // each. `None` encodes them because a third variant would grow the struct by a word.
     Vec(Option<Arc<Vec<T>>>),
     Slice(Arc<[T]>),
 }

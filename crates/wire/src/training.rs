@@ -287,8 +287,8 @@ pub struct ForwardBackward {
 }
 
 impl ForwardBackward {
-    /// Creates a pass that computes the gradient, with the default settings of the loss function and
-    /// without a sequence number.
+    /// Creates a pass that computes the gradient, with the default settings of the loss function
+    /// and without a sequence number.
     pub fn new(model_id: impl Into<ModelId>, data: Vec<Datum>, loss_fn: LossFn) -> Self {
         Self {
             model_id: model_id.into(),

@@ -238,8 +238,8 @@ fn inputs_must_have_their_declared_rank_and_length() {
     assert_eq!(evaluate(&[0], &[]).unwrap().loss, 0.0);
 }
 
-/// The memory of the gradient of a concatenation is proportional to its result, not to the number of
-/// its parts times the result.
+/// The memory of the gradient of a concatenation is proportional to its result, not to the number
+/// of its parts times the result.
 #[test]
 fn many_parts_can_be_concatenated() {
     let parts = GraphArg::List(vec![GraphArg::node("logprobs"); 20_000]);

@@ -3,7 +3,7 @@
 use super::sums::sum;
 use super::words::{
     ANIMALS, COUNTRIES, CorpusRng, DAYS, FEELINGS, FOODS, MONTHS, NAMES, NUMBERS, OPPOSITES,
-    PLACES, THINGS, a, capital,
+    PLACES, THINGS, capitalized, with_article,
 };
 use super::{TURN_END, TURN_START};
 
@@ -47,26 +47,26 @@ fn exchange(rng: &mut CorpusRng) -> (String, String) {
 fn arithmetic(rng: &mut CorpusRng) -> (String, String) {
     let (text, result) = sum(rng);
     let ask = ["What is {sum}?", "{sum} = ?", "Please compute {sum}.", "How much is {sum}?"];
-    (rng.say(&ask, &[("sum", &text)]), result.to_string())
+    (rng.fill(&ask, &[("sum", &text)]), result.to_string())
 }
 
 fn color(rng: &mut CorpusRng) -> (String, String) {
-    let (thing, color) = rng.one(&THINGS);
-    let (name, _) = rng.one(&NAMES);
+    let (thing, color) = rng.choose(&THINGS);
+    let (name, _) = rng.choose(&NAMES);
     let tell = ["{name} has {a_color} {thing}. What color is the {thing}?"];
-    let slots = [("name", name), ("a_color", &a(color)), ("thing", thing)];
-    (rng.say(&tell, &slots), format!("The {thing} is {color}."))
+    let slots = [("name", name), ("a_color", &with_article(color)), ("thing", thing)];
+    (rng.fill(&tell, &slots), format!("The {thing} is {color}."))
 }
 
 fn opposite(rng: &mut CorpusRng) -> (String, String) {
-    let (one, other) = rng.one(&OPPOSITES);
+    let (one, other) = rng.choose(&OPPOSITES);
     let (one, other) = if rng.below(2) == 0 { (one, other) } else { (other, one) };
     let ask = ["What is the opposite of {word}?", "Tell me the opposite of {word}."];
-    (rng.say(&ask, &[("word", one)]), format!("The opposite of {one} is {other}."))
+    (rng.fill(&ask, &[("word", one)]), format!("The opposite of {one} is {other}."))
 }
 
 fn capital_city(rng: &mut CorpusRng) -> (String, String) {
-    let (country, city) = rng.one(&COUNTRIES);
+    let (country, city) = rng.choose(&COUNTRIES);
     if rng.below(3) == 0 {
         return (
             format!("{city} is the capital of which country?"),
@@ -74,7 +74,7 @@ fn capital_city(rng: &mut CorpusRng) -> (String, String) {
         );
     }
     let ask = ["What is the capital of {country}?", "Which city is the capital of {country}?"];
-    (rng.say(&ask, &[("country", country)]), format!("The capital of {country} is {city}."))
+    (rng.fill(&ask, &[("country", country)]), format!("The capital of {country} is {city}."))
 }
 
 fn after(rng: &mut CorpusRng) -> (String, String) {
@@ -90,31 +90,31 @@ fn after(rng: &mut CorpusRng) -> (String, String) {
 }
 
 fn sound(rng: &mut CorpusRng) -> (String, String) {
-    let (animal, sound, _) = rng.one(&ANIMALS);
+    let (animal, sound, _) = rng.choose(&ANIMALS);
     let ask = ["What does {an} say?", "Which sound does {an} make?"];
-    let an = a(animal);
-    (rng.say(&ask, &[("an", &an)]), format!("{} says \"{sound}\".", capital(&an)))
+    let an = with_article(animal);
+    (rng.fill(&ask, &[("an", &an)]), format!("{} says \"{sound}\".", capitalized(&an)))
 }
 
 fn legs(rng: &mut CorpusRng) -> (String, String) {
-    let (animal, _, legs) = rng.one(&ANIMALS);
+    let (animal, _, legs) = rng.choose(&ANIMALS);
     let legs = match legs {
         0 => "no",
         legs => NUMBERS[usize::from(legs)],
     };
-    let an = a(animal);
-    (format!("How many legs does {an} have?"), format!("{} has {legs} legs.", capital(&an)))
+    let an = with_article(animal);
+    (format!("How many legs does {an} have?"), format!("{} has {legs} legs.", capitalized(&an)))
 }
 
 fn repeat(rng: &mut CorpusRng) -> (String, String) {
-    let words: Vec<&str> = rng.some(&FOODS, 3).into_iter().copied().collect();
+    let words: Vec<&str> = rng.choose_several(&FOODS, 3).into_iter().copied().collect();
     let text = words.join(" ");
     let ask = ["Repeat after me: {text}", "Please say: {text}"];
-    (rng.say(&ask, &[("text", &text)]), text)
+    (rng.fill(&ask, &[("text", &text)]), text)
 }
 
 fn in_order(rng: &mut CorpusRng) -> (String, String) {
-    let mut words: Vec<&str> = rng.some(&PLACES, 3).into_iter().copied().collect();
+    let mut words: Vec<&str> = rng.choose_several(&PLACES, 3).into_iter().copied().collect();
     let given = words.join(", ");
     if rng.below(2) == 0 {
         words.reverse();
@@ -125,13 +125,13 @@ fn in_order(rng: &mut CorpusRng) -> (String, String) {
 }
 
 fn spelling(rng: &mut CorpusRng) -> (String, String) {
-    let word = rng.one(&FOODS);
+    let word = rng.choose(&FOODS);
     let letters: Vec<String> = word.chars().map(|c| c.to_string()).collect();
     if rng.below(2) == 0 {
         return (format!("How do you spell {word}?"), letters.join("-"));
     }
     let count = NUMBERS[letters.len()];
-    (format!("How many letters are in the word {word}?"), capital(&format!("{count}.")))
+    (format!("How many letters are in the word {word}?"), capitalized(&format!("{count}.")))
 }
 
 fn choice(rng: &mut CorpusRng) -> (String, String) {
@@ -145,8 +145,8 @@ fn choice(rng: &mut CorpusRng) -> (String, String) {
 }
 
 fn greeting(rng: &mut CorpusRng) -> (String, String) {
-    let (name, _) = rng.one(&NAMES);
-    let feeling = rng.one(&FEELINGS);
+    let (name, _) = rng.choose(&NAMES);
+    let feeling = rng.choose(&FEELINGS);
     let pairs: [(&str, &str); 6] = [
         ("Hello! My name is {name}.", "Hello, {name}! How can I help you?"),
         ("Hi, I am {name}. Who are you?", "Hi, {name}! I am a tiny language model."),
@@ -155,9 +155,9 @@ fn greeting(rng: &mut CorpusRng) -> (String, String) {
         ("Thank you very much!", "You are welcome!"),
         ("Goodbye, see you tomorrow.", "Goodbye, and have a nice day!"),
     ];
-    let (question, answer) = rng.one(&pairs);
+    let (question, answer) = rng.choose(&pairs);
     let slots = [("name", name), ("feeling", feeling)];
-    (rng.say(&[question], &slots), rng.say(&[answer], &slots))
+    (rng.fill(&[question], &slots), rng.fill(&[answer], &slots))
 }
 
 fn counting(rng: &mut CorpusRng) -> (String, String) {
@@ -168,15 +168,15 @@ fn counting(rng: &mut CorpusRng) -> (String, String) {
 }
 
 fn who_has(rng: &mut CorpusRng) -> (String, String) {
-    let names = rng.some(&NAMES, 2);
-    let things = rng.some(&THINGS, 2);
+    let names = rng.choose_several(&NAMES, 2);
+    let things = rng.choose_several(&THINGS, 2);
     let ((first, _), (second, _)) = (names[0], names[1]);
     let ((one, _), (two, _)) = (things[0], things[1]);
-    let story = format!("{first} has {}. {second} has {}.", a(one), a(two));
+    let story = format!("{first} has {}. {second} has {}.", with_article(one), with_article(two));
     if rng.below(2) == 0 {
         let (asked, name) = if rng.below(2) == 0 { (one, first) } else { (two, second) };
         return (format!("{story} Who has the {asked}?"), format!("{name} has the {asked}."));
     }
     let (asked, thing) = if rng.below(2) == 0 { (first, one) } else { (second, two) };
-    (format!("{story} What does {asked} have?"), format!("{asked} has {}.", a(thing)))
+    (format!("{story} What does {asked} have?"), format!("{asked} has {}.", with_article(thing)))
 }

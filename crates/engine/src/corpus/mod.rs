@@ -57,8 +57,8 @@ mod tests {
             assert!(!text.contains(END_OF_TEXT));
             assert_eq!(text.trim(), text);
             assert_eq!(text.matches(TURN_START).count(), text.matches(TURN_END).count());
-            for vowel in ["a apple", "a orange", "a owl", "a egg", "a umbrella", "an cat"] {
-                assert!(!text.contains(&format!(" {vowel}")), "{text}");
+            for wrong in ["a apple", "a orange", "a owl", "a egg", "a umbrella", "an cat"] {
+                assert!(!text.contains(&format!(" {wrong}")), "{text}");
             }
             let is_conversation = text.starts_with(TURN_START);
             assert!(is_conversation || text.ends_with(['.', '!', '"']), "{text}");

@@ -1,7 +1,8 @@
 //! Generates short stories from sentence templates.
 
 use super::words::{
-    ANIMALS, CorpusRng, FOODS, MOODS, NAMES, PLACES, THINGS, TRAITS, WEATHER, a, capital,
+    ANIMALS, CorpusRng, FOODS, MOODS, NAMES, PLACES, THINGS, TRAITS, WEATHER, capitalized,
+    with_article,
 };
 
 const OPENINGS: [&str; 8] = [
@@ -70,24 +71,25 @@ const ENDINGS: [&str; 8] = [
 
 /// Generates a story.
 pub(super) fn write(rng: &mut CorpusRng) -> String {
-    let who = rng.one(&NAMES);
-    let friend = rng.another(&NAMES, who);
-    let animal = rng.one(&ANIMALS);
-    let other = rng.another(&ANIMALS, animal);
+    let who = rng.choose(&NAMES);
+    let friend = rng.choose_other(&NAMES, who);
+    let animal = rng.choose(&ANIMALS);
+    let other = rng.choose_other(&ANIMALS, animal);
     // Half of the main characters are people, the others animals.
     let kind = match (rng.below(2), who.1) {
         (0, _) => animal.0,
         (_, true) => "girl",
         (_, false) => "boy",
     };
-    let place = rng.one(&PLACES);
-    let far = rng.another(&PLACES, place);
-    let (thing, color) = rng.one(&THINGS);
+    let place = rng.choose(&PLACES);
+    let far = rng.choose_other(&PLACES, place);
+    let (thing, color) = rng.choose(&THINGS);
     let [he, him, his] = if who.1 { ["she", "her", "her"] } else { ["he", "him", "his"] };
-    let (a_trait, a_color, a_other) = (a(rng.one(&TRAITS)), a(color), a(other.0));
-    let (he_first, his_first) = (capital(he), capital(his));
-    let sound = capital(other.1);
-    let feeling = rng.one(&MOODS);
+    let (a_trait, a_color, a_other) =
+        (with_article(rng.choose(&TRAITS)), with_article(color), with_article(other.0));
+    let (he_first, his_first) = (capitalized(he), capitalized(his));
+    let sound = capitalized(other.1);
+    let feeling = rng.choose(&MOODS);
     let slots = [
         ("name", who.0),
         ("kind", kind),
@@ -107,18 +109,18 @@ pub(super) fn write(rng: &mut CorpusRng) -> String {
         ("a_other", &a_other),
         ("sound", &sound),
         ("feeling", feeling),
-        ("weather", rng.one(&WEATHER)),
-        ("food", rng.one(&FOODS)),
+        ("weather", rng.choose(&WEATHER)),
+        ("food", rng.choose(&FOODS)),
     ];
     let mut parts = Vec::new();
     for part in [&OPENINGS[..], &WISHES, &TROUBLES, &MEETINGS, &TURNS] {
-        parts.push(rng.say(part, &slots));
+        parts.push(rng.fill(part, &slots));
     }
     let first = rng.below(ENDINGS.len());
-    parts.push(rng.say(&ENDINGS[first..=first], &slots));
+    parts.push(rng.fill(&ENDINGS[first..=first], &slots));
     if rng.below(2) == 0 {
         let second = (first + 1 + rng.below(ENDINGS.len() - 1)) % ENDINGS.len();
-        parts.push(rng.say(&ENDINGS[second..=second], &slots));
+        parts.push(rng.fill(&ENDINGS[second..=second], &slots));
     }
     let joint = if rng.below(3) == 0 { "\n" } else { " " };
     parts.join(joint)

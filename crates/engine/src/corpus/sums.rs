@@ -49,10 +49,10 @@ fn counting(rng: &mut CorpusRng) -> String {
 }
 
 fn word_problem(rng: &mut CorpusRng) -> String {
-    let (name, she) = rng.one(&NAMES);
-    let (friend, _) = rng.another(&NAMES, (name, she));
+    let (name, she) = rng.choose(&NAMES);
+    let (friend, _) = rng.choose_other(&NAMES, (name, she));
     let pronoun = if she { "She" } else { "He" };
-    let (thing, _) = rng.one(&THINGS);
+    let (thing, _) = rng.choose(&THINGS);
     let (a, b) = (2 + rng.below(8), 2 + rng.below(8));
     if rng.below(2) == 0 {
         format!(

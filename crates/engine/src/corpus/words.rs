@@ -17,13 +17,13 @@ impl CorpusRng {
     }
 
     /// Returns a random element of `from`.
-    pub(super) fn one<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(super) fn choose<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
 
     /// Returns a random element of `from` other than `other`. `from` must have at least two
     /// elements.
-    pub(super) fn another<T: Copy + PartialEq>(&mut self, from: &[T], other: T) -> T {
+    pub(super) fn choose_other<T: Copy + PartialEq>(&mut self, from: &[T], other: T) -> T {
         let start = self.below(from.len());
         let order = from[start..].iter().chain(&from[..start]);
         let mut rest = order.filter(|item| **item != other);
@@ -31,8 +31,8 @@ impl CorpusRng {
     }
 
     /// Returns a random template of `from` with its slots, such as `{name}`, filled in.
-    pub(super) fn say(&mut self, from: &[&str], slots: &[(&str, &str)]) -> String {
-        let mut text = self.one(from).to_owned();
+    pub(super) fn fill(&mut self, from: &[&str], slots: &[(&str, &str)]) -> String {
+        let mut text = self.choose(from).to_owned();
         for (slot, value) in slots {
             text = text.replace(&format!("{{{slot}}}"), value);
         }
@@ -40,7 +40,7 @@ impl CorpusRng {
     }
 
     /// Returns `count` different elements of `from`, in random order.
-    pub(super) fn some<'a, T>(&mut self, from: &'a [T], count: usize) -> Vec<&'a T> {
+    pub(super) fn choose_several<'a, T>(&mut self, from: &'a [T], count: usize) -> Vec<&'a T> {
         let mut order: Vec<&T> = from.iter().collect();
         let count = count.min(order.len());
         for i in 0..count {
@@ -53,13 +53,13 @@ impl CorpusRng {
 }
 
 /// Returns `noun` with its indefinite article.
-pub(super) fn a(noun: &str) -> String {
+pub(super) fn with_article(noun: &str) -> String {
     let article = if noun.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
     format!("{article} {noun}")
 }
 
 /// Returns `text` with a capital first letter.
-pub(super) fn capital(text: &str) -> String {
+pub(super) fn capitalized(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|c| c.to_ascii_uppercase());
     first.into_iter().chain(letters).collect()

@@ -21,7 +21,8 @@ pub(super) struct MassHistogram {
     floor: f32,
 }
 
-/// Returns the probability of a token divided by that of the most probable token, whose logit is `top`.
+/// Returns the probability of a token divided by that of the most probable token, whose logit is
+/// `top`.
 pub(super) fn weight(logit: f32, top: f32, temperature: f64) -> f64 {
     ((f64::from(logit) - f64::from(top)) / temperature).exp()
 }
@@ -56,8 +57,8 @@ impl MassHistogram {
         }
     }
 
-    /// Returns the bin of a logit, or `None` below the floor. Higher logits have lower bins; the last
-    /// bin has no lower bound.
+    /// Returns the bin of a logit, or `None` below the floor. Higher logits have lower bins; the
+    /// last bin has no lower bound.
     fn bin(&self, logit: f32) -> Option<usize> {
         #[expect(
             clippy::cast_possible_truncation,
@@ -68,8 +69,8 @@ impl MassHistogram {
     }
 
     /// Finds the token at which the cumulative mass, in descending order of probability, exceeds
-    /// `goal` (or reaches it, if `reach`). If it never does, returns the last token with nonzero mass.
-    /// Tokens after `last`, in the order of [`best_first`], are excluded.
+    /// `goal` (or reaches it, if `reach`). If it never does, returns the last token with nonzero
+    /// mass. Tokens after `last`, in the order of [`best_first`], are excluded.
     pub(super) fn find_crossing(
         &self,
         logits: &[f32],

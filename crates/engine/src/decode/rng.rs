@@ -24,8 +24,8 @@ impl SampleRng {
         Self(ChaCha8::new(seed, u64::from(number)))
     }
 
-    /// Creates the generator for alternatives to the prompt's tokens. `number` distinguishes several
-    /// lists of alternatives of one request.
+    /// Creates the generator for alternatives to the prompt's tokens. `number` distinguishes
+    /// several lists of alternatives of one request.
     #[must_use]
     pub fn alternatives(seed: u64, number: u32) -> Self {
         Self(ChaCha8::new(seed, (1 << 32) + u64::from(number)))

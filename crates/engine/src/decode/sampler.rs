@@ -12,8 +12,8 @@ pub struct DecodingParams {
     pub temperature: f64,
     /// Number of most probable tokens to sample from; -1 (the default) or 0 means all.
     pub top_k: i64,
-    /// Cumulative probability in (0, 1]: sampling is restricted to the smallest set of most probable
-    /// tokens that reaches it. Defaults to 1, which means all tokens.
+    /// Cumulative probability in (0, 1]: sampling is restricted to the smallest set of most
+    /// probable tokens that reaches it. Defaults to 1, which means all tokens.
     pub top_p: f64,
 }
 
@@ -51,7 +51,8 @@ impl DecodingParams {
     }
 }
 
-/// Samples tokens from logits. Holds only reusable buffers, so earlier calls do not affect later ones.
+/// Samples tokens from logits. Holds only reusable buffers, so earlier calls do not affect later
+/// ones.
 ///
 /// ```
 /// use tinkex_engine::decode::{DecodingParams, TokenSampler, SampleRng, log_normalizer, logprob};
@@ -150,8 +151,8 @@ impl TokenSampler {
     }
 }
 
-/// Returns `log Σ exp(logit / temperature)`. Temperature 0 is treated as 1, because log-probabilities
-/// are reported that way.
+/// Returns `log Σ exp(logit / temperature)`. Temperature 0 is treated as 1, because
+/// log-probabilities are reported that way.
 #[must_use]
 pub fn log_normalizer(logits: &[f32], temperature: f64) -> f64 {
     let temperature = if temperature == 0.0 { 1.0 } else { temperature };

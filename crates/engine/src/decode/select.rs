@@ -16,8 +16,8 @@ pub(super) fn top_k(logits: &[f32], k: usize, items: &mut Vec<Candidate>) {
     if k == 0 {
         return;
     }
-    // Collect twice as many candidates as needed before dropping the worse half, so that dropping is
-    // rare. Logits below the worst remaining candidate are skipped.
+    // Collect twice as many candidates as needed before dropping the worse half, so that dropping
+    // is rare. Logits below the worst remaining candidate are skipped.
     let capacity = k.saturating_mul(2).clamp(64, logits.len().max(64));
     let mut floor = f32::NEG_INFINITY;
     for (token, &logit) in (0..).zip(logits) {

@@ -6,8 +6,8 @@ use crate::{Error, Result};
 
 /// Tokens and strings that end a completion.
 ///
-/// Strings are matched on the bytes of the tokens, so that a match may start inside one token and end
-/// inside another. The prompt is not searched. Cheap to clone.
+/// Strings are matched on the bytes of the tokens, so that a match may start inside one token and
+/// end inside another. The prompt is not searched. Cheap to clone.
 ///
 /// ```
 /// use tinkex_engine::decode::StopConditions;
@@ -145,7 +145,9 @@ mod tests {
                 let before = whole.len();
                 whole.push_str(&part);
                 let want = texts.iter().any(|text| {
-                    (0..whole.len()).any(|at| whole[at..].starts_with(text.as_str()) && at + text.len() > before)
+                    let ends_here = |at: usize| at + text.len() > before;
+                    let is_at = |at: usize| whole[at..].starts_with(text.as_str());
+                    (0..whole.len()).any(|at| is_at(at) && ends_here(at))
                 });
                 prop_assert_eq!(matcher.push(0, part.as_bytes()), want, "{} in {}", part, whole);
             }

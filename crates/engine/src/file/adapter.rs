@@ -28,7 +28,8 @@ pub struct AdapterFile {
 /// The LoRA matrices of one module, which add `alpha / rank · B · A` to its weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraPair {
-    /// Module name, for example `model.layers.0.self_attn.q_proj`, or `lm_head` for the unembedding.
+    /// Module name, for example `model.layers.0.self_attn.q_proj`, or `lm_head` for the
+    /// unembedding.
     pub module: String,
     /// Number of inputs of the module.
     pub inputs: usize,

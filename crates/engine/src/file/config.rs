@@ -220,8 +220,8 @@ impl RawModelConfig {
         (found, name)
     }
 
-    /// Checks all fields and applies the defaults of `transformers`. Returns a description of the first
-    /// problem.
+    /// Checks all fields and applies the defaults of `transformers`. Returns a description of the
+    /// first problem.
     fn validate(self, architecture: Architecture) -> Result<ModelConfig, String> {
         if self.quantization_config.is_some() {
             return Err("quantized weights are not supported, expected f32, f16 or bf16".to_owned());

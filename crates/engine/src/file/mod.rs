@@ -1,7 +1,7 @@
 //! Reads and writes model and adapter files.
 //!
-//! Files that are read may be truncated, corrupted or malicious: every length is checked before it is
-//! used and before memory is allocated for it. Files and folders that are written replace their
+//! Files that are read may be truncated, corrupted or malicious: every length is checked before it
+//! is used and before memory is allocated for it. Files and folders that are written replace their
 //! predecessors atomically: they are written under a temporary name, flushed, and renamed.
 
 mod adapter;

@@ -26,8 +26,8 @@ impl ModelFolder {
     /// Opens the folder `path`: `config.json`, then `model.safetensors`, or
     /// `model.safetensors.index.json` and the files that it names.
     ///
-    /// Checks that every tensor of the architecture exists, with the right shape and an element type
-    /// that can be converted to f32. Loads no weights.
+    /// Checks that every tensor of the architecture exists, with the right shape and an element
+    /// type that can be converted to f32. Loads no weights.
     ///
     /// # Errors
     /// As [`ModelConfig::read`] and [`TensorFile::map`]; [`Error::MissingTensor`] or

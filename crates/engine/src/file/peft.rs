@@ -95,8 +95,8 @@ struct RawPeftConfig {
     rest: Map<String, Value>,
 }
 
-/// Settings of `peft` that select another variant than plain LoRA, in which the tensors have another
-/// meaning.
+/// Settings of `peft` that select another variant than plain LoRA, in which the tensors have
+/// another meaning.
 const OTHER_VARIANTS: [&str; 13] = [
     "alora_invocation_tokens",
     "alpha_pattern",

@@ -7,8 +7,8 @@ use super::kernel_check;
 /// An instruction-set extension that this CPU supports.
 ///
 /// The field is private to this module, and every constructor either queries the CPU or returns
-/// the portable level. The kernels rely on this: holding an `Isa` proves that its instructions may be
-/// executed. All levels produce the same bits.
+/// the portable level. The kernels rely on this: holding an `Isa` proves that its instructions may
+/// be executed. All levels produce the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Isa(Level);
 

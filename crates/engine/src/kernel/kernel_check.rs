@@ -1,8 +1,8 @@
 //! Self-check of the vector instructions at start-up.
 //!
 //! Runs a few matrix products and row operations of odd sizes and compares their bits with those of
-//! the portable code. If a CPU, an emulator or the compiler gets one of them wrong, the engine falls
-//! back to slower instructions instead of computing wrong results.
+//! the portable code. If a CPU, an emulator or the compiler gets one of them wrong, the engine
+//! falls back to slower instructions instead of computing wrong results.
 
 use super::{Isa, Kernel, Lhs, Panels, Precision, Rhs, TaskPool, row_ops};
 

@@ -1,11 +1,11 @@
 //! Compute kernels: matrix products, attention, and row-wise operations.
 //!
-//! **Reduction order.** Every output element of a matrix product is one chain of fused multiply-adds
-//! over the reduction index, in ascending order. Sums over a row run in sixteen lanes that are added
-//! in one fixed order. Tiling, the number of threads, the register width and the other rows of the
-//! batch determine which thread computes an element and when, never in which order its terms are
-//! added. A row therefore has the same bits alone and in a batch of a thousand, in prefill and in
-//! decode, on one thread and on many, with AVX-512, with AVX2 and without either.
+//! **Reduction order.** Every output element of a matrix product is one chain of fused
+//! multiply-adds over the reduction index, in ascending order. Sums over a row run in sixteen lanes
+//! that are added in one fixed order. Tiling, the number of threads, the register width and the
+//! other rows of the batch determine which thread computes an element and when, never in which
+//! order its terms are added. A row therefore has the same bits alone and in a batch of a thousand,
+//! in prefill and in decode, on one thread and on many, with AVX-512, with AVX2 and without either.
 //!
 //! [`Kernel`] is the only entry point for the model, so that another device can be added behind it.
 //! All `unsafe` code of the crate is in this module.
@@ -60,8 +60,8 @@ impl Kernel {
         Self { isa, pool: TaskPool::new(threads).expect("the system can start threads") }
     }
 
-    /// Returns a kernel with the same instruction set that runs on the caller's thread only, for use
-    /// inside a parallel task.
+    /// Returns a kernel with the same instruction set that runs on the caller's thread only, for
+    /// use inside a parallel task.
     pub(crate) fn single_threaded(&self) -> Self {
         Self { isa: self.isa, pool: TaskPool::single_threaded() }
     }

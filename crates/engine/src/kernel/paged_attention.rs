@@ -1,10 +1,10 @@
 //! Causal grouped-query attention over a paged KV cache.
 //!
-//! A page holds [`PAGE_POSITIONS`] positions of every key-value head of one layer, in f32. Per head it
-//! stores the keys as a panel (for each dimension the sixteen positions side by side), then the
-//! values as rows padded to a multiple of 16, so that both matrix products of attention read pages in
-//! place. A block table lists the pages of a sequence in order. How a sequence is divided into pages
-//! does not change a bit of the result.
+//! A page holds [`PAGE_POSITIONS`] positions of every key-value head of one layer, in f32. Per head
+//! it stores the keys as a panel (for each dimension the sixteen positions side by side), then the
+//! values as rows padded to a multiple of 16, so that both matrix products of attention read pages
+//! in place. A block table lists the pages of a sequence in order. How a sequence is divided into
+//! pages does not change a bit of the result.
 
 #![expect(
     unsafe_code,
@@ -155,8 +155,8 @@ impl Kernel {
     /// chunks themselves.
     ///
     /// # Panics
-    /// If a slice is too short, a block table names a page that does not exist or does not cover the
-    /// chunk's context, or the rows of two chunks overlap or are not ascending.
+    /// If a slice is too short, a block table names a page that does not exist or does not cover
+    /// the chunk's context, or the rows of two chunks overlap or are not ascending.
     pub(crate) fn attend(
         &self,
         heads: HeadLayout,
@@ -400,8 +400,8 @@ mod tests {
         (0..len).map(|_| 2.0 * rng.uniform() - 1.0).collect()
     }
 
-    /// A sequence of [`CONTEXT`] positions whose last `rows` rows are queried, in pages of the given
-    /// lengths.
+    /// A sequence of [`CONTEXT`] positions whose last `rows` rows are queried, in pages of the
+    /// given lengths.
     struct Case {
         queries: Vec<f32>,
         pages: Vec<f32>,

@@ -36,9 +36,9 @@ impl Precision {
 /// Sixteen outputs form a panel. A panel stores its sixteen weights for input 0, then for input 1,
 /// and so on. The last panel is padded with zeros.
 ///
-/// In bf16, the sixteen weights are interleaved: weights 0 to 7 have the even indices, weights 8 to 15
-/// the odd ones. Read as eight 32-bit words, a shift by 16 bits converts weights 0 to 7 to f32, and a
-/// mask of the upper half converts weights 8 to 15.
+/// In bf16, the sixteen weights are interleaved: weights 0 to 7 have the even indices, weights 8 to
+/// 15 the odd ones. Read as eight 32-bit words, a shift by 16 bits converts weights 0 to 7 to f32,
+/// and a mask of the upper half converts weights 8 to 15.
 #[derive(Clone, Debug)]
 pub(crate) struct Panels {
     rows: usize,

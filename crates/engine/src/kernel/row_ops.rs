@@ -37,7 +37,8 @@ macro_rules! for_each_isa {
                     // SAFETY: an `Isa` of this level proves that the CPU has AVX2 and FMA.
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx2 => unsafe { avx2($($arg),*) },
-                    // SAFETY: an `Isa` of this level proves that the CPU has AVX-512F, AVX2 and FMA.
+                    // SAFETY: an `Isa` of this level proves that the CPU has AVX-512F, AVX2 and
+                    // FMA.
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx512 => unsafe { avx512($($arg),*) },
                 }
@@ -136,8 +137,8 @@ for_each_isa! {
         }
     }
 
-    /// Computes the RMS norm of a row, `out = x · gain / rms(x)` with `rms(x) = √(mean(x²) + epsilon)`,
-    /// and returns `1 / rms(x)`.
+    /// Computes the RMS norm of a row, `out = x · gain / rms(x)` with
+    /// `rms(x) = √(mean(x²) + epsilon)`, and returns `1 / rms(x)`.
     fn norm(x: &[f32], gain: &[f32], epsilon: f32, out: &mut [f32]) -> f32 {
         #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2²⁴")]
         let mean = dot_lanes(x, x) / x.len() as f32;
@@ -266,8 +267,8 @@ for_each_isa! {
         }
     }
 
-    /// Rotates the pairs `(i, i + half)` of a head by their angles. `direction` is 1 for the forward
-    /// and -1 for the inverse rotation.
+    /// Rotates the pairs `(i, i + half)` of a head by their angles. `direction` is 1 for the
+    /// forward and -1 for the inverse rotation.
     fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], direction: f32) {
         let (first, second) = head.split_at_mut(cos.len());
         for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
@@ -296,8 +297,8 @@ fn dot_lanes(a: &[f32], b: &[f32]) -> f32 {
     sum_lanes(lanes)
 }
 
-/// Returns the sum of the lanes in a fixed order: adds the upper half to the lower half, until one lane
-/// remains.
+/// Returns the sum of the lanes in a fixed order: adds the upper half to the lower half, until one
+/// lane remains.
 #[inline(always)]
 fn sum_lanes(mut lanes: [f32; PANEL]) -> f32 {
     let mut half = PANEL / 2;

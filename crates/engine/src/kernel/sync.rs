@@ -1,7 +1,7 @@
 //! Synchronization primitives of [`ThreadPool`](super::thread_pool::ThreadPool).
 //!
-//! This module re-exports the standard ones. `tests/model` compiles `thread_pool.rs` against its own
-//! `sync` module, whose `loom` primitives explore every interleaving of the threads.
+//! This module re-exports the standard ones. `tests/model` compiles `thread_pool.rs` against its
+//! own `sync` module, whose `loom` primitives explore every interleaving of the threads.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -10,8 +10,8 @@ use crate::{Error, Result};
 /// less time than starting a parallel region.
 const MIN_PARALLEL_WORK: usize = 1 << 16;
 
-/// Runs independent tasks on one or more threads. The result of a task must not depend on the thread
-/// that runs it. Cheap to clone; clones share the threads.
+/// Runs independent tasks on one or more threads. The result of a task must not depend on the
+/// thread that runs it. Cheap to clone; clones share the threads.
 #[derive(Clone)]
 pub(crate) struct TaskPool {
     threads: usize,
@@ -150,8 +150,8 @@ mod shared {
         }
     }
 
-    // SAFETY: a `SharedMut` gives access to the elements of an exclusive borrow only through `part`,
-    // whose caller promises that parts in use at the same time do not overlap, and through
+    // SAFETY: a `SharedMut` gives access to the elements of an exclusive borrow only through
+    // `part`, whose caller promises that parts in use at the same time do not overlap, and through
     // `element_ptr`, whose dereference is unsafe. It may therefore be sent wherever `&mut [T]` may,
     // which requires `T: Send`.
     unsafe impl<T: Send> Send for SharedMut<'_, T> {}
@@ -184,8 +184,8 @@ mod shared {
         /// If `index` is not inside the slice.
         pub(crate) fn element_ptr(&self, index: usize) -> *mut T {
             assert!(index < self.len, "element outside its slice");
-            // SAFETY: `index` is inside the slice by the check above, so the pointer stays inside its
-            // allocation.
+            // SAFETY: `index` is inside the slice by the check above, so the pointer stays inside
+            // its allocation.
             unsafe { self.start.add(index) }
         }
     }

@@ -99,9 +99,9 @@ impl ThreadPool {
         });
     }
 
-    /// Executes `body` on this thread and on every worker that joins before this thread has finished
-    /// it. Returns when all of them have left the region. Inside another region, only the current
-    /// thread executes `body`.
+    /// Executes `body` on this thread and on every worker that joins before this thread has
+    /// finished it. Returns when all of them have left the region. Inside another region, only the
+    /// current thread executes `body`.
     fn run(&self, body: RegionBody<'_>) {
         if in_region() {
             return body();

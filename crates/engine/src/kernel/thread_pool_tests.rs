@@ -1,4 +1,5 @@
-//! Tests of the thread pool with real threads. `tests/model` explores the interleavings of small cases.
+//! Tests of the thread pool with real threads. `tests/model` explores the interleavings of small
+//! cases.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};

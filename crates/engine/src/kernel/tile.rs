@@ -14,8 +14,8 @@ use super::simd::{Portable, Simd16};
 /// Maximum number of rows in a tile.
 pub(super) const ROWS: usize = 6;
 
-/// Memory to prefetch while a tile is computed: one cache line per step of the reduction, at addresses
-/// `step` bytes apart from `start`. The addresses need not be valid.
+/// Memory to prefetch while a tile is computed: one cache line per step of the reduction, at
+/// addresses `step` bytes apart from `start`. The addresses need not be valid.
 #[derive(Clone, Copy)]
 pub(super) struct Prefetch {
     start: *const u8,
@@ -63,7 +63,8 @@ pub(super) struct Tile<E> {
     pub(super) a: *const f32,
     pub(super) a_row: usize,
     pub(super) a_step: usize,
-    /// Right operand: row `k` of panel `p` is sixteen elements at offset `p · b_panel + k · b_step`.
+    /// Right operand: row `k` of panel `p` is sixteen elements at offset
+    /// `p · b_panel + k · b_step`.
     pub(super) b: *const E,
     pub(super) b_panel: usize,
     pub(super) b_step: usize,
@@ -71,8 +72,9 @@ pub(super) struct Tile<E> {
     /// Output: row `i` of panel `p` is sixteen elements at offset `i · c_row + p · 16`.
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
-    /// Whether the accumulators start at zero (`true`) or at the current output (`false`). Continuing
-    /// from the output keeps the reduction order when the depth is split over several calls.
+    /// Whether the accumulators start at zero (`true`) or at the current output (`false`).
+    /// Continuing from the output keeps the reduction order when the depth is split over several
+    /// calls.
     pub(super) zero_init: bool,
 }
 
@@ -103,8 +105,8 @@ impl PanelElement for u16 {
 }
 
 impl<E: PanelElement> Tile<E> {
-    /// Returns the number of panels that a tile of `rows` rows covers, so that its accumulators fill
-    /// the registers.
+    /// Returns the number of panels that a tile of `rows` rows covers, so that its accumulators
+    /// fill the registers.
     pub(super) fn panels(isa: Isa, rows: usize) -> usize {
         match isa.level() {
             Level::Portable => Portable::PANELS[rows],
@@ -175,7 +177,8 @@ impl<E: PanelElement> Tile<E> {
 
     #[inline(always)]
     unsafe fn compute<W: Simd16, const ROWS: usize, const PANELS: usize>(self) {
-        // SAFETY: the caller promises that every address below is valid, and the instructions of `W`.
+        // SAFETY: the caller promises that every address below is valid, and the instructions of
+        // `W`.
         unsafe {
             let mut sums = [[W::zero(); PANELS]; ROWS];
             if !self.zero_init {

@@ -148,8 +148,8 @@ impl Adapter {
             .filter(wanted)
             .map(|target| {
                 let (inputs, outputs) = target.size(model);
-                // Each module has its own random stream, so that its initial values do not depend on
-                // which other modules are trained.
+                // Each module has its own random stream, so that its initial values do not depend
+                // on which other modules are trained.
                 let mut rng = ChaCha8::new(config.seed, hash(&target.name()));
                 #[expect(clippy::cast_precision_loss, reason = "widths are below 2²⁴")]
                 let bound = 1.0 / (inputs as f32).sqrt();
@@ -171,10 +171,9 @@ impl Adapter {
             gate_up: self.delta(model, layer, &[Gate, Up]),
             down: self.delta(model, layer, &[Down]),
         });
-        let unembedding = self.pairs.iter().find(|pair| pair.target == TargetModule::Unembedding);
         PackedLora {
             layers: layers.collect(),
-            unembedding: unembedding.map(|pair| {
+            unembedding: self.pair(TargetModule::Unembedding).map(|pair| {
                 let parts = [(&pair.a[..], &pair.b[..])];
                 Delta::new(self.config.rank, self.scale(), pair.inputs, &parts)
             }),
@@ -191,8 +190,8 @@ impl Adapter {
         self.pairs.iter().find(|pair| pair.target == target)
     }
 
-    /// Returns the delta of several modules with the same input. Modules that are not adapted have zero
-    /// matrices. Returns `None` if none of them is adapted.
+    /// Returns the delta of several modules with the same input. Modules that are not adapted have
+    /// zero matrices. Returns `None` if none of them is adapted.
     fn delta(
         &self,
         model: &ModelConfig,
@@ -225,8 +224,8 @@ impl Adapter {
         Some(Delta::new(rank, self.scale(), layer_modules[0].size(model).0, &parts))
     }
 
-    /// Adds the gradients of a backward pass to `sums`, which contains the gradients of A and B of each
-    /// pair.
+    /// Adds the gradients of a backward pass to `sums`, which contains the gradients of A and B of
+    /// each pair.
     pub(crate) fn add_gradients(&self, grads: &AdapterGradients, sums: &mut [[Vec<f32>; 2]]) {
         let rank = self.config.rank;
         for (pair, sums) in self.pairs.iter().zip(sums) {

@@ -1,12 +1,13 @@
 //! Conversion between [`Adapter`] and PEFT folders.
 
+use std::path::Path;
+
 use super::adapter::{Adapter, AdapterPair, LoraConfig, TargetModule};
 use crate::file::{AdapterFile, LoraPairRef, ModelConfig, PeftConfig, UnembeddingName};
 use crate::{Error, Result};
-use std::path::Path;
 
 impl Adapter {
-    /// Creates an adapter from a file.
+    /// Creates an adapter from a file. `seed` is only recorded in its configuration.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the file adapts no module, or one that the model does not have;
@@ -36,19 +37,20 @@ impl Adapter {
         // Sort in the order of the forward pass, like new adapters.
         let order: Vec<TargetModule> = TargetModule::all(model).collect();
         pairs.sort_by_key(|pair| order.iter().position(|target| *target == pair.target));
-        let has = |wanted: fn(TargetModule) -> bool| pairs.iter().any(|pair| wanted(pair.target));
+        let adapts_layers = |in_attention: bool| {
+            pairs.iter().any(|pair| match pair.target {
+                TargetModule::Layer(_, module) => module.in_attention() == in_attention,
+                TargetModule::Unembedding => false,
+            })
+        };
         let config = LoraConfig {
             rank: file.config.rank,
             #[expect(clippy::cast_possible_truncation, reason = "adapters are f32")]
             alpha: file.config.alpha as f32,
             seed,
-            attention: has(
-                |target| matches!(target, TargetModule::Layer(_, layer_module) if layer_module.in_attention()),
-            ),
-            mlp: has(
-                |target| matches!(target, TargetModule::Layer(_, layer_module) if !layer_module.in_attention()),
-            ),
-            unembedding: has(|target| target == TargetModule::Unembedding),
+            attention: adapts_layers(true),
+            mlp: adapts_layers(false),
+            unembedding: pairs.iter().any(|pair| pair.target == TargetModule::Unembedding),
         };
         Ok(Self { config, pairs })
     }

@@ -64,7 +64,8 @@ impl Delta {
         self.a.rows()
     }
 
-    /// Computes the LoRA hidden activations `hidden = scale · x Aᵀ`, [`width`](Self::width) per row.
+    /// Computes the LoRA hidden activations `hidden = scale · x Aᵀ`, [`width`](Self::width) per
+    /// row.
     pub(crate) fn project(&self, kernel: &Kernel, x: &[f32], hidden: &mut [f32]) {
         let (width, inputs) = (self.a.rows(), self.a.cols());
         let size = (x.len() / inputs, inputs, width);
@@ -72,8 +73,8 @@ impl Delta {
         row_ops::scale(kernel.isa(), hidden, self.scale);
     }
 
-    /// Returns the product `hidden · Bᵀ` for the `cols` outputs from `from` (a multiple of 16), of a
-    /// delta with one part. `hidden` is the result of [`project`](Self::project) for the rows.
+    /// Returns the product `hidden · Bᵀ` for the `cols` outputs from `from` (a multiple of 16), of
+    /// a delta with one part. `hidden` is the result of [`project`](Self::project) for the rows.
     pub(crate) fn slice<'a>(
         &'a self,
         hidden: &'a [f32],
@@ -145,8 +146,8 @@ impl Delta {
         self.backward_a(kernel, x, &grad_hidden, out, grad_x);
     }
 
-    /// Backward pass of `x Aᵀ`: adds to the gradient of A and, if given, of `x`. `grad_hidden` is the
-    /// gradient with respect to the hidden activations, multiplied by the scale.
+    /// Backward pass of `x Aᵀ`: adds to the gradient of A and, if given, of `x`. `grad_hidden` is
+    /// the gradient with respect to the hidden activations, multiplied by the scale.
     pub(crate) fn backward_a(
         &self,
         kernel: &Kernel,

@@ -1,6 +1,6 @@
 //! Inputs of a loss besides the log-probabilities, and their validation.
 
-use super::settings::Loss;
+use super::settings::{ClipBounds, Loss};
 use crate::{Error, Result};
 
 /// Loss inputs of one datum. Every slice has one value per target token.
@@ -22,16 +22,26 @@ pub struct LossInputs<'a> {
     pub sampled_mask: Option<&'a [f32]>,
 }
 
+impl LossInputs<'_> {
+    /// Returns the clipping bounds of target `at`: its own ones, where given, or those of the loss.
+    pub(super) fn clip_bounds(&self, at: usize, loss: ClipBounds) -> ClipBounds {
+        ClipBounds {
+            low: self.clip_low.map_or(loss.low, |low| f64::from(low[at])),
+            high: self.clip_high.map_or(loss.high, |high| f64::from(high[at])),
+        }
+    }
+}
+
 impl Loss {
-    /// Checks the shape of the targets and the inputs of one datum. Called before the model runs, so
-    /// that an invalid request costs no computation.
+    /// Checks the shape of the targets and the inputs of one datum. Called before the model runs,
+    /// so that an invalid request costs no computation.
     ///
     /// # Errors
     /// - [`Error::Shape`] for several targets per position if the loss accepts only one.
     /// - [`Error::MissingInput`] if a required input is missing.
     /// - [`Error::Length`] if an input does not have one value per target.
-    /// - [`Error::NonFiniteInput`] if an input contains NaN or an infinity. `logprobs` may be -∞ where
-    ///   the advantage is 0.
+    /// - [`Error::NonFiniteInput`] if an input contains NaN or an infinity. `logprobs` may be -∞
+    ///   where the advantage is 0.
     /// - [`Error::Invalid`] if a lower clipping bound is negative or exceeds the upper one.
     pub fn check(&self, target_shape: &[usize], inputs: &LossInputs<'_>) -> Result<()> {
         let count = match (self, target_shape) {
@@ -72,7 +82,8 @@ impl Loss {
                 return Err(Error::Length { field, expected: count, got: values.len() });
             }
             if let Some(index) = values.iter().position(|value| !value.is_finite()) {
-                // The ratio of a token with advantage 0 is not used, so its log-probability may be -∞.
+                // The ratio of a token with advantage 0 is not used, so its log-probability may be
+                // -∞.
                 let ignored = |i: usize| inputs.advantages.is_some_and(|a| a.get(i) == Some(&0.0));
                 let allowed = |i: usize| values[i] == f32::NEG_INFINITY && ignored(i);
                 let invalid = |i: &usize| !values[*i].is_finite() && !allowed(*i);
@@ -116,11 +127,9 @@ impl Loss {
             return Ok(());
         }
         for at in 0..count {
-            let low = inputs.clip_low.map_or(clip.low, |low| f64::from(low[at]));
-            let high = inputs.clip_high.map_or(clip.high, |high| f64::from(high[at]));
+            let ClipBounds { low, high } = inputs.clip_bounds(at, clip);
             if !(0.0 <= low && low <= high) {
-                let reason =
-                    format!("bounds {low} and {high} at position {at} are negative or reversed");
+                let reason = format!("{low} and {high} at position {at}, expected 0 ≤ low ≤ high");
                 return Err(Error::invalid("clip_low_threshold, clip_high_threshold", reason));
             }
         }

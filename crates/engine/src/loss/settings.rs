@@ -48,8 +48,8 @@ pub enum Loss {
     },
 }
 
-/// Clipping bounds of the ratio `r`. They are ratios, not distances from 1. A ratio equal to a bound is
-/// not clipped.
+/// Clipping bounds of the ratio `r`. They are ratios, not distances from 1. A ratio equal to a
+/// bound is not clipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClipBounds {
     /// Lower bound, at least 0.
@@ -69,9 +69,9 @@ pub enum UnverifiedLosses {
 }
 
 impl Loss {
-    /// Returns the loss `name` with these settings. Settings that are not listed have their defaults:
-    /// bounds 0.8 and 1.2 for `ppo` and `gspo`, 0 and 4 for `cispo`; `beta` 0.05 for `dro`; `kl_coeff` 0
-    /// for `stable_reinforce`.
+    /// Returns the loss `name` with these settings. Settings that are not listed have their
+    /// defaults: bounds 0.8 and 1.2 for `ppo` and `gspo`, 0 and 4 for `cispo`; `beta` 0.05 for
+    /// `dro`; `kl_coeff` 0 for `stable_reinforce`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unknown name or setting, or a value outside its range;
@@ -94,7 +94,8 @@ impl Loss {
             "stable_reinforce" => {
                 return Err(Error::Unavailable {
                     what: name.to_owned(),
-                    reason: "its formula is not public; `UnverifiedLosses::Allow` enables an unverified one",
+                    reason: "its formula is not public; use another loss, or enable an unverified \
+                             formula with `UnverifiedLosses::Allow`",
                 });
             }
             other => {

@@ -1,7 +1,7 @@
 //! Evaluation of the built-in losses, token by token.
 //!
-//! Log-probabilities are `f32`. Terms are computed and summed in `f64`: the cost is negligible next to
-//! the model, and the order of summation has no effect at the precision of `f32`.
+//! Log-probabilities are `f32`. Terms are computed and summed in `f64`: the cost is negligible next
+//! to the model, and the order of summation has no effect at the precision of `f32`.
 
 use super::inputs::LossInputs;
 use super::settings::{ClipBounds, Loss};
@@ -14,8 +14,8 @@ pub struct LossSums {
     pub loss: f64,
     /// Sum of the weights.
     pub weight: f64,
-    /// For losses with clipping bounds: the fraction of tokens whose ratio is outside the bounds, among
-    /// the tokens with a nonzero weight and a nonzero advantage.
+    /// For losses with clipping bounds: the fraction of tokens whose ratio is outside the bounds,
+    /// among the tokens with a nonzero weight and a nonzero advantage.
     pub clipped_fraction: Option<f64>,
 }
 
@@ -26,14 +26,14 @@ impl Loss {
     /// Computes the loss of a datum whose targets have the log-probabilities `p`, and writes its
     /// derivative with respect to each of them to `gradient`.
     ///
-    /// `inputs` must have passed [`check`](Loss::check). Several targets per position are adjacent. A
-    /// token with weight 0 contributes exactly 0. So does a token with advantage 0, whatever its ratio,
-    /// except in `dro` and `stable_reinforce`, whose quadratic penalty remains.
+    /// `inputs` must have passed [`check`](Loss::check). Several targets per position are adjacent.
+    /// A token with weight 0 contributes exactly 0. So does a token with advantage 0, whatever its
+    /// ratio, except in `dro` and `stable_reinforce`, whose quadratic penalty remains.
     ///
     /// # Errors
     /// [`Error::NonFiniteResult`] if a term or its derivative is not finite, [`Error::Length`] if
-    /// `gradient` or an input has another length than `p`, [`Error::MissingInput`] if a required input is
-    /// missing. The content of `gradient` is then unspecified.
+    /// `gradient` or an input has another length than `p`, [`Error::MissingInput`] if a required
+    /// input is missing. The content of `gradient` is then unspecified.
     pub fn evaluate(
         &self,
         inputs: &LossInputs<'_>,
@@ -57,7 +57,7 @@ impl Loss {
             Ok::<_, Error>(values)
         };
         let (q, advantages) = match self {
-            // Not read.
+            // Cross-entropy reads neither, so any list serves as a placeholder.
             Self::CrossEntropy => (p, p),
             _ => {
                 (required("logprobs", inputs.logprobs)?, required("advantages", inputs.advantages)?)
@@ -65,10 +65,6 @@ impl Loss {
         };
         let advantage = |at: usize| f64::from(advantages[at]);
         let difference = |at: usize| f64::from(p[at]) - f64::from(q[at]);
-        let bounds = |at: usize, clip: ClipBounds| ClipBounds {
-            low: inputs.clip_low.map_or(clip.low, |low| f64::from(low[at])),
-            high: inputs.clip_high.map_or(clip.high, |high| f64::from(high[at])),
-        };
         for (field, values) in
             [("clip_low_threshold", inputs.clip_low), ("clip_high_threshold", inputs.clip_high)]
         {
@@ -85,13 +81,13 @@ impl Loss {
             }),
             Self::Ppo(clip) => self.sum(p, weights, gradient, |at| {
                 let ratio = difference(at).exp();
-                let clip = bounds(at, clip);
+                let clip = inputs.clip_bounds(at, clip);
                 clipping.add(advantage(at), ratio, clip);
                 clipped_term(ratio, advantage(at), clip)
             }),
             Self::Cispo(clip) => self.sum(p, weights, gradient, |at| {
                 let ratio = difference(at).exp();
-                let clip = bounds(at, clip);
+                let clip = inputs.clip_bounds(at, clip);
                 clipping.add(advantage(at), ratio, clip);
                 let clipped = times(advantage(at), ratio.clamp(clip.low, clip.high));
                 (-times(clipped, f64::from(p[at])), -clipped)
@@ -108,7 +104,7 @@ impl Loss {
                 let mask = required("sequence_ratio_mask", inputs.sequence_ratio_mask)?;
                 let ratio = sequence_ratio(mask, difference);
                 self.sum(p, weights, gradient, |at| {
-                    let clip = bounds(at, clip);
+                    let clip = inputs.clip_bounds(at, clip);
                     clipping.add(advantage(at), ratio, clip);
                     clipped_term(ratio, advantage(at), clip)
                 })
@@ -191,8 +187,8 @@ fn times(a: f64, b: f64) -> f64 {
     if a == 0.0 || b == 0.0 { 0.0 } else { a * b }
 }
 
-/// Computes `-min(r A, clip(r) A)` and its derivative. A ratio equal to a bound is not clipped, so its
-/// derivative is not 0.
+/// Computes `-min(r A, clip(r) A)` and its derivative. A ratio equal to a bound is not clipped, so
+/// its derivative is not 0.
 fn clipped_term(ratio: f64, advantage: f64, clip: ClipBounds) -> TokenTerm {
     let unclipped = times(advantage, ratio);
     let clipped = times(advantage, ratio.clamp(clip.low, clip.high));
@@ -200,8 +196,8 @@ fn clipped_term(ratio: f64, advantage: f64, clip: ClipBounds) -> TokenTerm {
     if inside || unclipped < clipped { (-unclipped, -unclipped) } else { (-clipped, 0.0) }
 }
 
-/// Returns the ratio of a datum: the exponential of the mean `difference` over the tokens with a nonzero
-/// mask, or 1 if there are none.
+/// Returns the ratio of a datum: the exponential of the mean `difference` over the tokens with a
+/// nonzero mask, or 1 if there are none.
 fn sequence_ratio(mask: &[f32], difference: impl Fn(usize) -> f64) -> f64 {
     let mut count = 0.0;
     let mut total = 0.0;
@@ -212,7 +208,8 @@ fn sequence_ratio(mask: &[f32], difference: impl Fn(usize) -> f64) -> f64 {
     if count == 0.0 { 1.0 } else { (total / count).exp() }
 }
 
-/// Number of tokens with a nonzero advantage, and the number of those whose ratio is outside the bounds.
+/// Number of tokens with a nonzero advantage, and the number of those whose ratio is outside the
+/// bounds.
 #[derive(Default)]
 struct ClippingCounts {
     total: f64,

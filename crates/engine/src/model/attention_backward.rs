@@ -169,8 +169,8 @@ struct QueryBlock<'a> {
 }
 
 impl QueryBlock<'_> {
-    /// Adds to the gradients of the queries of this block and of the keys and values of its context.
-    /// `first` is the first row of the tree, `d` the dimension of a head.
+    /// Adds to the gradients of the queries of this block and of the keys and values of its
+    /// context. `first` is the first row of the tree, `d` the dimension of a head.
     fn backward(
         &self,
         kernel: &Kernel,

@@ -17,8 +17,8 @@ pub(crate) enum FusedLinear {
     Down,
 }
 
-/// A norm, whose gain vector is trained. The variants of a layer contain the layer's index; `Last` is
-/// the norm after the last layer.
+/// A norm, whose gain vector is trained. The variants of a layer contain the layer's index; `Last`
+/// is the norm after the last layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NormWeight {
     Attention(usize),
@@ -34,8 +34,8 @@ pub(crate) trait GradientSink: Send {
     fn is_enabled(&self) -> bool;
     /// Called for each linear layer with its input and the gradient with respect to its output.
     fn linear(&mut self, model: &Model, layer: usize, site: FusedLinear, x: &[f32], grad: &[f32]);
-    /// Called for each row of a norm with its input, `1 / rms`, and the gradient with respect to its
-    /// output.
+    /// Called for each row of a norm with its input, `1 / rms`, and the gradient with respect to
+    /// its output.
     fn norm(&mut self, gain: NormWeight, x: &[f32], inverse: f32, grad: &[f32]);
     /// Called for each slice of `cols` tokens of the unembedding from token `from`, with its input
     /// and the gradient with respect to the logits.

@@ -20,27 +20,28 @@ pub(crate) struct AdapterRows<'a> {
 pub(crate) struct LayerActivations {
     /// Residual stream at the layer's input.
     pub(crate) input: Vec<f32>,
-    /// `1 / rms` of each row of `input`.
-    pub(crate) input_inverse_rms: Vec<f32>,
     /// Projected queries, keys and values, before QK norm and rotation.
     pub(crate) qkv: Vec<f32>,
-    /// LoRA hidden activations of the QKV projection; see [`Delta::project`](crate::lora::Delta::project).
+    /// LoRA hidden activations of the QKV projection; see
+    /// [`Delta::project`](crate::lora::Delta::project).
     pub(crate) qkv_lora: Vec<f32>,
     /// Attention output, before the output projection.
     pub(crate) attention_out: Vec<f32>,
+    /// LoRA hidden activations of the output projection.
     pub(crate) o_lora: Vec<f32>,
     /// Residual stream between attention and MLP.
     pub(crate) mlp_input: Vec<f32>,
-    pub(crate) mlp_input_inverse_rms: Vec<f32>,
     /// Gate and up projections, side by side.
     pub(crate) gate_up: Vec<f32>,
+    /// LoRA hidden activations of the gate and up projections.
     pub(crate) gate_up_lora: Vec<f32>,
+    /// LoRA hidden activations of the down projection.
     pub(crate) down_lora: Vec<f32>,
 }
 
 impl LayerActivations {
     /// Returns the size of the activations of `rows` rows in bytes, without the LoRA hidden
-    /// activations and the inverse norms, which are small.
+    /// activations, which are small.
     pub(crate) fn bytes(model: &Model, rows: usize) -> usize {
         let config = &model.config;
         let heads = model.heads();
@@ -59,6 +60,8 @@ pub(crate) struct Workspace {
     pub(crate) angles: RotaryAngles,
     /// Normalized residual stream.
     normed: Vec<f32>,
+    /// `1 / rms` of each row, which only a backward pass needs; it computes them again.
+    inverse_rms: Vec<f32>,
     /// Queries, keys and values after QK norm and rotation.
     rotated: Vec<f32>,
     /// Output of attention or of the MLP, which is added to `x`.
@@ -68,8 +71,8 @@ pub(crate) struct Workspace {
 }
 
 impl Model {
-    /// Starts a forward pass: writes the embeddings of `tokens` to `work.x` and the rotary angles of
-    /// their positions to `work.angles`.
+    /// Starts a forward pass: writes the embeddings of `tokens` to `work.x` and the rotary angles
+    /// of their positions to `work.angles`.
     ///
     /// # Panics
     /// If a token is not in the vocabulary.
@@ -113,7 +116,7 @@ impl Model {
             &activations.input,
             &layer.attention_norm,
             &mut work.normed,
-            &mut activations.input_inverse_rms,
+            &mut work.inverse_rms,
         );
         let deltas = deltas_of(|deltas| &deltas.qkv);
         layer.qkv.forward(
@@ -156,7 +159,7 @@ impl Model {
             &activations.mlp_input,
             &layer.mlp_norm,
             &mut work.normed,
-            &mut activations.mlp_input_inverse_rms,
+            &mut work.inverse_rms,
         );
         let deltas = deltas_of(|deltas| &deltas.gate_up);
         let (gate_up, lora_hidden) = (&mut activations.gate_up, &mut activations.gate_up_lora);
@@ -205,8 +208,8 @@ impl Model {
         );
     }
 
-    /// Applies the QK norms, if the model has them, and the rotary embedding to the queries and keys
-    /// of projected rows, in place.
+    /// Applies the QK norms, if the model has them, and the rotary embedding to the queries and
+    /// keys of projected rows, in place.
     pub(crate) fn rotate(&self, layer: &Layer, angles: &RotaryAngles, qkv: &mut [f32]) {
         let isa = self.kernel.isa();
         let heads = self.heads();

@@ -23,8 +23,8 @@ pub(crate) struct DeltaGradient {
 
 /// Computes `out = x Wᵀ` and adds each adapter's delta to its range of rows.
 ///
-/// `hidden` receives the LoRA hidden activations, those of one adapter's rows after the other's. The
-/// ranges of rows must be ascending and disjoint.
+/// `hidden` receives the LoRA hidden activations, those of one adapter's rows after the other's.
+/// The ranges of rows must be ascending and disjoint.
 pub(crate) fn linear_with_lora(
     kernel: &Kernel,
     weights: &Panels,
@@ -105,8 +105,8 @@ impl Linear {
     /// Adds the gradient with respect to `x` to `grad_x` and that of the delta to its gradient.
     ///
     /// `grad` is the gradient with respect to the output, `hidden` the value that
-    /// [`forward`](Self::forward) wrote. `grad_x` is `None` for the first layer, whose input needs no
-    /// gradient.
+    /// [`forward`](Self::forward) wrote. `grad_x` is `None` for the first layer, whose input needs
+    /// no gradient.
     pub(crate) fn backward(
         &self,
         kernel: &Kernel,

@@ -1,8 +1,8 @@
 //! Output head: unembedding and log-probabilities, computed slice by slice of the vocabulary.
 //!
-//! Only one slice of [`SLICE`] tokens for [`BLOCK`] rows exists at a time, unless the caller asks for
-//! all logits to be saved ([`SavedLogits`]). The log-sum-exp of a row is accumulated slice by slice in
-//! ascending order, in f64.
+//! Only one slice of [`SLICE`] tokens for [`BLOCK`] rows exists at a time, unless the caller asks
+//! for all logits to be saved ([`SavedLogits`]). The log-sum-exp of a row is accumulated slice by
+//! slice in ascending order, in f64.
 
 use super::Model;
 use super::backward::GradientSink;
@@ -108,7 +108,8 @@ impl OutputHead<'_> {
         self.x.len() / self.hidden()
     }
 
-    /// Returns the LoRA hidden activations of all rows; empty without an adapter on the unembedding.
+    /// Returns the LoRA hidden activations of all rows; empty without an adapter on the
+    /// unembedding.
     fn lora_hidden(&self) -> Vec<f32> {
         let Some(delta) = self.lora.and_then(|lora| lora.unembedding.as_ref()) else {
             return Vec::new();
@@ -185,9 +186,9 @@ impl OutputHead<'_> {
     /// Returns the gradient with respect to `x`, given the gradient with respect to the
     /// log-probability of every query.
     ///
-    /// Adds the gradients of the adapter's unembedding to `delta_grad`. `saved` contains the logits of
-    /// the forward pass and, for every row of this head, the index of its row in that pass. If `saved`
-    /// is `None`, the logits are computed again.
+    /// Adds the gradients of the adapter's unembedding to `delta_grad`. `saved` contains the logits
+    /// of the forward pass and, for every row of this head, the index of its row in that pass. If
+    /// `saved` is `None`, the logits are computed again.
     pub(crate) fn backward(
         &self,
         queries: &[LogprobQuery],

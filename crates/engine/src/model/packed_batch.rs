@@ -8,8 +8,8 @@ use crate::kernel::paged_attention::{PAGE_POSITIONS, PageRef, SequenceChunk};
 /// Sequences of a training batch, packed into rows without padding.
 ///
 /// Sequences with a common prefix share its rows, which is exact because the activations of a row
-/// depend only on the tokens before it. Each group of sequences with a common prefix forms a tree of
-/// depth two: the prefix, and the rest of each sequence.
+/// depend only on the tokens before it. Each group of sequences with a common prefix forms a tree
+/// of depth two: the prefix, and the rest of each sequence.
 #[derive(Debug, Default)]
 pub(crate) struct PackedBatch {
     pub(crate) tokens: Vec<u32>,
@@ -90,8 +90,8 @@ impl PackedBatch {
         batches
     }
 
-    /// Adds the tree of a group of sequences: the common prefix, if the group has several sequences, and
-    /// the rest of each.
+    /// Adds the tree of a group of sequences: the common prefix, if the group has several
+    /// sequences, and the rest of each.
     fn add_tree(&mut self, sequences: &[&[u32]], group: &[usize]) {
         let first = self.nodes.len();
         let shared = common_prefix(sequences, group);

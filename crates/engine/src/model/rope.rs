@@ -22,8 +22,8 @@ impl RotaryAngles {
             #[expect(clippy::cast_precision_loss, reason = "contexts are shorter than 2²⁴")]
             let position = position as f32;
             for frequency in &model.frequencies {
-                // The angle is rounded to f32, as in `transformers`; its sine and cosine are computed
-                // in f64.
+                // The angle is rounded to f32, as in `transformers`; its sine and cosine are
+                // computed in f64.
                 let (sin, cos) = f64::from(position * frequency).sin_cos();
                 #[expect(clippy::cast_possible_truncation, reason = "activations are f32")]
                 {

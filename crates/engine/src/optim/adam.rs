@@ -22,7 +22,8 @@ pub struct AdamParams {
 }
 
 impl Default for AdamParams {
-    /// Returns learning rate 1e-4, betas 0.9 and 0.95, and eps 1e-12, without weight decay and clipping.
+    /// Returns learning rate 1e-4, betas 0.9 and 0.95, and eps 1e-12, without weight decay and
+    /// clipping.
     fn default() -> Self {
         Self {
             learning_rate: 1e-4,
@@ -128,8 +129,8 @@ impl AdamState {
 impl AdamFactors {
     #[expect(clippy::cast_possible_truncation, reason = "weights and their state are f32")]
     fn new(params: &AdamParams, count: u64, clip_scale: f64) -> Self {
-        // From step 2³¹ on the bias correction stays that of step 2³¹ - 1, where the power is 0 for every
-        // beta in use.
+        // From step 2³¹ on the bias correction stays that of step 2³¹ - 1, where the power is 0 for
+        // every beta in use.
         let count = i32::try_from(count).unwrap_or(i32::MAX);
         let bias1 = 1.0 - params.beta1.powi(count);
         let bias2 = 1.0 - params.beta2.powi(count);

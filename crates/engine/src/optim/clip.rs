@@ -3,8 +3,8 @@
 use super::{Parameter, StepReport};
 use crate::{Error, Result};
 
-/// Computes the norm of all gradients together and the factor that limits it to `bound`. A bound of 0
-/// or less disables clipping.
+/// Computes the norm of all gradients together and the factor that limits it to `bound`. A bound of
+/// 0 or less disables clipping.
 pub(super) fn measure(tensors: &[Parameter<'_>], bound: f64) -> Result<StepReport> {
     let mut total = 0.0;
     for tensor in tensors {

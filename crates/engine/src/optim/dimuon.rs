@@ -100,8 +100,8 @@ const WIDTH: usize = 64;
 
 /// Buffers that are reused for every matrix. The normalized matrix is never stored as a whole.
 ///
-/// Matrices are processed as if the side with fewer elements, the short side, were the rows. A panel has
-/// one row per element of the short side and [`WIDTH`] columns.
+/// Matrices are processed as if the side with fewer elements, the short side, were the rows. A
+/// panel has one row per element of the short side and [`WIDTH`] columns.
 #[derive(Debug, Default)]
 struct DimuonScratch {
     /// Normalizing factor of each row.
@@ -115,8 +115,8 @@ struct DimuonScratch {
 }
 
 impl DimuonScratch {
-    /// Subtracts the orthogonalized momentum, scaled to the norm `step`, from `weights`. Does nothing if
-    /// the momentum is zero.
+    /// Subtracts the orthogonalized momentum, scaled to the norm `step`, from `weights`. Does
+    /// nothing if the momentum is zero.
     fn step(
         &mut self,
         rows: usize,

@@ -81,8 +81,13 @@ pub struct StepReport {
 /// let mut weights = [1.0, -1.0];
 /// let mut optimizer = Optimizer::new(OptimizerKind::Adam, &[2]);
 /// let params = StepParams::Adam(AdamParams { learning_rate: 0.1, ..AdamParams::default() });
-/// let gradient = [3.0, 4.0];
-/// let tensor = Parameter { name: "w", rows: 1, columns: 2, weights: &mut weights, gradient: &gradient };
+/// let tensor = Parameter {
+///     name: "w",
+///     rows: 1,
+///     columns: 2,
+///     weights: &mut weights,
+///     gradient: &[3.0, 4.0],
+/// };
 /// let report = optimizer.step(&params, &mut [tensor])?;
 /// assert_eq!(report.grad_norm, 5.0);
 /// assert!((weights[0] - 0.9).abs() < 1e-6 && (weights[1] + 1.1).abs() < 1e-6);

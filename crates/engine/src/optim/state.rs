@@ -12,8 +12,8 @@ use crate::{Error, Result};
 const VERSION: &str = "1";
 
 impl Optimizer {
-    /// Writes the state to the safetensors file `path`: first moments (of Dimuon: momenta) as `m.NAME`,
-    /// second moments of Adam as `v.NAME`, and the number of steps as metadata.
+    /// Writes the state to the safetensors file `path`: first moments (of Dimuon: momenta) as
+    /// `m.NAME`, second moments of Adam as `v.NAME`, and the number of steps as metadata.
     ///
     /// `tensors` gives the names and shapes of the tensors, in the order of [`new`](Self::new).
     ///

@@ -1,8 +1,8 @@
 //! [`KvCache`]: paged keys and values with prefix sharing.
 //!
-//! A full page is *published*: it stays in the cache after its last reference is released, until its
-//! memory is needed for another page, and [`KvCache::find_prefix`] finds it by its contents: the
-//! weights, all preceding tokens and its own tokens. Map keys are compared in full, so a hash
+//! A full page is *published*: it stays in the cache after its last reference is released, until
+//! its memory is needed for another page, and [`KvCache::find_prefix`] finds it by its contents:
+//! the weights, all preceding tokens and its own tokens. Map keys are compared in full, so a hash
 //! collision cannot return a wrong page.
 
 use std::collections::{BTreeSet, HashMap};
@@ -155,8 +155,8 @@ impl KvCache {
         self.pages.len() - 1
     }
 
-    /// Allocates a page with one reference and copies the contents of page `from` to it. Returns `None`
-    /// if no page is available.
+    /// Allocates a page with one reference and copies the contents of page `from` to it. Returns
+    /// `None` if no page is available.
     pub(crate) fn allocate_copy(&mut self, from: usize) -> Option<usize> {
         let page = self.allocate()?;
         let len = self.heads.page_floats();
@@ -166,8 +166,8 @@ impl KvCache {
         Some(page)
     }
 
-    /// Publishes a full page. Returns the prefix of the page that follows it. If an equal page is already
-    /// published, `page` stays unpublished and the result refers to the equal one.
+    /// Publishes a full page. Returns the prefix of the page that follows it. If an equal page is
+    /// already published, `page` stays unpublished and the result refers to the equal one.
     pub(crate) fn publish(
         &mut self,
         page: usize,
@@ -186,9 +186,9 @@ impl KvCache {
         PagePrefix::Page(self.last_id)
     }
 
-    /// Removes a reference from a page. Published pages are evicted in the order in which they lose their
-    /// last reference, so callers release the last page of a sequence first: without the pages before
-    /// it, a page cannot be found.
+    /// Removes a reference from a page. Published pages are evicted in the order in which they lose
+    /// their last reference, so callers release the last page of a sequence first: without the
+    /// pages before it, a page cannot be found.
     pub(crate) fn release(&mut self, page: usize) {
         let entry = &mut self.pages[page];
         entry.ref_count -= 1;

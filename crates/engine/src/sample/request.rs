@@ -211,7 +211,7 @@ impl SampleRequest {
             && !(self.scoring.logprobs && (1..len).contains(&last))
         {
             let reason = format!(
-                "{last} with a prompt of {len} tokens, expected 1 to {} and prompt_logprobs enabled",
+                "{last} with a prompt of {len} tokens, expected 1 to {} with prompt_logprobs",
                 len - 1
             );
             return Err(Error::invalid("prompt_logprobs_last_n", reason));

@@ -1,9 +1,9 @@
 //! [`Sampler`]: continuous batching of sampling requests.
 //!
 //! Every step computes one batch: the next token of each running completion, and up to
-//! [`PROMPT_ROWS`] tokens of prompts. When the KV cache is full, the youngest sequence is preempted:
-//! it releases its pages and is computed again later. Preemption does not change the result, because
-//! the bits of a row depend only on the preceding tokens.
+//! [`PROMPT_ROWS`] tokens of prompts. When the KV cache is full, the youngest sequence is
+//! preempted: it releases its pages and is computed again later. Preemption does not change the
+//! result, because the bits of a row depend only on the preceding tokens.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -106,13 +106,7 @@ impl Sampler {
             return false;
         }
         self.waiting.retain(|waiting| *waiting != id);
-        let (cancelled, kept) = std::mem::take(&mut self.running)
-            .into_iter()
-            .partition(|s: &RunningSequence| s.request == id);
-        self.running = kept;
-        for mut sequence in cancelled {
-            sequence.release_pages(&mut self.cache);
-        }
+        self.drop_sequences(id);
         true
     }
 
@@ -133,8 +127,8 @@ impl Sampler {
         self.take_finished()
     }
 
-    /// Admits waiting requests in order of arrival while their prompts fit into the available pages.
-    /// If no sequence is running, the first request is always admitted.
+    /// Admits waiting requests in order of arrival while their prompts fit into the available
+    /// pages. If no sequence is running, the first request is always admitted.
     fn admit(&mut self) {
         while let Some(&id) = self.waiting.front() {
             let Some(request) = self.requests.get_mut(&id) else {
@@ -156,7 +150,8 @@ impl Sampler {
         }
     }
 
-    /// Decides how many rows of each sequence to compute, and allocates their pages.
+    /// Decides how many rows of each sequence to compute, and allocates their pages. A sequence
+    /// with one pending token gets one row; all others share [`PROMPT_ROWS`].
     fn schedule(&mut self) -> Vec<ScheduledRows> {
         let mut prompt_rows_left = PROMPT_ROWS;
         let mut scheduled = Vec::new();
@@ -166,8 +161,8 @@ impl Sampler {
             let pending = self.running[index].pending();
             let rows = if pending == 1 { 1 } else { pending.min(prompt_rows_left) };
             if rows > 0 && self.allocate_pages(index, rows) {
-                if rows > 1 || pending > 1 {
-                    prompt_rows_left -= rows.min(prompt_rows_left);
+                if pending > 1 {
+                    prompt_rows_left -= rows;
                 }
                 scheduled.push(ScheduledRows { sequence: index, rows });
             }
@@ -176,7 +171,7 @@ impl Sampler {
         scheduled
     }
 
-    /// Attaches the cached prefix of a sequence that has no pages.
+    /// Attaches the cached prefix of a sequence that has no pages, for example after preemption.
     fn reattach_prefix(&mut self, index: usize) {
         let sequence = &mut self.running[index];
         if !sequence.pages.is_empty() {
@@ -191,8 +186,8 @@ impl Sampler {
         }
     }
 
-    /// Allocates pages for `rows` more rows of a sequence, preempting younger sequences if necessary.
-    /// Returns whether all pages could be allocated.
+    /// Allocates pages for `rows` more rows of a sequence, preempting younger sequences if
+    /// necessary. Returns whether all pages could be allocated.
     fn allocate_pages(&mut self, index: usize, rows: usize) -> bool {
         let needed = (self.running[index].computed + rows).div_ceil(PAGE_POSITIONS);
         while self.running[index].pages.len() < needed {

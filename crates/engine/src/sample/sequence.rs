@@ -11,8 +11,8 @@ pub(super) struct RunningSequence {
     pub(super) request: SampleRequestId,
     /// The prompt, followed by the sampled tokens.
     pub(super) tokens: Vec<u32>,
-    /// Samples the completion. `None` while the prompt is computed; then the sequence is forked into one
-    /// sequence per completion.
+    /// Samples the completion. `None` while the prompt is computed; then the sequence is forked
+    /// into one sequence per completion.
     pub(super) writer: Option<Box<CompletionWriter>>,
     pub(super) pages: Vec<usize>,
     /// Number of tokens whose keys and values are in pages.
@@ -110,8 +110,8 @@ impl RunningSequence {
 
     /// Releases all pages.
     pub(super) fn release_pages(&mut self, cache: &mut KvCache) {
-        // Release the last page first: pages are evicted in the order of their release, and a page cannot
-        // be found without the pages before it.
+        // Release the last page first: pages are evicted in the order of their release, and a page
+        // cannot be found without the pages before it.
         for page in self.pages.drain(..).rev() {
             cache.release(page);
         }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use super::request::{
     ModelWeights, PromptScores, SampleOutput, SampleRequest, SampledCompletion, StopReason, TopK,
 };
-use crate::decode::{NO_LOGPROB, SampleRng, StopMatcher, TokenSampler, log_normalizer, logprob};
+use crate::decode::{
+    DecodingParams, NO_LOGPROB, SampleRng, StopMatcher, TokenSampler, log_normalizer, logprob,
+};
 use crate::kernel::Isa;
 use crate::model::{log_probability, log_sum_exp};
 use crate::tokenizer::Vocabulary;
@@ -86,7 +88,7 @@ impl ActiveRequest {
         first
     }
 
-    /// Returns the range of those of these rows that must be scored.
+    /// Returns the part of these rows that must be scored.
     pub(super) fn scored(&self, rows: PromptRows) -> Range<usize> {
         let last = self.spec.prompt.len() - 1;
         let scoring = &self.spec.scoring;
@@ -130,9 +132,9 @@ impl ActiveRequest {
             if row == 0 {
                 self.alternatives_rng = SampleRng::alternatives(self.spec.seed, 0);
             }
-            let params = crate::decode::DecodingParams {
+            let params = DecodingParams {
                 temperature: self.spec.decoding.temperature,
-                ..crate::decode::DecodingParams::default()
+                ..DecodingParams::default()
             };
             let scaled = normalizer_at(logits, params.temperature, normalizer);
             for k in row * table.k..(row + 1) * table.k {
@@ -151,7 +153,7 @@ impl ActiveRequest {
         }
     }
 
-    /// Creates the writer of completion `sample`.
+    /// Creates the writer of the completion with index `sample`.
     pub(super) fn writer(&self, sample: usize) -> Box<CompletionWriter> {
         let number = u32::try_from(sample).unwrap_or(u32::MAX);
         Box::new(CompletionWriter {
@@ -172,7 +174,7 @@ impl ActiveRequest {
         })
     }
 
-    /// Stores the finished completion `sample`.
+    /// Stores the finished completion with index `sample`.
     pub(super) fn complete(&mut self, sample: usize, sampled: SampledCompletion) {
         self.samples[sample] = Some(sampled);
     }
@@ -207,6 +209,7 @@ impl ActiveRequest {
 pub(super) struct CompletionWriter {
     /// Index of the completion in its request.
     sample: usize,
+    /// Maximum number of tokens.
     limit: usize,
     rng: SampleRng,
     sampler: TokenSampler,
@@ -262,6 +265,7 @@ impl CompletionWriter {
         self.reason.is_some()
     }
 
+    /// Returns the completion. It ends with reason `Length` if it is not finished.
     pub(super) fn finish(mut self: Box<Self>) -> SampledCompletion {
         self.out.reason = self.reason.unwrap_or(StopReason::Length);
         self.out
@@ -285,10 +289,10 @@ fn normalizer_at(logits: &[f32], temperature: f64, unscaled: f64) -> f64 {
     }
 }
 
-/// Returns the error for logits that contain NaN at position `index`.
+/// Returns the error for logits of position `index` that contain NaN.
 fn non_finite_logits(index: usize) -> Error {
     Error::NonFiniteResult {
-        what: "the logits".to_owned(),
+        what: "a logit".to_owned(),
         index,
         value: f64::NAN,
         hint: "the weights are not finite; load an earlier checkpoint",

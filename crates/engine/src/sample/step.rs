@@ -1,8 +1,10 @@
 //! Computation of one batch of a [`Sampler`].
 
+use super::request::ModelWeights;
 use super::sampler::{Sampler, ScheduledRows};
 use super::sequence::RunningSequence;
 use super::state::{ActiveRequest, PromptRows};
+use crate::kernel::paged_attention::SequenceChunk;
 use crate::lora::PackedLora;
 use crate::model::{AdapterRows, Model, linear_with_lora};
 
@@ -48,31 +50,32 @@ impl Sampler {
         for item in &scheduled {
             self.running[item.sequence].advance(&mut self.cache, item.rows);
         }
-        self.process_logits(&model, &scheduled, &first_rows(&chunks), &weights);
+        self.process_logits(&model, &scheduled, &chunks, &weights);
     }
 
-    /// Scores prompt rows, and samples the next token of every sequence whose tokens are all computed.
+    /// Scores prompt rows, and samples the next token of every sequence whose tokens are all
+    /// computed.
     fn process_logits(
         &mut self,
         model: &Model,
         scheduled: &[ScheduledRows],
-        first_rows_of_items: &[usize],
-        weights: &[super::request::ModelWeights],
+        chunks: &[SequenceChunk],
+        weights: &[ModelWeights],
     ) {
         let hidden = model.config.hidden_size;
         // Sequences without pending tokens, with the row of their last token.
         let mut complete_sequences = Vec::new();
-        for ((item, first), weights) in scheduled.iter().zip(first_rows_of_items).zip(weights) {
+        for ((item, chunk), weights) in scheduled.iter().zip(chunks).zip(weights) {
             let sequence = &self.running[item.sequence];
             let Some(request) = self.requests.get_mut(&sequence.request) else { continue };
             let position = sequence.computed - item.rows;
             if sequence.writer.is_none() {
                 let rows = PromptRows { first: position, count: item.rows };
-                let x = &self.work.x[first * hidden..(first + item.rows) * hidden];
+                let x = &self.work.x[chunk.rows.start * hidden..chunk.rows.end * hidden];
                 request.score_prompt(model, weights.lora(), rows, x, &mut self.logits);
             }
             if sequence.pending() == 0 {
-                complete_sequences.push((item.sequence, first + item.rows - 1));
+                complete_sequences.push((item.sequence, chunk.rows.end - 1));
             }
         }
         for chunk in complete_sequences.chunks(LOGIT_ROWS) {
@@ -150,14 +153,9 @@ impl Sampler {
     }
 }
 
-/// Returns the first row of each chunk.
-fn first_rows(chunks: &[crate::kernel::paged_attention::SequenceChunk]) -> Vec<usize> {
-    chunks.iter().map(|chunk| chunk.rows.start).collect()
-}
-
 impl ActiveRequest {
-    /// Scores the computed prompt rows `rows`, as far as the request needs their scores. `x` contains
-    /// their residual stream.
+    /// Scores the computed prompt rows `rows`, as far as the request needs their scores. `x`
+    /// contains their residual stream.
     fn score_prompt(
         &mut self,
         model: &Model,

@@ -311,7 +311,7 @@ fn an_adapter_with_nan_weights_fails_only_its_own_requests() {
     let mut trainer = engine
         .create_trainer(LoraConfig { rank: 4, ..LoraConfig::default() }, OptimizerKind::Adam)
         .unwrap();
-    trainer.poison();
+    trainer.fill_b_with_nan();
     let mut sampler = engine.sampler().unwrap();
     let bad =
         sampler.add(&engine.snapshot(&trainer), SampleRequest::new(prompt(20, 0), 4)).unwrap();

@@ -89,8 +89,8 @@ impl Tokenizer {
     /// Parses the text of a `tokenizer.json`. `path` is used only in errors.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if the text is not a tokenizer, or has a pre-tokenizer or an order of tokens
-    /// that this type does not support.
+    /// [`Error::BadFile`] if the text is not a tokenizer, or has a pre-tokenizer or an order of
+    /// tokens that this type does not support.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bad = |reason: String| Error::bad_file(path, reason);

@@ -60,6 +60,7 @@ pub(super) fn merge(tokens: &mut Vec<u32>, start: usize, merges: &HashMap<(u32, 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use proptest::sample::Index;
 
     use super::*;
 
@@ -79,12 +80,12 @@ mod tests {
         #[test]
         fn merging_follows_the_definition(
             tokens in prop::collection::vec(0_u32..3, 0..60),
-            pairs in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..12),
+            pairs in prop::collection::vec(any::<(Index, Index)>(), 0..12),
         ) {
             let mut merges = HashMap::new();
             let mut known = 3_u32;
             for (a, b) in pairs {
-                let token = |i: prop::sample::Index| u32::try_from(i.index(known as usize)).unwrap();
+                let token = |i: Index| u32::try_from(i.index(known as usize)).unwrap();
                 if merges.insert((token(a), token(b)), known).is_none() {
                     known += 1;
                 }

@@ -1,8 +1,9 @@
 //! A byte-level BPE tokenizer for the built-in model, and vocabularies of other tokenizers.
 //!
 //! [`Tokenizer`] is trained on text and writes a `tokenizer.json` that the `tokenizers` library
-//! loads and with which it produces the same tokens. It reads only files that it wrote. For the tokenizers of other models,
-//! [`Vocabulary`] provides the bytes of every token, which decoding and stop strings need.
+//! loads and with which it produces the same tokens. It reads only files that it wrote. For the
+//! tokenizers of other models, [`Vocabulary`] provides the bytes of every token, which decoding and
+//! stop strings need.
 
 mod json;
 mod merge;

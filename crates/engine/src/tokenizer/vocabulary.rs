@@ -52,8 +52,8 @@ impl Vocabulary {
     /// Parses the text of a `tokenizer.json`. `path` is used only in errors.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if it is not a tokenizer, or its highest token id exceeds four times the number
-    /// of tokens plus 1,023.
+    /// [`Error::BadFile`] if it is not a tokenizer, or its highest token id exceeds four times the
+    /// number of tokens plus 1,023.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let raw: RawVocabulary = serde_json::from_slice(text)

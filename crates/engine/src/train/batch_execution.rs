@@ -1,7 +1,7 @@
 //! [`BatchExecution`]: runs a batch of any size through a model in micro-batches.
 
 use super::datum::Datum;
-use super::forward_pass::{ForwardPass, MIN_SHARED_PREFIX, TrainingSequence};
+use super::forward_pass::{ForwardPass, MIN_SHARED_PREFIX, RUNNING_LAYER_FACTOR, TrainingSequence};
 use super::objective::{DatumLoss, TrainingObjective, TrainingOutput, report};
 use crate::lora::PackedLora;
 use crate::model::{
@@ -70,8 +70,8 @@ impl BatchExecution<'_> {
             true => (self.model.layers.len(), SavedLogits::bytes(self.model, 1)),
             false => (0, 0),
         };
-        // While it runs, a layer holds about three times the memory of its activations.
-        self.memory / ((layers + 3) * LayerActivations::bytes(self.model, 1) + logits).max(1)
+        let row_bytes = LayerActivations::bytes(self.model, 1);
+        self.memory / ((layers + RUNNING_LAYER_FACTOR) * row_bytes + logits).max(1)
     }
 }
 

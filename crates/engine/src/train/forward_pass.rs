@@ -11,6 +11,8 @@ use crate::model::{
 
 /// Minimum length in tokens of a common prefix that sequences share.
 pub(super) const MIN_SHARED_PREFIX: usize = 16;
+/// Memory that a layer holds while it runs, as a multiple of its activations. An estimate.
+pub(super) const RUNNING_LAYER_FACTOR: usize = 3;
 
 /// Input and target tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -80,8 +82,9 @@ impl<'a> ForwardPass<'a> {
         let logit_bytes = SavedLogits::bytes(model, rows);
         let save_logits = memory
             .is_some_and(|memory| logit_bytes <= memory.saturating_sub(layer_bytes * saved_layers));
-        // While it runs, a layer holds about three times the memory of its activations.
-        let needed = layer_bytes.saturating_mul(saved_layers + 3).saturating_add(input_bytes);
+        let needed = layer_bytes
+            .saturating_mul(saved_layers + RUNNING_LAYER_FACTOR)
+            .saturating_add(input_bytes);
         probe("a training pass", needed.saturating_add(if save_logits { logit_bytes } else { 0 }))?;
         let logits = save_logits.then(SavedLogits::default);
         let mut pass = Self {
@@ -101,18 +104,18 @@ impl<'a> ForwardPass<'a> {
             batch,
         };
         model.embed(&pass.batch.tokens, &pass.chunks, &mut pass.work);
-        let mut spare = LayerActivations::default();
+        let mut current = LayerActivations::default();
         for layer in 0..layers {
-            pass.layer(layer, &mut spare);
+            pass.layer(layer, &mut current);
             if memory.is_none() {
                 continue;
             }
             // Keep the activations of the last layers: the backward pass needs them first.
             pass.activations.push(if layer + saved_layers >= layers {
-                std::mem::take(&mut spare)
+                std::mem::take(&mut current)
             } else {
                 LayerActivations {
-                    input: std::mem::take(&mut spare.input),
+                    input: std::mem::take(&mut current.input),
                     ..LayerActivations::default()
                 }
             });

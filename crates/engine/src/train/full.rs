@@ -1,8 +1,8 @@
 //! [`FullTrainer`]: trains all weights of a small model from scratch.
 //!
 //! All weights are packed again after every step, which is acceptable only for small models. The
-//! example `make_tiny` creates the built-in model with this trainer. Larger models are fine-tuned with
-//! an adapter.
+//! example `make_tiny` creates the built-in model with this trainer. Larger models are fine-tuned
+//! with an adapter.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,9 +41,9 @@ pub struct FullTrainer {
 }
 
 impl FullTrainer {
-    /// Creates a model with random weights. Matrices are uniform: with variance 1 / inputs, divided by
-    /// twice the number of layers for projections that add to the residual stream, and within ±0.05 for
-    /// the embedding and the unembedding. Norms start at 1, biases at 0.
+    /// Creates a model with random weights. Matrices are uniform: with variance 1 / inputs, divided
+    /// by twice the number of layers for projections that add to the residual stream, and within
+    /// ±0.05 for the embedding and the unembedding. Norms start at 1, biases at 0.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the threads cannot be started; [`Error::OutOfMemory`] if the system
@@ -115,8 +115,8 @@ impl FullTrainer {
     /// Updates the weights with the accumulated gradients and resets these to zero.
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`Error::OutOfMemory`] if the system refuses memory for packing the new
-    /// weights, after which the trainer must not be used.
+    /// As [`Optimizer::step`]; [`Error::OutOfMemory`] if the system refuses memory for packing the
+    /// new weights, after which the trainer must not be used.
     pub fn optim_step(&mut self, params: &StepParams) -> Result<StepReport> {
         let mut list: Vec<Parameter<'_>> = self
             .tensors
@@ -340,7 +340,8 @@ mod tests {
             trainer.forward_backward(&objective, &examples).unwrap();
             let names: Vec<String> = trainer.tensors.keys().cloned().collect();
             for name in names {
-                // Differentiate along the gradient: the directional derivative is the gradient's norm.
+                // Differentiate along the gradient: the directional derivative is the gradient's
+                // norm.
                 let grad = trainer.tensors[&name].grad.clone();
                 let norm = grad.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
                 if norm < 1e-3 {

@@ -72,6 +72,15 @@ pub(crate) fn sequences(data: &[GoldenDatum]) -> Vec<TrainingSequence<'_>> {
         .collect()
 }
 
+/// Asserts that the norm of the difference of two tensors is less than `tolerance` times the norm
+/// of the expected one.
+fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f64) {
+    let norm = expected.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    let squares = expected.iter().zip(found).map(|(x, y)| f64::from(x - y).powi(2));
+    let error = squares.sum::<f64>().sqrt();
+    assert!(error < tolerance * norm, "{what}: off by {error} of {norm}");
+}
+
 #[test]
 fn log_probabilities_match_torch() {
     for name in MODELS {
@@ -110,23 +119,11 @@ fn gradients_match_torch_with_and_without_saved_activations() {
             let mut sums = adapter.zero_gradients();
             adapter.add_gradients(&grads, &mut sums);
             for (pair, sums) in adapter.pairs.iter().zip(&sums) {
-                for (half, sum) in ["A", "B"].into_iter().zip(sums) {
-                    let module = pair.target.name();
-                    let key =
-                        format!("grad.cross_entropy.base_model.model.{module}.lora_{half}.weight");
-                    let expected =
-                        expected.get(&key).unwrap_or_else(|| panic!("{key}")).to_f32().unwrap();
-                    let norm = expected.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-                    let squared_error = expected
-                        .iter()
-                        .zip(sum)
-                        .map(|(x, y)| f64::from(x - y).powi(2))
-                        .sum::<f64>();
-                    assert!(
-                        squared_error.sqrt() < 1e-4 * norm,
-                        "{name} {key}: off by {} of {norm}",
-                        squared_error.sqrt()
-                    );
+                for (matrix, sum) in ["A", "B"].into_iter().zip(sums) {
+                    let module = format!("base_model.model.{}", pair.target.name());
+                    let key = format!("grad.cross_entropy.{module}.lora_{matrix}.weight");
+                    let expected = expected.tensor(&key).unwrap().to_f32().unwrap();
+                    assert_close(&format!("{name} {key}"), sum, &expected, 1e-4);
                 }
             }
             if let Some(before) = &before {
@@ -199,20 +196,10 @@ fn ten_steps_of_each_optimizer_match_torch() {
                 assert!((report.grad_norm - norm).abs() < 1e-3 * norm, "{kind} {name}");
             }
             for (module, a, b) in trainer.tensors() {
-                for (half, got) in [("A", a), ("B", b)] {
-                    let key = format!("{kind}.base_model.model.{module}.lora_{half}.weight");
-                    let expected = expected.get(&key).unwrap().to_f32().unwrap();
-                    let norm = expected.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-                    let squared_error = expected
-                        .iter()
-                        .zip(got)
-                        .map(|(x, y)| f64::from(x - y).powi(2))
-                        .sum::<f64>();
-                    assert!(
-                        squared_error.sqrt() < 1e-3 * norm,
-                        "{name} {key}: off by {} of {norm}",
-                        squared_error.sqrt()
-                    );
+                for (matrix, found) in [("A", a), ("B", b)] {
+                    let key = format!("{kind}.base_model.model.{module}.lora_{matrix}.weight");
+                    let expected = expected.tensor(&key).unwrap().to_f32().unwrap();
+                    assert_close(&format!("{name} {key}"), found, &expected, 1e-3);
                 }
             }
         }

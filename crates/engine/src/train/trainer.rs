@@ -78,8 +78,8 @@ impl Trainer {
         self.adapter.pairs.iter().map(|pair| pair.a.len() + pair.b.len()).sum()
     }
 
-    /// Returns the name of every adapted module with its row-major matrices A (`rank × inputs`) and B
-    /// (`outputs × rank`).
+    /// Returns the name of every adapted module with its row-major matrices A (`rank × inputs`) and
+    /// B (`outputs × rank`).
     pub fn tensors(&self) -> impl Iterator<Item = (String, &[f32], &[f32])> {
         self.adapter.pairs.iter().map(|pair| (pair.target.name(), &pair.a[..], &pair.b[..]))
     }
@@ -92,7 +92,7 @@ impl Trainer {
 
     /// Sets all B matrices to NaN.
     #[cfg(test)]
-    pub(crate) fn poison(&mut self) {
+    pub(crate) fn fill_b_with_nan(&mut self) {
         self.adapter.pairs.iter_mut().for_each(|pair| pair.b.fill(f32::NAN));
         self.packed = Arc::new(self.adapter.packed(&self.model.config));
     }

@@ -127,8 +127,8 @@ fn top_tokens_are_sorted_and_limited_by_the_vocabulary() {
     assert!(sampler.top(&logits, 0).is_empty());
 }
 
-/// Samples by sorting all tokens and accumulating. Also returns whether the choice is clear of
-/// rounding errors.
+/// Samples by sorting all tokens and accumulating. Also returns whether no threshold is so close to
+/// a cumulative probability that rounding errors decide.
 fn reference(logits: &[f32], params: &DecodingParams, uniform: f64) -> (u32, bool) {
     let mut order: Vec<u32> = (0..u32::try_from(logits.len()).unwrap()).collect();
     let logit = |token: u32| f64::from(logits[token as usize]);
@@ -190,7 +190,8 @@ proptest! {
         uniform in 0.0_f64..1.0,
     ) {
         let params = DecodingParams { temperature, top_p, ..DecodingParams::default() };
-        let sampled = TokenSampler::default().sample(&logits, &params, log_normalizer(&logits, temperature), uniform);
+        let normalizer = log_normalizer(&logits, temperature);
+        let sampled = TokenSampler::default().sample(&logits, &params, normalizer, uniform);
         if let Ok(token) = sampled {
             prop_assert!((token as usize) < logits.len());
         }

@@ -10,9 +10,9 @@ use tinkex_engine::file::{
 };
 use tinkex_engine::{Engine, EngineOptions, Error, ErrorKind};
 
-use crate::golden::{MODELS, folder};
+use crate::golden::{MODELS, copy_of, folder};
 
-/// Opens a model, and returns the error if it cannot be loaded.
+/// Returns the error of opening a model that cannot be loaded.
 fn open_error(path: &Path) -> Error {
     Engine::open(path, EngineOptions { threads: 1, ..EngineOptions::default() }).unwrap_err()
 }
@@ -87,19 +87,8 @@ fn unsupported_settings_are_named_in_the_error() {
     }
 }
 
-fn copy_of(model: &str) -> tempfile::TempDir {
-    let copy = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(folder(model)).unwrap() {
-        let entry = entry.unwrap();
-        if entry.file_type().unwrap().is_file() {
-            fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
-        }
-    }
-    copy
-}
-
 #[test]
-fn a_missing_tensor_is_named_in_the_error() {
+fn a_missing_file_or_tensor_is_named_in_the_error() {
     let copy = copy_of("qwen2");
     fs::remove_file(copy.path().join("model-00002-of-00003.safetensors")).unwrap();
     let error = open_error(copy.path());
@@ -154,8 +143,8 @@ fn adapters_of_peft_are_read_and_written_identically() {
         save(ours.path(), &adapter, UnembeddingName::Peft);
         assert_eq!(AdapterFile::load(ours.path()).unwrap(), adapter);
 
-        // Every setting that the engine writes has the value that peft writes. For the other settings
-        // peft assumes defaults.
+        // Every setting that the engine writes has the value that peft writes. For the other
+        // settings peft assumes defaults.
         let config = |folder: &Path| -> serde_json::Map<String, serde_json::Value> {
             serde_json::from_slice(&fs::read(folder.join("adapter_config.json")).unwrap()).unwrap()
         };
@@ -312,7 +301,8 @@ fn short_files_and_long_headers_are_refused() {
 
 #[test]
 fn unaligned_elements_are_copied() {
-    let header = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}"#;
+    let header = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
+        "b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}"#;
     let (_folder, path) = file_with_header(header, 5);
     let file = TensorFile::read(&path).unwrap();
     assert_eq!(file.tensor("b").unwrap().to_f32().unwrap()[..], [0.0]);
@@ -343,9 +333,10 @@ proptest! {
     ) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
+        let ones = [half::bf16::ONE; 4];
         let tensors = [
             NamedTensor { name: "a", shape: &[2, 3], values: TensorSlice::F32(&[1.0; 6]) },
-            NamedTensor { name: "bb", shape: &[4], values: TensorSlice::Bf16(&[half::bf16::ONE; 4]) },
+            NamedTensor { name: "bb", shape: &[4], values: TensorSlice::Bf16(&ones) },
         ];
         write_tensors(&path, &tensors, &[("k", "v")]).unwrap();
         let mut bytes = fs::read(&path).unwrap();
@@ -373,8 +364,9 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         let narrow: Vec<half::bf16> = narrow.into_iter().map(half::bf16::from_f32).collect();
+        let len = narrow.len();
         let tensors = [
-            NamedTensor { name: "n", shape: &[narrow.len(), 1], values: TensorSlice::Bf16(&narrow) },
+            NamedTensor { name: "n", shape: &[len, 1], values: TensorSlice::Bf16(&narrow) },
             NamedTensor { name: "w", shape: &[values.len()], values: TensorSlice::F32(&values) },
         ];
         write_tensors(&path, &tensors, &[]).unwrap();
@@ -382,7 +374,7 @@ proptest! {
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         let (w, n) = (file.tensor("w").unwrap(), file.tensor("n").unwrap());
         prop_assert_eq!(bits(w.as_f32().unwrap()), bits(&values));
-        let same = n.as_bf16().unwrap().iter().zip(&narrow).all(|(a, b)| a.to_bits() == b.to_bits());
-        prop_assert!(same);
+        let mut pairs = n.as_bf16().unwrap().iter().zip(&narrow);
+        prop_assert!(pairs.all(|(a, b)| a.to_bits() == b.to_bits()));
     }
 }

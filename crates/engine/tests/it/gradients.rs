@@ -115,8 +115,8 @@ fn built_in(loss: &str, about: &Value) -> Loss {
     Loss::parse(name, &settings, UnverifiedLosses::Reject).unwrap()
 }
 
-/// Returns the accumulated gradients of a trainer: with beta1 = 0 they are Adam's first moments. The
-/// folder contains the file.
+/// Returns the accumulated gradients of a trainer as the file that a save of its optimizer writes:
+/// with beta1 = 0 they are Adam's first moments. The file is in the returned folder.
 fn gradients(mut trainer: Trainer) -> (tempfile::TempDir, TensorFile) {
     let params = AdamParams { beta1: 0.0, learning_rate: 0.0, ..AdamParams::default() };
     trainer.optim_step(&StepParams::Adam(params)).unwrap();

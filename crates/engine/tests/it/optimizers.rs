@@ -141,7 +141,7 @@ fn a_failed_step_changes_nothing() {
         change(&mut params);
         StepParams::Adam(params)
     };
-    for (kind, params, poison) in [
+    for (kind, params, bad_value) in [
         (OptimizerKind::Adam, adam(0.1), Some(f32::NAN)),
         (OptimizerKind::Adam, adam(0.1), Some(f32::INFINITY)),
         (OptimizerKind::Adam, adam(0.1), Some(f32::MAX)),
@@ -166,15 +166,15 @@ fn a_failed_step_changes_nothing() {
             OptimizerKind::Adam => adam(0.01),
             _ => StepParams::Dimuon(DimuonParams::new(0.01)),
         };
-        if poison != Some(0.0) {
+        if bad_value != Some(0.0) {
             tensors.step(&mut optimizer, &good, &gradients).unwrap();
         }
         let before = (tensors.weights.clone(), optimizer.clone());
-        if let Some(poison) = poison {
-            gradients[1][1] = poison;
+        if let Some(bad_value) = bad_value {
+            gradients[1][1] = bad_value;
         }
         let error = tensors.step(&mut optimizer, &params, &gradients).unwrap_err();
-        assert_eq!((tensors.weights, optimizer), before, "{params:?} with {poison:?}: {error}");
+        assert_eq!((tensors.weights, optimizer), before, "{params:?} with {bad_value:?}: {error}");
     }
 }
 
@@ -259,7 +259,8 @@ proptest! {
             (0..columns * rows).map(|i| gradient[i % rows * columns + i / rows]).collect();
         let step = |rows, columns, gradient: &[f32]| {
             let mut weights = vec![0.0; rows * columns];
-            let mut optimizer = Optimizer::new(OptimizerKind::Dimuon { rank: 4 }, &[rows * columns]);
+            let kind = OptimizerKind::Dimuon { rank: 4 };
+            let mut optimizer = Optimizer::new(kind, &[rows * columns]);
             let tensor = Parameter { name: "w", rows, columns, weights: &mut weights, gradient };
             let params = StepParams::Dimuon(DimuonParams::new(0.5));
             optimizer.step(&params, &mut [tensor]).unwrap();

@@ -11,7 +11,7 @@ use tinkex_engine::sample::SampleRequest;
 use tinkex_engine::train::{Datum, TrainingObjective, TrainingOutput};
 use tinkex_engine::{Engine, EngineOptions, Error, ErrorKind, LoraConfig, Trainer};
 
-use crate::golden::folder;
+use crate::golden::{copy_of, folder};
 
 const CROSS_ENTROPY: TrainingObjective<'static> = TrainingObjective::Loss(Loss::CrossEntropy);
 
@@ -142,14 +142,6 @@ fn a_failed_batch_or_step_changes_nothing() {
     }
     let last = state(&trainer);
     assert!(norm > 0.0 && last == state(&reference));
-}
-
-fn copy_of(model: &str) -> tempfile::TempDir {
-    let copy = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(folder(model)).unwrap().flatten().filter(|e| e.path().is_file()) {
-        fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
-    }
-    copy
 }
 
 fn open(path: &Path) -> Result<Engine, Error> {

@@ -48,7 +48,8 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
 
 /// Runs `count` tasks and checks that each ran once and that its write is visible to the caller.
 fn run_tasks(pool: &ThreadPool, count: usize) {
-    // `loom` reports a data race unless the pool orders the tasks' writes before the caller's reads.
+    // `loom` reports a data race unless the pool orders the tasks' writes before the caller's
+    // reads.
     let runs: Vec<loom::cell::UnsafeCell<usize>> =
         (0..count).map(|_| loom::cell::UnsafeCell::new(0)).collect();
     let shared = Cells(&runs);

@@ -9,8 +9,8 @@ use crate::{DecodeError, DecodeErrorKind, InvalidInput};
 /// Name of the encoding in the `Content-Encoding` header.
 pub const ZSTD: &str = "zstd";
 
-/// Base-2 logarithm of the maximum window size: 8 MiB, which every decoder must support. The decoder
-/// allocates the window that a frame declares, so larger ones are rejected.
+/// Base-2 logarithm of the maximum window size: 8 MiB, which every decoder must support. The
+/// decoder allocates the window that a frame declares, so larger ones are rejected.
 const WINDOW_LOG: u32 = 23;
 
 /// Compression ratio up to which the output buffer is not reallocated.
@@ -39,8 +39,8 @@ pub fn compress(body: &[u8]) -> Result<Bytes, InvalidInput> {
 /// ```
 ///
 /// # Errors
-/// Returns an error if the bytes are not a zstd frame or decompress to more than `limit` bytes. Memory
-/// use is limited independently of the size that the frame declares.
+/// Returns an error if the bytes are not a zstd frame or decompress to more than `limit` bytes.
+/// Memory use is limited independently of the size that the frame declares.
 pub fn decompress(body: &[u8], limit: usize) -> Result<Bytes, DecodeError> {
     let malformed = |error: std::io::Error| {
         DecodeError::new(DecodeErrorKind::Compression, format!("decompression failed: {error}"))

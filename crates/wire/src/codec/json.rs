@@ -1,7 +1,7 @@
 //! JSON bodies.
 //!
-//! Decoding ignores unknown fields. Only if decoding fails, the bytes are decoded a second time by a
-//! slower decoder, which determines the path of the invalid field.
+//! Decoding ignores unknown fields. Only if decoding fails, the bytes are decoded a second time by
+//! a slower decoder, which determines the path of the invalid field.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,8 @@ use crate::{DecodeError, DecodeErrorKind, InvalidInput};
 /// Encodes a value without validating it: NaN and infinities are encoded as null.
 ///
 /// # Errors
-/// Returns an error if a map has keys other than strings, or if the `Serialize` implementation fails.
+/// Returns an error if a map has keys other than strings, or if the `Serialize` implementation
+/// fails.
 pub fn encode<T: Serialize>(value: &T) -> Result<Bytes, InvalidInput> {
     encode_sized(value, 128)
 }
@@ -75,7 +76,8 @@ fn with_path<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) 
     }
 }
 
-/// Rejects a body whose `type` field has another value than `tag`. The field may be missing or null.
+/// Rejects a body whose `type` field has another value than `tag`. The field may be missing or
+/// null.
 pub(crate) fn expect_tag(body: &[u8], tag: &str) -> Result<(), DecodeError> {
     #[derive(Deserialize)]
     struct Tagged<'a> {

@@ -75,8 +75,8 @@ impl Datum {
     /// of the first token is ignored, because no position predicts it.
     ///
     /// # Errors
-    /// Returns an error if there are fewer than two tokens, or if the number of weights differs from
-    /// the number of tokens.
+    /// Returns an error if there are fewer than two tokens, or if the number of weights differs
+    /// from the number of tokens.
     pub fn supervised(
         tokens: impl Into<Tokens>,
         weights: impl Into<PerTokenValues>,
@@ -94,7 +94,8 @@ impl Datum {
             .build()
     }
 
-    /// Creates a datum for supervised learning of `completion`. The tokens of `prompt` have weight 0.
+    /// Creates a datum for supervised learning of `completion`. The tokens of `prompt` have weight
+    /// 0.
     ///
     /// # Errors
     /// Returns an error if `prompt` or `completion` is empty.

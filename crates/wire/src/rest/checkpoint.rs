@@ -169,8 +169,8 @@ impl SetCheckpointTtl {
 /// Body of [`SetCheckpointTtl`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointTtl {
-    /// Seconds until the checkpoint is deleted; `null` makes it permanent. The field is required, so
-    /// that a client cannot make a checkpoint permanent by omitting it.
+    /// Seconds until the checkpoint is deleted; `null` makes it permanent. The field is required,
+    /// so that a client cannot make a checkpoint permanent by omitting it.
     #[serde(deserialize_with = "Option::deserialize")]
     pub ttl_seconds: Option<u64>,
 }

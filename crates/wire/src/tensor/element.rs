@@ -7,8 +7,8 @@ use super::{Shape, TensorData, TensorValues};
 
 /// A number type that converts to a tensor element.
 ///
-/// `i64` and integers of up to 32 bits convert to `int64`, `f32` and `f64` to `float32`. Convert wider
-/// unsigned integers with `i64::try_from` first.
+/// `i64` and integers of up to 32 bits convert to `int64`, `f32` and `f64` to `float32`. Convert
+/// wider unsigned integers with `i64::try_from` first.
 pub trait TensorElement: Copy + sealed::Sealed {
     /// Converts a vector. Does not copy `f32` and `i64`.
     fn values(numbers: Vec<Self>) -> TensorValues;

@@ -1,8 +1,8 @@
 //! [`TensorData`]: a dense or sparse tensor.
 //!
 //! The protocol has two element types, `int64` and `float32`; conversions widen or narrow all other
-//! types. Constructors validate a tensor, so the shape of every `TensorData` matches the number of its
-//! values, and sparse indices are within the shape.
+//! types. Constructors validate a tensor, so the shape of every `TensorData` matches the number of
+//! its values, and sparse indices are within the shape.
 
 mod element;
 mod json;
@@ -186,7 +186,8 @@ impl TensorData {
     /// Changes the shape and keeps the values.
     ///
     /// # Errors
-    /// Returns an error if the number of values does not match the shape, or if the tensor is sparse.
+    /// Returns an error if the number of values does not match the shape, or if the tensor is
+    /// sparse.
     pub fn reshape(self, shape: impl Into<Shape>) -> Result<Self, InvalidInput> {
         if self.is_sparse() {
             return Err(InvalidInput::new("shape", "a sparse tensor cannot be reshaped"));
@@ -212,8 +213,8 @@ impl TensorData {
         if self.shape == Shape::UNSPECIFIED { 1 } else { self.shape.dims().len() }
     }
 
-    /// Returns `true` for a scalar, and for one value of unspecified shape: protobuf encodes a scalar
-    /// without a shape.
+    /// Returns `true` for a scalar, and for one value of unspecified shape: protobuf encodes a
+    /// scalar without a shape.
     #[must_use]
     pub fn may_be_scalar(&self) -> bool {
         self.shape.dims().is_empty() && self.values.len() == 1

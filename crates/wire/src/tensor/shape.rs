@@ -6,8 +6,8 @@ use crate::InvalidInput;
 
 /// Dimensions of a tensor, outermost first.
 ///
-/// A shape without dimensions is a [scalar](Shape::SCALAR). JSON distinguishes it from a missing shape
-/// ([`Shape::UNSPECIFIED`]), protobuf does not.
+/// A shape without dimensions is a [scalar](Shape::SCALAR). JSON distinguishes it from a missing
+/// shape ([`Shape::UNSPECIFIED`]), protobuf does not.
 ///
 /// ```
 /// use tinkex_wire::Shape;

@@ -110,8 +110,8 @@ impl TensorData {
         self.sparse.is_some()
     }
 
-    /// Returns the start of each row within the values, followed by their number; `None` for a dense
-    /// tensor.
+    /// Returns the start of each row within the values, followed by their number; `None` for a
+    /// dense tensor.
     #[must_use]
     pub fn row_starts(&self) -> Option<&[i64]> {
         self.sparse.as_ref().map(|csr| &csr.row_starts[..])
@@ -130,8 +130,8 @@ impl TensorData {
     /// Returns the dense form of the tensor.
     ///
     /// # Errors
-    /// Returns an error if the dense form has more than `max_elements` elements, which can be far more
-    /// than the sparse form has.
+    /// Returns an error if the dense form has more than `max_elements` elements, which can be far
+    /// more than the sparse form has.
     pub fn to_dense(&self, max_elements: usize) -> Result<Self, InvalidInput> {
         let (Some(csr), &[rows, width]) = (&self.sparse, self.shape.dims()) else {
             return Ok(self.clone());

@@ -187,8 +187,8 @@ pub(crate) fn output(output: &ForwardBackwardOutput) -> Value {
     })
 }
 
-/// Normalizes a recorded response: widens narrow integers, removes padding, splits batched tensors into
-/// datums, and shortens qualified names.
+/// Normalizes a recorded response: widens narrow integers, removes padding, splits batched tensors
+/// into datums, and shortens qualified names.
 pub(crate) fn normalized(recorded: &Value) -> Value {
     let mut out = recorded.clone();
     if let Some(sequences) = out.get_mut("sequences").and_then(Value::as_array_mut) {

@@ -1,8 +1,8 @@
 //! Fuzzing of all decoders with mutated fixtures and random bytes.
 //!
-//! A decoder may reject its input, but it must not panic, its memory use must be proportional to the
-//! input, and accepted values must survive encoding and decoding. The tests include a short run;
-//! `cargo xtask fuzz` runs the same code for a given time.
+//! A decoder may reject its input, but it must not panic, its memory use must be proportional to
+//! the input, and accepted values must survive encoding and decoding. The tests include a short
+//! run; `cargo xtask fuzz` runs the same code for a given time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -83,7 +83,9 @@ fn sample_proto(bytes: &Bytes) -> Result<(), String> {
 
 fn zstd(bytes: &Bytes) -> Result<(), String> {
     match codec::compress::decompress(bytes, MAX_DECOMPRESSED) {
-        Ok(body) if body.len() > MAX_DECOMPRESSED => Err("the decompressed body exceeds the limit".to_owned()),
+        Ok(body) if body.len() > MAX_DECOMPRESSED => {
+            Err("the decompressed body exceeds the limit".to_owned())
+        }
         _ => Ok(()),
     }
 }
@@ -340,7 +342,11 @@ fn attempt(target: Target, input: &Bytes) -> Result<(), String> {
     let allowed =
         CONSTANT_BYTES + BYTES_PER_INPUT_BYTE * input.len() as u64 + 2 * MAX_DECOMPRESSED as u64;
     if used.bytes_max > allowed {
-        return Err(format!("the decoder used {} bytes of memory for {} bytes of input", used.bytes_max, input.len()));
+        return Err(format!(
+            "the decoder used {} bytes of memory for {} bytes of input",
+            used.bytes_max,
+            input.len()
+        ));
     }
     Ok(())
 }
@@ -387,7 +393,10 @@ fn a_short_run_finds_nothing() {
 #[test]
 #[ignore = "long; run by cargo xtask fuzz"]
 fn a_long_run_finds_nothing() {
-    #[expect(clippy::disallowed_methods, reason = "`cargo xtask fuzz` passes its options in variables")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "`cargo xtask fuzz` passes its options in variables"
+    )]
     let variable = |name: &str| std::env::var(name).ok();
     let number = |name: &str| variable(name).map(|text| text.parse::<u64>().unwrap());
     let seconds = number("TINKEX_FUZZ_SECONDS").unwrap_or(10);

@@ -349,8 +349,8 @@ impl Exchange {
     }
 }
 
-/// Checks that a decoded value contains all recorded fields except nulls. Returns the path of the first
-/// field that is missing or differs.
+/// Checks that a decoded value contains all recorded fields except nulls. Returns the path of the
+/// first field that is missing or differs.
 fn check_fields(recorded: &Value, decoded: &Value) -> Result<(), String> {
     match (recorded, decoded) {
         (Value::Object(fields), Value::Object(_)) => {

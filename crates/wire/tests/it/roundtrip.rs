@@ -1,4 +1,5 @@
-//! Round-trip properties: encoding and decoding with protobuf, prost, JSON and text preserve values.
+//! Round-trip properties: encoding and decoding with protobuf, prost, JSON and text preserve
+//! values.
 
 use bytes::Bytes;
 use proptest::collection::vec;
@@ -93,7 +94,8 @@ fn input() -> impl Strategy<Value = ModelInput> {
             expected_tokens,
         },
     );
-    vec(prop_oneof![3 => training_chunk(), 1 => pointer], 0..4).prop_map(|chunks| ModelInput { chunks })
+    vec(prop_oneof![3 => training_chunk(), 1 => pointer], 0..4)
+        .prop_map(|chunks| ModelInput { chunks })
 }
 
 fn span() -> impl Strategy<Value = ProvenanceSpan> {
@@ -342,14 +344,20 @@ proptest! {
     }
 
     #[test]
-    fn paths_round_trip_through_text(run in "[^/]{1,12}", name in "[^/]{1,12}", kind in 0_usize..3) {
+    fn paths_round_trip_through_text(
+        run in "[^/]{1,12}",
+        name in "[^/]{1,12}",
+        kind in 0_usize..3,
+    ) {
         let path = TinkerPath::new(run, CheckpointKind::ALL[kind], name).unwrap();
         prop_assert_eq!(&path.to_string().parse::<TinkerPath>().unwrap(), &path);
         prop_assert_eq!(&through_json(&path), &path);
     }
 
     #[test]
-    fn times_round_trip_through_text(micros in -62_167_219_200_000_000_i64..253_402_300_800_000_000) {
+    fn times_round_trip_through_text(
+        micros in -62_167_219_200_000_000_i64..253_402_300_800_000_000,
+    ) {
         let time = Timestamp::from_unix_micros(micros).unwrap();
         prop_assert_eq!(time.to_string().parse::<Timestamp>().unwrap(), time);
         prop_assert_eq!(time.unix_micros(), micros);

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use tinkex_wire::*;
 
-/// Scenarios that this crate covers. T0.1.5 (sharing of a rate limit) and T0.1.6 (sharing of a tokenizer
-/// between threads) are covered by the client.
+/// Scenarios that this crate covers. T0.1.5 (sharing of a rate limit) and T0.1.6 (sharing of a
+/// tokenizer between threads) are covered by the client.
 const SCENARIOS: [&str; 13] = [
     "T0.1.1", "T0.1.2", "T0.1.3", "T0.1.4", "T1.1.1", "T1.1.2", "T1.1.3", "T1.2.1", "T1.2.2",
     "T1.2.3", "T1.2.4", "T1.2.5", "Q1",

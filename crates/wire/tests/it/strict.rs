@@ -258,7 +258,10 @@ fn secrets_are_not_in_debug_output() {
     holder.default_headers_overrides = Some([("X-Key".to_owned(), "hidden".to_owned())].into());
     assert!(!format!("{holder:?}").contains("hidden"));
     let body = load.body().unwrap().bytes();
-    assert!(String::from_utf8_lossy(&body).contains("tml-hidden"), "the request body contains the token");
+    assert!(
+        String::from_utf8_lossy(&body).contains("tml-hidden"),
+        "the request body contains the token"
+    );
     holder.base_url = "https://me:hidden@h/p?key=hidden".to_owned();
     assert!(!format!("{holder:?}").contains("hidden") && format!("{holder:?}").contains("h/p"));
 }

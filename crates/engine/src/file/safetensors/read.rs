@@ -25,8 +25,8 @@ use crate::{Error, Result};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("x.safetensors");
-/// let tensors = [NamedTensor { name: "x", shape: &[2, 1], values: TensorSlice::F32(&[1.0, -2.0]) }];
-/// write_tensors(&path, &tensors, &[])?;
+/// let values = TensorSlice::F32(&[1.0, -2.0]);
+/// write_tensors(&path, &[NamedTensor { name: "x", shape: &[2, 1], values }], &[])?;
 /// let file = TensorFile::read(&path)?;
 /// assert_eq!(file.tensor("x")?.to_f32()?[..], [1.0, -2.0]);
 /// # Ok::<_, Box<dyn std::error::Error>>(())
@@ -53,7 +53,8 @@ impl TensorFile {
         Self::new(path, FileBytes::Read(bytes))
     }
 
-    /// Maps the file `path` into memory and validates its header. Pages are read when they are used.
+    /// Maps the file `path` into memory and validates its header. Pages are read when they are
+    /// used.
     ///
     /// Not public, because the file must not be truncated or modified while the value exists; see
     /// [`map_read_only`]. Callers in this crate copy the tensors out and drop the map before they
@@ -68,7 +69,8 @@ impl TensorFile {
         Self::new(path, FileBytes::Mapped(map))
     }
 
-    /// Validates the header of a file that is embedded in the program. `path` is used only in errors.
+    /// Validates the header of a file that is embedded in the program. `path` is used only in
+    /// errors.
     ///
     /// # Errors
     /// [`Error::BadFile`] if it is not a complete safetensors file.

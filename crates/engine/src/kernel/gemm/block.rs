@@ -20,8 +20,8 @@ use super::{GemmShape, Lhs, Rhs};
 /// Reduction steps per pass over the rows. A panel slice of this depth stays in the first-level
 /// cache.
 const BLOCK_DEPTH: usize = 256;
-/// Reduction steps per pass if there are few rows. Such products are limited by memory bandwidth, not
-/// by the size of the cache.
+/// Reduction steps per pass if there are few rows. Such products are limited by memory bandwidth,
+/// not by the size of the cache.
 const FEW_ROWS_DEPTH: usize = 512;
 /// Distance in reduction steps between the weights that a single tile reads and those that it
 /// prefetches.
@@ -54,8 +54,8 @@ pub(super) struct CheckedGemm<'a> {
     pub(super) epilogue: &'a [Self],
 }
 
-/// Rows from `first` and reduction steps from `from` of the left operand: element `(i, k)` is at offset
-/// `(i - first) · row + (k - from) · step`.
+/// Rows from `first` and reduction steps from `from` of the left operand: element `(i, k)` is at
+/// offset `(i - first) · row + (k - from) · step`.
 #[derive(Clone, Copy)]
 struct LhsBlock<'a> {
     data: &'a [f32],
@@ -145,8 +145,8 @@ impl CheckedGemm<'_> {
 
     /// Calls `then` with these rows and steps of the left operand.
     ///
-    /// If many tiles read these elements, they are copied to a contiguous buffer first: elements whose
-    /// addresses are a power of two apart map to the same cache set and evict each other.
+    /// If many tiles read these elements, they are copied to a contiguous buffer first: elements
+    /// whose addresses are a power of two apart map to the same cache set and evict each other.
     fn with_lhs(
         &self,
         rows: &Range<usize>,
@@ -177,9 +177,9 @@ impl CheckedGemm<'_> {
         });
     }
 
-    /// Returns the weights to prefetch while these steps are computed: the following steps of the same
-    /// panels if `streaming`, else the same steps of the next panels. Other right operands than packed
-    /// weights are not prefetched.
+    /// Returns the weights to prefetch while these steps are computed: the following steps of the
+    /// same panels if `streaming`, else the same steps of the next panels. Other right operands
+    /// than packed weights are not prefetched.
     fn prefetch(
         &self,
         rhs: RhsPanels,
@@ -268,9 +268,9 @@ impl CheckedGemm<'_> {
             Rhs::Transposed { weights, from: output } => {
                 // `from` is a multiple of `BLOCK_DEPTH`, hence of 16.
                 let output = output + from;
-                let sixteen = weights.cols() * PANEL;
+                let panel_len = weights.cols() * PANEL;
                 for (block, slice) in slice.chunks_mut(PANEL * PANEL).enumerate() {
-                    let start = (output / PANEL + block) * sixteen + col * PANEL;
+                    let start = (output / PANEL + block) * panel_len + col * PANEL;
                     match weights.data() {
                         PanelData::F32(data) => {
                             row_ops::transpose(self.isa, &data[start..start + cols * PANEL], slice);
@@ -346,7 +346,8 @@ impl CheckedGemm<'_> {
         }
     }
 
-    /// Returns whether the accumulators start at zero (and not at the current output) for these steps.
+    /// Returns whether the accumulators start at zero (and not at the current output) for these
+    /// steps.
     fn starts_at_zero(&self, steps: &Range<usize>) -> bool {
         self.zero_init && steps.start == 0
     }

@@ -198,8 +198,8 @@ impl Kernel {
         };
         let blocks = rows.div_ceil(max_rows);
         let panels = cols.div_ceil(PANEL);
-        // About four tasks per thread balance the load. Their number of panels is a multiple of four,
-        // the largest number of panels in a tile.
+        // About four tasks per thread balance the load. Their number of panels is a multiple of
+        // four, the largest number of panels in a tile.
         let wanted = (self.pool.threads() * 4).div_ceil(blocks);
         let per_task = panels.div_ceil(wanted).next_multiple_of(4);
         let tasks = panels.div_ceil(per_task);
@@ -223,8 +223,8 @@ impl Kernel {
     }
 }
 
-/// Panics unless every address that a product reads or writes lies inside its slices. The micro-kernels
-/// rely on this and check nothing. `out_len` is the length of the output slice.
+/// Panics unless every address that a product reads or writes lies inside its slices. The
+/// micro-kernels rely on this and check nothing. `out_len` is the length of the output slice.
 fn check(size: GemmShape, lhs: Lhs<'_>, rhs: Rhs<'_>, out_len: usize, stride: usize) {
     let GemmShape { rows, depth, cols } = size;
     assert!(

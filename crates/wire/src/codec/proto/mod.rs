@@ -1,9 +1,9 @@
 //! Hand-written codecs of the API's protobuf messages.
 //!
-//! There are three messages: [`request`] to the server, [`output`] and [`sample`] to the client. They
-//! consist mostly of raw little-endian arrays. An encoder computes the exact size first and then writes
-//! into one buffer of that size. A decoder checks every length before it allocates, and copies each
-//! array once.
+//! There are three messages: [`request`] to the server, [`output`] and [`sample`] to the client.
+//! They consist mostly of raw little-endian arrays. An encoder computes the exact size first and
+//! then writes into one buffer of that size. A decoder checks every length before it allocates, and
+//! copies each array once.
 //!
 //! `tests/it/messages.rs` declares the messages for prost; the tests compare both implementations.
 

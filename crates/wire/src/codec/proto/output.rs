@@ -11,8 +11,8 @@ use crate::{DecodeError, DecodeErrorKind};
 use super::read::{Field, Fields, Names, count, i64s};
 use super::tensor::{WireType, put_values, values_len, wire_number};
 use super::write::{
-    DOUBLE_SIZE, bytes_size, dims_size, nonempty_size, number_size, put_bytes, put_dims, put_double, put_header,
-    put_number, put_text, text_size,
+    DOUBLE_SIZE, bytes_size, dims_size, nonempty_size, number_size, put_bytes, put_dims,
+    put_double, put_header, put_number, put_text, text_size,
 };
 use super::{MAX_ENTRIES, entry};
 
@@ -20,8 +20,8 @@ const OUTPUT: Names = &["loss_fn_output_type", "loss_fn_outputs", "metrics"];
 const RECORD: Names = &["type_tag", "fields", "num_datums"];
 const BATCHED: Names = &["data", "offsets", "dtype", "trailing_shape"];
 
-/// Maximum number of datums of a result. Without the limit, a record without fields could declare any
-/// number.
+/// Maximum number of datums of a result. Without the limit, a record without fields could declare
+/// any number.
 const MAX_DATUMS: u64 = 1 << 20;
 
 pub(crate) fn encode(output: &ForwardBackwardOutput) -> Bytes {
@@ -137,8 +137,8 @@ struct RawRecord {
     num_datums: u64,
 }
 
-/// Determines the number of datums of each record: the declared numbers, or the lengths of the fields
-/// if no record declares a number.
+/// Determines the number of datums of each record: the declared numbers, or the lengths of the
+/// fields if no record declares a number.
 fn assign_datums(raw: Vec<RawRecord>) -> Result<LossOutputs, DecodeError> {
     let declared = raw.iter().any(|record| record.num_datums > 0);
     let mut total = 0_u64;
@@ -232,8 +232,8 @@ fn decode_column(name: &str, message: &[u8]) -> Result<OutputColumn, DecodeError
     Ok(column)
 }
 
-/// Converts byte offsets to element indices. The offsets must start at 0, not decrease, not exceed the
-/// data, and be multiples of the element size.
+/// Converts byte offsets to element indices. The offsets must start at 0, not decrease, not exceed
+/// the data, and be multiples of the element size.
 fn element_starts(offsets: &[i64], len: usize, element: usize) -> Result<Vec<usize>, &'static str> {
     // A column without offsets has no datums.
     let Some(first) = offsets.first() else {

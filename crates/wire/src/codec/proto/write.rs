@@ -1,4 +1,5 @@
-//! Encoding of protobuf fields. Each `put_*` function has a `*_size` function that computes its size.
+//! Encoding of protobuf fields. Each `put_*` function has a `*_size` function that computes its
+//! size.
 //!
 //! All field numbers of this API are less than 16, so a tag is one byte.
 

@@ -177,7 +177,9 @@ fn decode_chunk(body: &Bytes, message: &[u8]) -> Result<InputChunk, DecodeError>
             _ => {}
         }
     }
-    chunk.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "chunk is empty or of an unknown kind"))
+    chunk.ok_or_else(|| {
+        DecodeError::new(DecodeErrorKind::Missing, "chunk is empty or of an unknown kind")
+    })
 }
 
 fn decode_text(message: &[u8]) -> Result<InputChunk, DecodeError> {
@@ -234,7 +236,9 @@ fn decode_span(message: &[u8]) -> Result<ProvenanceSpan, DecodeError> {
         };
         span = Some(field.message(|m| decode_range(source, m))?);
     }
-    span.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "span has no prompt or sampled tokens"))
+    span.ok_or_else(|| {
+        DecodeError::new(DecodeErrorKind::Missing, "span has no prompt or sampled tokens")
+    })
 }
 
 fn decode_range(source: SpanSource, message: &[u8]) -> Result<ProvenanceSpan, DecodeError> {

@@ -5,9 +5,9 @@ use bytes::Bytes;
 use crate::InvalidInput;
 use crate::codec::proto::tensor;
 use crate::codec::proto::write::{
-    DOUBLE_SIZE, bytes_size, nonempty_array_size, nonempty_size, number_size, put_bytes, put_double,
-    put_header, put_nonempty, put_nonempty_array, put_number, put_present_number, put_text,
-    text_size, varint_size,
+    DOUBLE_SIZE, bytes_size, nonempty_array_size, nonempty_size, number_size, put_bytes,
+    put_double, put_header, put_nonempty, put_nonempty_array, put_number, put_present_number,
+    put_text, text_size, varint_size,
 };
 use crate::datum::{Datum, ProvenanceSpan, SpanSource};
 use crate::ids::Seq;
