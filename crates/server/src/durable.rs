@@ -11,7 +11,7 @@ use crate::store::{Record, Store};
 /// Records to write and the value to return once they are durable, or the reason to change nothing.
 pub(crate) type Proposal<T> = Result<(Vec<Record>, T), ServerError>;
 
-/// Writes records with new ids, which no other request can refer to yet.
+/// Writes records with new ids. No lock is needed, because no other request can refer to them yet.
 ///
 /// # Errors
 /// Returns the error of `decide`, or [`ServerError::StorageUnavailable`] after rolling back.
@@ -64,7 +64,10 @@ async fn write<T>(
     };
     match receiver.await {
         Ok(Ok(())) => Ok(value),
-        Ok(Err(error)) => Err(ServerError::storage(&error)),
-        Err(_) => Err(ServerError::storage(&std::io::Error::other("the server is shutting down"))),
+        Ok(Err(error)) => Err(ServerError::write_failed(&error)),
+        Err(_) => {
+            let error = std::io::Error::other("the server is shutting down");
+            Err(ServerError::write_failed(&error))
+        }
     }
 }

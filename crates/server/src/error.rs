@@ -33,8 +33,9 @@ pub(crate) enum ServerError {
     /// A limit is reached; retry after the given time.
     #[error("{message}")]
     Busy { message: String, retry_after: Duration },
-    /// The disk did not accept the change, and the change was rolled back.
-    #[error("nothing was changed: cannot write to the server's disk: {0}")]
+    /// A file in the data directory cannot be written or read. A change that could not be written
+    /// was rolled back.
+    #[error("{0}")]
     StorageUnavailable(String),
     /// The worker thread has ended; the server must be restarted.
     #[error("{0}")]
@@ -78,11 +79,19 @@ impl ServerError {
         Self::busy("the server is shutting down")
     }
 
-    pub(crate) fn storage(error: &std::io::Error) -> Self {
-        Self::StorageUnavailable(error.to_string())
+    /// Creates the error for a change that could not be written and was rolled back.
+    pub(crate) fn write_failed(error: &std::io::Error) -> Self {
+        Self::StorageUnavailable(format!(
+            "nothing was changed: cannot write to the server's disk: {error}"
+        ))
     }
 
-    /// Returns whether repeating the same request is bound to fail again.
+    /// Creates the error for a file in the data directory that cannot be read.
+    pub(crate) fn read_failed(error: &std::io::Error) -> Self {
+        Self::StorageUnavailable(format!("cannot read from the server's disk: {error}"))
+    }
+
+    /// Returns whether a retry of the request fails again.
     pub(crate) fn is_permanent(&self) -> bool {
         match self {
             Self::Invalid(_)

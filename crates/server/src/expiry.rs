@@ -1,5 +1,6 @@
 //! Ends silent sessions; removes expired results and checkpoints, ended sessions and unreferenced
-//! folders.
+//! folders. A session is silent if its client has sent no request and no heartbeat for the session
+//! timeout.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::store::{
     FailureCategory, Record, RequestKind, SessionEnd, SessionRecord, Store, UnixMicros, now,
 };
 
-/// Message about an expired session.
+/// Failure message of the queued requests of an expired session, and detail of its status.
 pub(crate) const EXPIRED: &str = "session expired: no heartbeat or request from its client";
 
 /// A reading of two clocks: the wall clock advances while the machine is suspended and can be set;
@@ -38,8 +39,8 @@ impl ClockReading {
     /// Returns how long the machine was suspended since `earlier`, in microseconds, if it was.
     pub(crate) fn suspension_since(self, earlier: Self) -> Option<UnixMicros> {
         let running = micros(self.monotonic.duration_since(earlier.monotonic));
-        let gap = self.wall.saturating_sub(earlier.wall).saturating_sub(running);
-        (gap > MIN_SUSPENSION).then_some(gap)
+        let suspended = self.wall.saturating_sub(earlier.wall).saturating_sub(running);
+        (suspended > MIN_SUSPENSION).then_some(suspended)
     }
 }
 
@@ -84,7 +85,7 @@ pub(crate) fn remove_expired(state: &Arc<ServerState>) {
     remove_folders(state);
 }
 
-/// Reports silent sessions to the worker, which saves their models and then ends them.
+/// Reports silent sessions to the worker, which saves their models and ends the sessions.
 fn report_silent_sessions(state: &Arc<ServerState>) {
     let Some(deadline) = silence_deadline(state) else { return };
     let silent: Vec<SessionId> = {

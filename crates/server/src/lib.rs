@@ -25,8 +25,8 @@
 //!
 //! 1. **Validate**: `routes` authenticates the request and reads its body; `admit` decodes it and
 //!    checks everything that can be checked without executing it.
-//! 2. **Admit**: `admit` checks the sequence number and the queue limits. A retry gets the id of the
-//!    original request.
+//! 2. **Admit**: `admit` checks the sequence number and the queue limits. A retry gets the id of
+//!    the original request.
 //! 3. **Persist**: `disk` writes the body and a record. The client then receives the request id.
 //! 4. **Enqueue** and **dispatch**: `queue` holds requests until their sequence number is due and
 //!    hands them to the worker.
@@ -34,9 +34,9 @@
 //! 6. **Persist** and **notify**: `outcome` writes the result with the records that belong to it,
 //!    and wakes the polls that wait for it in `routes::future`.
 //!
-//! `store` is the in-memory copy of the durable state, `durable` writes the records of requests that
-//! need no worker, `expiry` ends silent sessions and removes expired objects, and `models` lists the
-//! base models. HTTP is confined to `routes`, `server` and `stream`; all other modules report a
+//! `store` is the in-memory copy of the durable state, `durable` writes the records of requests
+//! that need no worker, `expiry` ends sessions without requests and removes expired objects, and
+//! `models` lists the base models. HTTP is confined to `routes`, `server` and `stream`; all other modules report a
 //! `ServerError`, which `routes::error` maps to a response.
 //!
 //! # Logging

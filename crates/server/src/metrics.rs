@@ -87,7 +87,9 @@ impl ServerMetrics {
                 // Writing to a String cannot fail.
                 let _ = write!(
                     out,
-                    "# HELP tinkex_{name} {help}\n# TYPE tinkex_{name} {kind}\ntinkex_{name} {value}\n"
+                    "# HELP tinkex_{name} {help}\n\
+                     # TYPE tinkex_{name} {kind}\n\
+                     tinkex_{name} {value}\n"
                 );
             }
         }

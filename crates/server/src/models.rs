@@ -30,9 +30,9 @@ pub(crate) struct BaseModel {
 }
 
 impl BaseModels {
-    /// Finds the built-in model, the models of a hub cache and the mapped folders; later ones
-    /// replace earlier ones of the same name. Writes the built-in tokenizer to `tokenizer_dir`, so
-    /// that other programs can load it.
+    /// Finds the built-in model, the models of a hub cache and the models of `mapped` (name and
+    /// folder); later ones replace earlier ones of the same name. Writes the built-in tokenizer to
+    /// `tokenizer_dir`, so that other programs can load it.
     ///
     /// # Errors
     /// Fails if the configuration of a mapped folder cannot be read. A model in the hub cache whose
@@ -44,7 +44,7 @@ impl BaseModels {
     ) -> Result<Self, tinkex_engine::Error> {
         let mut all = BTreeMap::new();
         all.insert(builtin::NAME.to_owned(), Arc::new(BaseModel::built_in(tokenizer_dir)?));
-        for (name, folder) in hub_cache.map(cached).unwrap_or_default() {
+        for (name, folder) in hub_cache.map(hub_cache_models).unwrap_or_default() {
             if let Ok(model) = BaseModel::read(&name, &folder) {
                 all.insert(name, Arc::new(model));
             }
@@ -64,11 +64,11 @@ impl BaseModels {
     /// # Errors
     /// Returns [`ServerError::NotFound`] with the names of the available models.
     pub(crate) fn require(&self, name: &str) -> Result<&Arc<BaseModel>, ServerError> {
-        self.get(name).ok_or_else(|| ServerError::not_found(self.missing(name)))
+        self.get(name).ok_or_else(|| ServerError::not_found(self.unavailable_message(name)))
     }
 
-    /// Returns the error message for a base model that does not exist.
-    pub(crate) fn missing(&self, name: &str) -> String {
+    /// Returns the error message for a base model that this server does not have.
+    pub(crate) fn unavailable_message(&self, name: &str) -> String {
         let known: Vec<&str> = self.0.keys().map(String::as_str).collect();
         format!(
             "base model {name:?} is not available on this server; available: {}. Start the server \
@@ -160,8 +160,8 @@ pub fn write_tokenizer(folder: &Path) -> Result<(), tinkex_engine::Error> {
 /// Lists the models in a hub cache with the folder of the revision that `main` refers to, or of the
 /// newest complete revision. Repositories without weights are skipped: programs that need only a
 /// tokenizer download no weights.
-fn cached(hub: &Path) -> Vec<(String, PathBuf)> {
-    let modified = |path: &PathBuf| std::fs::metadata(path).and_then(|about| about.modified()).ok();
+fn hub_cache_models(hub: &Path) -> Vec<(String, PathBuf)> {
+    let modified = |path: &PathBuf| std::fs::metadata(path).and_then(|file| file.modified()).ok();
     let best_snapshot = |repo: &CachedRepo| {
         let main = repo.commit("main").map(|commit| repo.snapshot(&commit));
         let mut snapshots: Vec<PathBuf> =

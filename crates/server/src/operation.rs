@@ -13,7 +13,7 @@ use tinkex_wire::{
 
 use crate::error::ServerError;
 use crate::models::BaseModels;
-use crate::store::{FailureCategory, RunRecord, Store};
+use crate::store::{FailureCategory, RunRecord, Store, loss_prefix};
 use crate::training_data::TrainingData;
 
 /// An admitted request that waits for the worker.
@@ -57,8 +57,8 @@ pub(crate) enum ModelOperation {
     SaveForSampler(SamplerId),
     /// Loads a checkpoint into the model. `creates` is true if this creates the model.
     Load { folder: String, path: TinkerPath, optimizer: bool, creates: bool },
-    /// Fails with this message when its sequence number is due. Used for stored requests that cannot
-    /// be decoded or validated after a restart.
+    /// Fails with this message when its sequence number is due. Used for stored requests that
+    /// cannot be decoded or validated after a restart.
     Fail(FailureCategory, String),
 }
 
@@ -122,7 +122,7 @@ impl PassObjective {
                     "loss_fn_config.loss_id: required for loss_fn custom",
                 ));
             };
-            let owned = id.starts_with(&format!("{}:loss:", run.session));
+            let owned = id.starts_with(&loss_prefix(&run.session));
             let graph = store.losses.get(&LossId::from(id)).filter(|_| owned);
             let graph = graph.ok_or_else(|| {
                 ServerError::invalid(format!(

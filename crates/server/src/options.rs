@@ -44,8 +44,8 @@ pub struct ServerOptions {
     /// disables them, and clients send the requests that they send to older servers.
     pub efficient_protocol: bool,
     /// Saves the unsaved state of a session's models as checkpoint `autosave-N` before the
-    /// session expires (default true). `N` is the sequence number of the saved state. The checkpoint
-    /// expires after one day.
+    /// session expires (default true). `N` is the sequence number of the last request that changed
+    /// the model. The checkpoint expires after one day.
     pub autosave_on_expiry: bool,
     /// Starts even if accepted requests need a base model that is not available; those requests
     /// fail (default false: the start fails).
@@ -79,8 +79,8 @@ pub struct ServerLimits {
     /// Maximum total size of the results held in memory, in bytes (default 256 MiB). Beyond
     /// it, the oldest results are dropped from memory and read from disk when a client polls them.
     pub result_bytes: usize,
-    /// Minimum size of the payload file, in bytes, for compaction (default 32 MiB). A larger file is
-    /// compacted once at least half of it is no longer needed.
+    /// Minimum size of the payload file, in bytes, for compaction (default 32 MiB). A larger file
+    /// is compacted once at least half of it is no longer needed.
     pub payload_bytes: u64,
     /// Maximum memory of the models in training, in bytes (default 4 GiB). The least recently used
     /// ones are written to disk and reloaded on demand.

@@ -135,7 +135,12 @@ pub(crate) fn record_outcome(
     let (state, id, published) = (Arc::clone(state), id.clone(), payload.clone());
     let on_written = Box::new(move |written: std::io::Result<()>| {
         if let Err(error) = written {
-            tracing::warn!(target: log::STORAGE, request_id = %id, %error, "result was not persisted");
+            tracing::warn!(
+                target: log::STORAGE,
+                request_id = %id,
+                %error,
+                "result was not persisted"
+            );
             return;
         }
         state.store().publish(&id, result, published, number);
@@ -162,7 +167,7 @@ mod tests {
     #[test]
     fn the_size_error_names_both_sizes() {
         let failed = Outcome::proto(vec![0; 3 << 20].into()).limited_to(1 << 20);
-        let ResultKind::Failed { error, .. } = failed.result else { panic!("it fits") };
+        let ResultKind::Failed { error, .. } = failed.result else { panic!("not limited") };
         assert_eq!(
             error,
             "result is 3 MiB, the limit is 1 MiB; request fewer samples or tokens at once"

@@ -18,7 +18,7 @@ pub(crate) struct Queue {
     pending: Mutex<PendingRequests>,
     wake: Condvar,
     /// Maximum time for which a request waits for missing earlier sequence numbers.
-    gap: Duration,
+    gap_timeout: Duration,
 }
 
 #[derive(Default)]
@@ -67,11 +67,11 @@ impl ModelQueue {
     }
 
     /// Removes and returns the next request if it may run.
-    fn pop(&mut self, now: Instant, gap: Duration) -> Option<QueuedRequest> {
-        let gap_passed = |(_, arrived): &(QueuedRequest, Instant)| {
-            now.saturating_duration_since(*arrived) >= gap
+    fn pop(&mut self, now: Instant, gap_timeout: Duration) -> Option<QueuedRequest> {
+        let waited_long_enough = |(_, arrived): &(QueuedRequest, Instant)| {
+            now.saturating_duration_since(*arrived) >= gap_timeout
         };
-        if self.missing().is_some() && !self.waiting.values().next().is_some_and(gap_passed) {
+        if self.missing().is_some() && !self.waiting.values().next().is_some_and(waited_long_enough) {
             return None;
         }
         let (seq, (request, _)) = self.waiting.pop_first()?;
@@ -81,8 +81,8 @@ impl ModelQueue {
     }
 }
 
-/// Maximum number of rejected sequence numbers stored per model. Later requests wait for further ones
-/// until the gap timeout.
+/// Maximum number of rejected sequence numbers stored per model. Later requests wait for further
+/// ones until the gap timeout.
 const MAX_REJECTED: usize = 4_096;
 
 /// Everything that the queue hands to the worker in one call of [`Queue::take`].
@@ -117,8 +117,8 @@ impl Dispatch {
 pub(crate) struct LateRequest(pub(crate) RequestId);
 
 impl Queue {
-    pub(crate) fn new(gap: Duration) -> Self {
-        Self { pending: Mutex::default(), wake: Condvar::new(), gap }
+    pub(crate) fn new(gap_timeout: Duration) -> Self {
+        Self { pending: Mutex::default(), wake: Condvar::new(), gap_timeout }
     }
 
     fn lock(&self) -> MutexGuard<'_, PendingRequests> {
@@ -208,7 +208,8 @@ impl Queue {
     }
 
     /// Ends the count of a sample of `bytes` bytes. Samples count towards the limits until they are
-    /// finished: the worker takes all queued samples in one call, so the queue alone would never be full.
+    /// finished: the worker takes all queued samples in one call, so the queue alone would never be
+    /// full.
     pub(crate) fn sample_finished(&self, bytes: usize) {
         let mut pending = self.lock();
         pending.count -= 1;
@@ -256,11 +257,11 @@ impl Queue {
         let deadline = wait.map(|wait| Instant::now() + wait);
         loop {
             let now = Instant::now();
-            let dispatch = pending.take(model_request, now, self.gap);
+            let dispatch = pending.take(model_request, now, self.gap_timeout);
             let Some(deadline) = deadline.filter(|at| *at > now && dispatch.is_empty()) else {
                 return dispatch;
             };
-            let gap_ends = pending.next_gap_end(self.gap).unwrap_or(deadline);
+            let gap_ends = pending.next_gap_end(self.gap_timeout).unwrap_or(deadline);
             let timeout = gap_ends.min(deadline).saturating_duration_since(now);
             let timeout = timeout.max(Duration::from_millis(1));
             pending = match self.wake.wait_timeout(pending, timeout) {
@@ -272,8 +273,8 @@ impl Queue {
 }
 
 impl PendingRequests {
-    fn take(&mut self, model_request: bool, now: Instant, gap: Duration) -> Dispatch {
-        let model_request = if model_request { self.pop(now, gap) } else { None };
+    fn take(&mut self, model_request: bool, now: Instant, gap_timeout: Duration) -> Dispatch {
+        let model_request = if model_request { self.pop(now, gap_timeout) } else { None };
         let samples: Vec<QueuedRequest> = self.samples.drain(..).collect();
         if let Some(request) = &model_request {
             self.count -= 1;
@@ -291,11 +292,11 @@ impl PendingRequests {
 
     /// Removes and returns the next request of the first model, in round-robin order, that has one
     /// ready.
-    fn pop(&mut self, now: Instant, gap: Duration) -> Option<QueuedRequest> {
+    fn pop(&mut self, now: Instant, gap_timeout: Duration) -> Option<QueuedRequest> {
         for _ in 0..self.round_robin.len() {
             let model = self.round_robin.pop_front()?;
             let Some(queue) = self.models.get_mut(&model) else { continue };
-            let request = queue.pop(now, gap);
+            let request = queue.pop(now, gap_timeout);
             if !queue.waiting.is_empty() {
                 self.round_robin.push_back(model);
             }
@@ -307,11 +308,11 @@ impl PendingRequests {
     }
 
     /// Returns the earliest time at which a held request stops waiting for missing numbers.
-    fn next_gap_end(&self, gap: Duration) -> Option<Instant> {
+    fn next_gap_end(&self, gap_timeout: Duration) -> Option<Instant> {
         self.models
             .values()
             .filter_map(|queue| queue.waiting.first_key_value())
-            .map(|(_, (_, arrived))| *arrived + gap)
+            .map(|(_, (_, arrived))| *arrived + gap_timeout)
             .min()
     }
 }

@@ -1,6 +1,6 @@
-//! Records: the database rows that describe the server's durable state.
+//! Records: changes to the server's durable state, which is stored as database rows.
 //!
-//! Each record replaces the stored row with the same id. The JSON form of the structs is the
+//! A record that describes an object replaces the stored row with the same id. The JSON form of the structs is the
 //! on-disk format: a field or variant that is renamed here must keep its stored name with
 //! `#[serde(rename)]`.
 
@@ -269,7 +269,12 @@ pub(crate) enum UsageMeter {
 
 /// Returns the id of a session's custom loss with sequence number `seq`.
 pub(crate) fn loss_id(session: &SessionId, seq: u64) -> LossId {
-    format!("{session}:loss:{seq}").into()
+    format!("{}{seq}", loss_prefix(session)).into()
+}
+
+/// Returns the prefix of the ids of all custom losses of a session.
+pub(crate) fn loss_prefix(session: &SessionId) -> String {
+    format!("{session}:loss:")
 }
 
 #[cfg(test)]

@@ -227,7 +227,7 @@ impl Server {
     /// models, and waits until all results are durable. Requests that are still queued are executed
     /// after the next start.
     pub async fn stop(mut self) -> ShutdownSummary {
-        // Fails if the accept task has already ended, which is fine.
+        // Sending fails if the accept task has already ended; then no connection is accepted.
         let _ = self.stop.send(true);
         self.handles.state.queue.stop();
         let worker = self.handles.worker.take();
@@ -235,7 +235,7 @@ impl Server {
             tokio::task::spawn_blocking(move || worker.and_then(|worker| worker.join().ok()));
         let models_saved = saved.await.ok().flatten().unwrap_or(0);
         let wait_for_writes = self.handles.state.close();
-        // Another server may use the data directory once this one has released the lock.
+        // Wait before the lock on the data directory is released: another server may then open it.
         let _ = tokio::task::spawn_blocking(wait_for_writes).await;
         let store = self.handles.state.store();
         let waiting = store.requests.values().filter(|entry| entry.finished_at().is_none());
@@ -258,7 +258,7 @@ impl Drop for Server {
 }
 
 /// Checks that all base models of unfinished requests are available. Without the check, a start
-/// with a forgotten option would permanently fail those requests.
+/// without the right `--model` would permanently fail those requests.
 fn check_needed_models(
     options: &ServerOptions,
     store: &Store,
@@ -298,13 +298,15 @@ fn restore_requests(state: &Arc<ServerState>) {
     }
 }
 
+/// Removes expired objects at the expiry interval. The time for which the machine was suspended does
+/// not count, because clients could not send requests.
 async fn expire_periodically(state: Arc<ServerState>) {
     let mut last = expiry::ClockReading::now();
     loop {
         tokio::time::sleep(state.options.timeouts.expiry_interval).await;
         let now = expiry::ClockReading::now();
-        if let Some(gap) = now.suspension_since(last) {
-            state.store().extend_expiry(gap);
+        if let Some(suspended) = now.suspension_since(last) {
+            state.store().extend_expiry(suspended);
         }
         last = now;
         let state = Arc::clone(&state);
@@ -358,7 +360,7 @@ async fn serve_connection(
         .max_buf_size(64 << 10)
         .serve_connection(io, service);
     let mut connection = std::pin::pin!(connection);
-    // Errors of a connection are ignored: the client disconnected or does not speak HTTP.
+    // Ignore errors of a connection: the client disconnected or does not speak HTTP.
     let ended = tokio::select! {
         _ = connection.as_mut() => true,
         () = until_stopped(&mut stopped) => false,

@@ -30,8 +30,8 @@ pub(crate) struct ServerState {
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
     /// Becomes true when the worker thread has panicked.
     pub(crate) broken: watch::Sender<bool>,
-    /// Permits for decoding large bodies on the blocking pool: one per core. More concurrent decoding
-    /// would delay small requests.
+    /// Permits for decoding large bodies on the blocking pool: one per core. More concurrent
+    /// decoding would delay small requests.
     pub(crate) decode_permits: Semaphore,
 }
 
@@ -74,16 +74,10 @@ impl ServerState {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rejects further writes. The returned function blocks until all queued writes are finished.
-    pub(crate) fn close(&self) -> impl FnOnce() + Send + 'static {
-        let thread = self.store().disk.close();
-        let current = std::thread::current().id();
-        move || {
-            if let Some(thread) = thread.filter(|thread| thread.thread().id() != current) {
-                // The panic hook has already reported a panic of that thread.
-                let _ = thread.join();
-            }
-        }
+    /// Rejects further writes. The returned function blocks until all queued writes are finished;
+    /// it must run without the store's lock, which the callbacks of the writes take.
+    pub(crate) fn close(&self) -> impl FnOnce() + Send + use<> {
+        self.store().disk.close()
     }
 
     pub(crate) fn downloads(&self) -> MutexGuard<'_, HashMap<String, DownloadGrant>> {

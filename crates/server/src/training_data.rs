@@ -246,6 +246,7 @@ impl OwnedDatum {
                 }
             }
             Some(graph) => {
+                // The first input is the log-probabilities, which the engine computes.
                 for input in &graph.inputs()[1..] {
                     let Some(tensor) = datum.loss_input(&input.name) else {
                         let what = "the custom loss".to_owned();

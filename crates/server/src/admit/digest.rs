@@ -1,4 +1,5 @@
-//! Digests of request bodies, to distinguish a retry from another request with the same number.
+//! Digests of request bodies. They distinguish a retry from another request with the same sequence
+//! number.
 
 use sha2::{Digest as _, Sha256};
 use tinkex_wire::{Datum, ForwardBackward, InputChunk, LossSetting, TensorData, TensorValues};
@@ -54,12 +55,14 @@ fn put_tensor(hash: &mut Sha256, tensor: &TensorData) {
     }
 }
 
-/// Adds `bytes` and their length, so that different splits of the same bytes have different digests.
+/// Adds `bytes` and their length, so that different splits of the same bytes have different
+/// digests.
 fn put(hash: &mut Sha256, bytes: &[u8]) {
     hash.update((bytes.len() as u64).to_le_bytes());
     hash.update(bytes);
 }
 
+/// Returns the first 16 bytes of the hash in hexadecimal.
 fn to_hex(hash: Sha256) -> String {
     hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -45,6 +45,7 @@ struct Submission {
     seq: Option<u64>,
     digest: String,
     seed: u64,
+    /// Number of samples requested; 0 for other kinds of requests.
     samples: u32,
     body: Bytes,
     /// Records to write in the same transaction, for example the run that the request creates.
@@ -84,8 +85,7 @@ fn submit(
         None => next_seq(state, &store, &scope),
     };
     validate_seq(&scope, seq)?;
-    let sequence = store.sequences.get(&scope);
-    if let Some(id) = sequence.and_then(|sequence| sequence.get(&seq)) {
+    if let Some(id) = store.request_at(&scope, seq) {
         let same = store.requests.get(id).is_some_and(|entry| entry.row.digest == digest);
         return if same { Ok(id.clone()) } else { Err(seq_in_use(seq)) };
     }
@@ -93,7 +93,7 @@ fn submit(
         let expected = state.queue.next_of(model);
         if seq < expected {
             return Err(ServerError::invalid(format!(
-                "seq_id {seq} of {model} arrived too late: the model has continued with {expected}"
+                "seq_id {seq} of {model} arrived too late: the next seq_id is {expected}"
             )));
         }
     }
@@ -159,8 +159,8 @@ fn seq_in_use(seq: u64) -> ServerError {
     ))
 }
 
-/// Returns `admitted` unchanged. If it is a permanent rejection, marks the sequence number as rejected
-/// so that later requests of the model do not wait for it.
+/// Returns `admitted` unchanged. If it is a permanent rejection, marks the sequence number as
+/// rejected, so that later requests of the model do not wait for it.
 fn reject_seq_on_error(
     state: &ServerState,
     model: &ModelId,
@@ -172,8 +172,7 @@ fn reject_seq_on_error(
     {
         // If an earlier request with this number was admitted, it must still run in sequence.
         let store = state.store();
-        let sequence = store.sequences.get(&SequenceScope::Model(model.clone()));
-        if sequence.is_none_or(|sequence| !sequence.contains_key(&seq)) {
+        if store.request_at(&SequenceScope::Model(model.clone()), seq).is_none() {
             state.queue.reject(model, seq);
         }
     }
@@ -204,6 +203,8 @@ fn next_seq(state: &ServerState, store: &Store, scope: &SequenceScope) -> u64 {
     }
 }
 
+/// Checks that the queue has space for a request of `bytes` bytes. An empty queue accepts a request
+/// of any size: otherwise a request above the byte limit would be retried forever.
 fn check_capacity(state: &ServerState, bytes: usize) -> Result<(), ServerError> {
     let limits = &state.options.limits;
     let (count, queued) = state.queue.size();
@@ -243,7 +244,8 @@ fn proceed(
     };
     let request = QueuedRequest { id, bytes, operation };
     if let Err(LateRequest(id)) = state.queue.push(request, Instant::now()) {
-        let message = "the model has continued with a later seq_id while the request was persisted";
+        let message = "the request arrived too late: the model continued with a later seq_id while \
+                       the request was being persisted";
         let failed = Outcome::failed(FailureCategory::User, message);
         record_outcome(state, store, &id, failed);
     }
@@ -275,7 +277,7 @@ pub(crate) async fn acknowledge(
             let store = state.store();
             let Some(entry) = store.requests.get(&id) else {
                 let error = std::io::Error::other("the write failed; the disk may be full");
-                return Err(ServerError::storage(&error));
+                return Err(ServerError::write_failed(&error));
             };
             if !matches!(entry.phase, RequestPhase::Writing { .. }) {
                 return Ok(submit_response(&entry.row));
@@ -370,7 +372,7 @@ pub(crate) fn restore_losses(state: &ServerState) {
         .map(|entry| Arc::clone(&entry.row))
         .collect();
     for row in stored {
-        let body = reader.payload(row.number).map_err(|error| ServerError::storage(&error));
+        let body = reader.payload(row.number).map_err(|error| ServerError::read_failed(&error));
         match body.and_then(|body| loss::restore(&row, &body)) {
             Ok(NextStep::RegisterLoss(id, program)) => drop(store.losses.insert(id, program)),
             Ok(_) => {}

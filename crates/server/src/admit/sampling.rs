@@ -103,8 +103,8 @@ fn prepare(
     if request.num_samples == 0 {
         return Err(ServerError::invalid("num_samples: expected at least 1, got 0"));
     }
-    let max_tokens = params.max_tokens.map_or(base.config.max_positions, |n| n as usize);
-    let samples = request.num_samples as usize;
+    let max_tokens = params.max_tokens.map_or(base.config.max_positions, count);
+    let samples = count(request.num_samples);
     if samples > MAX_SAMPLES || samples.saturating_mul(max_tokens) > MAX_TOKENS {
         return Err(ServerError::invalid(format!(
             "num_samples: {samples} samples of up to {max_tokens} tokens; the limits are \
@@ -125,7 +125,6 @@ fn prepare(
         top_p: params.top_p,
     };
     decoding.check()?;
-    let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
     let elements = check_tables(&request, prompt.len(), samples * max_tokens, vocab)?;
     let targets = match &request.target_prompt_logprobs {
         Some(targets) => Some(dense_targets(targets, prompt.len())?),
@@ -156,6 +155,8 @@ fn prepare(
     Ok(QueuedSample { sampler, request: engine_request, targets, extra_bytes })
 }
 
+/// Checks that the prompt and at least one sampled token, or `max_tokens` of them, fit into the
+/// model's context window.
 fn check_context(
     base: &BaseModel,
     prompt: usize,
@@ -167,7 +168,7 @@ fn check_context(
     let context = base.config.max_positions;
     let completion = match max_tokens {
         Some(0) => return Err(ServerError::invalid("max_tokens: expected at least 1, got 0")),
-        Some(tokens) => usize::try_from(tokens).unwrap_or(usize::MAX),
+        Some(tokens) => count(tokens),
         None => 1,
     };
     if prompt.saturating_add(completion) > context {
@@ -179,6 +180,10 @@ fn check_context(
     Ok(())
 }
 
+fn count(n: u32) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
 /// Checks the sizes of the requested tables, because a short request can ask for any size. `tokens`
 /// is the maximum number of sampled tokens. Returns the number of elements of the tables about the
 /// prompt.
@@ -188,7 +193,6 @@ fn check_tables(
     tokens: usize,
     vocab: usize,
 ) -> Result<usize, ServerError> {
-    let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
     let targets = request.target_prompt_logprobs.as_ref();
     let target_width = targets.and_then(|targets| targets.shape().dims().get(1).copied());
     let widths = [

@@ -40,7 +40,8 @@ pub(crate) fn create_model(
     let rank = lora.rank;
     if !rank.is_power_of_two() || usize::try_from(rank).map_or(true, |rank| rank > max) {
         return Err(ServerError::invalid(format!(
-            "lora_config.rank: {rank} is not a power of two of at most {max}, the max LoRA rank of {}",
+            "lora_config.rank: {rank} is not a power of two of at most {max}, the max LoRA rank of \
+             {}",
             base.name
         )));
     }

@@ -80,9 +80,8 @@ fn submit_unnamed_save(
     let without_sampler_number = request.sampling_session_seq_id(None);
     let digest = digest::of_bytes(&json::encode(&without_sampler_number)?);
     let sampler = SamplerId::in_session(&run.session, sampler_seq);
-    let sequence = store.sequences.get(&SequenceScope::Model(run.id.clone()));
-    let is_retry =
-        seq.is_some_and(|seq| sequence.is_some_and(|sequence| sequence.contains_key(&seq)));
+    let scope = SequenceScope::Model(run.id.clone());
+    let is_retry = seq.is_some_and(|seq| store.request_at(&scope, seq).is_some());
     if !is_retry && store.samplers.contains_key(&sampler) {
         return Err(ServerError::invalid(format!(
             "sampling_session_seq_id: sampling session {sampler} already exists"
@@ -146,8 +145,7 @@ impl NamedSave {
         let seq = seq.unwrap_or_else(|| super::next_seq(state, &store, &scope));
         let kind = self.kind;
         let save = self.into_save(seq)?;
-        let sequence = store.sequences.get(&scope);
-        let is_retry = sequence.is_some_and(|sequence| sequence.contains_key(&seq));
+        let is_retry = store.request_at(&scope, seq).is_some();
         if !is_retry && !save.overwrite && store.checkpoint(&save.path).is_some() {
             return Err(ServerError::invalid(format!(
                 "checkpoint {} already exists; choose another name, or delete it first",
@@ -245,21 +243,17 @@ fn submit_load(
         let seq = seq.unwrap_or_else(|| super::next_seq(state, &store, &scope));
         if seq != 1 {
             return Err(ServerError::invalid(format!(
-                "LoadWeights is not permitted with seq_id {seq}: only the first request of a model may load"
+                "LoadWeights is not permitted with seq_id {seq}: only the first request of a model \
+                 may load"
             )));
         }
-        let source = match source {
-            Some(source) => source,
-            // The checkpoint may have been deleted after the original request was admitted.
-            None => match store.sequences.get(&scope).and_then(|sequence| sequence.get(&1)) {
-                Some(original) => return retried_load(&store, original, &digest),
-                None => return Err(ServerError::no_checkpoint(&path)),
-            },
+        let Some(source) = source else {
+            return retried_load(&store, &scope, seq, &digest, &path);
         };
         check_compatible(request, &run, &source)?;
         let operation = load_operation(&source, request.optimizer, false);
         let kind = RequestKind::LoadWeights;
-        let model_request = ModelRequest { kind, seq: Some(1), digest, body, operation };
+        let model_request = ModelRequest { kind, seq: Some(seq), digest, body, operation };
         return model_request.submit(state, store, &run);
     }
     let (Some(session), Some(n)) = (request.session_id.clone(), request.model_seq_id) else {
@@ -269,13 +263,16 @@ fn submit_load(
     };
     require_session(&store, &session)?;
     let model = ModelId::in_session(&session, n);
-    let source = source.ok_or_else(|| ServerError::no_checkpoint(&path))?;
+    let scope = SequenceScope::Model(model.clone());
+    let Some(source) = source else {
+        return retried_load(&store, &scope, 0, &digest, &path);
+    };
     let row = new_run(state, request, &source, &model)?;
     let operation = load_operation(&source, request.optimizer, true);
     let submission = Submission {
         kind: RequestKind::LoadWeights,
         session,
-        scope: SequenceScope::Model(model.clone()),
+        scope,
         seq: Some(0),
         digest,
         seed: row.lora.seed,
@@ -287,14 +284,19 @@ fn submit_load(
     submit(state, store, submission)
 }
 
-/// Returns the id of the original request if the digests show that this is a retry of it.
+/// Returns the id of the original request if this is a retry of it: the checkpoint may have been
+/// deleted after the original request was admitted. Otherwise returns the error for the missing
+/// checkpoint `path`.
 fn retried_load(
     store: &Store,
-    original: &RequestId,
+    scope: &SequenceScope,
+    seq: u64,
     digest: &str,
+    path: &TinkerPath,
 ) -> Result<RequestId, ServerError> {
+    let original = store.request_at(scope, seq).ok_or_else(|| ServerError::no_checkpoint(path))?;
     let entry = store.requests.get(original).filter(|entry| entry.row.digest == digest);
-    entry.map(|entry| entry.row.id.clone()).ok_or_else(|| seq_in_use(1))
+    entry.map(|entry| entry.row.id.clone()).ok_or_else(|| seq_in_use(seq))
 }
 
 fn load_operation(source: &CheckpointRecord, optimizer: bool, creates: bool) -> ModelOperation {
@@ -361,7 +363,7 @@ fn check_compatible(
         |lora: &LoraSettings| (lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed);
     if shape(&source.lora) != shape(&run.lora) {
         return Err(ServerError::invalid(format!(
-            "path: rank and trained layers (attn, mlp, unembed) are {:?} in {} and {:?} in the model",
+            "path: (rank, train_attn, train_mlp, train_unembed) is {:?} in {} and {:?} in the model",
             shape(&source.lora),
             source.path,
             shape(&run.lora)
@@ -381,8 +383,8 @@ fn check_compatible(
     }
 }
 
-/// Decodes a stored request to load weights and finds its checkpoint. Returns the step that enqueues
-/// it again.
+/// Decodes a stored request to load weights and finds its checkpoint. Returns the step that
+/// enqueues it again.
 pub(super) fn restore_load(
     store: &Store,
     row: &RequestRecord,

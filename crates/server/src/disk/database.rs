@@ -103,8 +103,8 @@ impl Database {
             (true, ..) | (false, APPLICATION, VERSION) => {}
             (false, APPLICATION, other) => {
                 return Err(invalid(format!(
-                    "written by another version of this server (schema {other}, expected {VERSION}); use \
-                     that version, or another data directory"
+                    "written by another version of this server (schema {other}, expected \
+                     {VERSION}); use that version, or another data directory"
                 )));
             }
             _ => return Err(invalid("not a database of this server".to_owned())),
@@ -264,7 +264,7 @@ fn put_all<'a>(
     records: impl Iterator<Item = &'a Record>,
     next: Option<u64>,
 ) -> rusqlite::Result<()> {
-    // Sum up first: many requests of a group update the same counter.
+    // Sum up first: many results of a group update the same counter.
     let mut usage: BTreeMap<&UsageKey, u64> = BTreeMap::new();
     for record in records {
         put(transaction, record)?;
@@ -356,7 +356,8 @@ fn put_result(transaction: &Transaction<'_>, result: &ResultRecord) -> rusqlite:
     let row = &*result.request;
     execute(
         transaction,
-        "UPDATE requests SET answer = ?, answer_bytes = ?, answered_at = ?, outcome = ? WHERE id = ?",
+        "UPDATE requests SET answer = ?, answer_bytes = ?, answered_at = ?, outcome = ? \
+         WHERE id = ?",
         params![
             to_i64(result.number),
             to_i64(result.size as u64),

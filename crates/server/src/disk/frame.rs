@@ -96,6 +96,8 @@ fn checksum(bytes: &[u8]) -> u32 {
     !crc
 }
 
+/// Lookup tables of the checksum: `TABLES[n][byte]` is the remainder of `byte` followed by `n` zero
+/// bytes.
 const TABLES: [[u32; 256]; 8] = tables();
 
 const fn tables() -> [[u32; 256]; 8] {

@@ -3,8 +3,8 @@
 //! Records are rows of a SQLite [`database`]; request bodies and results are [`payloads`], numbered
 //! entries of a file next to it. One thread, the [`writer`], owns both. Writes that arrive while it
 //! is busy are grouped: their payloads are appended and flushed, then one transaction commits their
-//! rows. A hundred concurrent requests need two flushes, and a row never refers to a payload that is
-//! not durable. A payload that no row refers to is ignored and removed later.
+//! rows. A hundred concurrent requests need two flushes, and a row never refers to a payload that
+//! is not durable. A payload that no row refers to is ignored and removed later.
 //!
 //! Each write has a callback that runs once the write is durable or has failed. Only this callback
 //! acknowledges a request. After a failed write, the writer removes its bytes from both files.
@@ -162,10 +162,19 @@ impl Disk {
             .spawn(move || on_written(Err(io::Error::other("the server is shutting down"))));
     }
 
-    /// Rejects further writes. The returned thread ends once the queued writes are finished.
-    pub(crate) fn close(&mut self) -> Option<JoinHandle<()>> {
+    /// Rejects further writes. The returned function blocks until the queued writes are finished.
+    pub(crate) fn close(&mut self) -> impl FnOnce() + Send + use<> {
         self.sender = None;
-        self.thread.take()
+        let thread = self.thread.take();
+        move || {
+            // A callback that drops the last reference to the server runs on the writer thread,
+            // which cannot join itself.
+            let current = std::thread::current().id();
+            if let Some(thread) = thread.filter(|thread| thread.thread().id() != current) {
+                // The panic hook has already reported a panic of that thread.
+                let _ = thread.join();
+            }
+        }
     }
 
     /// Returns why required writes are failing, if they are.
@@ -190,11 +199,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let current = std::thread::current().id();
-        if let Some(thread) = self.close().filter(|thread| thread.thread().id() != current) {
-            // The panic hook has already reported a panic of that thread.
-            let _ = thread.join();
-        }
+        self.close()();
     }
 }
 

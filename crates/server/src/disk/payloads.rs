@@ -241,13 +241,13 @@ impl PayloadReader {
     /// # Errors
     /// `NotFound` if there is no such payload, `InvalidData` if its checksum does not match.
     pub(crate) fn payload(&self, number: u64) -> io::Result<Bytes> {
-        // Open the file under the lock, so that file and index match. A later compaction puts another
-        // file under the same name and does not change the opened one.
+        // Open the file under the lock, so that file and index match. A later compaction puts
+        // another file under the same name and does not change the opened one.
         let (extent, mut file) = {
             let index = lock(&self.0);
             let extent = index.extents.get(&number).copied();
             let missing =
-                || io::Error::new(io::ErrorKind::NotFound, format!("no payload {number}"));
+                || io::Error::new(io::ErrorKind::NotFound, format!("payload {number} not found"));
             (extent.ok_or_else(missing)?, File::open(&index.path)?)
         };
         file.seek(SeekFrom::Start(extent.start))?;

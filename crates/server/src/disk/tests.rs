@@ -462,7 +462,7 @@ fn compaction_waits_for_outstanding_writes() {
 fn a_closed_disk_runs_callbacks_on_another_thread() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
-    disk.close().unwrap().join().unwrap();
+    disk.close()();
     let (sender, receiver) = mpsc::channel();
     let own = std::thread::current().id();
     let report = |sender: mpsc::Sender<bool>| -> WriteCallback {

@@ -63,6 +63,7 @@ impl DiskWriter {
         Self { database, payloads, health, outstanding: Vec::new() }
     }
 
+    /// Executes commands until the sender is dropped.
     pub(super) fn run(mut self, receiver: &Receiver<WriterCommand>) {
         loop {
             let first = if self.outstanding.is_empty() && !self.needs_repair() {
@@ -187,15 +188,15 @@ impl DiskWriter {
         self.payloads.is_torn() || self.database.needs_repair()
     }
 
-    /// Removes the rows and payloads of a failed write. The payloads are removed last, when no row can
-    /// refer to them any more.
+    /// Removes the rows and payloads of a failed write. The payloads are removed last, when no row
+    /// can refer to them any more.
     fn repair(&mut self) -> io::Result<()> {
         self.database.repair()?;
         self.payloads.repair()
     }
 
-    /// Writes a group. The payloads are written first, so that no row refers to a payload that is not
-    /// durable.
+    /// Writes a group. The payloads are written first, so that no row refers to a payload that is
+    /// not durable.
     fn try_write(&mut self, group: &[PendingWrite]) -> io::Result<()> {
         self.repair()?;
         let payloads = || group.iter().filter_map(|write| write.payload.as_ref());
@@ -215,6 +216,8 @@ impl DiskWriter {
         }
     }
 
+    /// Compacts the payload file, if it has at least `min_bytes` bytes and at least half of them are
+    /// not needed.
     fn compact(&mut self, min_bytes: u64) -> io::Result<()> {
         // Repair first: a crash could restore the rows of a failed commit, and they would need
         // payloads that the compaction removes.

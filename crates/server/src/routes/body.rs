@@ -117,8 +117,8 @@ fn announced_length(parts: &Parts) -> Result<Option<usize>, ServerError> {
     }
 }
 
-/// Returns the decompressed size in bytes that a zstd frame declares, at most `limit`. Decompression
-/// fails beyond this size, so the memory that it needs is known in advance.
+/// Returns the decompressed size in bytes that a zstd frame declares, at most `limit`.
+/// Decompression fails beyond this size, so the memory that it needs is known in advance.
 fn declared_size(body: &[u8], limit: usize) -> usize {
     let declared = compress::declared_size(body).and_then(|size| usize::try_from(size).ok());
     declared.unwrap_or(limit).min(limit)

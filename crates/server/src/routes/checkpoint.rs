@@ -132,7 +132,7 @@ pub(super) async fn set_ttl(
     .await
 }
 
-/// Changes a checkpoint with `edit`.
+/// Applies `edit` to a checkpoint and waits until the change is durable.
 async fn update(
     state: &Arc<ServerState>,
     path: &TinkerPath,
@@ -228,7 +228,7 @@ pub(super) fn download_urls(
     }
     let row = find(&state.store(), &path)?;
     let folder = state.weights_dir.join(&row.folder);
-    let entries = std::fs::read_dir(&folder).map_err(|error| ServerError::storage(&error))?;
+    let entries = std::fs::read_dir(&folder).map_err(|error| ServerError::read_failed(&error))?;
     let token = uuid::Uuid::new_v4().simple().to_string();
     let host = host.unwrap_or("127.0.0.1");
     let urls: BTreeMap<String, String> = entries

@@ -35,11 +35,10 @@ pub(super) async fn download(state: &ServerState, path: &str, headers: &HeaderMa
         let grant = downloads.get(token).filter(|grant| grant.expires > Instant::now());
         grant.ok_or_else(not_found)?.folder.clone()
     };
-    // Compare with the names in the folder instead of joining `name`: a path with a part of the
-    // request could leave the folder.
+    // Compare `name` with the names in the folder instead of joining it: `..` would leave the folder.
     let path = find_file(state.weights_dir.join(folder), name).ok_or_else(not_found)?;
     let mut file = File::open(&path).await.map_err(|_| not_found())?;
-    let metadata = file.metadata().await.map_err(|error| ServerError::storage(&error))?;
+    let metadata = file.metadata().await.map_err(|error| ServerError::read_failed(&error))?;
     let (length, tag) = (metadata.len(), entity_tag(&metadata));
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     if text(IF_NONE_MATCH) == Some(&*tag) {
@@ -61,7 +60,7 @@ pub(super) async fn download(state: &ServerState, path: &str, headers: &HeaderMa
     };
     if from > 0 {
         let sought = file.seek(io::SeekFrom::Start(from)).await;
-        sought.map_err(|error| ServerError::storage(&error))?;
+        sought.map_err(|error| ServerError::read_failed(&error))?;
     }
     let remaining = to - from;
     let body = FileBody { file, remaining, buffer: vec![0; BUFFER] };
@@ -84,7 +83,7 @@ fn file_response(status: StatusCode, tag: &str, body: ResponseBody) -> Response<
     response
 }
 
-/// Inserts a header whose value consists of digits, ASCII words and quotes.
+/// Inserts a header. The values are visible ASCII, so the conversion does not fail.
 fn insert_header(response: &mut Response<ResponseBody>, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         response.headers_mut().insert(name, value);

@@ -109,8 +109,8 @@ async fn read_result(
             let failed = RequestFailed::new(error.to_string(), category);
             return poll_response(&PollResponse::Failed(failed), id);
         }
-        Ok(Err(error)) => return Err(ServerError::storage(&error).into()),
-        Err(error) => return Err(ServerError::storage(&std::io::Error::other(error)).into()),
+        Ok(Err(error)) => return Err(ServerError::read_failed(&error).into()),
+        Err(error) => return Err(ServerError::read_failed(&std::io::Error::other(error)).into()),
     };
     let payload = if proto { ResultPayload::Proto(bytes) } else { ResultPayload::Json(bytes) };
     poll_response(&PollResponse::Ready(payload), id)
@@ -140,13 +140,14 @@ fn queue_status(state: &ServerState, id: &RequestId) -> QueueStatus {
     status(QueueState::Active, reason)
 }
 
-/// Keeps a feed until the response to the poll is sent or its client disconnects.
-struct FeedListener<'a> {
+/// Drops the feed of a poll when the poll ends, if the feed is idle then. The client may disconnect
+/// at any time, so this runs on drop.
+struct FeedGuard<'a> {
     state: &'a ServerState,
     key: &'a (SamplerId, u64),
 }
 
-impl Drop for FeedListener<'_> {
+impl Drop for FeedGuard<'_> {
     fn drop(&mut self) {
         self.state.store().drop_idle_feed(self.key);
     }
@@ -167,7 +168,7 @@ pub(super) async fn retrieve_many(state: &Arc<ServerState>, body: &Bytes) -> Rou
         ids.retain(|id| store.requests.get(id).is_some_and(|entry| entry.row.scope == scope));
         store.remove_results(ids);
     }
-    let _listener = FeedListener { state, key: &key };
+    let _guard = FeedGuard { state, key: &key };
     let max = state.options.timeouts.poll_hold;
     let timeout = request.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let deadline = Instant::now() + timeout.unwrap_or(max).min(max);

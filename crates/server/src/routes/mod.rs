@@ -92,6 +92,7 @@ async fn drain(body: &mut Incoming) {
     }
 }
 
+/// Authorizes a request, finds its route, reads its body and calls the handler.
 async fn dispatch(state: &Arc<ServerState>, parts: &Parts, body: &mut Incoming) -> RouteResult {
     let path = parts.uri.path();
     if *state.broken.borrow() {
@@ -254,7 +255,8 @@ fn authorize(state: &ServerState, headers: &HeaderMap) -> Result<(), HttpError> 
         return Ok(());
     };
     let sent = headers.get(header::API_KEY).map(HeaderValue::as_bytes).unwrap_or_default();
-    // Compare digests without an early exit, so that the response time reveals nothing about the key.
+    // Compare digests without an early exit, so that the response time reveals nothing about the
+    // key.
     let (sent, expected) = (Sha256::digest(sent), Sha256::digest(key.expose()));
     let differences = sent.iter().zip(&expected).fold(0, |all, (a, b)| all | (a ^ b));
     if differences == 0 { Ok(()) } else { Err(HttpError::unauthorized()) }
@@ -268,6 +270,7 @@ fn is_local_host(headers: &HeaderMap) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok()
 }
 
+/// Returns the error for a path without a route, or for a route with another method.
 fn no_route(method: &str, path: &str) -> HttpError {
     let others: Vec<&str> = ["GET", "POST", "PUT", "DELETE"]
         .into_iter()

@@ -71,7 +71,7 @@ pub(super) async fn finish(state: &Arc<ServerState>, id: &str, body: &Bytes) -> 
     expiry::end_sessions(state, guard, vec![(id, SessionEnd::Finished(details))], on_written);
     match receiver.await {
         Ok(Ok(())) => empty(),
-        Ok(Err(error)) => Err(ServerError::storage(&error).into()),
+        Ok(Err(error)) => Err(ServerError::write_failed(&error).into()),
         Err(_) => Err(ServerError::shutting_down().into()),
     }
 }

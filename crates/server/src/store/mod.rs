@@ -99,8 +99,8 @@ impl Store {
         self.put(vec![record], ignore_result());
     }
 
-    /// Applies a record of a completed operation, such as a saved snapshot. The write is retried until
-    /// it succeeds.
+    /// Applies a record of a completed operation, such as a saved snapshot. The write is retried
+    /// until it succeeds.
     pub(crate) fn put_required(&mut self, record: Record) {
         self.disk.append_required(vec![record.clone()], None, ignore_result());
         self.apply(record);
@@ -137,17 +137,17 @@ impl Store {
         }
     }
 
-    /// Extends all expiry timers by `gap` microseconds, the time for which the machine was suspended:
-    /// clients could not send requests meanwhile.
-    pub(crate) fn extend_expiry(&mut self, gap: UnixMicros) {
+    /// Extends all expiry timers by `suspended` microseconds, the time for which the machine was
+    /// suspended: clients could not send requests meanwhile.
+    pub(crate) fn extend_expiry(&mut self, suspended: UnixMicros) {
         for session in self.sessions.values_mut() {
-            session.last_used = session.last_used.saturating_add(gap);
+            session.last_used = session.last_used.saturating_add(suspended);
         }
         for entry in self.requests.values_mut() {
             if let RequestPhase::Ready { at, .. } | RequestPhase::Failed { at, .. } =
                 &mut entry.phase
             {
-                *at = at.saturating_add(gap);
+                *at = at.saturating_add(suspended);
             }
         }
     }
@@ -162,9 +162,9 @@ impl Store {
         ended.map(|row| &row.id).filter(|id| !used.contains(id)).cloned().collect()
     }
 
-    /// Returns whether an unfinished request will load weights. Such a request needs the folder of its
-    /// checkpoint, even if the checkpoint is deleted meanwhile, so no folder may be removed before the
-    /// request is finished.
+    /// Returns whether an unfinished request will load weights. Such a request needs the folder of
+    /// its checkpoint, even if the checkpoint is deleted meanwhile, so no folder may be removed
+    /// before the request is finished.
     pub(crate) fn has_unfinished_loads(&self) -> bool {
         let loads = |entry: &RequestEntry| entry.row.kind == RequestKind::LoadWeights;
         self.requests.values().any(|entry| entry.finished_at().is_none() && loads(entry))

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::{
     Record, RequestEntry, RequestPhase, RequestRecord, RunRecord, SequenceScope, Store, Tracked,
-    UnixMicros, now,
+    UnixMicros, loss_prefix, now,
 };
 use crate::disk::{Disk, StoredResult, StoredRows};
 
@@ -173,15 +173,15 @@ impl Store {
         self.runs.insert(row.id.clone(), Tracked { row, last_used, changes });
     }
 
-    /// Drops the objects that only this session could use: sampling sessions, snapshots, changes since
-    /// the snapshots, and custom losses.
+    /// Drops the objects that only this session could use: sampling sessions, snapshots, changes
+    /// since the snapshots, and custom losses.
     fn release_session(&mut self, id: &SessionId) {
         self.samplers.retain(|_, sampler| sampler.row.session != *id);
         for run in self.runs.values_mut().filter(|run| run.row.session == *id) {
             run.changes.clear();
             run.row.snapshot = None;
         }
-        let prefix = format!("{id}:loss:");
+        let prefix = loss_prefix(id);
         self.losses.retain(|loss, _| !loss.as_str().starts_with(&prefix));
     }
 }

@@ -88,6 +88,11 @@ impl Store {
         self.apply_all(records);
     }
 
+    /// Returns the id of the request with sequence number `seq` in a scope.
+    pub(crate) fn request_at(&self, scope: &SequenceScope, seq: u64) -> Option<&RequestId> {
+        self.sequences.get(scope)?.get(&seq)
+    }
+
     /// Marks a request as durable and returns whether its client has cancelled it.
     pub(crate) fn confirm_request(&mut self, id: &RequestId) -> WriteStatus {
         let Some(entry) = self.requests.get_mut(id) else { return WriteStatus::Active };
@@ -171,8 +176,8 @@ impl Store {
         }
     }
 
-    /// Evicts the oldest results from memory once their total size exceeds the limit, until it is at
-    /// most half of the limit. They remain in the payload file.
+    /// Evicts the oldest results from memory once their total size exceeds the limit, until it is
+    /// at most half of the limit. They remain in the payload file.
     fn evict_results(&mut self) {
         if self.result_bytes <= self.result_limit {
             return;

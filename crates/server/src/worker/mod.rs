@@ -1,8 +1,8 @@
 //! The worker: the thread that owns the engine and executes operations.
 //!
 //! Training and sampling alternate by the compute time they have used, so that neither starves the
-//! other; if one of them has nothing to do, the other uses all the time. Samples of all sessions run
-//! in one batch per base model.
+//! other; if one of them has nothing to do, the other uses all the time. Samples of all sessions
+//! run in one batch per base model.
 
 mod engines;
 mod model;
@@ -110,7 +110,7 @@ impl Worker {
         }
     }
 
-    /// Returns how long the worker may sleep until a model may have become idle.
+    /// Returns how long the worker may sleep until it must check for idle models.
     fn max_sleep(&self) -> Duration {
         let until = self.next_idle().map(|at| at.saturating_duration_since(Instant::now()));
         until.unwrap_or(MAX_SLEEP).min(MAX_SLEEP)
@@ -153,14 +153,14 @@ impl Worker {
         );
         let _entered = span.enter();
         let start = Instant::now();
-        let result = catch_unwind(AssertUnwindSafe(|| self.train(&id, &model, seq, operation)));
+        let result = catch_unwind(AssertUnwindSafe(|| self.run_operation(&id, &model, seq, operation)));
         let outcome = result.unwrap_or_else(|_| {
             // Discard the partially modified model; it is restored from disk on next use.
             self.models.remove(&model);
             Outcome::failed(
                 FailureCategory::Server,
-                "internal error: the operation panicked; the model was restored to its state before \
-                 the request",
+                "internal error: the operation panicked; the model was restored to its state \
+                 before the request",
             )
         });
         // A model whose operation took longer than the idle timeout is not idle.
@@ -180,7 +180,14 @@ fn log_outcome(operation: &str, seq_id: u64, elapsed: Duration, outcome: &Outcom
     let seconds = elapsed.as_secs_f64();
     match &outcome.result {
         ResultKind::Failed { error, .. } => {
-            tracing::info!(target: log::REQUEST, operation, seq_id, seconds, error, "request failed");
+            tracing::info!(
+                target: log::REQUEST,
+                operation,
+                seq_id,
+                seconds,
+                error,
+                "request failed"
+            );
         }
         ResultKind::Json | ResultKind::Proto => {
             let tokens: u64 = outcome.usage.iter().map(|(_, amount)| amount).sum();

@@ -1,8 +1,8 @@
 //! Models in training: restored from disk on demand, and saved as snapshots.
 //!
 //! A model's durable state is its last snapshot and the requests that modified it since; executing
-//! those again gives bit-identical weights. A snapshot is taken after an optimizer step, when no gradients
-//! are pending, once the compute time since the last one reaches
+//! those again gives bit-identical weights. A snapshot is taken after an optimizer step, when no
+//! gradients are pending, once the compute time since the last one reaches
 //! [`snapshot_after`](crate::ServerTimeouts::snapshot_after).
 
 use std::collections::HashSet;
@@ -23,7 +23,7 @@ use crate::store::{
     ChangeRecord, FailureCategory, LoraSettings, Record, RequestKind, RunRecord, SnapshotRecord,
 };
 
-/// A model in memory.
+/// A model in training that is in memory.
 pub(super) struct LiveModel {
     pub(super) trainer: Trainer,
     /// Compute time since the last snapshot.
@@ -93,7 +93,8 @@ impl Worker {
     /// Returns the engine of a base model, loading it if necessary.
     pub(super) fn engine(&mut self, base: &str) -> Result<Engine, Outcome> {
         let Some(model) = self.state.models.get(base) else {
-            return Err(Outcome::failed(FailureCategory::User, self.state.models.missing(base)));
+            let message = self.state.models.unavailable_message(base);
+            return Err(Outcome::failed(FailureCategory::User, message));
         };
         let engine = self.engines.get(model)?.engine.clone();
         self.state.metrics.loaded_models.set(self.engines.count());
@@ -144,6 +145,7 @@ impl Worker {
                     model.trainer.optim_step(&params)?;
                     model.gradients_pending = false;
                 }
+                // Other kinds never modify a model without taking a snapshot.
                 _ => {}
             }
         }
@@ -161,7 +163,8 @@ impl Worker {
         Ok(model)
     }
 
-    /// Takes a snapshot if enough compute time has accumulated since the last one.
+    /// Takes a snapshot after request `seq`, which took `elapsed`, if enough compute time has
+    /// accumulated since the last one.
     pub(super) fn snapshot_if_due(&mut self, id: &ModelId, seq: u64, elapsed: Duration) {
         let limit = self.state.options.timeouts.snapshot_after;
         let Some(model) = self.models.get_mut(id) else { return };
@@ -171,8 +174,8 @@ impl Worker {
         }
     }
 
-    /// Saves a model's state after request `seq` as its snapshot. Returns whether it succeeded. After a
-    /// failure, a restart executes the requests since the previous snapshot again.
+    /// Saves a model's state after request `seq` as its snapshot. Returns whether it succeeded.
+    /// After a failure, a restart executes the requests since the previous snapshot again.
     pub(super) fn snapshot(&mut self, id: &ModelId, seq: u64) -> bool {
         let Some(model) = self.models.get_mut(id) else { return false };
         let folder = format!("snapshot-{}", uuid::Uuid::new_v4().simple());
@@ -196,7 +199,12 @@ impl Worker {
             }
             Err(error) => {
                 store.unfinished_folders.remove(&folder);
-                tracing::warn!(target: log::MODEL, model_id = %id, %error, "cannot save a snapshot");
+                tracing::warn!(
+                    target: log::MODEL,
+                    model_id = %id,
+                    %error,
+                    "cannot save a snapshot"
+                );
                 false
             }
         }

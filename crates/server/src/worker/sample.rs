@@ -32,6 +32,7 @@ type SampleKey = (String, SampleRequestId);
 #[derive(Default)]
 pub(super) struct RunningSamples {
     by_key: HashMap<SampleKey, ActiveSample>,
+    /// Keys of the samples in `by_key`, by request.
     keys: HashMap<RequestId, SampleKey>,
     weights: HashMap<SamplerId, CachedWeights>,
     /// Number of uses of weights so far; orders them by their last use.
@@ -128,7 +129,7 @@ impl Worker {
             return Err(Outcome::failed(FailureCategory::User, message));
         };
         let Some(base) = self.state.models.get(&row.base_model).cloned() else {
-            let message = self.state.models.missing(&row.base_model);
+            let message = self.state.models.unavailable_message(&row.base_model);
             return Err(Outcome::failed(FailureCategory::User, message));
         };
         let weights = match self.samples.weights(&row.id) {
@@ -348,6 +349,7 @@ fn topk_logprobs(table: &TopK) -> TopkLogprobs {
     let rows = table.tokens.chunks(table.k.max(1)).zip(table.logprobs.chunks(table.k.max(1)));
     TopkLogprobs::from_rows(rows.map(|(tokens, logprobs)| {
         let pairs = tokens.iter().copied().zip(logprobs.iter().copied());
+        // The engine fills empty entries with this pair.
         let known: Vec<(u32, f32)> = pairs.filter(|pair| *pair != (0, NO_LOGPROB)).collect();
         (!known.is_empty()).then_some(known)
     }))

@@ -23,7 +23,7 @@ const AUTOSAVE_TTL_SECONDS: u64 = 24 * 3_600;
 
 impl Worker {
     /// Executes an operation and returns its outcome.
-    pub(super) fn train(
+    pub(super) fn run_operation(
         &mut self,
         id: &RequestId,
         model: &ModelId,
@@ -103,8 +103,8 @@ impl Worker {
             let store = self.state.store();
             if let Some(existing) = store.checkpoint(&save.path) {
                 if existing.row.request.as_ref() == Some(id) {
-                    // This request saved it before a crash that lost the result.
-                    return Ok(saved(&save.path, existing.row.size_bytes));
+                    // This request saved the checkpoint before a crash that lost the result.
+                    return Ok(saved_outcome(&save.path, existing.row.size_bytes));
                 }
                 if !save.overwrite {
                     let message =
@@ -120,7 +120,8 @@ impl Worker {
             ..checkpoint_record(run, seq, save, folder, size_bytes)
         };
         let usage = vec![(usage_key(run, UsageMeter::Checkpoints), 1)];
-        Ok(saved(&path, size_bytes).with_record(Record::Checkpoint(row)).with_usage(usage))
+        let outcome = saved_outcome(&path, size_bytes);
+        Ok(outcome.with_record(Record::Checkpoint(row)).with_usage(usage))
     }
 
     /// Saves the state of a model that has changed since its last checkpoint, before its session
@@ -176,8 +177,8 @@ impl Worker {
         }
     }
 
-    /// Writes an adapter to a new folder and returns the folder's name and size in bytes. The expiry
-    /// task removes the folder if no record refers to it.
+    /// Writes an adapter to a new folder and returns the folder's name and size in bytes. The
+    /// expiry task keeps the folder until a record refers to it, and removes it after a failure.
     fn write_adapter(
         &mut self,
         run: &RunRecord,
@@ -226,6 +227,7 @@ impl Worker {
         Ok(Outcome::json(&saved).with_record(sampler))
     }
 
+    /// Replaces a model by a checkpoint. `creates` is true if this creates the model.
     fn load(
         &mut self,
         run: &RunRecord,
@@ -296,8 +298,9 @@ fn checkpoint_record(
     }
 }
 
-/// Returns the outcome of saving a checkpoint of `size` bytes. The response type depends on its kind.
-fn saved(path: &TinkerPath, size: u64) -> Outcome {
+/// Returns the outcome of saving a checkpoint of `size` bytes. The response type depends on its
+/// kind.
+fn saved_outcome(path: &TinkerPath, size: u64) -> Outcome {
     let address = path.to_string();
     match path.kind() {
         CheckpointKind::Training => Outcome::json(&WeightsSaved::new(address)),
