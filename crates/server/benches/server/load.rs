@@ -59,6 +59,7 @@ impl Connection {
         response
     }
 
+    /// Sends a JSON request to an API route and returns the JSON response.
     pub(crate) async fn json(&self, path: &str, request: &Value) -> Value {
         let response =
             self.call("POST", &format!("/api/v1{path}"), request.to_string().as_bytes()).await;
@@ -82,15 +83,16 @@ impl Pool {
     }
 }
 
-/// Submits `count` samples at once, with sequence numbers from `first`. Returns the seconds until all
-/// are acknowledged and until all are finished. Panics if a completion is missing or duplicated.
-pub(crate) async fn samples(pool: &Pool, target: &str, first: u32, count: u32) -> (f64, f64) {
+/// Submits `count` samples of a sampling session at once, with sequence numbers from `first`. Returns
+/// the seconds until all are acknowledged and until all are finished. Panics if a completion is
+/// duplicated.
+pub(crate) async fn run_samples(pool: &Pool, sampler: &str, first: u32, count: u32) -> (f64, f64) {
     let start = Instant::now();
     let submit = async |i: u32| {
         let request = json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [i % 90 + 1]}]},
             "sampling_params": {"max_tokens": TOKENS, "seed": i, "stop": []},
-            "sampling_session_id": target, "seq_id": i,
+            "sampling_session_id": sampler, "seq_id": i,
         });
         let connection = &pool.connections[i as usize % pool.connections.len()];
         connection.json("/asample", &request).await["request_id"].as_str().unwrap().to_owned()
@@ -103,7 +105,7 @@ pub(crate) async fn samples(pool: &Pool, target: &str, first: u32, count: u32) -
     let (mut cursor, mut acknowledged) = (0_u64, Vec::<String>::new());
     while done.len() < request_ids.len() {
         let request = json!({
-            "target": {"type": "sampling_session", "sampling_session_id": target},
+            "target": {"type": "sampling_session", "sampling_session_id": sampler},
             "prev_cursor": cursor, "retrieved_request_ids": acknowledged,
         });
         let page = pool.connections[0].json("/retrieve_futures", &request).await;
@@ -120,10 +122,10 @@ pub(crate) async fn samples(pool: &Pool, target: &str, first: u32, count: u32) -
     (submitted, start.elapsed().as_secs_f64())
 }
 
-/// Sends `count` training bodies of about `size` bytes at once. They remain queued, because an earlier
-/// sequence number is missing, and fail when the session ends. Returns the seconds until all are
-/// acknowledged.
-pub(crate) async fn bodies(
+/// Sends `count` training bodies of about `size` bytes at once. They remain queued, because an
+/// earlier sequence number is missing, and fail when the session ends. Returns the seconds until
+/// all are acknowledged.
+pub(crate) async fn send_bodies(
     pool: &Pool,
     session: &str,
     model: &str,
@@ -164,8 +166,8 @@ pub(crate) async fn bodies(
     took
 }
 
-/// Sends health checks continuously and records the slowest response in seconds.
-pub(crate) fn health(address: &str) -> (tokio::task::JoinHandle<()>, Arc<StdMutex<f64>>) {
+/// Sends health checks every 20 ms and records the slowest response in seconds.
+pub(crate) fn watch_health(address: &str) -> (tokio::task::JoinHandle<()>, Arc<StdMutex<f64>>) {
     let slowest = Arc::new(StdMutex::new(0.0_f64));
     let (connection, recorded) = (Connection::new(address), Arc::clone(&slowest));
     let watch = async move {

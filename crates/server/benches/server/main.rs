@@ -1,8 +1,8 @@
-//! `cargo xtask bench server`: overhead of the server compared with the engine alone, and its growth
-//! with the number of samples.
+//! `cargo xtask bench server`: overhead of the server compared with the engine alone, and its
+//! growth with the number of samples.
 //!
-//! The server runs in its own process. This process sends requests over loopback with a minimal HTTP
-//! client, and runs the same samples on its own engine to measure the time without a server. A
+//! The server runs in its own process. This process sends requests over loopback with a minimal
+//! HTTP client, and runs the same samples on its own engine to measure the time without a server. A
 //! measurement above its limit fails the run.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
@@ -20,7 +20,7 @@ use tinkex_engine::Engine;
 use tinkex_engine::decode::{DecodingParams, StopConditions};
 use tinkex_engine::sample::{PromptScoring, SampleRequest};
 
-use load::{Connection, Pool, bodies, health, samples};
+use load::{Connection, Pool, run_samples, send_bodies, watch_health};
 
 const MODEL: &str = "tiny";
 /// Number of tokens per sample.
@@ -30,7 +30,15 @@ const CONNECTIONS: usize = 1_000;
 const BODIES: (usize, usize) = (64, 5_000_000);
 
 /// A measurement: its name with the unit, its value, and its maximum.
-struct Limit(&'static str, f64, f64);
+struct Measurement(&'static str, f64, f64);
+
+/// Speed at one number of outstanding samples.
+struct Throughput {
+    submissions_per_second: f64,
+    seconds_per_sample: f64,
+    /// Seconds per sample beyond the time of the engine alone.
+    overhead_per_sample: f64,
+}
 
 struct Server {
     child: Child,
@@ -100,14 +108,16 @@ fn engine_seconds(count: u32) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-async fn session(connection: &Connection) -> String {
+/// Creates a session and returns its id.
+async fn create_session(connection: &Connection) -> String {
     let request = json!({"tags": [], "user_metadata": {}, "sdk_version": "0.36.0"});
     let created = connection.json("/create_session", &request).await;
     created["session_id"].as_str().unwrap().to_owned()
 }
 
-async fn sampler(connection: &Connection) -> String {
-    let session = session(connection).await;
+/// Creates a sampling session in a session of its own and returns its id.
+async fn create_sampler(connection: &Connection) -> String {
+    let session = create_session(connection).await;
     let request = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
     let created = connection.json("/create_sampling_session", &request).await;
     created["sampling_session_id"].as_str().unwrap().to_owned()
@@ -120,8 +130,9 @@ async fn main() -> ExitCode {
     println!("started in {:.1} ms", 1e3 * started.as_secs_f64());
     let pool = Pool::new(&server.address, CONNECTIONS);
     pool.open().await;
-    let (watch, slowest) = health(&server.address);
-    let mut limits = vec![Limit("milliseconds to start", 1e3 * started.as_secs_f64(), 500.0)];
+    let (health_task, slowest) = watch_health(&server.address);
+    let mut measurements =
+        vec![Measurement("milliseconds to start", 1e3 * started.as_secs_f64(), 500.0)];
 
     let one = &pool.connections[0];
     let calls = 2_000;
@@ -129,14 +140,14 @@ async fn main() -> ExitCode {
     for _ in 0..calls {
         one.call("GET", "/api/v1/healthz", b"").await;
     }
-    let plain = start.elapsed().as_secs_f64() / f64::from(calls);
-    println!("empty request: {:.0} µs, sequential", 1e6 * plain);
+    let seconds_per_call = start.elapsed().as_secs_f64() / f64::from(calls);
+    println!("empty request: {:.0} µs, sequential", 1e6 * seconds_per_call);
 
-    let target = sampler(one).await;
-    let (_, first) = samples(&pool, &target, 0, 1).await;
+    let sampler = create_sampler(one).await;
+    let (_, first) = run_samples(&pool, &sampler, 0, 1).await;
     let mut single = Vec::new();
     for n in 1..=100 {
-        single.push(samples(&pool, &target, n, 1).await.1);
+        single.push(run_samples(&pool, &sampler, n, 1).await.1);
     }
     single.sort_by(f64::total_cmp);
     let engine = engine_seconds(1);
@@ -146,59 +157,71 @@ async fn main() -> ExitCode {
         1e3 * first,
         1e3 * engine
     );
-    limits.push(Limit("milliseconds of overhead, one sample", 1e3 * (single[50] - engine), 20.0));
+    let overhead = 1e3 * (single[50] - engine);
+    measurements.push(Measurement("milliseconds of overhead, one sample", overhead, 20.0));
 
     println!(
         "\n| outstanding | submitted /s | finished /s | each | engine alone | overhead each |"
     );
     println!("|---|---|---|---|---|---|");
-    let mut each = Vec::new();
+    let mut throughputs = Vec::new();
     for count in [100_u32, 1_000, 10_000] {
-        let mut best = (f64::INFINITY, f64::INFINITY);
+        // The fastest of three rounds: seconds until all are acknowledged, and until all are
+        // finished.
+        let (mut submitted, mut finished) = (f64::INFINITY, f64::INFINITY);
         for _ in 0..3 {
-            let target = sampler(one).await;
-            let (submitted, finished) = samples(&pool, &target, 0, count).await;
-            if finished < best.1 {
-                best = (submitted, finished);
+            let sampler = create_sampler(one).await;
+            let round = run_samples(&pool, &sampler, 0, count).await;
+            if round.1 < finished {
+                (submitted, finished) = round;
             }
         }
         let (n, engine) = (f64::from(count), engine_seconds(count));
-        let overhead = (best.1 - engine).max(0.0) / n;
+        let throughput = Throughput {
+            submissions_per_second: n / submitted,
+            seconds_per_sample: finished / n,
+            overhead_per_sample: (finished - engine).max(0.0) / n,
+        };
         println!(
             "| {count} | {:.0} | {:.0} | {:.0} µs | {:.0} µs | {:.0} µs |",
-            n / best.0,
-            n / best.1,
-            1e6 * best.1 / n,
+            throughput.submissions_per_second,
+            n / finished,
+            1e6 * throughput.seconds_per_sample,
             1e6 * engine / n,
-            1e6 * overhead
+            1e6 * throughput.overhead_per_sample
         );
-        each.push((n / best.0, best.1 / n, overhead));
+        throughputs.push(throughput);
     }
-    limits.push(Limit("growth of the time per sample, 100 to 10,000", each[2].1 / each[0].1, 1.5));
-    limits.push(Limit("µs of overhead per sample, 10,000 at once", 1e6 * each[2].2, 400.0));
-    limits.push(Limit("µs per submission, 10,000 at once", 1e6 / each[2].0, 400.0));
+    let (fewest, most) = (&throughputs[0], &throughputs[2]);
+    let growth = most.seconds_per_sample / fewest.seconds_per_sample;
+    let overhead = 1e6 * most.overhead_per_sample;
+    let submission = 1e6 / most.submissions_per_second;
+    measurements.push(Measurement("growth of the time per sample, 100 to 10,000", growth, 1.5));
+    measurements.push(Measurement("µs of overhead per sample, 10,000 at once", overhead, 400.0));
+    measurements.push(Measurement("µs per submission, 10,000 at once", submission, 400.0));
     let before = server.peak_memory();
 
     let (count, size) = BODIES;
-    let session = session(one).await;
-    let took = bodies(&pool, &session, MODEL, count, size).await;
+    let session = create_session(one).await;
+    let took = send_bodies(&pool, &session, MODEL, count, size).await;
     println!("\n{count} bodies of {size} bytes at once: {took:.2} s until all are acknowledged");
-    watch.abort();
+    health_task.abort();
     let slowest = slowest.lock().map(|slowest| *slowest).unwrap_or_default();
     println!("{CONNECTIONS} connections; slowest health check: {:.0} ms", 1e3 * slowest);
-    limits.push(Limit("milliseconds of the slowest health check", 1e3 * slowest, 1_000.0));
+    let slowest = 1e3 * slowest;
+    measurements.push(Measurement("milliseconds of the slowest health check", slowest, 1_000.0));
     if let (Some(before), Some(after)) = (before, server.peak_memory()) {
         println!("peak memory: {before:.0} MiB after the samples, {after:.0} MiB after the bodies");
-        limits.push(Limit("MiB of peak memory, samples", before, 400.0));
-        limits.push(Limit("MiB of peak memory, bodies", after, 1_400.0));
+        measurements.push(Measurement("MiB of peak memory, samples", before, 400.0));
+        measurements.push(Measurement("MiB of peak memory, bodies", after, 1_400.0));
     }
 
     println!("\n| measurement | value | limit |\n|---|---|---|");
     let mut exceeded = false;
-    for Limit(name, measured, max) in limits {
-        let within = measured <= max;
+    for Measurement(name, value, max) in measurements {
+        let within = value <= max;
         exceeded |= !within;
-        println!("| {name} | {measured:.1}{} | {max} |", if within { "" } else { " EXCEEDED" });
+        println!("| {name} | {value:.1}{} | {max} |", if within { "" } else { " EXCEEDED" });
     }
     if exceeded { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use tinkex_server::{Server, StartAction, StartError};
 
-use crate::harness::{MODEL, TestServer, options};
+use crate::harness::{TestServer, options};
 use crate::raw::Raw;
 
 fn raw(test_server: &TestServer) -> Raw {
@@ -119,8 +119,7 @@ async fn small_requests_cannot_allocate_much_memory() {
     let test_server = TestServer::with(|options| options.limits.body_bytes = 4 << 20).await;
     let http = test_server.http();
     let session = http.session().await;
-    let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
-    let (_, sampler) = http.post("/create_sampling_session", create).await;
+    let sampler = http.sampler(&session).await;
     // Decompression bombs: 64 MiB of zeros in a few bytes, sent concurrently.
     let zeros = std::io::repeat(0);
     let mut bomb = Vec::new();
@@ -136,7 +135,7 @@ async fn small_requests_cannot_allocate_much_memory() {
     let request = |samples: u64, tokens: u64| {
         json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": samples,
-            "sampling_params": {"max_tokens": tokens}, "sampling_session_id": sampler["sampling_session_id"],
+            "sampling_params": {"max_tokens": tokens}, "sampling_session_id": sampler,
         })
     };
     for (samples, tokens) in [(u64::from(u32::MAX), 1), (1 << 20, 200), (20_000, 1)] {
@@ -222,13 +221,12 @@ async fn a_long_request_does_not_delay_the_shutdown() {
     let process = Process::start(data.path());
     let http = Http::new(&process.url);
     let session = http.session().await;
-    let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
-    let (_, sampler) = http.post("/create_sampling_session", create).await;
+    let sampler = http.sampler(&session).await;
     let request = |seq: u64, samples: u64| {
         json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": samples,
             "seq_id": seq, "sampling_params": {"max_tokens": 200, "seed": 3, "stop": []},
-            "sampling_session_id": sampler["sampling_session_id"],
+            "sampling_session_id": sampler,
         })
     };
     let (_, short) = http.post("/asample", request(0, 1)).await;

@@ -4,39 +4,16 @@ use std::time::Duration;
 
 use serde_json::json;
 use tinkex::rest::{ListTrainingRuns, ListUserCheckpoints};
-use tinkex::{
-    AdamParams, CopyCheckpoint, Datum, LossFn, RestoreMode, SamplingParams, SaveOptions,
-    ServiceClient, StopCondition, TrainingClient,
-};
+use tinkex::{CopyCheckpoint, RestoreMode, SamplingParams, SaveOptions, StopCondition};
 
-use crate::harness::{MODEL, TestServer, create_model};
-
-fn batch() -> Vec<Datum> {
-    vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 2]
-}
-
-/// Trains a model and returns the bits of its losses.
-async fn train(model: &TrainingClient, steps: usize) -> Vec<u64> {
-    let mut losses = Vec::new();
-    for _ in 0..steps {
-        let (pass, step) =
-            model.step(batch(), LossFn::CrossEntropy, AdamParams::with_learning_rate(1e-2));
-        losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
-        step.await.unwrap();
-    }
-    losses
-}
-
-async fn model(service: &ServiceClient) -> TrainingClient {
-    service.create_lora_training_client(MODEL).rank(4).seed(5).create().await.unwrap()
-}
+use crate::harness::{MODEL, TestServer, create_model, train, training_client};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resumed_model_continues_bit_for_bit() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
-    let whole = train(&model(&service).await, 6).await;
-    let first = model(&service).await;
+    let whole = train(&training_client(&service).await, 6).await;
+    let first = training_client(&service).await;
     assert_eq!(train(&first, 3).await, whole[..3]);
     let path = first.save_state("half").await.unwrap();
     let resumed = service
@@ -59,7 +36,7 @@ async fn a_resumed_model_continues_bit_for_bit() {
 async fn checkpoints_are_listed_published_copied_and_deleted() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
-    let model = model(&service).await;
+    let model = training_client(&service).await;
     train(&model, 1).await;
     let state = model.save_state(SaveOptions::new("a").metadata("k", "v")).await.unwrap();
     let sampler_path = model
@@ -112,7 +89,7 @@ async fn checkpoints_are_listed_published_copied_and_deleted() {
 async fn files_are_downloaded_by_url() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
-    let model = model(&service).await;
+    let model = training_client(&service).await;
     let saved = model.save_weights_external("files").await.unwrap();
     let rest = service.rest();
     let urls = rest.get_external_weights_urls(&saved.path).await.unwrap().urls;
@@ -120,7 +97,7 @@ async fn files_are_downloaded_by_url() {
         urls.keys().collect::<Vec<_>>(),
         ["adapter_config.json", "adapter_model.safetensors"]
     );
-    let http = crate::harness::plain();
+    let http = crate::harness::http_client();
     let mut total = 0;
     for url in urls.values() {
         let response = http.get(url).send().await.unwrap();
@@ -153,7 +130,7 @@ async fn files_are_downloaded_by_url() {
 async fn downloading_a_training_checkpoint_leaves_nothing_on_the_server() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
-    let model = model(&service).await;
+    let model = training_client(&service).await;
     let path = model.save_state("state").await.unwrap();
     let home = tempfile::tempdir().unwrap();
     let done = service.rest().download(path, home.path().join("adapter")).await.unwrap();
@@ -178,11 +155,35 @@ async fn a_new_model_cannot_replace_a_copy() {
     let copy = json!({"source_path": path, "session_id": session, "model_seq_id": 1});
     let (status, copied) = http.post("/copy_weights", copy).await;
     assert_eq!(status, 200, "{copied}");
-    let load = json!({"session_id": session, "model_seq_id": 1, "path": path, "optimizer": false, "type": "load_weights"});
+    let load = json!({
+        "session_id": session, "model_seq_id": 1, "path": path, "optimizer": false,
+        "type": "load_weights",
+    });
     for (route, request) in [("/create_model", create_model(&session, 1)), ("/load_weights", load)]
     {
         let (status, rejected) = http.post(route, request).await;
         assert_eq!(status, 400, "{rejected}");
         assert!(rejected["detail"].as_str().unwrap().contains("already exists"), "{rejected}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retried_load_gets_the_same_id_after_its_checkpoint_is_deleted() {
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
+    let (_, saved) = http.post("/save_weights", save).await;
+    http.result(&saved).await;
+    let load = json!({
+        "session_id": session, "model_seq_id": 1, "path": format!("tinker://{model}/weights/a"),
+        "optimizer": false, "type": "load_weights",
+    });
+    let (status, loaded) = http.post("/load_weights", load.clone()).await;
+    assert_eq!(status, 200, "{loaded}");
+    assert!(http.result(&loaded).await["model_id"].is_string());
+    let checkpoint = format!("/api/v1/training_runs/{model}/checkpoints/weights/a");
+    assert_eq!(http.send("DELETE", &checkpoint, &[], vec![]).await.0, 200);
+    assert_eq!(http.post("/load_weights", load).await, (200, loaded));
 }

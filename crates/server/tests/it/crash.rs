@@ -91,8 +91,8 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
     }
     let mut injected = 0;
     let (losses, urls) = loop {
-        // Spread the faults over the run. The random number of yields makes the moment independent of
-        // the end of a step.
+        // Spread the faults over the run. The random number of yields makes the moment independent
+        // of the end of a step.
         let (after, yields) = ((injected + 1) * STEPS / (total + 2), rng.below(500));
         let moment = async {
             progress.wait_for(|finished| *finished >= after).await.unwrap();
@@ -134,7 +134,7 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
     assert_eq!(injected, total, "the run ended before all faults");
     let mut files = Vec::new();
     for url in urls.values() {
-        let response = crate::harness::plain().get(url).send().await.unwrap();
+        let response = crate::harness::http_client().get(url).send().await.unwrap();
         files.push(response.bytes().await.unwrap().to_vec());
     }
     (losses, files)

@@ -9,8 +9,8 @@ use tinkex_autodiff::{GraphInput, LossGraph};
 
 use crate::harness::{MODEL, TestServer};
 
-/// Returns the cases of `crates/autodiff/tests/golden/kinks.json`: losses at points where they have no
-/// unique gradient.
+/// Returns the cases of `crates/autodiff/tests/golden/kinks.json`: losses at points where they have
+/// no unique gradient.
 fn kinks() -> Vec<Value> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let path = crates.join("autodiff/tests/golden/kinks.json");

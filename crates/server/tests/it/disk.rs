@@ -46,9 +46,7 @@ async fn requests_on_a_full_disk_are_rejected_and_change_nothing() {
     let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
     let (_, saved) = http.post("/save_weights", save).await;
     http.result(&saved).await;
-    let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
-    let (_, sampler) = http.post("/create_sampling_session", create).await;
-    let sampler = sampler["sampling_session_id"].as_str().unwrap().to_owned();
+    let sampler = http.sampler(&session).await;
     let (before, folders_before) =
         (visible_state(&http, &session, &model).await, folders(data.path()));
 

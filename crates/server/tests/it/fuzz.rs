@@ -97,9 +97,7 @@ impl FuzzServer {
             let (_, saved) = http.post(path, save).await;
             http.result(&saved).await;
         }
-        let create =
-            json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
-        http.post("/create_sampling_session", create).await;
+        http.sampler(&session).await;
         let raw = Raw::new(&test_server.server.base_url());
         Self { http, raw, session, _test_server: test_server }
     }
@@ -243,6 +241,7 @@ fn pass(session: &str, rng: &mut Rng) -> Vec<u8> {
     request.to_proto().unwrap().to_vec()
 }
 
+/// Returns a recorded request for the server's objects, mutated at random, and its encoded body.
 fn prepare(request: &Request, session: &str, rng: &mut Rng) -> (Request, Vec<u8>) {
     let with_session = |text: &str| text.replace(RECORDED, session);
     let mut request = Request { path: with_session(&request.path), ..request.clone() };

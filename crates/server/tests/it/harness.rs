@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tinkex::{Env, ServiceClient};
+use tinkex::{AdamParams, Datum, Env, LossFn, ServiceClient, TrainingClient};
 use tinkex_server::{Server, ServerOptions};
 
 /// Name of the base model that every test server has besides the built-in one.
@@ -74,8 +74,8 @@ pub(crate) fn client(url: &str) -> ServiceClient {
         .unwrap()
 }
 
-/// Returns an HTTP client without knowledge of the API.
-pub(crate) fn plain() -> reqwest::Client {
+/// Returns an HTTP client that does not know the API.
+pub(crate) fn http_client() -> reqwest::Client {
     // Installing fails if another test of this process has already installed the provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().no_proxy().build().unwrap()
@@ -89,8 +89,7 @@ pub(crate) struct Http {
 
 impl Http {
     pub(crate) fn new(base: &str) -> Self {
-        let client = plain();
-        Self { base: base.to_owned(), client }
+        Self { base: base.to_owned(), client: http_client() }
     }
 
     pub(crate) async fn send(
@@ -123,7 +122,7 @@ impl Http {
     /// Polls until a request is finished and returns its JSON result.
     pub(crate) async fn result(&self, future: &Value) -> Value {
         loop {
-            let poll = serde_json::json!({"request_id": future["request_id"], "allow_metadata_only": false});
+            let poll = serde_json::json!({"request_id": future["request_id"]});
             let (status, body) = self.post("/retrieve_future", poll).await;
             assert_eq!(status, 200, "{body}");
             if body["type"] != "try_again" {
@@ -132,20 +131,27 @@ impl Http {
         }
     }
 
-    /// Polls until a sampling request is finished and returns the tokens of its first sample.
-    pub(crate) async fn sampled(&self, future: &Value) -> Vec<u32> {
+    /// Polls until a request is finished and returns its protobuf result.
+    pub(crate) async fn proto_result(&self, future: &Value) -> bytes::Bytes {
         loop {
             let poll = serde_json::json!({"request_id": future["request_id"]});
             let url = format!("{}/api/v1/retrieve_future", self.base);
             let response = self.client.post(url).body(poll.to_string()).send().await.unwrap();
+            assert_eq!(response.status(), 200);
             let proto = response.headers()["content-type"] == "application/x-protobuf";
             let body = response.bytes().await.unwrap();
             if proto {
-                let response = tinkex_wire::SampleResponse::from_proto(&body).unwrap();
-                return response.sequences[0].tokens.to_vec();
+                return body;
             }
             assert!(body.windows(9).any(|part| part == b"try_again"), "{body:?}");
         }
+    }
+
+    /// Polls until a sampling request is finished and returns the tokens of its first sample.
+    pub(crate) async fn sampled(&self, future: &Value) -> Vec<u32> {
+        let body = self.proto_result(future).await;
+        let response = tinkex_wire::SampleResponse::from_proto(&body).unwrap();
+        response.sequences[0].tokens.to_vec()
     }
 
     /// Returns the values of `/metrics` without the prefix `tinkex_`.
@@ -156,14 +162,17 @@ impl Http {
         lines.map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect()
     }
 
+    /// Creates a session and returns its id.
     pub(crate) async fn session(&self) -> String {
-        let request = serde_json::json!({"tags": [], "user_metadata": {}, "sdk_version": "0.36.0", "type": "create_session"});
+        let request = serde_json::json!({
+            "tags": [], "user_metadata": {}, "sdk_version": "0.36.0", "type": "create_session",
+        });
         let (status, body) = self.post("/create_session", request).await;
         assert_eq!(status, 200, "{body}");
         body["session_id"].as_str().unwrap().to_owned()
     }
 
-    /// Creates a sampling session of the base model.
+    /// Creates a sampling session of the base model and returns its id.
     pub(crate) async fn sampler(&self, session: &str) -> String {
         let request = serde_json::json!({
             "session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL,
@@ -173,7 +182,7 @@ impl Http {
         body["sampling_session_id"].as_str().unwrap().to_owned()
     }
 
-    /// Creates a model and waits until it is ready.
+    /// Creates a model, waits until it is ready and returns its id.
     pub(crate) async fn model(&self, session: &str) -> String {
         let (status, future) = self.post("/create_model", create_model(session, 0)).await;
         assert_eq!(status, 200, "{future}");
@@ -190,8 +199,27 @@ pub(crate) fn create_model(session: &str, n: u32) -> Value {
 }
 
 /// Returns the body of an `optim_step` request.
-pub(crate) fn step(model: &str, seq: u64, lr: f64) -> Value {
+pub(crate) fn step(model: &str, seq: u64, learning_rate: f64) -> Value {
     serde_json::json!({
-        "model_id": model, "seq_id": seq, "type": "optim_step", "adam_params": {"learning_rate": lr},
+        "model_id": model, "seq_id": seq, "type": "optim_step",
+        "adam_params": {"learning_rate": learning_rate},
     })
+}
+
+/// Creates a model through the client, always with the same seed.
+pub(crate) async fn training_client(service: &ServiceClient) -> TrainingClient {
+    service.create_lora_training_client(MODEL).rank(4).seed(5).create().await.unwrap()
+}
+
+/// Trains a model and returns the bits of its losses.
+pub(crate) async fn train(model: &TrainingClient, steps: usize) -> Vec<u64> {
+    let mut losses = Vec::new();
+    for _ in 0..steps {
+        let batch = vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 2];
+        let adam = AdamParams::with_learning_rate(1e-2);
+        let (pass, step) = model.step(batch, LossFn::CrossEntropy, adam);
+        losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
+        step.await.unwrap();
+    }
+    losses
 }

@@ -1,29 +1,13 @@
-//! Idle models are unloaded, and models of expired sessions are saved.
+//! Models in memory: idle ones are unloaded, evicted ones are restored, and those of expired
+//! sessions are saved.
 
 use std::time::Duration;
 
 use serde_json::json;
-use tinkex::{AdamParams, Datum, LossFn, RestoreMode, ServiceClient, TrainingClient};
+use tinkex::RestoreMode;
 use tinkex_server::Server;
 
-use crate::harness::{Http, MODEL, TestServer, golden, options, step};
-
-/// Trains a model and returns the bits of its losses.
-async fn train(model: &TrainingClient, steps: usize) -> Vec<u64> {
-    let mut losses = Vec::new();
-    for _ in 0..steps {
-        let batch = vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 2];
-        let adam = AdamParams::with_learning_rate(1e-2);
-        let (pass, step) = model.step(batch, LossFn::CrossEntropy, adam);
-        losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
-        step.await.unwrap();
-    }
-    losses
-}
-
-async fn model(service: &ServiceClient) -> TrainingClient {
-    service.create_lora_training_client(MODEL).rank(4).seed(5).create().await.unwrap()
-}
+use crate::harness::{Http, MODEL, TestServer, golden, options, step, train, training_client};
 
 /// Waits until the server has no base model in memory.
 async fn wait_until_unloaded(http: &Http) {
@@ -35,7 +19,7 @@ async fn wait_until_unloaded(http: &Http) {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unloaded_model_is_restored_bit_for_bit() {
     let test_server = TestServer::new().await;
-    let expected = train(&model(&test_server.client()).await, 4).await;
+    let expected = train(&training_client(&test_server.client()).await, 4).await;
     let test_server = TestServer::with(|options| {
         options.timeouts.idle_model = Duration::ZERO;
         // Without snapshots, the model is restored by executing all requests again.
@@ -43,7 +27,7 @@ async fn an_unloaded_model_is_restored_bit_for_bit() {
     })
     .await;
     let (service, http) = (test_server.client(), test_server.http());
-    let model = model(&service).await;
+    let model = training_client(&service).await;
     let sampler = service.create_sampling_client(MODEL).await.unwrap();
     let mut losses = Vec::new();
     for _ in 0..4 {
@@ -58,14 +42,14 @@ async fn an_unloaded_model_is_restored_bit_for_bit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn models_beyond_the_memory_limit_are_evicted_and_restored() {
     let test_server = TestServer::new().await;
-    let expected = train(&model(&test_server.client()).await, 4).await;
+    let expected = train(&training_client(&test_server.client()).await, 4).await;
     let test_server = TestServer::with(|options| {
         options.limits.model_bytes = 1;
         options.timeouts.snapshot_after = Duration::from_secs(3_600);
     })
     .await;
     let service = test_server.client();
-    let models = [model(&service).await, model(&service).await, model(&service).await];
+    let models = [training_client(&service).await, training_client(&service).await, training_client(&service).await];
     let mut losses = vec![Vec::new(); 3];
     for _ in 0..4 {
         for (model, losses) in models.iter().zip(&mut losses) {
@@ -97,9 +81,9 @@ async fn unsaved_models_of_an_expired_session_are_autosaved() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(options(data.path())).await.unwrap();
     let service = crate::harness::client(&server.base_url());
-    let expected = train(&model(&service).await, 5).await;
+    let expected = train(&training_client(&service).await, 5).await;
     let (unsaved, saved, untrained) =
-        (model(&service).await, model(&service).await, model(&service).await);
+        (training_client(&service).await, training_client(&service).await, training_client(&service).await);
     train(&unsaved, 3).await;
     train(&saved, 2).await;
     saved.save_state("own").await.unwrap();

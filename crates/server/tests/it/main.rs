@@ -3,18 +3,18 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
 
+mod access;
 mod attack;
 mod checkpoint;
-mod closed;
 mod contract;
 mod crash;
 mod custom_loss;
 mod damage;
 mod disk;
-mod faults;
 mod fuzz;
 mod harness;
 mod idle;
+mod invalid_data;
 mod logging;
 mod order;
 mod process;

@@ -126,7 +126,9 @@ async fn a_rejected_request_leaves_no_gap() {
     let model = http.model(&session).await;
     let sampler = http.sampler(&session).await;
     let path = format!("tinker://{model}/weights/none");
-    let load = json!({"model_id": model, "seq_id": 1, "path": path, "optimizer": false, "type": "load_weights"});
+    let load = json!({
+        "model_id": model, "seq_id": 1, "path": path, "optimizer": false, "type": "load_weights",
+    });
     assert_eq!(http.post("/load_weights", load).await.0, 404);
     let number = sampler.rsplit(':').next().unwrap().parse::<u32>().unwrap();
     let save = json!({

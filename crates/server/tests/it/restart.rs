@@ -16,24 +16,9 @@ fn pass(model: &str, seq: u64) -> Vec<u8> {
 const PROTO: &[(&str, &str)] = &[("content-type", "application/x-protobuf")];
 
 /// Polls until a pass is finished and returns the bits of its loss.
-async fn loss(url: &str, future: &Value) -> u64 {
-    let client = crate::harness::plain();
-    loop {
-        let poll = json!({"request_id": future["request_id"], "allow_metadata_only": false});
-        let response = client
-            .post(format!("{url}/api/v1/retrieve_future"))
-            .body(poll.to_string())
-            .send()
-            .await
-            .unwrap();
-        assert_eq!(response.status(), 200);
-        let proto = response.headers()["content-type"] == "application/x-protobuf";
-        let body = response.bytes().await.unwrap();
-        if proto {
-            return ForwardBackwardOutput::from_proto(&body).unwrap().metrics["loss:sum"].to_bits();
-        }
-        assert!(body.windows(9).any(|part| part == b"try_again"), "{body:?}");
-    }
+async fn loss(http: &Http, future: &Value) -> u64 {
+    let body = http.proto_result(future).await;
+    ForwardBackwardOutput::from_proto(&body).unwrap().metrics["loss:sum"].to_bits()
 }
 
 /// Runs thirty steps and kills the server after the passes with the given indices. Returns the bits
@@ -66,7 +51,7 @@ async fn run(kills: &[u64]) -> (Vec<u64>, Vec<u8>) {
     assert_eq!(http.result(&created).await["model_id"], model);
     let mut losses = Vec::new();
     for future in &futures {
-        losses.push(loss(&process.url, future).await);
+        losses.push(loss(&http, future).await);
     }
     let save = json!({"model_id": model, "path": "end", "seq_id": 61, "type": "save_weights"});
     let (_, saved) = http.post("/save_weights", save).await;
@@ -95,11 +80,15 @@ async fn sessions_samplers_and_results_are_restored() {
     let http = Http::new(&process.url);
     let session = http.session().await;
     let model = http.model(&session).await;
-    let save = json!({"model_id": model, "sampling_session_seq_id": 0, "seq_id": 1, "type": "save_weights_for_sampler"});
+    let save = json!({
+        "model_id": model, "sampling_session_seq_id": 0, "seq_id": 1,
+        "type": "save_weights_for_sampler",
+    });
     let (_, saved) = http.post("/save_weights_for_sampler", save).await;
     let sampler = http.result(&saved).await["sampling_session_id"].clone();
     let request = json!({
-        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "sampling_params": {"max_tokens": 200, "stop": []},
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]},
+        "sampling_params": {"max_tokens": 200, "stop": []},
         "sampling_session_id": sampler, "seq_id": 0,
     });
     let (_, sample) = http.post("/asample", request.clone()).await;
@@ -110,15 +99,7 @@ async fn sessions_samplers_and_results_are_restored() {
     assert_eq!(http.post("/asample", request).await.1, sample, "the same request id");
     let (status, info) = http.get(&format!("/api/v1/sessions/{session}")).await;
     assert_eq!((status, &info["sampler_ids"]), (200, &json!([sampler])));
-    let client = crate::harness::plain();
-    let poll = json!({"request_id": sample["request_id"]});
-    let response = client
-        .post(format!("{}/api/v1/retrieve_future", process.url))
-        .body(poll.to_string())
-        .send()
-        .await
-        .unwrap();
-    assert_eq!(response.headers()["content-type"], "application/x-protobuf");
+    assert_eq!(http.sampled(&sample).await.len(), 200);
     let beat = http.post("/session_heartbeat", json!({"session_id": session})).await;
     assert_eq!(beat.0, 200);
 }
@@ -161,8 +142,8 @@ async fn compaction_keeps_everything_that_a_restart_needs() {
     while http.metrics().await["answers"] > 0 {
         tokio::task::yield_now().await;
     }
-    // Simulate a crash by restoring the files from before the graceful stop. Read the payloads first,
-    // because rows refer to them.
+    // Simulate a crash by restoring the files from before the graceful stop. Read the payloads
+    // first, because rows refer to them.
     let files = ["payloads", "metadata.sqlite-wal", "metadata.sqlite"];
     let copies = files.map(|name| std::fs::read(data.path().join(name)).unwrap());
     server.stop().await;

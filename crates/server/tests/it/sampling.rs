@@ -117,7 +117,8 @@ async fn a_cancelled_sample_fails_and_a_retry_gets_the_same_id() {
     let request = |seq: u64, tokens: u32| {
         json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": 2,
-            "sampling_params": {"max_tokens": tokens, "stop": []}, "sampling_session_id": sampler, "seq_id": seq,
+            "sampling_params": {"max_tokens": tokens, "stop": []},
+            "sampling_session_id": sampler, "seq_id": seq,
         })
     };
     let (_, first) = http.post("/asample", request(0, 3)).await;
@@ -136,8 +137,12 @@ async fn a_cancelled_sample_fails_and_a_retry_gets_the_same_id() {
 
     // One poll returns all completions; acknowledged results are removed.
     let poll = |cursor: u64, acks: Vec<&serde_json::Value>| {
-        json!({"target": {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0},
-               "prev_cursor": cursor, "retrieved_request_ids": acks})
+        json!({
+            "target": {
+                "type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0,
+            },
+            "prev_cursor": cursor, "retrieved_request_ids": acks,
+        })
     };
     let (_, page) = http.post("/retrieve_futures", poll(0, vec![])).await;
     let page = if page["completions"].as_array().unwrap().len() < 2 {

@@ -15,7 +15,7 @@ async fn a_server_stops_under_load() {
     let clients = (1..9).map(|n| {
         let (base, model, started) = (&base, &model, &started);
         async move {
-            let client = crate::harness::plain();
+            let client = crate::harness::http_client();
             for seq in (n..).step_by(8) {
                 let request = step(model, seq, 0.0).to_string();
                 let url = format!("{base}/api/v1/optim_step");

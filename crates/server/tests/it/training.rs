@@ -59,7 +59,8 @@ async fn a_custom_loss_runs_on_the_server() {
     ]);
     let request = |graph: &serde_json::Value, n: u32| {
         serde_json::json!({
-            "session_id": session, "custom_loss_seq_id": n, "name": "nll", "type": "create_custom_loss",
+            "session_id": session, "custom_loss_seq_id": n, "name": "nll",
+            "type": "create_custom_loss",
             "inputs": [{"name": "logprobs", "rank": 1}], "graph": graph,
         })
     };

@@ -73,7 +73,7 @@ pub(super) async fn weights_are_downloaded(subject: Subject) {
     let saved = model.save_weights_external(save).await.unwrap();
     let urls = subject.service.rest().get_external_weights_urls(&saved.path).await.unwrap().urls;
     let weights = urls.iter().find(|(name, _)| name.contains(".safetensors")).unwrap();
-    let response = crate::harness::plain().get(weights.1).send().await.unwrap();
+    let response = crate::harness::http_client().get(weights.1).send().await.unwrap();
     let bytes = response.bytes().await.unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     assert!(header < bytes.len() as u64, "a safetensors file starts with the length of its header");

@@ -5,9 +5,9 @@
 //! tolerance, and saved checkpoints are deleted again. A check whose endpoints a server does not
 //! implement is skipped, not failed.
 
+mod endpoints;
 mod lookup;
 mod sampling;
-mod served;
 mod training;
 
 use std::pin::Pin;
@@ -17,17 +17,24 @@ use tinkex_wire::Route;
 
 use crate::harness::{MODEL, TestServer, setting};
 
-/// Client and base model that a check uses.
+/// Server under test: a client for it, its API key, and the base model that the checks use.
 #[derive(Clone)]
 pub(crate) struct Subject {
     pub(crate) service: ServiceClient,
+    pub(crate) api_key: String,
     pub(crate) model: String,
 }
 
 impl Subject {
+    /// Returns a test server as the server under test. It has no API key and accepts any.
+    fn of(test_server: &TestServer) -> Self {
+        let (api_key, model) = ("tml-test".to_owned(), MODEL.to_owned());
+        Self { service: test_server.client(), api_key, model }
+    }
+
     /// Deletes a checkpoint, if the server implements that.
     pub(crate) async fn delete(&self, path: &TinkerPath) {
-        if served::is_implemented(self.service.base_url(), Route::DeleteCheckpoint).await {
+        if endpoints::is_implemented(self, Route::DeleteCheckpoint).await {
             self.service.rest().delete_checkpoint(path).await.unwrap();
         }
     }
@@ -81,7 +88,7 @@ checks![
 async fn run_checks(subject: Subject) -> Vec<&'static str> {
     let (mut failed, mut skipped) = (Vec::new(), Vec::new());
     for Check { name, needs, run } in CHECKS {
-        if let Some(route) = served::first_missing(subject.service.base_url(), needs).await {
+        if let Some(route) = endpoints::first_missing(&subject, needs).await {
             let (method, path) = (route.method(), route.template());
             eprintln!("skipped {name}: the server does not implement {method} {path}");
             skipped.push(*name);
@@ -105,16 +112,14 @@ async fn run_checks(subject: Subject) -> Vec<&'static str> {
 #[tokio::test(flavor = "multi_thread")]
 async fn this_server_passes_the_contract() {
     let test_server = TestServer::new().await;
-    let skipped =
-        run_checks(Subject { service: test_server.client(), model: MODEL.to_owned() }).await;
+    let skipped = run_checks(Subject::of(&test_server)).await;
     assert!(skipped.is_empty(), "{skipped:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn this_server_passes_without_the_efficient_protocol() {
     let test_server = TestServer::with(|options| options.efficient_protocol = false).await;
-    let skipped =
-        run_checks(Subject { service: test_server.client(), model: MODEL.to_owned() }).await;
+    let skipped = run_checks(Subject::of(&test_server)).await;
     assert!(skipped.is_empty(), "{skipped:?}");
 }
 
@@ -127,11 +132,12 @@ async fn another_server_passes_the_contract() {
     let key = setting("TINKEX_CONTRACT_KEY_FILE")
         .map_or_else(|| "tml-local".to_owned(), |file| std::fs::read_to_string(file).unwrap());
     let url: BaseUrl = url.parse().unwrap();
-    let service = ServiceClient::builder().env(Env::empty()).base_url(url).api_key(key.trim());
+    let api_key = key.trim().to_owned();
+    let service = ServiceClient::builder().env(Env::empty()).base_url(url).api_key(&*api_key);
     let service = service.build().unwrap();
     let known = service.server_capabilities().await.unwrap().supported_models;
     let first = known.into_iter().find_map(|model| model.model_name);
     let model = setting("TINKEX_CONTRACT_MODEL").or(first).expect("the server has a model");
     eprintln!("base model {model}");
-    run_checks(Subject { service, model }).await;
+    run_checks(Subject { service, api_key, model }).await;
 }

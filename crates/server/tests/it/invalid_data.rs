@@ -120,14 +120,13 @@ async fn a_negative_seed_is_used_as_its_bit_pattern() {
     create["lora_config"]["seed"] = json!(-7);
     let (status, future) = http.post("/create_model", create).await;
     assert_eq!(status, 200, "{future}");
-    let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": crate::harness::MODEL});
-    let (_, sampler) = http.post("/create_sampling_session", create).await;
+    let sampler = http.sampler(&session).await;
     let mut futures = Vec::new();
     for (seq, seed) in [(0, json!(-7)), (1, json!(u64::MAX - 6)), (2, json!(7))] {
         let request = json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "seq_id": seq,
             "sampling_params": {"max_tokens": 20, "stop": [], "seed": seed},
-            "sampling_session_id": sampler["sampling_session_id"],
+            "sampling_session_id": sampler,
         });
         let (status, future) = http.post("/asample", request).await;
         assert_eq!(status, 200, "{future}");
