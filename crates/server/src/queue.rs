@@ -71,7 +71,8 @@ impl ModelQueue {
         let waited_long_enough = |(_, arrived): &(QueuedRequest, Instant)| {
             now.saturating_duration_since(*arrived) >= gap_timeout
         };
-        if self.missing().is_some() && !self.waiting.values().next().is_some_and(waited_long_enough) {
+        if self.missing().is_some() && !self.waiting.values().next().is_some_and(waited_long_enough)
+        {
             return None;
         }
         let (seq, (request, _)) = self.waiting.pop_first()?;

@@ -1,8 +1,8 @@
 //! Records: changes to the server's durable state, which is stored as database rows.
 //!
-//! A record that describes an object replaces the stored row with the same id. The JSON form of the structs is the
-//! on-disk format: a field or variant that is renamed here must keep its stored name with
-//! `#[serde(rename)]`.
+//! A record that describes an object replaces the stored row with the same id. The JSON form of the
+//! structs is the on-disk format: a field or variant that is renamed here must keep its stored name
+//! with `#[serde(rename)]`.
 
 use std::sync::Arc;
 

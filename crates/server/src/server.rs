@@ -298,8 +298,8 @@ fn restore_requests(state: &Arc<ServerState>) {
     }
 }
 
-/// Removes expired objects at the expiry interval. The time for which the machine was suspended does
-/// not count, because clients could not send requests.
+/// Removes expired objects at the expiry interval. The time for which the machine was suspended
+/// does not count, because clients could not send requests.
 async fn expire_periodically(state: Arc<ServerState>) {
     let mut last = expiry::ClockReading::now();
     loop {

@@ -83,9 +83,9 @@ impl Pool {
     }
 }
 
-/// Submits `count` samples of a sampling session at once, with sequence numbers from `first`. Returns
-/// the seconds until all are acknowledged and until all are finished. Panics if a completion is
-/// duplicated.
+/// Submits `count` samples of a sampling session at once, with sequence numbers from `first`.
+/// Returns the seconds until all are acknowledged and until all are finished. Panics if a
+/// completion is duplicated.
 pub(crate) async fn run_samples(pool: &Pool, sampler: &str, first: u32, count: u32) -> (f64, f64) {
     let start = Instant::now();
     let submit = async |i: u32| {

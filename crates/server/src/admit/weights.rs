@@ -363,7 +363,8 @@ fn check_compatible(
         |lora: &LoraSettings| (lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed);
     if shape(&source.lora) != shape(&run.lora) {
         return Err(ServerError::invalid(format!(
-            "path: (rank, train_attn, train_mlp, train_unembed) is {:?} in {} and {:?} in the model",
+            "path: (rank, train_attn, train_mlp, train_unembed) is {:?} in {} and {:?} in the \
+             model",
             shape(&source.lora),
             source.path,
             shape(&run.lora)

@@ -216,8 +216,8 @@ impl DiskWriter {
         }
     }
 
-    /// Compacts the payload file, if it has at least `min_bytes` bytes and at least half of them are
-    /// not needed.
+    /// Compacts the payload file, if it has at least `min_bytes` bytes and at least half of them
+    /// are not needed.
     fn compact(&mut self, min_bytes: u64) -> io::Result<()> {
         // Repair first: a crash could restore the rows of a failed commit, and they would need
         // payloads that the compaction removes.

@@ -35,7 +35,8 @@ pub(super) async fn download(state: &ServerState, path: &str, headers: &HeaderMa
         let grant = downloads.get(token).filter(|grant| grant.expires > Instant::now());
         grant.ok_or_else(not_found)?.folder.clone()
     };
-    // Compare `name` with the names in the folder instead of joining it: `..` would leave the folder.
+    // Compare `name` with the names in the folder instead of joining it: `..` would leave the
+    // folder.
     let path = find_file(state.weights_dir.join(folder), name).ok_or_else(not_found)?;
     let mut file = File::open(&path).await.map_err(|_| not_found())?;
     let metadata = file.metadata().await.map_err(|error| ServerError::read_failed(&error))?;

@@ -153,7 +153,8 @@ impl Worker {
         );
         let _entered = span.enter();
         let start = Instant::now();
-        let result = catch_unwind(AssertUnwindSafe(|| self.run_operation(&id, &model, seq, operation)));
+        let result =
+            catch_unwind(AssertUnwindSafe(|| self.run_operation(&id, &model, seq, operation)));
         let outcome = result.unwrap_or_else(|_| {
             // Discard the partially modified model; it is restored from disk on next use.
             self.models.remove(&model);

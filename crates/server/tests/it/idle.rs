@@ -49,7 +49,11 @@ async fn models_beyond_the_memory_limit_are_evicted_and_restored() {
     })
     .await;
     let service = test_server.client();
-    let models = [training_client(&service).await, training_client(&service).await, training_client(&service).await];
+    let models = [
+        training_client(&service).await,
+        training_client(&service).await,
+        training_client(&service).await,
+    ];
     let mut losses = vec![Vec::new(); 3];
     for _ in 0..4 {
         for (model, losses) in models.iter().zip(&mut losses) {
@@ -82,8 +86,11 @@ async fn unsaved_models_of_an_expired_session_are_autosaved() {
     let server = Server::start(options(data.path())).await.unwrap();
     let service = crate::harness::client(&server.base_url());
     let expected = train(&training_client(&service).await, 5).await;
-    let (unsaved, saved, untrained) =
-        (training_client(&service).await, training_client(&service).await, training_client(&service).await);
+    let (unsaved, saved, untrained) = (
+        training_client(&service).await,
+        training_client(&service).await,
+        training_client(&service).await,
+    );
     train(&unsaved, 3).await;
     train(&saved, 2).await;
     saved.save_state("own").await.unwrap();
