@@ -68,11 +68,10 @@ impl ModelQueue {
 
     /// Removes and returns the next request if it may run.
     fn pop(&mut self, now: Instant, gap_timeout: Duration) -> Option<QueuedRequest> {
-        let waited_long_enough = |(_, arrived): &(QueuedRequest, Instant)| {
-            now.saturating_duration_since(*arrived) >= gap_timeout
-        };
-        if self.missing().is_some() && !self.waiting.values().next().is_some_and(waited_long_enough)
-        {
+        let first_arrival = self.waiting.values().next().map(|(_, arrived)| *arrived);
+        let timed_out =
+            first_arrival.is_some_and(|at| now.saturating_duration_since(at) >= gap_timeout);
+        if self.missing().is_some() && !timed_out {
             return None;
         }
         let (seq, (request, _)) = self.waiting.pop_first()?;

@@ -276,7 +276,8 @@ pub(crate) async fn acknowledge(
         let changed = {
             let store = state.store();
             let Some(entry) = store.requests.get(&id) else {
-                let error = std::io::Error::other("the write failed; the disk may be full");
+                let cause = "the disk may be full; the server's log has the cause";
+                let error = std::io::Error::other(cause);
                 return Err(ServerError::write_failed(&error));
             };
             if !matches!(entry.phase, RequestPhase::Writing { .. }) {

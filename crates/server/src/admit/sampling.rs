@@ -103,8 +103,8 @@ fn prepare(
     if request.num_samples == 0 {
         return Err(ServerError::invalid("num_samples: expected at least 1, got 0"));
     }
-    let max_tokens = params.max_tokens.map_or(base.config.max_positions, count);
-    let samples = count(request.num_samples);
+    let max_tokens = params.max_tokens.map_or(base.config.max_positions, to_usize);
+    let samples = to_usize(request.num_samples);
     if samples > MAX_SAMPLES || samples.saturating_mul(max_tokens) > MAX_TOKENS {
         return Err(ServerError::invalid(format!(
             "num_samples: {samples} samples of up to {max_tokens} tokens; the limits are \
@@ -132,21 +132,21 @@ fn prepare(
     };
     let scoring = PromptScoring {
         logprobs: request.prompt_logprobs == Some(true),
-        last: request.prompt_logprobs_last_n.map(count),
-        top_k: count(request.topk_prompt_logprobs),
+        last: request.prompt_logprobs_last_n.map(to_usize),
+        top_k: to_usize(request.topk_prompt_logprobs),
         targets,
-        alternatives: count(request.prompt_alt_tokens_k),
+        alternatives: to_usize(request.prompt_alt_tokens_k),
     };
     let engine_request = EngineRequest {
         prompt,
         samples,
-        max_tokens: params.max_tokens.map(count),
+        max_tokens: params.max_tokens.map(to_usize),
         decoding,
         seed,
         stop,
         vocabulary,
         raw_logprobs: state.options.raw_logprobs,
-        top_k: count(request.topk_sample_logprobs),
+        top_k: to_usize(request.topk_sample_logprobs),
         scoring,
     };
     // Each element is a token and a log-probability, or a target and its log-probability.
@@ -168,7 +168,7 @@ fn check_context(
     let context = base.config.max_positions;
     let completion = match max_tokens {
         Some(0) => return Err(ServerError::invalid("max_tokens: expected at least 1, got 0")),
-        Some(tokens) => count(tokens),
+        Some(tokens) => to_usize(tokens),
         None => 1,
     };
     if prompt.saturating_add(completion) > context {
@@ -180,7 +180,7 @@ fn check_context(
     Ok(())
 }
 
-fn count(n: u32) -> usize {
+fn to_usize(n: u32) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
@@ -196,10 +196,10 @@ fn check_tables(
     let targets = request.target_prompt_logprobs.as_ref();
     let target_width = targets.and_then(|targets| targets.shape().dims().get(1).copied());
     let widths = [
-        ("topk_prompt_logprobs", count(request.topk_prompt_logprobs)),
-        ("prompt_alt_tokens_k", count(request.prompt_alt_tokens_k)),
+        ("topk_prompt_logprobs", to_usize(request.topk_prompt_logprobs)),
+        ("prompt_alt_tokens_k", to_usize(request.prompt_alt_tokens_k)),
         ("target_prompt_logprobs", target_width.unwrap_or(0)),
-        ("topk_sample_logprobs", count(request.topk_sample_logprobs)),
+        ("topk_sample_logprobs", to_usize(request.topk_sample_logprobs)),
     ];
     if let Some((field, width)) = widths.iter().find(|(_, width)| *width > vocab) {
         return Err(ServerError::invalid(format!(

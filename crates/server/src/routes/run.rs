@@ -83,23 +83,32 @@ pub(super) async fn create_sampler(state: &Arc<ServerState>, body: &Bytes) -> Ro
     // `change` instead of `create`: a concurrent retry must wait until the first write is durable.
     durable::change(state, |store| {
         require_session(store, &request.session_id)?;
-        let row = resolve_sampler(state, store, &request, id.clone())?;
         if let Some(existing) = store.samplers.get(&id) {
             // Accept a retry of the same request: the response to the first may have been lost.
-            let same = (&existing.row.model_path, &existing.row.base_model)
-                == (&row.model_path, &row.base_model);
-            if same {
+            // Check this before the checkpoint, which may have been deleted since.
+            if is_created_by(&existing.row, &request) {
                 return Ok((Vec::new(), ()));
             }
             return Err(ServerError::invalid(format!(
                 "sampling session {id} already exists with another model"
             )));
         }
+        let row = resolve_sampler(state, store, &request, id.clone())?;
         store.touch(&request.session_id);
         Ok((vec![Record::Sampler(row)], ()))
     })
     .await?;
     to_json(&SamplingSessionCreated::new(id))
+}
+
+/// Returns whether an existing sampling session has the weights that `request` names. One that a
+/// training client created without a checkpoint has a folder but no path, and matches no request.
+fn is_created_by(row: &SamplerRecord, request: &CreateSamplingSession) -> bool {
+    let base = request.base_model.as_ref();
+    match &request.model_path {
+        None => row.folder.is_none() && base == Some(&row.base_model),
+        path => row.model_path == *path && base.is_none_or(|base| *base == row.base_model),
+    }
 }
 
 /// Resolves the weights of a new sampling session.

@@ -160,3 +160,40 @@ async fn a_cancelled_sample_fails_and_a_retry_gets_the_same_id() {
     let removed = http.post("/retrieve_future", json!({"request_id": first["request_id"]})).await;
     assert_eq!(removed.0, 410);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_existing_sampling_session_accepts_only_retries() {
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let save = json!({
+        "model_id": model, "path": "a", "seq_id": 1, "type": "save_weights_for_sampler",
+    });
+    let (_, saved) = http.post("/save_weights_for_sampler", save).await;
+    http.result(&saved).await;
+    let create = json!({
+        "session_id": session, "sampling_session_seq_id": 0,
+        "model_path": format!("tinker://{model}/sampler_weights/a"),
+    });
+    let (status, created) = http.post("/create_sampling_session", create.clone()).await;
+    assert_eq!(status, 200, "{created}");
+    let checkpoint = format!("/api/v1/training_runs/{model}/checkpoints/sampler_weights/a");
+    assert_eq!(http.send("DELETE", &checkpoint, &[], vec![]).await.0, 200);
+    assert_eq!(http.post("/create_sampling_session", create).await, (200, created));
+
+    // Sampling session 1 has trained weights without a checkpoint.
+    let save = json!({
+        "model_id": model, "sampling_session_seq_id": 1, "seq_id": 2,
+        "type": "save_weights_for_sampler",
+    });
+    let (_, saved) = http.post("/save_weights_for_sampler", save).await;
+    http.result(&saved).await;
+    for n in [0, 1] {
+        let create =
+            json!({"session_id": session, "sampling_session_seq_id": n, "base_model": MODEL});
+        let (status, rejected) = http.post("/create_sampling_session", create).await;
+        assert_eq!(status, 400, "{rejected}");
+        assert!(rejected["detail"].as_str().unwrap().contains("another model"), "{rejected}");
+    }
+}
