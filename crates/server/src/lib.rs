@@ -35,9 +35,9 @@
 //!    and wakes the polls that wait for it in `routes::future`.
 //!
 //! `store` is the in-memory copy of the durable state, `durable` writes the records of requests
-//! that need no worker, `expiry` ends sessions whose clients are silent and removes expired objects,
-//! and `models` lists the base models. HTTP is confined to `routes`, `server` and `stream`; all
-//! other modules report a `ServerError`, which `routes::error` maps to a response.
+//! that need no worker, `expiry` ends sessions whose clients are silent and removes expired
+//! objects, and `models` lists the base models. HTTP is confined to `routes`, `server` and
+//! `stream`; all other modules report a `ServerError`, which `routes::error` maps to a response.
 //!
 //! # Logging
 //!
