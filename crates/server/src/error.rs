@@ -33,7 +33,7 @@ pub(crate) enum ServerError {
     /// A limit is reached; retry after the given time.
     #[error("{message}")]
     Busy { message: String, retry_after: Duration },
-    /// A file in the data directory cannot be written or read. A change that could not be written
+    /// A file in the data folder cannot be written or read. A change that could not be written
     /// was rolled back.
     #[error("{0}")]
     StorageUnavailable(String),
@@ -86,7 +86,7 @@ impl ServerError {
         ))
     }
 
-    /// Creates the error for a file in the data directory that cannot be read.
+    /// Creates the error for a file in the data folder that cannot be read.
     pub(crate) fn read_failed(error: &std::io::Error) -> Self {
         Self::StorageUnavailable(format!("cannot read from the server's disk: {error}"))
     }

@@ -21,5 +21,5 @@
 pub const REQUEST: &str = "tinkex_server::request";
 /// Target of events about models and the worker: `tinkex_server::model`.
 pub const MODEL: &str = "tinkex_server::model";
-/// Target of events about the data directory: `tinkex_server::storage`.
+/// Target of events about the data folder: `tinkex_server::storage`.
 pub const STORAGE: &str = "tinkex_server::storage";

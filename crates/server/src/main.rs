@@ -33,7 +33,7 @@ Models:
   --raw-logprobs           Report log-probabilities of samples before the temperature is applied
 
 Data:
-  --data-dir DIR           Directory for the database, payloads and weights [default: tinkex-data]
+  --data-dir DIR           Folder for the database, payloads and weights [default: tinkex-data]
   --snapshot-after SECONDS Compute time on a model after which its state is saved [default: 20]
   --no-autosave            Do not save unsaved models of sessions that expire
   --drop-undone            Start even if accepted requests need a base model that is not available;

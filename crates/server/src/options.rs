@@ -18,7 +18,7 @@ use tinkex_wire::Secret;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerOptions {
-    /// Directory for the database, payloads and weights. Created if it does not exist; one server
+    /// Folder for the database, payloads and weights. Created if it does not exist; one server
     /// uses it at a time.
     pub data_dir: PathBuf,
     /// Address to listen on (default 127.0.0.1 with a free port). An address that other machines

@@ -283,7 +283,7 @@ mod tests {
 
     use super::*;
 
-    /// A changed form would make the data directories of earlier versions unreadable.
+    /// A changed form would make the data folders of earlier versions unreadable.
     #[test]
     fn the_stored_form_of_records_does_not_change() {
         let request = |scope: SequenceScope| RequestRecord {

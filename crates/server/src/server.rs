@@ -44,7 +44,7 @@ struct ServerHandles {
     worker: Option<JoinHandle<usize>>,
     accept_task: tokio::task::JoinHandle<()>,
     expiry_task: tokio::task::JoinHandle<()>,
-    /// Prevents a second server from using the same data directory.
+    /// Prevents a second server from using the same data folder.
     _lock: FileLock,
 }
 
@@ -73,7 +73,7 @@ pub enum StartError {
     /// The API key is an empty string.
     #[error("the API key is empty")]
     EmptyApiKey,
-    /// The data directory or the address cannot be used, or the worker thread cannot be started.
+    /// The data folder or the address cannot be used, or the worker thread cannot be started.
     #[error("cannot {action} {target}: {source}")]
     Io {
         /// Step that failed.
@@ -83,8 +83,8 @@ pub enum StartError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// Another server uses the data directory.
-    #[error("data directory {} is in use by another server", .0.display())]
+    /// Another server uses the data folder.
+    #[error("data folder {} is in use by another server", .0.display())]
     DataDirInUse(PathBuf),
     /// Unfinished requests need a base model that is not available. See
     /// [`ServerOptions::drop_undone`].
@@ -104,11 +104,11 @@ pub enum StartError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StartAction {
-    /// Creating the data directory or a file in it.
+    /// Creating the data folder or a file in it.
     Create,
-    /// Locking the data directory.
+    /// Locking the data folder.
     Lock,
-    /// Reading the data directory.
+    /// Reading the data folder.
     Read,
     /// Binding the listening socket.
     Listen,
@@ -136,7 +136,7 @@ impl StartError {
 }
 
 impl Server {
-    /// Restores the state of the data directory, enqueues its unfinished requests and starts to
+    /// Restores the state of the data folder, enqueues its unfinished requests and starts to
     /// listen.
     ///
     /// # Errors
@@ -235,7 +235,7 @@ impl Server {
             tokio::task::spawn_blocking(move || worker.and_then(|worker| worker.join().ok()));
         let models_saved = saved.await.ok().flatten().unwrap_or(0);
         let wait_for_writes = self.handles.state.close();
-        // Wait before the lock on the data directory is released: another server may then open it.
+        // Wait before the lock on the data folder is released: another server may then open it.
         let _ = tokio::task::spawn_blocking(wait_for_writes).await;
         let store = self.handles.state.store();
         let waiting = store.requests.values().filter(|entry| entry.finished_at().is_none());

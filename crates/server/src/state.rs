@@ -20,7 +20,7 @@ pub(crate) struct ServerState {
     pub(crate) queue: Queue,
     pub(crate) models: BaseModels,
     pub(crate) metrics: ServerMetrics,
-    /// Parent directory of all adapter folders.
+    /// Parent folder of all adapter folders.
     pub(crate) weights_dir: PathBuf,
     /// Download permissions by token.
     downloads: Mutex<HashMap<String, DownloadGrant>>,

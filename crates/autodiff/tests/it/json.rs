@@ -46,12 +46,13 @@ pub(crate) fn shape(value: &Value) -> Vec<usize> {
     }
 }
 
-/// Asserts that `got` equals `want` within `tolerance × (1 + |want|)`.
-pub(crate) fn assert_close(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
+/// Asserts that `got` equals `want` within `absolute + relative × |want|`. NaN equals NaN.
+pub(crate) fn assert_close(what: &str, got: &[f64], want: &[f64], relative: f64, absolute: f64) {
     assert_eq!(got.len(), want.len(), "{what}: {got:?} instead of {want:?}");
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let near = (got - want).abs() <= tolerance * (1.0 + want.abs());
-        assert!(near || got == want, "{what}[{i}]: {got} instead of {want}");
+        let near = (got - want).abs() <= absolute + relative * want.abs();
+        let same = got == want || (got.is_nan() && want.is_nan());
+        assert!(near || same, "{what}[{i}]: {got} instead of {want}");
     }
 }
 

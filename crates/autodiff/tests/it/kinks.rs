@@ -29,8 +29,8 @@ fn check(case: &Value) {
     let (loss, gradient) = (number(&case["loss"]), numbers(&case["gradient"]));
     match program.evaluate(&tensors) {
         Ok(result) => {
-            assert_close(name, &[result.loss], &[loss], 1e-7);
-            assert_close(name, &to_f64(&result.gradient), &gradient, 1e-7);
+            assert_close(name, &[result.loss], &[loss], 1e-7, 1e-7);
+            assert_close(name, &to_f64(&result.gradient), &gradient, 1e-7, 1e-7);
         }
         Err(Error::NonFiniteResult { what: "value", value, .. }) => {
             assert_eq!(value, loss, "{name}");

@@ -41,7 +41,7 @@ fn run(arguments: &[&str]) -> Outcome<bool> {
         ["server"] => server::run()?,
         ["ours", work @ ..] => multi_thread_runtime()?.block_on(ours::run(&Work::parse(work)?))?,
         ["floor", work @ ..] => {
-            multi_thread_runtime()?.block_on(floor::run(&Work::parse(work)?))?
+            multi_thread_runtime()?.block_on(floor::run(&Work::parse(work)?))?;
         }
         options => return compare::run(options),
     }

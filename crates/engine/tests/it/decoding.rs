@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tinkex_engine::Error;
 use tinkex_engine::decode::{DecodingParams, SampleRng, TokenSampler, log_normalizer, logprob};
 
-use crate::fixtures::{close, floats, number, numbers, semantics};
+use crate::fixtures::{assert_close, floats, number, numbers, semantics};
 
 #[test]
 fn every_case_keeps_the_recorded_tokens_and_probabilities() {
@@ -41,16 +41,16 @@ fn every_case_keeps_the_recorded_tokens_and_probabilities() {
             }
             start = end;
         }
-        close(name, &[start], &[1.0], 0.0, 1e-9);
+        assert_close(name, &[start], &[1.0], 0.0, 1e-9);
         assert_eq!(sample(0.0), order[0]);
         assert_eq!(sample(1.0 - f64::EPSILON / 2.0), order[order.len() - 1], "{name}");
 
         for (token, want) in case["reported_logprob_if_drawn"].as_object().unwrap() {
             let token: usize = token.parse().unwrap();
             let got = f64::from(logprob(logits[token], params.temperature, normalizer));
-            close(name, &[got], &[number(want)], 1e-6, 1e-6);
+            assert_close(name, &[got], &[number(want)], 1e-6, 1e-6);
             let raw = f64::from(logprob(logits[token], 1.0, log_normalizer(&logits, 1.0)));
-            close(
+            assert_close(
                 name,
                 &[raw],
                 &[number(&case["temperature_1_logprob"][token.to_string()])],

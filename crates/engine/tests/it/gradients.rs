@@ -8,7 +8,7 @@ use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::train::{Datum, TrainingObjective};
 use tinkex_engine::{Engine, EngineOptions, Trainer};
 
-use crate::fixtures::{close, floats, number, numbers};
+use crate::fixtures::{assert_close, floats, number, numbers};
 use crate::golden::{MODELS, folder};
 
 /// One recorded sequence and the inputs of all losses.
@@ -155,7 +155,7 @@ fn gradients_of_every_loss_match_torch_on_every_tensor() {
             let mut trainer = engine.load_trainer(adapter, OptimizerKind::Adam).unwrap();
             let out = trainer.forward_backward(&objective, &data).unwrap();
             let what = format!("{name} {loss}");
-            close(&what, &[out.metrics[0].1], &[number(&about["sum"])], 2e-5, 2e-5);
+            assert_close(&what, &[out.metrics[0].1], &[number(&about["sum"])], 2e-5, 2e-5);
 
             let (_folder, found) = gradients(trainer);
             let prefix = format!("grad.{loss}.base_model.model.");

@@ -9,7 +9,7 @@ use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::train::Datum;
 use tinkex_engine::{Engine, EngineOptions, Error, ErrorKind, LoraConfig};
 
-use crate::fixtures::{close, floats, number, numbers, semantics, shape, wide};
+use crate::fixtures::{assert_close, floats, number, numbers, semantics, shape, to_f64};
 use crate::golden::folder;
 
 /// Relative and absolute tolerance.
@@ -72,8 +72,14 @@ fn every_case_has_its_recorded_loss_and_gradient() {
         let mut slope = vec![f32::NAN; p.len()];
         let out = loss.evaluate(&inputs, p, &mut slope).unwrap();
         let expect = &case["expect"];
-        close(name, &[out.loss], &[number(&expect["loss_sum"])], TOLERANCE, TOLERANCE);
-        close(name, &wide(&slope), &numbers(&expect["grad_target_logprobs"]), TOLERANCE, TOLERANCE);
+        assert_close(name, &[out.loss], &[number(&expect["loss_sum"])], TOLERANCE, TOLERANCE);
+        assert_close(
+            name,
+            &to_f64(&slope),
+            &numbers(&expect["grad_target_logprobs"]),
+            TOLERANCE,
+            TOLERANCE,
+        );
 
         // A weight of 0 for all other tokens isolates the term of one token.
         let terms = numbers(&expect["elementwise_loss"]);
@@ -82,7 +88,13 @@ fn every_case_has_its_recorded_loss_and_gradient() {
             one[at] = inputs.weights.map_or(1.0, |weights| weights[at]);
             let inputs = LossInputs { weights: Some(&one), ..inputs };
             let out = loss.evaluate(&inputs, p, &mut slope).unwrap();
-            close(&format!("{name} token {at}"), &[out.loss], &[*want], TOLERANCE, TOLERANCE);
+            assert_close(
+                &format!("{name} token {at}"),
+                &[out.loss],
+                &[*want],
+                TOLERANCE,
+                TOLERANCE,
+            );
         }
     }
 }
@@ -100,11 +112,11 @@ fn batch_metrics_are_sums_over_data() {
             let out = loss.evaluate(&recorded.inputs(), p, &mut slope).unwrap();
             metrics.add(p.len(), &out);
             let want = &case["expect"]["per_datum"][i]["grad_target_logprobs"];
-            close(name, &wide(&slope), &numbers(want), TOLERANCE, TOLERANCE);
+            assert_close(name, &to_f64(&slope), &numbers(want), TOLERANCE, TOLERANCE);
         }
         let named: BTreeMap<String, f64> = metrics.named().into_iter().collect();
         for (key, want) in case["expect"]["metrics"].as_object().unwrap() {
-            close(name, &[named[key]], &[number(want)], TOLERANCE, TOLERANCE);
+            assert_close(name, &[named[key]], &[number(want)], TOLERANCE, TOLERANCE);
         }
         assert_eq!(metrics.loss(), named["loss:sum"]);
     }
@@ -131,13 +143,25 @@ fn gradients_with_respect_to_logits_follow_from_the_loss() {
             })
             .collect();
         let p: Vec<f32> = picked.iter().flatten().map(|(_, p)| *p).collect();
-        close(name, &wide(&p), &numbers(&case["expect"]["logprobs"]), TOLERANCE, TOLERANCE);
+        assert_close(
+            name,
+            &to_f64(&p),
+            &numbers(&case["expect"]["logprobs"]),
+            TOLERANCE,
+            TOLERANCE,
+        );
         let mut recorded = CaseInputs::new(&case["inputs"]);
         recorded.shape = shape(&case["target_tokens"]);
         loss.check(&recorded.shape, &recorded.inputs()).unwrap();
         let mut slope = vec![0.0; p.len()];
         let out = loss.evaluate(&recorded.inputs(), &p, &mut slope).unwrap();
-        close(name, &[out.loss], &[number(&case["expect"]["loss_sum"])], TOLERANCE, TOLERANCE);
+        assert_close(
+            name,
+            &[out.loss],
+            &[number(&case["expect"]["loss_sum"])],
+            TOLERANCE,
+            TOLERANCE,
+        );
         let mut slopes = slope.iter();
         let by_logits: Vec<f64> = picked
             .iter()
@@ -153,7 +177,13 @@ fn gradients_with_respect_to_logits_follow_from_the_loss() {
                 grad
             })
             .collect();
-        close(name, &by_logits, &numbers(&case["expect"]["grad_logits"]), TOLERANCE, TOLERANCE);
+        assert_close(
+            name,
+            &by_logits,
+            &numbers(&case["expect"]["grad_logits"]),
+            TOLERANCE,
+            TOLERANCE,
+        );
     }
 }
 

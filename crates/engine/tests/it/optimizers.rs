@@ -7,7 +7,7 @@ use tinkex_engine::optim::{
     AdamParams, DimuonParams, Optimizer, OptimizerKind, Parameter, StepParams, StepReport,
 };
 
-use crate::fixtures::{close, floats, number, numbers, semantics, shape, wide};
+use crate::fixtures::{assert_close, floats, number, numbers, semantics, shape, to_f64};
 
 /// Tensors named `t0`, `t1`, …
 struct NamedTensors {
@@ -115,10 +115,10 @@ fn every_recorded_trajectory_is_reproduced() {
             let report = tensors.step(&mut optimizer, &params_of(step), &gradients).unwrap();
             let what = format!("{name} step {}", want["step"]);
             let norm = number(&want["grad_norm_before_clip"]);
-            close(&what, &[report.grad_norm], &[norm], 1e-5, 1e-7);
-            close(&what, &[report.clip_scale], &[number(&want["clip_scale"])], 1e-5, 1e-7);
-            let got: Vec<f64> = tensors.weights.iter().flat_map(|w| wide(w)).collect();
-            close(&what, &got, &numbers(&want["params"]), 1e-5, 1e-7);
+            assert_close(&what, &[report.grad_norm], &[norm], 1e-5, 1e-7);
+            assert_close(&what, &[report.clip_scale], &[number(&want["clip_scale"])], 1e-5, 1e-7);
+            let got: Vec<f64> = tensors.weights.iter().flat_map(|w| to_f64(w)).collect();
+            assert_close(&what, &got, &numbers(&want["params"]), 1e-5, 1e-7);
         }
         assert_eq!(optimizer.steps(), steps.len() as u64);
     }

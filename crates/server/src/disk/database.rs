@@ -104,7 +104,7 @@ impl Database {
             (false, APPLICATION, other) => {
                 return Err(invalid(format!(
                     "written by another version of this server (schema {other}, expected \
-                     {VERSION}); use that version, or another data directory"
+                     {VERSION}); use that version, or another data folder"
                 )));
             }
             _ => return Err(invalid("not a database of this server".to_owned())),

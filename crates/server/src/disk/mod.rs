@@ -35,13 +35,13 @@ use crate::record::Record;
 /// Callback that runs on the writer thread once a write is durable or has failed.
 pub(crate) type WriteCallback = Box<dyn FnOnce(io::Result<()>) + Send>;
 
-/// Database file in the data directory.
+/// Database file in the data folder.
 const DATABASE: &str = "metadata.sqlite";
-/// Payload file in the data directory.
+/// Payload file in the data folder.
 const PAYLOADS: &str = "payloads";
 /// File of an earlier storage format, which this version does not read.
 const JOURNAL: &str = "journal";
-/// Directory of all adapter folders in the data directory.
+/// Folder of all adapter folders in the data folder.
 pub(crate) const WEIGHTS: &str = "weights";
 
 /// Handle of the writer thread. Dropping it finishes the queued writes and stops the thread.
@@ -210,16 +210,16 @@ fn check_no_data(folder: &Path) -> io::Result<()> {
     let payloads = std::fs::metadata(folder.join(PAYLOADS));
     let (name, message) = if folder.join(JOURNAL).exists() {
         let message = "written by an earlier version in a format that this version does not read; \
-                       use another data directory, or the earlier version";
+                       use another data folder, or the earlier version";
         (JOURNAL, message)
     } else if payloads.is_ok_and(|file| file.len() > empty) {
         let message = "payload file without its database metadata.sqlite; restore the data \
-                       directory from a backup, or use another one";
+                       folder from a backup, or use another one";
         (PAYLOADS, message)
     } else if std::fs::read_dir(folder.join(WEIGHTS))
         .is_ok_and(|mut entries| entries.next().is_some())
     {
-        let message = "weights without the database metadata.sqlite; restore the data directory \
+        let message = "weights without the database metadata.sqlite; restore the data folder \
                        from a backup, or use another one";
         (WEIGHTS, message)
     } else {

@@ -89,7 +89,7 @@ impl Payloads {
         if let Some(missing) = needed.iter().find(|number| !index.extents.contains_key(number)) {
             let message = format!(
                 "damaged at byte {}: payload {missing} is needed and not found; restore the data \
-                 directory from a backup, or use another one",
+                 folder from a backup, or use another one",
                 index.length
             );
             return Err(invalid_data(path, &message));

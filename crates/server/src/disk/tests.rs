@@ -54,14 +54,14 @@ fn ids(rows: &StoredRows) -> Vec<String> {
     rows.requests.iter().map(|(row, _)| row.id.to_string()).collect()
 }
 
-/// Returns the ids of the requests in a data directory.
+/// Returns the ids of the requests in a data folder.
 fn stored_ids(folder: &Path) -> Vec<String> {
     ids(&Disk::open(folder).unwrap().1)
 }
 
 fn open_error(folder: &Path) -> String {
     match Disk::open(folder) {
-        Ok(_) => panic!("the directory was opened"),
+        Ok(_) => panic!("the folder was opened"),
         Err(error) => error.to_string(),
     }
 }
@@ -172,7 +172,7 @@ fn data_without_a_database_is_refused() {
     std::fs::write(folder.path().join(JOURNAL), "TNKXLOG1").unwrap();
     let message = open_error(folder.path());
     assert!(
-        message.contains("earlier version") && message.contains("another data directory"),
+        message.contains("earlier version") && message.contains("another data folder"),
         "{message}"
     );
     assert!(!folder.path().join(DATABASE).exists());

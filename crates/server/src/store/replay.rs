@@ -22,7 +22,7 @@ pub(crate) struct UnfinishedRequest {
 }
 
 impl Store {
-    /// Opens the data directory `folder` and restores its state. `result_limit` is the maximum size
+    /// Opens the data folder `folder` and restores its state. `result_limit` is the maximum size
     /// of the results in memory, in bytes.
     pub(crate) fn open(folder: &Path, result_limit: usize) -> io::Result<Self> {
         let (disk, rows) = Disk::open(folder)?;

@@ -196,7 +196,7 @@ async fn start_errors_name_their_cause() {
     let error = Server::start(in_use).await.unwrap_err();
     assert!(matches!(error, StartError::Io { action: StartAction::Listen, .. }), "{error}");
     assert!(error.to_string().contains(&test_server.server.address().to_string()), "{error}");
-    // The failed start has released the data directory.
+    // The failed start has released the data folder.
     Server::start(options(data.path())).await.unwrap().stop().await;
 
     let file = data.path().join("file");

@@ -12,7 +12,7 @@ use tinkex_server::{Server, ServerOptions};
 /// Name of the base model that every test server has besides the built-in one.
 pub(crate) const MODEL: &str = "tiny";
 
-/// A running server and its data directory.
+/// A running server and its data folder.
 pub(crate) struct TestServer {
     pub(crate) server: Server,
     pub(crate) data: TempDir,

@@ -32,7 +32,7 @@ async fn a_server_stops_under_load() {
         test_server.server.stop().await
     };
     tokio::join!(stop, futures_util::future::join_all(clients));
-    // The data directory is intact.
+    // The data folder is intact.
     let server = Server::start(options(test_server.data.path())).await.unwrap();
     assert_eq!(Http::new(&server.base_url()).get("/api/v1/healthz").await.0, 200);
 }
