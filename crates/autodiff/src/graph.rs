@@ -6,9 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::arg::GraphArg;
 
-/// Version of the JSON format that this crate reads and writes.
-pub(crate) const FORMAT: u32 = 1;
-
 /// Graph of tensor operations that computes a loss and its metrics for one datum.
 ///
 /// The serialized form is the `graph` field of the `create_custom_loss` request. A deserialized
@@ -29,7 +26,7 @@ pub(crate) const FORMAT: u32 = 1;
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossGraph {
-    /// Version of the JSON format; always 1.
+    /// Version of the JSON format; always [`LossGraph::FORMAT`].
     #[serde(default = "format_version")]
     pub format: u32,
     /// Nodes in execution order: placeholders first, the output last.
@@ -37,14 +34,17 @@ pub struct LossGraph {
 }
 
 fn format_version() -> u32 {
-    FORMAT
+    LossGraph::FORMAT
 }
 
 impl LossGraph {
+    /// Version of the JSON format that this crate reads and writes.
+    pub const FORMAT: u32 = 1;
+
     /// Creates a graph of these nodes.
     #[must_use]
     pub fn new(nodes: Vec<GraphNode>) -> Self {
-        Self { format: FORMAT, nodes }
+        Self { format: Self::FORMAT, nodes }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::arg::GraphArg;
 use crate::error::{Error, Result};
-use crate::graph::{FORMAT, GraphInput, GraphNode, LossGraph, NodeOp};
+use crate::graph::{GraphInput, GraphNode, LossGraph, NodeOp};
 use crate::operations::lookup;
 
 /// Maximum number of inputs of a loss, `logprobs` included.
@@ -24,8 +24,9 @@ pub(crate) struct GraphOutput {
 /// Checks everything that does not depend on the shapes of the inputs.
 pub(crate) fn validate(inputs: &[GraphInput], graph: &LossGraph) -> Result<GraphOutput> {
     validate_inputs(inputs)?;
-    if graph.format != FORMAT {
-        return Err(Error::graph(format!("format {} is unknown, expected {FORMAT}", graph.format)));
+    let (format, known) = (graph.format, LossGraph::FORMAT);
+    if format != known {
+        return Err(Error::graph(format!("format {format} is unknown, expected {known}")));
     }
     if graph.nodes.len() > MAX_NODES {
         let count = graph.nodes.len();

@@ -14,9 +14,6 @@ use crate::future::SubmitResponse;
 use crate::ids::{LossId, SessionId};
 use crate::request::{json_output, json_request};
 
-/// Version of the graph's JSON form.
-const GRAPH_FORMAT: u32 = 1;
-
 /// Request that uploads a custom loss.
 ///
 /// ```
@@ -65,8 +62,9 @@ impl CreateCustomLoss {
     /// Checks the format, the node names and the inputs. The server checks the operations, because
     /// the supported ones depend on it.
     fn check_all(&self) -> Result<(), InvalidInput> {
-        if self.graph.format != GRAPH_FORMAT {
-            let reason = format!("{} is unknown, expected {GRAPH_FORMAT}", self.graph.format);
+        let (format, known) = (self.graph.format, LossGraph::FORMAT);
+        if format != known {
+            let reason = format!("{format} is unknown, expected {known}");
             return Err(InvalidInput::new("graph.format", reason));
         }
         let mut names = BTreeSet::new();
