@@ -24,6 +24,8 @@ mod args;
 mod commands;
 mod config;
 mod console;
+#[cfg(test)]
+mod documented_commands;
 mod environment;
 mod error;
 mod format;

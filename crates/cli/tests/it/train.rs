@@ -1,5 +1,7 @@
 //! `tinkex train`: checkpoints, resuming, plans, plots and invalid input.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use crate::sandbox::{Sandbox, lines};
@@ -24,6 +26,47 @@ pub(crate) fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.write("data.jsonl", &examples(20));
     sandbox
+}
+
+/// Returns the `tinkex` commands with `--local` in the shell blocks of a page of the documentation.
+fn local_commands(page: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page);
+    let text = std::fs::read_to_string(path).unwrap();
+    let blocks = text.split("```").skip(1).step_by(2).filter(|block| block.starts_with("sh\n"));
+    let lines = blocks.flat_map(str::lines).map(|line| line.split("  #").next().unwrap().trim());
+    let local = lines.filter(|line| line.starts_with("tinkex ") && line.contains("--local"));
+    local.map(|line| line["tinkex ".len()..].to_owned()).collect()
+}
+
+/// Runs what the guide and the README tell a reader to type, in their order.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commands_of_the_training_guide_work() {
+    for page in ["docs/train.md", "README.md"] {
+        let mut sandbox = Sandbox::new();
+        sandbox.write("examples.jsonl", &examples(20));
+        sandbox.input = "Who are you?\n".to_owned();
+        let (mut run_id, mut checkpoint) = (String::new(), String::new());
+        let commands = local_commands(page);
+        assert!(commands.len() >= 2, "{page}: {commands:?}");
+        for command in commands {
+            // The pages use placeholders for the run, and for its last checkpoint.
+            let command = command
+                .replace("tinker://RUN/sampler_weights/step-000070", &checkpoint)
+                .replace("RUN_ID", &run_id)
+                .replace("RUN", &run_id);
+            let (command, quoted) = match command.split_once('\'') {
+                Some((before, text)) => (before, text.strip_suffix('\'')),
+                None => (&*command, None),
+            };
+            sandbox.run_args(command.split_whitespace().chain(quoted)).await.ok();
+            if sandbox.path("examples-run/run.json").exists() {
+                let state = state(&sandbox, "examples-run");
+                run_id = state["run_id"].as_str().unwrap().to_owned();
+                checkpoint = state["sampler"].as_str().unwrap().to_owned();
+            }
+        }
+        assert!(!run_id.is_empty(), "{page}: no training run was created");
+    }
 }
 
 /// Returns step and loss of every step. Losses are returned as bits, to compare them exactly.
