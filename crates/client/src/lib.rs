@@ -136,7 +136,7 @@ pub use training::{
 };
 pub use transport::Identity;
 pub use transport::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody};
-pub use transport::retry::RetryPolicy;
+pub use transport::retry_policy::RetryPolicy;
 
 #[cfg(feature = "chat")]
 pub use chat::{Chat, JsonlError, JsonlReader, Message, TooLong, TrainOn, TrainingExample};

@@ -10,7 +10,7 @@ use crate::config::{BaseUrl, Credential, Env, is_on};
 use crate::error::Result;
 use crate::transport::http::HttpService;
 use crate::transport::network::Network;
-use crate::transport::retry::RetryPolicy;
+use crate::transport::retry_policy::RetryPolicy;
 use crate::transport::{Transport, header};
 
 /// Settings of a service client. Arguments take precedence over environment variables, and those

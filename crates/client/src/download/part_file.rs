@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::transport::failed_attempt::FailedAttempt;
 use crate::transport::http::{HttpService, Lane};
 use crate::transport::redirect;
-use crate::transport::retry::RetryPolicy;
+use crate::transport::retry_policy::RetryPolicy;
 
 use super::attempts::Attempts;
 use super::resume::{PartialFile, ResumableDownload, Validator, blocking, parse_url, to_uri};

@@ -18,7 +18,7 @@ use crate::fixture;
 use crate::task::Task;
 use crate::transport::Transport;
 use crate::transport::http::{HttpFailure, HttpService, Lane};
-use crate::transport::retry::RetryPolicy;
+use crate::transport::retry_policy::RetryPolicy;
 
 /// Server that responds to polls as scripted, then holds every poll.
 #[derive(Clone, Default)]

@@ -10,7 +10,7 @@ use crate::config::{BaseUrl, Env};
 use crate::error::Result;
 use crate::settings::{ClientSettings, SettingsInput};
 use crate::transport::http::HttpService;
-use crate::transport::retry::RetryPolicy;
+use crate::transport::retry_policy::RetryPolicy;
 
 use super::ServiceClient;
 

@@ -15,7 +15,7 @@ use super::*;
 use crate::config::{ApiKey, Credential};
 use crate::fixture;
 use crate::transport::http::{HttpFailure, HttpService, Lane};
-use crate::transport::retry::RetryPolicy;
+use crate::transport::retry_policy::RetryPolicy;
 
 fn session() -> SessionId {
     SessionId::from("s")

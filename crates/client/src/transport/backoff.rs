@@ -32,9 +32,19 @@ impl RequestBackoff {
     /// Starts a backoff after a 429: for `retry_after` if the server named a delay, else 1 second,
     /// or 5 for requests above 128 KiB.
     pub(crate) fn on_rate_limit(&self, retry_after: Option<Duration>) {
+        self.backoff.start(self.duration(retry_after));
+    }
+
+    /// Returns the time until the backoff would end if [`on_rate_limit`](Self::on_rate_limit) were
+    /// called now.
+    pub(crate) fn remaining_after_rate_limit(&self, retry_after: Option<Duration>) -> Duration {
+        self.backoff.remaining().max(self.duration(retry_after))
+    }
+
+    fn duration(&self, retry_after: Option<Duration>) -> Duration {
         const LARGE_BYTES: u64 = 128 * 1024;
         let default = Duration::from_secs(if self.bytes <= LARGE_BYTES { 1 } else { 5 });
-        self.backoff.start(retry_after.unwrap_or(default));
+        retry_after.unwrap_or(default)
     }
 }
 

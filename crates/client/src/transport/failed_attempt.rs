@@ -62,3 +62,38 @@ impl From<Error> for FailedAttempt {
         Self { error, retry_after: None, should_retry: None, permanent: false }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn the_server_may_demand_or_decline_a_retry() {
+        for case in fixture::cases("should_retry.json") {
+            let status = u16::try_from(case["status"].as_u64().unwrap()).unwrap();
+            if status < 400 {
+                // Successful responses are never failed attempts.
+                continue;
+            }
+            for (key, expected) in case.as_object().unwrap() {
+                let value = match key.as_str() {
+                    "status" => continue,
+                    "absent" => None,
+                    other => other.strip_prefix("header="),
+                };
+                let mut response = Response::builder().status(status);
+                if let Some(value) = value {
+                    response = response.header("x-should-retry", value);
+                }
+                let failed = FailedAttempt::from_response(&response.body(Bytes::new()).unwrap());
+                // Unlike the Python SDK, the value is case-insensitive.
+                let expected = if value == Some("TRUE") { &json!(true) } else { expected };
+                assert_eq!(json!(failed.is_retryable()), *expected, "{status} {value:?}");
+            }
+        }
+    }
+}

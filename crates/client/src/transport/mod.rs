@@ -1,8 +1,8 @@
 //! Sends requests to the API server: encodes once, authenticates, retries, follows redirects and
 //! decodes the response.
 //!
-//! [`retry`] decides whether a failed attempt is repeated and when; [`http`] is the interface to the
-//! network.
+//! [`retry_decision`] decides whether a failed attempt is repeated and when, [`retry`] waits for
+//! it, and [`http`] is the interface to the network.
 
 mod auth;
 pub(crate) mod backoff;
@@ -17,7 +17,9 @@ pub(crate) mod network;
 mod pool;
 pub(crate) mod redirect;
 mod request_policy;
-pub(crate) mod retry;
+mod retry;
+mod retry_decision;
+pub(crate) mod retry_policy;
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -51,7 +53,8 @@ use http::HttpService;
 use instrument::RequestEvents;
 use redirect::RedirectChain;
 use request_policy::{RequestCredential, RequestPolicy};
-use retry::{RetryPolicy, RetryState};
+use retry::RetryState;
+use retry_policy::RetryPolicy;
 
 /// Number of headers that the transport adds to a request at most.
 const OWN_HEADERS: usize = 7;

@@ -1,15 +1,7 @@
-//! Decides whether and when a failed attempt is repeated.
+//! Carries out what [`retry_decision`](super::retry_decision) decides after each failed attempt:
+//! waits, counts retries and rounds, and changes the idempotency key with each round.
 //!
-//! [`Transport::send`](super::Transport::send) runs the loop; [`RetryState::failed`] decides after
-//! each failure:
-//!
-//! * A *retry* follows within seconds of a lost connection or a retryable status, with the same
-//!   idempotency key.
-//! * A *round* of retries that failed is followed by another, with a new idempotency key, until
-//!   five minutes have passed since the first attempt.
-//! * A 402 waits until the account is settled, as long as the server allows.
-//! * A sampling request that shares a [`Backoff`](super::backoff::Backoff) is repeated after every
-//!   429, once the backoff is over. Only the retry timeout ends that.
+//! [`Transport::send`](super::Transport::send) runs the loop of attempts.
 
 use std::time::Duration;
 
@@ -27,135 +19,10 @@ use super::delay;
 use super::failed_attempt::FailedAttempt;
 use super::instrument;
 use super::request_policy::RequestPolicy;
+use super::retry_decision::{GiveUpReason, RetryContext, RetryDecision};
 
-/// Time after the first attempt during which new rounds are started.
-const ROUNDS_TIMEOUT: Duration = Duration::from_secs(300);
-/// Longest delay between two rounds.
-const MAX_ROUND_DELAY: Duration = Duration::from_secs(30);
 /// Name of the telemetry event for a failed round. The name is the Python SDK's.
 const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception";
-
-/// Policy for repeating failed requests.
-///
-/// The default is what the service expects: up to ten retries per round, with delays that double
-/// from 0.5 to 10 seconds and are shortened at random by up to a quarter, and new rounds for up to
-/// five minutes. The protocol allows fewer attempts for some requests, for example one per round
-/// for saves.
-///
-/// ```
-/// use std::time::Duration;
-/// use tinkex::RetryPolicy;
-///
-/// // Exactly one attempt per request; `Error::retry_after` returns when to try again.
-/// assert_eq!(RetryPolicy::disabled().max_retries(), 0);
-///
-/// // An interactive program: give up after half a minute, and after 10 seconds per request.
-/// let interactive = RetryPolicy::default()
-///     .with_retry_timeout(Duration::from_secs(30))
-///     .with_request_timeout(Duration::from_secs(10));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RetryPolicy {
-    max_retries: u32,
-    repeat_rounds: bool,
-    retry_timeout: Option<Duration>,
-    request_timeout: Option<Duration>,
-    billing_wait: bool,
-}
-
-impl Default for RetryPolicy {
-    /// Returns the policy that the service expects of its clients.
-    fn default() -> Self {
-        Self {
-            max_retries: u32::MAX,
-            repeat_rounds: true,
-            retry_timeout: None,
-            request_timeout: None,
-            billing_wait: false,
-        }
-    }
-}
-
-impl RetryPolicy {
-    /// Returns a policy that sends every request exactly once.
-    #[must_use]
-    pub fn disabled() -> Self {
-        Self { max_retries: 0, repeat_rounds: false, ..Self::default() }
-    }
-
-    /// Sets the maximum number of retries per round. The protocol allows fewer for some requests.
-    #[must_use]
-    pub fn with_max_retries(mut self, retries: u32) -> Self {
-        self.max_retries = retries;
-        self
-    }
-
-    /// Sets the time after which no further attempt starts, counted from the first attempt. For
-    /// interactive programs.
-    ///
-    /// It also ends a request at once if only the user can resolve the failure: a conflict (409),
-    /// or a billing problem (402) unless [`with_billing_wait`](Self::with_billing_wait) is set.
-    #[must_use]
-    pub fn with_retry_timeout(mut self, timeout: Duration) -> Self {
-        self.retry_timeout = Some(timeout);
-        self
-    }
-
-    /// Waits for a billing problem (402) to be settled although a retry timeout is set, as long as
-    /// the server allows.
-    #[must_use]
-    pub fn with_billing_wait(mut self) -> Self {
-        self.billing_wait = true;
-        self
-    }
-
-    /// Sets the timeout of one attempt. Defaults to 60 seconds for most requests. Polls for results
-    /// keep their own timeout.
-    #[must_use]
-    pub fn with_request_timeout(mut self, timeout: Duration) -> Self {
-        self.request_timeout = Some(timeout);
-        self
-    }
-
-    /// Returns the maximum number of retries per round.
-    #[must_use]
-    pub fn max_retries(&self) -> u32 {
-        self.max_retries
-    }
-
-    /// Returns the time after which no further attempt starts, if limited.
-    #[must_use]
-    pub fn retry_timeout(&self) -> Option<Duration> {
-        self.retry_timeout
-    }
-
-    /// Returns the timeout of one attempt, if set.
-    #[must_use]
-    pub fn request_timeout(&self) -> Option<Duration> {
-        self.request_timeout
-    }
-
-    /// Returns whether further rounds follow a failed one.
-    pub(crate) fn repeats_rounds(&self) -> bool {
-        self.repeat_rounds
-    }
-
-    /// Restricts the policy of a route by this policy.
-    pub(crate) fn apply(self, policy: RequestPolicy) -> RequestPolicy {
-        let timeout = match policy.lane.is_poll() {
-            true => policy.timeout,
-            false => self.request_timeout.unwrap_or(policy.timeout),
-        };
-        RequestPolicy {
-            max_retries: policy.max_retries.min(self.max_retries),
-            repeat_rounds: policy.repeat_rounds && self.repeat_rounds,
-            timeout,
-            retry_timeout: self.retry_timeout,
-            billing_wait: self.retry_timeout.is_none() || self.billing_wait,
-            ..policy
-        }
-    }
-}
 
 /// Progress of one request through its attempts.
 pub(crate) struct RetryState {
@@ -165,10 +32,13 @@ pub(crate) struct RetryState {
     fixed_key: Option<String>,
     /// Idempotency key of this round.
     key: String,
-    /// Retries in this round.
+    /// Number of retries so far in this round.
     retry_count: u32,
+    /// Number of attempts in all rounds.
     attempts: u32,
-    round: u32,
+    /// Number of failed rounds. Rounds that ended with a billing wait or a shared backoff do not
+    /// count, so that they do not lengthen the delay between rounds.
+    failed_rounds: u32,
     start: Instant,
     /// Start of the retry timeout.
     waiting_since: Instant,
@@ -180,10 +50,18 @@ impl RetryState {
         backoff: Option<RequestBackoff>,
         fixed_key: Option<String>,
     ) -> Self {
-        let key = fixed_key.clone().unwrap_or_else(new_key);
         let start = Instant::now();
-        let (retry_count, attempts, round, waiting_since) = (0, 0, 0, start);
-        Self { policy, backoff, fixed_key, key, retry_count, attempts, round, start, waiting_since }
+        Self {
+            policy,
+            backoff,
+            key: fixed_key.clone().unwrap_or_else(new_key),
+            fixed_key,
+            retry_count: 0,
+            attempts: 0,
+            failed_rounds: 0,
+            start,
+            waiting_since: start,
+        }
     }
 
     /// Starts the retry timeout at `since` if given, for a request that resubmits an earlier one.
@@ -209,6 +87,10 @@ impl RetryState {
     }
 
     /// Waits before the next attempt, or returns the error if no attempt follows.
+    ///
+    /// Starts the shared backoff if the server limits the rate, but does not wait for it: the
+    /// caller calls [`wait_for_backoff`](Self::wait_for_backoff) before each attempt, because other
+    /// requests may start or extend the backoff at any time.
     pub(crate) async fn failed(
         &mut self,
         failed: FailedAttempt,
@@ -216,61 +98,68 @@ impl RetryState {
         events: Option<&EventQueue>,
     ) -> Result<(), Error> {
         self.attempts += 1;
-        let needs_user = match failed.error.status() {
-            Some(402) => !self.policy.billing_wait,
-            Some(409) => self.policy.retry_timeout.is_some(),
-            _ => false,
-        };
-        if needs_user {
-            return Err(failed.error.after(self.attempts, self.start.elapsed()));
-        }
-        if self.retry_count < self.policy.max_retries && failed.is_retryable() {
-            let delay = delay::before_retry(self.retry_count, failed.retry_after, fastrand::f64());
-            if self.exceeds_timeout(delay) {
-                return Err(failed.error.after(self.attempts, self.start.elapsed()));
-            }
-            self.log_retry(&failed.error, delay, "retry");
-            sleep(delay).await;
-            self.retry_count += 1;
-            return Ok(());
-        }
-
-        let status = failed.error.status();
-        // The billing state is shared: call `should_wait` exactly once per 402.
-        let unsettled = status == Some(402) && self.policy.repeat_rounds && billing.should_wait();
-        if let Some(request) = self.backoff.as_ref().filter(|_| unsettled || status == Some(429)) {
+        let context = self.context(&failed);
+        let elapsed = context.elapsed;
+        let decision = context.decide(|| billing.should_wait());
+        if let Some(request) = self.backoff.as_ref().filter(|_| decision.starts_backoff()) {
             request.on_rate_limit(delay::acceptable(failed.retry_after));
-            // The retry timeout does not apply to billing problems.
-            let late = !unsettled && self.exceeds_timeout(request.backoff.remaining());
-            if !self.policy.repeat_rounds || late {
-                return Err(failed.error.after(self.attempts, self.start.elapsed()));
-            }
-            instrument::count_retry("backoff");
-        } else if unsettled {
-            sleep(billing::DELAY).await;
-        } else {
-            let elapsed = self.start.elapsed();
-            if let Some(events) = events.filter(|_| self.policy.repeat_rounds) {
-                events.attempt(ROUND_FAILED, &failed.error, self.progress(elapsed));
-            }
-            let retryable = !failed.permanent && failed.error.is_retryable();
-            if !self.policy.repeat_rounds || !retryable || elapsed >= ROUNDS_TIMEOUT {
-                let (error, attempts) = (&failed.error, self.attempts);
-                tracing::debug!(target: targets::RETRY, %error, attempts, ?elapsed, "giving up");
-                return Err(failed.error.after(self.attempts, elapsed));
-            }
-            let delay = Duration::from_secs(1 << self.round.min(5)).min(MAX_ROUND_DELAY);
-            let delay = delay.min(ROUNDS_TIMEOUT - elapsed);
-            if self.exceeds_timeout(delay) {
-                return Err(failed.error.after(self.attempts, elapsed));
-            }
-            self.log_retry(&failed.error, delay, "round");
-            sleep(delay).await;
-            self.round += 1;
         }
+        if decision.is_failed_round() {
+            self.report_round(&failed.error, elapsed, events);
+        }
+        match decision {
+            RetryDecision::Retry { delay } => {
+                self.log_retry(&failed.error, delay, "retry");
+                sleep(delay).await;
+                self.retry_count += 1;
+            }
+            RetryDecision::WaitForBilling => {
+                sleep(billing::DELAY).await;
+                self.start_round();
+            }
+            RetryDecision::BackOff => {
+                instrument::count_retry("backoff");
+                self.start_round();
+            }
+            RetryDecision::NewRound { delay } => {
+                self.log_retry(&failed.error, delay, "round");
+                sleep(delay).await;
+                self.failed_rounds += 1;
+                self.start_round();
+            }
+            RetryDecision::GiveUp(reason) => {
+                let (error, attempts) = (failed.error, self.attempts);
+                if reason == GiveUpReason::NoFurtherRound {
+                    tracing::debug!(
+                        target: targets::RETRY, %error, attempts, ?elapsed, "giving up"
+                    );
+                }
+                return Err(error.after(attempts, elapsed));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the context of a failure, for the decision about it.
+    fn context<'a>(&'a self, failed: &'a FailedAttempt) -> RetryContext<'a> {
+        let retry_after = delay::acceptable(failed.retry_after);
+        let backoff = self.backoff.as_ref();
+        RetryContext {
+            policy: &self.policy,
+            failed,
+            retry_count: self.retry_count,
+            failed_rounds: self.failed_rounds,
+            elapsed: self.start.elapsed(),
+            waited: self.waiting_since.elapsed(),
+            backoff: backoff.map(|request| request.remaining_after_rate_limit(retry_after)),
+            random: fastrand::f64(),
+        }
+    }
+
+    /// Starts a round of retries, with an idempotency key of its own unless the caller set one.
+    fn start_round(&mut self) {
         self.retry_count = 0;
         self.key = self.fixed_key.clone().unwrap_or_else(new_key);
-        Ok(())
     }
 
     fn log_retry(&self, error: &Error, delay: Duration, reason: &'static str) {
@@ -281,19 +170,15 @@ impl RetryState {
         instrument::count_retry(reason);
     }
 
-    /// Returns whether an attempt after `delay` would start after the retry timeout.
-    fn exceeds_timeout(&self, delay: Duration) -> bool {
-        let timeout = self.policy.retry_timeout;
-        timeout.is_some_and(|timeout| self.waiting_since.elapsed() + delay > timeout)
-    }
-
-    /// Returns the numbers that telemetry reports for a failed round.
-    fn progress(&self, elapsed: Duration) -> JsonObject {
+    /// Reports a failed round in telemetry, if the request is sent in rounds.
+    fn report_round(&self, error: &Error, elapsed: Duration, events: Option<&EventQueue>) {
+        let Some(events) = events.filter(|_| self.policy.repeat_rounds) else { return };
         let numbers = [
-            ("attempt_count", json!(self.round + 1)),
+            ("attempt_count", json!(self.failed_rounds + 1)),
             ("elapsed_time", json!(elapsed.as_secs_f64())),
         ];
-        numbers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        let numbers = numbers.into_iter().map(|(name, value)| (name.to_owned(), value));
+        events.attempt(ROUND_FAILED, error, numbers.collect::<JsonObject>());
     }
 }
 
@@ -313,6 +198,7 @@ mod tests {
 
     use super::super::backoff::Backoff;
     use super::super::http::HttpFailure;
+    use super::super::retry_policy::RetryPolicy;
     use super::*;
     use crate::error::ErrorKind;
     use crate::fixture;
@@ -429,32 +315,6 @@ mod tests {
         for _ in 0..10 {
             let failed = outcome(&json!(402)).unwrap_err();
             state.failed(failed, &billing, None).await.unwrap();
-        }
-    }
-
-    #[test]
-    fn the_server_may_demand_or_decline_a_retry() {
-        for case in fixture::cases("should_retry.json") {
-            let status = u16::try_from(case["status"].as_u64().unwrap()).unwrap();
-            if status < 400 {
-                // Successful responses are never failed attempts.
-                continue;
-            }
-            for (key, expected) in case.as_object().unwrap() {
-                let value = match key.as_str() {
-                    "status" => continue,
-                    "absent" => None,
-                    other => other.strip_prefix("header="),
-                };
-                let mut response = Response::builder().status(status);
-                if let Some(value) = value {
-                    response = response.header("x-should-retry", value);
-                }
-                let failed = FailedAttempt::from_response(&response.body(Bytes::new()).unwrap());
-                // Unlike the Python SDK, the value is case-insensitive.
-                let expected = if value == Some("TRUE") { &json!(true) } else { expected };
-                assert_eq!(json!(failed.is_retryable()), *expected, "{status} {value:?}");
-            }
         }
     }
 }

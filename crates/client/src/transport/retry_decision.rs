@@ -1,0 +1,254 @@
+//! Decides what follows a failed attempt. Nothing here waits, sends or changes state;
+//! [`RetryState`](super::retry::RetryState) carries the decision out.
+//!
+//! The first rule that covers the failure decides:
+//!
+//! | Rule | Covers | Next attempt | Ends |
+//! |---|---|---|---|
+//! | user | a 402 or 409 that only the user can resolve | none | at once |
+//! | retry | a retryable failure, while the round has retries left | same round, 0.5 to 10 seconds later | with the retries of the round |
+//! | billing | a 402, while the account may still be settled | new round, 5 seconds later | when the server's maximum wait is over |
+//! | rate limit | a 429 of a request that shares a [`Backoff`](super::backoff::Backoff) | new round, after the backoff | never |
+//! | round | any other failure | new round, 1, 2, 4, … 30 seconds later | five minutes after the first attempt |
+//!
+//! All attempts of a round have the same idempotency key. The retry timeout of the policy, if set,
+//! ends the retry, rate limit and round rules earlier: no attempt starts after it.
+
+use std::time::Duration;
+
+use super::delay;
+use super::failed_attempt::FailedAttempt;
+use super::request_policy::RequestPolicy;
+
+/// Time after the first attempt during which new rounds are started.
+const ROUNDS_TIMEOUT: Duration = Duration::from_secs(300);
+/// Longest delay between two rounds.
+const MAX_ROUND_DELAY: Duration = Duration::from_secs(30);
+
+/// What follows a failed attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RetryDecision {
+    /// The failure is temporary: repeat the request in the same round after `delay`.
+    Retry { delay: Duration },
+    /// The account is not settled: start a new round after [`billing::DELAY`](super::billing::DELAY).
+    WaitForBilling,
+    /// The server limits the rate, or the account of a request with a shared backoff is not
+    /// settled: start the backoff, and a new round once it is over.
+    BackOff,
+    /// The round failed: start a new one after `delay`.
+    NewRound { delay: Duration },
+    /// No attempt follows.
+    GiveUp(GiveUpReason),
+}
+
+/// Reason for not repeating a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GiveUpReason {
+    /// Only the user can resolve the failure.
+    NeedsUser,
+    /// The retry would start after the retry timeout.
+    RetryTooLate,
+    /// The server limits the rate, and the policy allows no new round, or none that starts after
+    /// the backoff and before the retry timeout.
+    RateLimited,
+    /// The round failed, and no further round can succeed, is allowed, or starts within five
+    /// minutes of the first attempt.
+    NoFurtherRound,
+    /// The next round would start after the retry timeout.
+    RoundTooLate,
+}
+
+impl RetryDecision {
+    /// Returns whether the shared backoff starts. It starts even if this request gives up: the
+    /// server limits the rate of all requests that share it.
+    pub(super) fn starts_backoff(self) -> bool {
+        matches!(self, Self::BackOff | Self::GiveUp(GiveUpReason::RateLimited))
+    }
+
+    /// Returns whether the attempt was the last of a failed round, which telemetry reports. A round
+    /// that waits for the account or for the shared backoff has not failed.
+    pub(super) fn is_failed_round(self) -> bool {
+        use GiveUpReason::{NoFurtherRound, RoundTooLate};
+        matches!(self, Self::NewRound { .. } | Self::GiveUp(NoFurtherRound | RoundTooLate))
+    }
+}
+
+/// A failed attempt, and everything else that the decision depends on.
+pub(super) struct RetryContext<'a> {
+    pub(super) policy: &'a RequestPolicy,
+    pub(super) failed: &'a FailedAttempt,
+    /// Number of retries so far in this round.
+    pub(super) retry_count: u32,
+    /// Number of failed rounds before this one.
+    pub(super) failed_rounds: u32,
+    /// Time since the first attempt.
+    pub(super) elapsed: Duration,
+    /// Time since the start of the retry timeout.
+    pub(super) waited: Duration,
+    /// Time until the end of the shared backoff if this failure starts it; `None` if the request
+    /// shares none.
+    pub(super) backoff: Option<Duration>,
+    /// Random number from 0 to 1 for the jitter of a retry.
+    pub(super) random: f64,
+}
+
+impl RetryContext<'_> {
+    /// Applies the rules in the order of the table above.
+    ///
+    /// `account_may_be_settled` is called once for each failure that the billing rule covers, and
+    /// never for others: each call advances the billing problem that all requests share.
+    pub(super) fn decide(&self, account_may_be_settled: impl FnOnce() -> bool) -> RetryDecision {
+        if self.needs_user() {
+            return RetryDecision::GiveUp(GiveUpReason::NeedsUser);
+        }
+        if self.retry_count < self.policy.max_retries && self.failed.is_retryable() {
+            return self.retry();
+        }
+        match (self.failed.error.status(), self.backoff) {
+            (Some(402), backoff) if self.policy.repeat_rounds && account_may_be_settled() => {
+                match backoff {
+                    Some(_) => RetryDecision::BackOff,
+                    None => RetryDecision::WaitForBilling,
+                }
+            }
+            (Some(429), Some(backoff)) => self.back_off(backoff),
+            _ => self.new_round(),
+        }
+    }
+
+    /// Returns whether only the user can resolve the failure, and the policy does not wait for the
+    /// user.
+    fn needs_user(&self) -> bool {
+        match self.failed.error.status() {
+            Some(402) => !self.policy.billing_wait,
+            Some(409) => self.policy.retry_timeout.is_some(),
+            _ => false,
+        }
+    }
+
+    fn retry(&self) -> RetryDecision {
+        let delay = delay::before_retry(self.retry_count, self.failed.retry_after, self.random);
+        if self.exceeds_timeout(delay) {
+            return RetryDecision::GiveUp(GiveUpReason::RetryTooLate);
+        }
+        RetryDecision::Retry { delay }
+    }
+
+    fn back_off(&self, backoff: Duration) -> RetryDecision {
+        if !self.policy.repeat_rounds || self.exceeds_timeout(backoff) {
+            return RetryDecision::GiveUp(GiveUpReason::RateLimited);
+        }
+        RetryDecision::BackOff
+    }
+
+    fn new_round(&self) -> RetryDecision {
+        let retryable = !self.failed.permanent && self.failed.error.is_retryable();
+        if !self.policy.repeat_rounds || !retryable || self.elapsed >= ROUNDS_TIMEOUT {
+            return RetryDecision::GiveUp(GiveUpReason::NoFurtherRound);
+        }
+        let doubled = Duration::from_secs(1 << self.failed_rounds.min(5));
+        // The last round starts exactly when the time for rounds is over.
+        let delay = doubled.min(MAX_ROUND_DELAY).min(ROUNDS_TIMEOUT - self.elapsed);
+        if self.exceeds_timeout(delay) {
+            return RetryDecision::GiveUp(GiveUpReason::RoundTooLate);
+        }
+        RetryDecision::NewRound { delay }
+    }
+
+    /// Returns whether an attempt after `delay` would start after the retry timeout.
+    fn exceeds_timeout(&self, delay: Duration) -> bool {
+        self.policy.retry_timeout.is_some_and(|timeout| self.waited + delay > timeout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::Response;
+    use tinkex_wire::Route;
+
+    use super::super::retry_policy::RetryPolicy;
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn failure(status: u16) -> FailedAttempt {
+        let response = Response::builder().status(status).body(Bytes::new()).unwrap();
+        FailedAttempt::from_response(&response)
+    }
+
+    fn policy(route: Route) -> RequestPolicy {
+        RetryPolicy::default().apply(RequestPolicy::for_route(route))
+    }
+
+    /// Returns the context of a first attempt.
+    fn first<'a>(policy: &'a RequestPolicy, failed: &'a FailedAttempt) -> RetryContext<'a> {
+        RetryContext {
+            policy,
+            failed,
+            retry_count: 0,
+            failed_rounds: 0,
+            elapsed: Duration::ZERO,
+            waited: Duration::ZERO,
+            backoff: None,
+            random: 0.0,
+        }
+    }
+
+    /// Answer of the billing state to a failure that the billing rule does not cover.
+    fn not_asked() -> bool {
+        panic!("only the billing rule asks")
+    }
+
+    #[test]
+    fn the_first_rule_that_covers_a_failure_decides() {
+        let (train, sample) = (policy(Route::OptimStep), policy(Route::Sample));
+        let (unavailable, limited, unsettled) = (failure(503), failure(429), failure(402));
+
+        let delay = Duration::from_millis(500);
+        let retry = first(&train, &unavailable);
+        assert_eq!(retry.decide(not_asked), RetryDecision::Retry { delay });
+        let last = RetryContext { retry_count: 10, failed_rounds: 2, ..retry };
+        assert_eq!(last.decide(not_asked), RetryDecision::NewRound { delay: 4 * SECOND });
+
+        let shared = |failed| RetryContext { backoff: Some(SECOND), ..first(&sample, failed) };
+        assert_eq!(shared(&limited).decide(not_asked), RetryDecision::BackOff);
+        assert_eq!(
+            shared(&unavailable).decide(not_asked),
+            RetryDecision::NewRound { delay: SECOND }
+        );
+
+        assert_eq!(first(&train, &unsettled).decide(|| true), RetryDecision::WaitForBilling);
+        assert_eq!(shared(&unsettled).decide(|| true), RetryDecision::BackOff);
+        let decision = shared(&unsettled).decide(|| false);
+        assert_eq!(decision, RetryDecision::GiveUp(GiveUpReason::NoFurtherRound));
+    }
+
+    #[test]
+    fn the_reason_for_giving_up_names_the_rule() {
+        let timeout = RetryPolicy::default().with_retry_timeout(SECOND);
+        let train = timeout.apply(RequestPolicy::for_route(Route::OptimStep));
+        let sample = timeout.apply(RequestPolicy::for_route(Route::Sample));
+        let single = RetryPolicy::disabled().apply(RequestPolicy::for_route(Route::Sample));
+        let (unavailable, limited) = (failure(503), failure(429));
+        let reason = |context: &RetryContext<'_>| match context.decide(not_asked) {
+            RetryDecision::GiveUp(reason) => reason,
+            other => panic!("{other:?}"),
+        };
+
+        for status in [402, 409] {
+            assert_eq!(reason(&first(&train, &failure(status))), GiveUpReason::NeedsUser);
+        }
+        let late = RetryContext { waited: SECOND, ..first(&train, &unavailable) };
+        assert_eq!(reason(&late), GiveUpReason::RetryTooLate);
+        let late = RetryContext { retry_count: 10, ..late };
+        assert_eq!(reason(&late), GiveUpReason::RoundTooLate);
+        assert_eq!(reason(&first(&train, &failure(400))), GiveUpReason::NoFurtherRound);
+        for policy in [&sample, &single] {
+            let backoff = Some(2 * SECOND);
+            let context = RetryContext { backoff, ..first(policy, &limited) };
+            assert_eq!(reason(&context), GiveUpReason::RateLimited);
+            assert!(context.decide(not_asked).starts_backoff(), "others must wait");
+        }
+    }
+}
