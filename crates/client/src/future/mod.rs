@@ -2,6 +2,7 @@
 
 mod batch_poll;
 pub(crate) mod poll;
+mod poll_failures;
 mod poll_interval;
 pub(crate) mod queue_log;
 mod report;

@@ -3,10 +3,11 @@
 //! The results of all requests that the server executes asynchronously are retrieved here;
 //! [`BatchPoll`](super::BatchPoll) only announces that results are ready.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use ::http::HeaderMap;
 use ::http::header::{ACCEPT, CONTENT_TYPE};
+use ::http::{HeaderMap, Response};
 use bytes::Bytes;
 use tinkex_wire::{
     CompletedFuture, JSON, PROTO, PollResponse, ResultPayload, RetrieveFuture, SubmitRequest,
@@ -14,18 +15,15 @@ use tinkex_wire::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::dispatch::{Limit, Permit};
 use crate::error::{Error, ErrorKind, Result};
 use crate::session::Session;
 use crate::transport::{BILLING_DELAY, RequestOptions, header};
 
+use super::poll_failures::{NextPoll, PollFailures};
 use super::poll_interval::{OutageTimer, PollInterval};
 use super::queue_log::QueueLog;
 use super::{BatchPoll, report};
-
-/// Longest delay between polls while the server is unreachable or rate-limits.
-const MAX_DELAY: Duration = Duration::from_secs(30);
-/// Number of consecutive 400 responses that are retried: the server may not know a new request yet.
-const MAX_BAD_REQUESTS: u32 = 3;
 
 /// Polls for the results of a session's requests.
 pub(crate) struct Poller<'a> {
@@ -61,6 +59,29 @@ impl Submitted {
 struct PollProgress {
     polls: u64,
     start: Instant,
+}
+
+/// Request that is sent with each poll.
+struct PollRequest {
+    body: RetrieveFuture,
+    /// Held until the result is received, so that the results being downloaded at the same time do
+    /// not exceed the session's budget.
+    _download_permit: Option<Permit>,
+}
+
+impl PollRequest {
+    /// Asks the server for the size of the result before the result itself.
+    fn new(submitted: &Submitted) -> Self {
+        let request_id = submitted.response.request_id.clone();
+        let body = RetrieveFuture::new(request_id).allow_metadata_only(true);
+        Self { body, _download_permit: None }
+    }
+
+    /// Waits for `bytes` of the download budget; further polls ask for the result itself.
+    async fn accept_payload(&mut self, budget: &Arc<Limit>, bytes: u64) {
+        self.body.allow_metadata_only = false;
+        self._download_permit = Some(budget.acquire(bytes).await);
+    }
 }
 
 impl<'a> Poller<'a> {
@@ -117,17 +138,12 @@ impl<'a> Poller<'a> {
         accept_proto: bool,
         progress: &mut PollProgress,
     ) -> Result<ResultPayload> {
-        let mut poll =
-            RetrieveFuture::new(submitted.response.request_id.clone()).allow_metadata_only(true);
-        let (mut failures, mut bad_requests) = (0_u32, 0_u32);
+        let mut request = PollRequest::new(submitted);
+        let mut failures = PollFailures::default();
         let mut interval = PollInterval::new(self.session.adaptive_polling());
         let mut outage = OutageTimer::new(self.session.settings().retry.retry_timeout());
-        // Hold the permit until the result is received, so that large results do not exceed the
-        // budget.
-        let mut _download_permit = None;
         if let Some(bytes) = self.wait_for_announcement(submitted).await? {
-            poll.allow_metadata_only = false;
-            _download_permit = Some(self.session.download_budget().acquire(bytes).await);
+            request.accept_payload(self.session.download_budget(), bytes).await;
         }
         loop {
             let sent_at = Instant::now();
@@ -135,30 +151,24 @@ impl<'a> Poller<'a> {
                 headers: headers(submitted, progress.polls, accept_proto),
                 ..RequestOptions::default()
             };
-            let response = self.session.transport().send_raw(&poll, &options).await;
+            let response = self.session.transport().send_raw(&request.body, &options).await;
             progress.polls += 1;
-            if response.as_ref().err().is_none_or(|error| error.status().is_some()) {
-                outage.end();
-            }
             let error = match response {
                 Ok(response) => {
-                    failures = 0;
-                    let content_type =
-                        response.headers().get(CONTENT_TYPE).and_then(|t| t.to_str().ok());
-                    match PollResponse::decode(content_type.unwrap_or(JSON), response.body())? {
+                    outage.end();
+                    failures.record_response();
+                    match decode(&response)? {
                         PollResponse::Ready(payload) => return Ok(payload),
                         PollResponse::Failed(failed) => {
                             return Err(Error::from_failed_request(failed)
                                 .after(1, progress.start.elapsed()));
                         }
-                        PollResponse::MetadataOnly { .. } if !poll.allow_metadata_only => {
+                        PollResponse::MetadataOnly { .. } if !request.body.allow_metadata_only => {
                             let message = "server announced the result twice without sending it";
                             return Err(Error::new(ErrorKind::Decode, message));
                         }
-                        PollResponse::MetadataOnly { response_payload_size } => {
-                            poll.allow_metadata_only = false;
-                            let budget = self.session.download_budget();
-                            _download_permit = Some(budget.acquire(response_payload_size).await);
+                        PollResponse::MetadataOnly { response_payload_size: bytes } => {
+                            request.accept_payload(self.session.download_budget(), bytes).await;
                         }
                         PollResponse::TryAgain(pending) => {
                             self.log.update(&pending);
@@ -169,36 +179,40 @@ impl<'a> Poller<'a> {
                 }
                 Err(error) => error,
             };
-            match error.status() {
-                Some(408) => {
-                    failures = 0;
-                    if let Some(body) = error.body() {
-                        bad_requests = 0;
-                        self.log.update(&PollResponse::decode_timeout(&Bytes::copy_from_slice(
-                            body.as_bytes(),
-                        )));
+            let responded = error.status().is_some();
+            if responded {
+                outage.end();
+            }
+            self.log_queue_state(&error);
+            match failures.record(&error) {
+                NextPoll::AtInterval => interval.wait(sent_at).await,
+                NextPoll::AtOnce => {}
+                NextPoll::After(delay) => {
+                    if !responded && outage.record(sent_at) {
+                        return Err(error);
                     }
-                    interval.wait(sent_at).await;
+                    sleep(delay).await;
                 }
-                Some(500..600) => {
-                    failures = 0;
-                    interval.wait(sent_at).await;
-                }
-                Some(400) if bad_requests < MAX_BAD_REQUESTS => {
-                    failures = 0;
-                    bad_requests += 1;
-                }
-                Some(402) if self.session.transport().wait_for_billing() => {
+                NextPoll::WhenSettled => {
+                    if !self.session.transport().wait_for_billing() {
+                        return Err(error);
+                    }
                     sleep(BILLING_DELAY).await;
+                    // The billing state logs the wait; the poll is not reported as failed.
                     continue;
                 }
-                Some(410) => return Err(error.expired()),
-                Some(429) => back_off(&mut failures).await,
-                None if error.is_retryable() && outage.record(sent_at) => return Err(error),
-                None if error.is_retryable() => back_off(&mut failures).await,
-                _ => return Err(error),
+                NextPoll::Expired => return Err(error.expired()),
+                NextPoll::Never => return Err(error),
             }
             self.record(&error, submitted, progress);
+        }
+    }
+
+    /// Logs the queue state that a 408 carries in its body.
+    fn log_queue_state(&self, error: &Error) {
+        if let (Some(408), Some(body)) = (error.status(), error.body()) {
+            let body = Bytes::copy_from_slice(body.as_bytes());
+            self.log.update(&PollResponse::decode_timeout(&body));
         }
     }
 
@@ -215,11 +229,10 @@ impl<'a> Poller<'a> {
     }
 }
 
-/// Waits 1, 2, 4, … seconds, at most 30, depending on the number of consecutive failures, and
-/// counts one more failure.
-async fn back_off(failures: &mut u32) {
-    sleep(Duration::from_secs(1 << (*failures).min(5)).min(MAX_DELAY)).await;
-    *failures += 1;
+/// Decodes a successful response.
+fn decode(response: &Response<Bytes>) -> Result<PollResponse> {
+    let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    Ok(PollResponse::decode(content_type.unwrap_or(JSON), response.body())?)
 }
 
 fn headers(submitted: &Submitted, iteration: u64, accept_proto: bool) -> HeaderMap {

@@ -1,0 +1,146 @@
+//! [`PollFailures`]: decides after each failed poll whether and when to poll again.
+//!
+//! | Failed poll | Next poll | `backoffs` | `bad_requests` |
+//! |---|---|---|---|
+//! | 408: the result is not ready | at the poll interval | 0 | 0 if it has a body, the queue state |
+//! | 500 to 599 | at the poll interval | 0 | unchanged |
+//! | 400, at most three times | at once | 0 | + 1 |
+//! | 429, or no response | after 1, 2, 4, … at most 30 seconds | + 1 | unchanged |
+//! | 402 | after the billing delay, while the account may be settled | unchanged | unchanged |
+//! | any other, for example 410: the result expired | none | | |
+//!
+//! A successful response sets `backoffs` to 0 and leaves `bad_requests` unchanged. Both change as in
+//! the Python SDK, which the fixture `future_retrieve.json` records.
+
+use std::time::Duration;
+
+use crate::error::Error;
+
+/// Longest delay between polls while the server is unreachable or limits the rate.
+const MAX_DELAY: Duration = Duration::from_secs(30);
+/// Number of 400 responses that are retried.
+const MAX_BAD_REQUESTS: u32 = 3;
+
+/// When to poll again after a failed poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NextPoll {
+    /// At the interval that applies while a result is not ready.
+    AtInterval,
+    /// Without a delay.
+    AtOnce,
+    /// After a delay: the server is unreachable or limits the rate.
+    After(Duration),
+    /// After the billing delay, as long as the account may still be settled.
+    WhenSettled,
+    /// Never: the server no longer has the result.
+    Expired,
+    /// Never: polling cannot resolve the failure.
+    Never,
+}
+
+/// Counts the failed polls for one result.
+#[derive(Debug, Default)]
+pub(super) struct PollFailures {
+    /// Number of consecutive polls that got a 429 or no response. The delay doubles with each:
+    /// an overloaded or restarting server recovers faster if it receives fewer polls.
+    ///
+    /// A 2xx, 408, 5xx or 400 resets it, because the server processed the poll: it is reachable and
+    /// accepts this rate. A 402 leaves it unchanged: it has a delay of its own, and shows only that
+    /// the account is not settled.
+    backoffs: u32,
+    /// Number of 400 responses since the last 408 with a queue state. A server that does not know a
+    /// new request yet responds with 400, so a few are retried; if more follow, the poll itself is
+    /// invalid and polling would never end.
+    ///
+    /// A queue state in a 408 resets it: the server knows the request, so a later 400 is a new
+    /// incident. A 2xx that reports the same does not reset it, as in the Python SDK: a server that
+    /// alternates between 2xx and 400 is polled no longer than one that only responds with 400.
+    bad_requests: u32,
+}
+
+impl PollFailures {
+    /// Records a successful response.
+    pub(super) fn record_response(&mut self) {
+        self.backoffs = 0;
+    }
+
+    /// Records a failed poll and returns when to poll again.
+    pub(super) fn record(&mut self, error: &Error) -> NextPoll {
+        match error.status() {
+            Some(408) => {
+                self.backoffs = 0;
+                // The body of a 408 is the queue state.
+                if error.body().is_some() {
+                    self.bad_requests = 0;
+                }
+                NextPoll::AtInterval
+            }
+            Some(500..600) => {
+                self.backoffs = 0;
+                NextPoll::AtInterval
+            }
+            Some(400) if self.bad_requests < MAX_BAD_REQUESTS => {
+                self.backoffs = 0;
+                self.bad_requests += 1;
+                NextPoll::AtOnce
+            }
+            Some(402) => NextPoll::WhenSettled,
+            Some(410) => NextPoll::Expired,
+            Some(429) => self.back_off(),
+            None if error.is_retryable() => self.back_off(),
+            _ => NextPoll::Never,
+        }
+    }
+
+    fn back_off(&mut self) -> NextPoll {
+        let doubled = Duration::from_secs(1 << self.backoffs.min(5));
+        self.backoffs += 1;
+        NextPoll::After(doubled.min(MAX_DELAY))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn status(status: u16, body: &str) -> Error {
+        Error::from_response(status, body.as_bytes(), None)
+    }
+
+    fn seconds(seconds: u64) -> NextPoll {
+        NextPoll::After(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn the_delay_doubles_until_the_server_processes_a_poll() {
+        let mut failures = PollFailures::default();
+        let lost = Error::new(ErrorKind::Connect, "lost");
+        for delay in [1, 2, 4, 8, 16, 30, 30] {
+            assert_eq!(failures.record(&lost), seconds(delay));
+        }
+        assert_eq!(failures.record(&status(402, "")), NextPoll::WhenSettled);
+        assert_eq!(failures.record(&status(429, "")), seconds(30), "402 shows nothing");
+        for processed in [408, 500, 400] {
+            failures.record(&status(processed, ""));
+            assert_eq!(failures.record(&status(429, "")), seconds(1), "{processed}");
+        }
+        failures.record_response();
+        assert_eq!(failures.record(&lost), seconds(1));
+    }
+
+    #[test]
+    fn bad_requests_are_counted_until_the_server_reports_the_queue_state() {
+        let mut failures = PollFailures::default();
+        let (invalid, pending) = (status(400, "{}"), status(408, r#"{"queue_state":"active"}"#));
+        for _ in 0..2 {
+            for _ in 0..MAX_BAD_REQUESTS {
+                assert_eq!(failures.record(&invalid), NextPoll::AtOnce);
+                failures.record_response();
+                failures.record(&status(408, ""));
+            }
+            assert_eq!(failures.record(&invalid), NextPoll::Never);
+            failures.record(&pending);
+        }
+    }
+}
