@@ -1,9 +1,11 @@
 //! [`Chat`]: formats conversations as tokens with the model's own chat template.
 //!
-//! [`template`] runs templates, [`train`] locates the assistant's messages in the rendered text,
-//! and [`jsonl`] reads training files. Nothing here depends on a particular model.
+//! [`template`] runs templates, [`locate`] finds the assistant's messages in the rendered text,
+//! [`train`] makes training examples of them, and [`jsonl`] reads training files. Nothing here
+//! depends on a particular model.
 
 mod jsonl;
+mod locate;
 mod message;
 mod python;
 mod template;
@@ -23,6 +25,7 @@ use crate::tokenizer::Tokenizer;
 use crate::tokenizer::files::NamedTemplate;
 
 pub use jsonl::{JsonlError, JsonlReader, TooLong};
+use locate::PROBE;
 pub use message::Message;
 use template::{Rendered, Template, strftime_now};
 pub use train::{TrainOn, TrainingExample};
@@ -215,10 +218,10 @@ impl Chat {
     /// [`ErrorKind::NotFound`] if the model has neither.
     pub fn stop(&self) -> Result<StopCondition> {
         let mut ends: Vec<u32> = self.tokenizer.eos_id().into_iter().collect();
-        let probe = values(&[Message::user("?"), Message::assistant(train::PROBE)]);
+        let probe = values(&[Message::user("?"), Message::assistant(PROBE)]);
         // If the template rejects the probe, only the model's end token is returned.
         if let Ok(rendered) = self.render_values(&probe, false)
-            && let Some((_, after)) = rendered.text.rsplit_once(train::PROBE)
+            && let Some((_, after)) = rendered.text.rsplit_once(PROBE)
             && let Some(first) = self.tokenizer.encode_piece(after)?.first().copied()
             && self.tokenizer.is_special(first)
             && !ends.contains(&first)
