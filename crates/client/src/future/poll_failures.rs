@@ -9,8 +9,8 @@
 //! | 402 | after the billing delay, while the account may be settled | unchanged | unchanged |
 //! | any other, for example 410: the result expired | none | | |
 //!
-//! A successful response sets `backoffs` to 0 and leaves `bad_requests` unchanged. Both change as in
-//! the Python SDK, which the fixture `future_retrieve.json` records.
+//! A successful response sets `backoffs` to 0 and leaves `bad_requests` unchanged. Both counters
+//! change as in the Python SDK, which the fixture `future_retrieve.json` records.
 
 use std::time::Duration;
 

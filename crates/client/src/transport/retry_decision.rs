@@ -30,7 +30,8 @@ const MAX_ROUND_DELAY: Duration = Duration::from_secs(30);
 pub(super) enum RetryDecision {
     /// The failure is temporary: repeat the request in the same round after `delay`.
     Retry { delay: Duration },
-    /// The account is not settled: start a new round after [`billing::DELAY`](super::billing::DELAY).
+    /// The account is not settled: start a new round after
+    /// [`billing::DELAY`](super::billing::DELAY).
     WaitForBilling,
     /// The server limits the rate, or the account of a request with a shared backoff is not
     /// settled: start the backoff, and a new round once it is over.
