@@ -17,7 +17,7 @@ use crate::config::BaseUrl;
 use crate::download::attempts::Attempts;
 use crate::download::resume::{parse_url, to_uri};
 use crate::error::{Error, ErrorKind, Result, is_retryable_status};
-use crate::tokenizer::Hub;
+use crate::tokenizer::{Hub, OfflineSource};
 use crate::transport::failed_attempt::FailedAttempt;
 use crate::transport::header::{USER_AGENT_VALUE, put_secret};
 use crate::transport::http::{HttpService, Lane};
@@ -70,9 +70,13 @@ impl HubApi {
     /// # Errors
     /// [`ErrorKind::Config`] if the hub is in offline mode, [`ErrorKind::Auth`] without a token.
     pub(super) fn for_writing(hub: &Hub) -> Result<Self> {
-        if hub.is_offline() {
+        if let Some(source) = hub.offline_source() {
             let message = format!("cannot write to {}: offline mode is set", hub.base_url());
-            return Err(Error::new(ErrorKind::Config, message).with_hint("Unset HF_HUB_OFFLINE."));
+            let hint = match source {
+                OfflineSource::Environment => "Unset HF_HUB_OFFLINE.",
+                OfflineSource::Caller => "Remove Hub::offline, or --offline on the command line.",
+            };
+            return Err(Error::new(ErrorKind::Config, message).with_hint(hint));
         }
         if hub.access_token().is_none() {
             let message = format!("cannot write to {}: no access token", hub.base_url());

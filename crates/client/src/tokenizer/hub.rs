@@ -17,6 +17,7 @@ use crate::transport::network::Network;
 
 use super::cache::TokenizerCache;
 use super::hub_file::cache_io;
+use super::hub_snapshot::SnapshotDownload;
 use super::{Tokenizer, TokenizerId, files};
 
 /// The public Hugging Face hub.
@@ -54,9 +55,28 @@ pub struct Hub {
     endpoint: BaseUrl,
     token: Option<Secret>,
     cache: HubCache,
-    offline: bool,
+    /// Where offline mode was set; `None` if it is not.
+    offline: Option<OfflineSource>,
     http: Option<Arc<dyn HttpService>>,
     env: Env,
+}
+
+/// Where offline mode was set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OfflineSource {
+    /// In the environment variable `HF_HUB_OFFLINE`.
+    Environment,
+    /// By the program, with [`Hub::offline`].
+    Caller,
+}
+
+impl fmt::Display for OfflineSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Environment => "HF_HUB_OFFLINE",
+            Self::Caller => "Hub::offline, or --offline on the command line",
+        })
+    }
 }
 
 impl Hub {
@@ -75,7 +95,10 @@ impl Hub {
             endpoint,
             token: token(env, &home),
             cache,
-            offline: env.get("HF_HUB_OFFLINE").is_some_and(is_on),
+            offline: env
+                .get("HF_HUB_OFFLINE")
+                .is_some_and(is_on)
+                .then_some(OfflineSource::Environment),
             http: None,
             env: env.clone(),
         })
@@ -105,7 +128,7 @@ impl Hub {
     /// Sets offline mode, in which no request is sent to the hub.
     #[must_use]
     pub fn offline(mut self, offline: bool) -> Self {
-        self.offline = offline;
+        self.offline = offline.then_some(OfflineSource::Caller);
         self
     }
 
@@ -170,17 +193,23 @@ impl Hub {
             cache_io(move || Ok(cache.snapshot(&revision))).await?
         };
         let name = Some(id.to_string());
-        let folder = match cached {
-            Some(cached) if cached.complete || self.offline => cached.folder,
-            None if self.offline => return Err(self.not_cached(&cache, None)),
-            cached => match (self.download(&cache, id, revision).await, cached) {
+        let folder = match (cached, self.offline) {
+            (Some(cached), _) if cached.complete => cached.folder,
+            (Some(cached), Some(_)) => cached.folder,
+            (None, Some(source)) => {
+                let reason = format!("offline mode is set ({source})");
+                return Err(self.not_cached(&cache, ErrorKind::NotFound, &reason));
+            }
+            (cached, None) => match (self.download(&cache, id, revision).await, cached) {
                 (Ok(folder), _) => folder,
                 (Err(error), Some(cached)) => {
                     tracing::warn!(%id, %error, "using the cached tokenizer without its settings");
                     cached.folder
                 }
                 (Err(error), None) if error.status().is_none() && error.is_retryable() => {
-                    return Err(self.not_cached(&cache, Some(error)));
+                    let reason = format!("{} cannot be reached", self.endpoint);
+                    let unreachable = self.not_cached(&cache, error.kind(), &reason);
+                    return Err(unreachable.with_source(error));
                 }
                 (Err(error), None) => return Err(error),
             },
@@ -196,44 +225,7 @@ impl Hub {
         revision: &str,
     ) -> Result<PathBuf> {
         let api = HubApi::new(self)?;
-        let operation = |file: &str| format!("downloading {file} of {id} from {}", self.endpoint);
-        let mut found = None;
-        for file in [files::TOKENIZER, files::TIKTOKEN] {
-            let info = api.file_info(id, revision, file).await;
-            if let Some(info) = info.map_err(|error| error.during(operation(file)))? {
-                found = Some((file, info));
-                break;
-            }
-        }
-        let Some((main, first)) = found else {
-            let message = format!("{id} has no {} on {}", files::TOKENIZER, self.endpoint);
-            let hint = "Convert the tokenizer to a tokenizer.json and pass its folder; tokenizers \
-                        that are Python code are not run.";
-            return Err(Error::new(ErrorKind::NotFound, message).with_hint(hint));
-        };
-        // Download every file from the commit of the first one: the branch may move meanwhile.
-        let commit = first.commit.clone().unwrap_or_else(|| revision.replace('/', "--"));
-        let pinned = if first.commit.is_some() { &*commit } else { revision };
-        // The tokenizer comes last: a snapshot that has it has the other files too.
-        for file in [files::CONFIG, files::SPECIAL, files::TEMPLATE, main] {
-            let downloaded = async {
-                let blob = match api.file_info(id, pinned, file).await? {
-                    Some(info) => Some(api.fetch_file(cache, id, pinned, file, &info).await?),
-                    None => None,
-                };
-                let (cache, commit) = (cache.clone(), commit.clone());
-                cache_io(move || match blob {
-                    Some(blob) => cache.add_to_snapshot(&blob, &commit, file),
-                    None => cache.mark_absent(&commit, file),
-                })
-                .await
-            };
-            downloaded.await.map_err(|error| error.during(operation(file)))?;
-        }
-        let folder = cache.snapshot_folder(&commit);
-        let (cache, revision) = (cache.clone(), revision.to_owned());
-        cache_io(move || cache.set_reference(&revision, &commit)).await?;
-        Ok(folder)
+        SnapshotDownload { api: &api, cache, id, revision }.run().await
     }
 
     /// Returns the service that sends requests, creating one if none was set.
@@ -252,25 +244,17 @@ impl Hub {
         self.token.as_ref()
     }
 
-    pub(crate) fn is_offline(&self) -> bool {
+    /// Returns where offline mode was set; `None` if it is not.
+    pub(crate) fn offline_source(&self) -> Option<OfflineSource> {
         self.offline
     }
 
-    /// Error returned when a tokenizer is not cached and the hub is not available.
-    fn not_cached(&self, cache: &TokenizerCache, cause: Option<Error>) -> Error {
+    /// Error returned when a tokenizer is not cached and the hub is not available for `reason`.
+    fn not_cached(&self, cache: &TokenizerCache, kind: ErrorKind, reason: &str) -> Error {
+        let folder = cache.folder().display();
         let hint = "Download it once on a machine that reaches the hub and copy the cache \
                     (HF_HOME), set another hub (HF_ENDPOINT), or pass a folder with its files.";
-        let (folder, hub) = (cache.folder().display(), &self.endpoint);
-        let kind = cause.as_ref().map_or(ErrorKind::NotFound, Error::kind);
-        let reason = match &cause {
-            None => "offline mode is set (HF_HUB_OFFLINE)".to_owned(),
-            Some(_) => format!("{hub} cannot be reached"),
-        };
-        let error = Error::new(kind, format!("not in the cache ({folder}), and {reason}"));
-        match cause {
-            None => error.with_hint(hint),
-            Some(cause) => error.with_hint(hint).with_source(cause),
-        }
+        Error::new(kind, format!("not in the cache ({folder}), and {reason}")).with_hint(hint)
     }
 }
 
@@ -316,7 +300,7 @@ impl fmt::Debug for Hub {
             .field("endpoint", &self.endpoint)
             .field("token", &self.token.is_some())
             .field("cache", &self.cache.folder())
-            .field("offline", &self.offline)
+            .field("offline", &self.offline.is_some())
             .finish_non_exhaustive()
     }
 }

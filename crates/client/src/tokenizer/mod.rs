@@ -7,6 +7,7 @@ mod cache;
 pub(crate) mod files;
 mod hub;
 mod hub_file;
+mod hub_snapshot;
 mod id;
 mod tiktoken;
 mod token_bytes;
@@ -23,6 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 use files::{SpecialTokens, TokenizerFiles};
 pub use hub::Hub;
+pub(crate) use hub::OfflineSource;
 pub use id::TokenizerId;
 pub(crate) use id::before_colon;
 use token_bytes::TokenBytes;

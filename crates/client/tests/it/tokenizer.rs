@@ -280,6 +280,8 @@ async fn files_are_downloaded_once_into_the_layout_that_all_hub_clients_share() 
     assert_eq!(requests[0].line, "HEAD https://hub.test/org/name/resolve/main/tokenizer.json");
     let pinned = format!("https://hub.test/org/name/resolve/{COMMIT}/");
     assert!(requests[1..].iter().all(|r| r.line.contains(&pinned)), "all from one commit");
+    let main_file = requests.iter().filter(|r| r.line.ends_with("/tokenizer.json"));
+    assert_eq!(main_file.count(), 2, "one HEAD and one GET");
 
     let repo = cache.path().join("models--org--name");
     let read = |path: &str| std::fs::read_to_string(repo.join(path)).unwrap();
@@ -410,13 +412,22 @@ async fn error_statuses_have_hints_and_are_not_retried() {
 }
 
 #[tokio::test]
-async fn the_offline_error_names_the_cache_folder() {
+async fn the_offline_error_names_the_cache_folder_and_the_setting() {
     let fake = FakeHub::default();
     let cache = cache();
-    let error = fake.hub(&cache).offline(true).tokenizer("org/offline").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound);
-    let text = error.to_string();
-    assert!(text.contains("models--org--offline") && text.contains("HF_HUB_OFFLINE"), "{text}");
+    let by_caller = fake.hub(&cache).offline(true);
+    let variable = Env::from_pairs([("HF_HUB_OFFLINE", "1")]);
+    let by_variable = Hub::from_env(&variable).unwrap().cache(cache.path()).http(fake.clone());
+    for (hub, setting, other) in [
+        (by_caller, "Hub::offline", "HF_HUB_OFFLINE"),
+        (by_variable, "HF_HUB_OFFLINE", "Hub::offline"),
+    ] {
+        let error = hub.tokenizer("org/offline").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        let text = error.to_string();
+        assert!(text.contains("models--org--offline"), "{text}");
+        assert!(text.contains(setting) && !text.contains(other), "{text}");
+    }
     assert!(fake.requests("").is_empty());
 }
 
