@@ -4,10 +4,11 @@
 //! same body gets the same request id; another body under a used number is rejected.
 
 mod digest;
+mod load;
 mod loss;
 mod sampling;
+mod save;
 mod training;
-mod weights;
 
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
@@ -29,12 +30,13 @@ use crate::store::{
     Store, UnfinishedRequest, WriteStatus, now,
 };
 
+pub(crate) use self::load::load_weights;
 pub(crate) use self::loss::create_custom_loss;
 pub(crate) use self::sampling::sample;
-pub(crate) use self::training::{create_model, forward_backward, optim_step};
-pub(crate) use self::weights::{
-    load_weights, save_weights, save_weights_external, save_weights_for_sampler, validate_ttl,
+pub(crate) use self::save::{
+    save_weights, save_weights_external, save_weights_for_sampler, validate_ttl,
 };
+pub(crate) use self::training::{create_model, forward_backward, optim_step};
 
 /// A validated request that is ready to be persisted.
 struct Submission {
@@ -353,8 +355,8 @@ fn restore(
         RequestKind::OptimStep => training::restore_step(row, body),
         RequestKind::SaveWeights
         | RequestKind::SaveWeightsForSampler
-        | RequestKind::SaveWeightsExternal => weights::restore_save(row, body),
-        RequestKind::LoadWeights => weights::restore_load(&state.store(), row, body),
+        | RequestKind::SaveWeightsExternal => save::restore(row, body),
+        RequestKind::LoadWeights => load::restore(&state.store(), row, body),
         RequestKind::CreateCustomLoss => loss::restore(row, body),
         RequestKind::Sample => sampling::restore(state, row, body),
     }

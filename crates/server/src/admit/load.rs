@@ -1,0 +1,304 @@
+//! Admission of requests that load weights.
+//!
+//! A request loads a training checkpoint into an existing model, as the first request after the
+//! model's creation, or it creates a model from the checkpoint. New requests and requests that a
+//! restart restores become operations in the same way: [`load_operation`]. Only new requests are
+//! validated.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tinkex_wire::codec::json;
+use tinkex_wire::{
+    ApiRequest as _, CheckpointKind, LoadWeights, ModelId, OptimizerConfig, RequestId, Seq,
+    SessionId, TinkerPath,
+};
+
+use super::training::{ModelRequest, enqueue_restored, random_seed, validate_optimizer};
+use super::{
+    NextStep, Submission, digest, next_seq, reject_seq_on_error, require_run, require_session,
+    seq_in_use, submit,
+};
+use crate::error::ServerError;
+use crate::operation::{ModelOperation, Operation};
+use crate::state::ServerState;
+use crate::store::{
+    CheckpointRecord, LoraSettings, Record, RequestKind, RequestRecord, RunRecord, SequenceScope,
+    Store, now,
+};
+
+/// Sequence number of the request that creates a model.
+const CREATION_SEQ: u64 = 0;
+/// Sequence number of the first request after the creation.
+const FIRST_SEQ: u64 = 1;
+
+/// Admits loading a checkpoint: into an existing model, or as a new model.
+pub(crate) fn load_weights(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    let request: LoadWeights = json::decode(&body)?;
+    let admitted = validate_and_submit(state, &request, body);
+    match &request.model_id {
+        Some(model) => reject_seq_on_error(state, model, request.seq_id.map(Seq::get), admitted),
+        None => admitted,
+    }
+}
+
+/// Decodes a stored request to load weights and finds its checkpoint. Returns the step that
+/// enqueues it again.
+pub(super) fn restore(
+    store: &Store,
+    row: &RequestRecord,
+    body: &Bytes,
+) -> Result<NextStep, ServerError> {
+    let request: LoadWeights = json::decode(body)?;
+    let path: TinkerPath = request.path.parse()?;
+    let source = store.checkpoint(&path).ok_or_else(|| ServerError::no_checkpoint(&path))?;
+    enqueue_restored(row, load_operation(&request, &source.row, row.seq))
+}
+
+/// Returns the operation that loads the checkpoint `source` under sequence number `seq`.
+fn load_operation(request: &LoadWeights, source: &CheckpointRecord, seq: u64) -> ModelOperation {
+    ModelOperation::Load {
+        folder: source.folder.clone(),
+        path: source.path.clone(),
+        optimizer: request.optimizer,
+        creates: seq == CREATION_SEQ,
+    }
+}
+
+/// Model into which a checkpoint is loaded.
+enum LoadTarget {
+    Existing(ModelId),
+    /// A new model: the one with this number in the session.
+    New {
+        session: SessionId,
+        number: u32,
+    },
+}
+
+impl LoadTarget {
+    fn of(request: &LoadWeights) -> Result<Self, ServerError> {
+        match (&request.model_id, &request.session_id, request.model_seq_id) {
+            (Some(model), ..) => Ok(Self::Existing(model.clone())),
+            (None, Some(session), Some(number)) => {
+                Ok(Self::New { session: session.clone(), number })
+            }
+            _ => Err(ServerError::invalid(
+                "expected either model_id, or session_id and model_seq_id",
+            )),
+        }
+    }
+}
+
+/// A new request that names a training checkpoint, which may not exist.
+struct LoadRequest<'a> {
+    request: &'a LoadWeights,
+    body: Bytes,
+    digest: String,
+    path: TinkerPath,
+}
+
+fn validate_and_submit(
+    state: &Arc<ServerState>,
+    request: &LoadWeights,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    request.validate()?;
+    let path = training_path(&request.path)?;
+    let target = LoadTarget::of(request)?;
+    let load = LoadRequest { request, digest: digest::of_bytes(&body), body, path };
+    match target {
+        LoadTarget::Existing(model) => load.submit_to_existing_model(state, model),
+        LoadTarget::New { session, number } => load.submit_as_new_model(state, session, number),
+    }
+}
+
+/// Parses the path of a checkpoint that can be trained further.
+fn training_path(path: &str) -> Result<TinkerPath, ServerError> {
+    let path: TinkerPath = path.parse()?;
+    let purpose = match path.kind() {
+        CheckpointKind::Training => return Ok(path),
+        CheckpointKind::Sampler => "sampling",
+        CheckpointKind::External => "download",
+    };
+    Err(ServerError::invalid(format!(
+        "path: {path} was saved for {purpose} and cannot be trained further"
+    )))
+}
+
+impl LoadRequest<'_> {
+    /// Submits loading the checkpoint into an existing model.
+    fn submit_to_existing_model(
+        self,
+        state: &Arc<ServerState>,
+        model: ModelId,
+    ) -> Result<RequestId, ServerError> {
+        let store = state.store();
+        let run = require_run(&store, &model)?;
+        let scope = SequenceScope::Model(model);
+        let seq = self.request.seq_id.map(Seq::get);
+        let seq = seq.unwrap_or_else(|| next_seq(state, &store, &scope));
+        if seq != FIRST_SEQ {
+            return Err(ServerError::invalid(format!(
+                "LoadWeights is not permitted with seq_id {seq}: only the first request of a model \
+                 may load"
+            )));
+        }
+        let Some(source) = self.source(&store) else {
+            return self.find_original(&store, &scope, seq);
+        };
+        check_compatible(self.request, &run, &source)?;
+        let model_request = ModelRequest {
+            kind: RequestKind::LoadWeights,
+            seq: Some(seq),
+            digest: self.digest,
+            body: self.body,
+            operation: load_operation(self.request, &source, seq),
+        };
+        model_request.submit(state, store, &run)
+    }
+
+    /// Submits loading the checkpoint as a new model, model `number` of the session.
+    fn submit_as_new_model(
+        self,
+        state: &Arc<ServerState>,
+        session: SessionId,
+        number: u32,
+    ) -> Result<RequestId, ServerError> {
+        let store = state.store();
+        require_session(&store, &session)?;
+        let model = ModelId::in_session(&session, number);
+        let scope = SequenceScope::Model(model.clone());
+        let seq = CREATION_SEQ;
+        let Some(source) = self.source(&store) else {
+            return self.find_original(&store, &scope, seq);
+        };
+        let run = RunRecord {
+            id: model.clone(),
+            session: session.clone(),
+            number,
+            base_model: base_model(state, self.request, &source)?,
+            lora: LoraSettings { seed: random_seed(), ..source.lora },
+            optimizer: optimizer(self.request, &source)?,
+            user_metadata: self.request.user_metadata.clone(),
+            created_at: now(),
+            closed: None,
+            snapshot: None,
+            last_seq: None,
+            project_id: None,
+        };
+        let operation = load_operation(self.request, &source, seq);
+        let submission = Submission {
+            kind: RequestKind::LoadWeights,
+            session,
+            scope,
+            seq: Some(seq),
+            digest: self.digest,
+            seed: run.lora.seed,
+            samples: 0,
+            body: self.body,
+            records: vec![Record::Run(run)],
+            next: NextStep::Enqueue(Operation::Model { model, seq, operation }),
+        };
+        submit(state, store, submission)
+    }
+
+    /// Returns the checkpoint to load, if it exists.
+    fn source(&self, store: &Store) -> Option<CheckpointRecord> {
+        store.checkpoint(&self.path).map(|entry| entry.row.clone())
+    }
+
+    /// Returns the id of the original request if this is a retry of it: the checkpoint may have
+    /// been deleted after the original request was admitted. Otherwise returns the error for the
+    /// missing checkpoint.
+    fn find_original(
+        &self,
+        store: &Store,
+        scope: &SequenceScope,
+        seq: u64,
+    ) -> Result<RequestId, ServerError> {
+        let Some(id) = store.request_at(scope, seq) else {
+            return Err(ServerError::no_checkpoint(&self.path));
+        };
+        match store.requests.get(id) {
+            Some(original) if original.row.digest == self.digest => Ok(id.clone()),
+            _ => Err(seq_in_use(seq)),
+        }
+    }
+}
+
+/// Returns the base model of a new model that starts from the checkpoint `source`.
+fn base_model(
+    state: &ServerState,
+    request: &LoadWeights,
+    source: &CheckpointRecord,
+) -> Result<String, ServerError> {
+    let base = request.base_model.as_ref().unwrap_or(&source.base_model);
+    state.models.require(base)?;
+    if *base != source.base_model {
+        return Err(ServerError::invalid(format!(
+            "base_model: {} was trained from {}, not from {base}",
+            source.path, source.base_model
+        )));
+    }
+    Ok(base.clone())
+}
+
+/// Returns the optimizer of a new model that starts from the checkpoint `source`.
+fn optimizer(
+    request: &LoadWeights,
+    source: &CheckpointRecord,
+) -> Result<OptimizerConfig, ServerError> {
+    let optimizer = match &request.optimizer_config {
+        Some(config) if request.optimizer && *config != source.optimizer => {
+            return Err(ServerError::invalid(
+                "optimizer_config: differs from the saved optimizer; omit it, or load without the \
+                 optimizer state",
+            ));
+        }
+        Some(config) => config.clone(),
+        None if request.optimizer => source.optimizer.clone(),
+        None => OptimizerConfig::default(),
+    };
+    validate_optimizer(&optimizer)?;
+    Ok(optimizer)
+}
+
+/// Checks that a checkpoint can be loaded into an existing model.
+fn check_compatible(
+    request: &LoadWeights,
+    run: &RunRecord,
+    source: &CheckpointRecord,
+) -> Result<(), ServerError> {
+    if source.base_model != run.base_model {
+        return Err(ServerError::invalid(format!(
+            "path: {} was trained from {}, the model from {}",
+            source.path, source.base_model, run.base_model
+        )));
+    }
+    let shape =
+        |lora: &LoraSettings| (lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed);
+    if shape(&source.lora) != shape(&run.lora) {
+        return Err(ServerError::invalid(format!(
+            "path: (rank, train_attn, train_mlp, train_unembed) is {:?} in {} and {:?} in the \
+             model",
+            shape(&source.lora),
+            source.path,
+            shape(&run.lora)
+        )));
+    }
+    if request.optimizer && source.optimizer.kind != run.optimizer.kind {
+        return Err(ServerError::invalid(format!(
+            "optimizer: {} was saved with {}, the model uses {}",
+            source.path, source.optimizer.kind, run.optimizer.kind
+        )));
+    }
+    match &request.optimizer_config {
+        Some(config) if *config != run.optimizer => Err(ServerError::invalid(
+            "optimizer_config: differs from the optimizer that the model was created with",
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,299 @@
+//! Admission of requests that save weights.
+//!
+//! Three endpoints save weights. Their requests all decode to a [`SaveRequest`], whose target is a
+//! checkpoint or a new sampling session:
+//!
+//! | Request | Target |
+//! |---|---|
+//! | `save_weights` | checkpoint for further training |
+//! | `save_weights_for_sampler` | checkpoint for sampling |
+//! | `save_weights_for_sampler` with `sampling_session_seq_id` and no `path` | sampling session |
+//! | `save_weights_external` | checkpoint for download |
+//!
+//! New requests and requests that a restart restores become operations in the same way:
+//! [`SaveRequest::decode`], then [`SaveRequest::operation`]. New requests are in addition checked
+//! for conflicts with existing objects.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tinkex_wire::codec::json;
+use tinkex_wire::{
+    CheckpointKind, Metadata, ModelId, RequestId, SamplerId, SaveWeights, SaveWeightsExternal,
+    SaveWeightsForSampler, Seq, SessionId, TinkerPath,
+};
+
+use super::training::{ModelRequest, enqueue_restored};
+use super::{NextStep, digest, next_seq, reject_seq_on_error, require_run};
+use crate::error::ServerError;
+use crate::operation::{CheckpointSave, ModelOperation};
+use crate::state::ServerState;
+use crate::store::{RequestKind, RequestRecord, SequenceScope, Store};
+
+/// Valid times to live in seconds: one hour to ten years.
+const TTL_SECONDS: RangeInclusive<u64> = 3_600..=315_360_000;
+
+/// Admits saving a checkpoint for further training.
+pub(crate) fn save_weights(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    admit(state, RequestKind::SaveWeights, body)
+}
+
+/// Admits saving weights for sampling: as a checkpoint, or only for a new sampling session.
+pub(crate) fn save_weights_for_sampler(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    admit(state, RequestKind::SaveWeightsForSampler, body)
+}
+
+/// Admits saving a checkpoint for download.
+pub(crate) fn save_weights_external(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    admit(state, RequestKind::SaveWeightsExternal, body)
+}
+
+fn admit(
+    state: &Arc<ServerState>,
+    kind: RequestKind,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    let request = SaveRequest::decode(kind, &body)?;
+    let (model, seq) = (request.model.clone(), request.seq);
+    reject_seq_on_error(state, &model, seq, request.submit(state, kind, body))
+}
+
+/// Decodes a stored request to save weights. Returns the step that enqueues it again.
+pub(super) fn restore(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
+    let request = SaveRequest::decode(row.kind, body)?;
+    enqueue_restored(row, request.operation(&row.session, row.seq)?)
+}
+
+/// A request to save the weights of a model.
+struct SaveRequest {
+    model: ModelId,
+    /// Sequence number; `None` assigns the next free one.
+    seq: Option<u64>,
+    target: SaveTarget,
+}
+
+/// Object that a save creates.
+enum SaveTarget {
+    Checkpoint(CheckpointTarget),
+    SamplingSession(SamplingSessionTarget),
+}
+
+/// A checkpoint to create.
+struct CheckpointTarget {
+    kind: CheckpointKind,
+    /// Name of the checkpoint, the last part of its path; `None` uses the sequence number.
+    name: Option<String>,
+    overwrite: bool,
+    ttl_seconds: Option<u64>,
+    user_metadata: Option<Metadata>,
+    /// Whether the client asks for encrypted files.
+    encrypted: bool,
+}
+
+/// A sampling session to create without a checkpoint.
+struct SamplingSessionTarget {
+    /// Number of the sampling session in the session of the model.
+    number: u32,
+    /// The request without that number, which differs between a request and its retries.
+    unnumbered: Box<SaveWeightsForSampler>,
+}
+
+impl SaveRequest {
+    /// Decodes a request of one of the three kinds that save weights.
+    fn decode(kind: RequestKind, body: &Bytes) -> Result<Self, ServerError> {
+        match kind {
+            RequestKind::SaveWeights => Ok(json::decode::<SaveWeights>(body)?.into()),
+            RequestKind::SaveWeightsForSampler => {
+                Ok(json::decode::<SaveWeightsForSampler>(body)?.into())
+            }
+            RequestKind::SaveWeightsExternal => {
+                Ok(json::decode::<SaveWeightsExternal>(body)?.into())
+            }
+            other => Err(ServerError::Internal(format!("{other:?} does not save weights"))),
+        }
+    }
+
+    /// Returns the operation that executes the request under sequence number `seq`. `session` is
+    /// the session of the model.
+    fn operation(&self, session: &SessionId, seq: u64) -> Result<ModelOperation, ServerError> {
+        match &self.target {
+            SaveTarget::Checkpoint(target) => {
+                let save = target.checkpoint_save(&self.model, seq)?;
+                Ok(ModelOperation::Save(Box::new(save)))
+            }
+            SaveTarget::SamplingSession(target) => {
+                let sampler = SamplerId::in_session(session, target.number);
+                Ok(ModelOperation::SaveForSampler(sampler))
+            }
+        }
+    }
+
+    /// Validates a new request and submits it.
+    fn submit(
+        self,
+        state: &Arc<ServerState>,
+        kind: RequestKind,
+        body: Bytes,
+    ) -> Result<RequestId, ServerError> {
+        if let SaveTarget::Checkpoint(target) = &self.target {
+            target.validate()?;
+        }
+        let store = state.store();
+        let run = require_run(&store, &self.model)?;
+        let scope = SequenceScope::Model(run.id.clone());
+        let seq = self.seq.unwrap_or_else(|| next_seq(state, &store, &scope));
+        let operation = self.operation(&run.session, seq)?;
+        // The target of a retry exists if the original request has already been executed.
+        let is_retry = store.request_at(&scope, seq).is_some();
+        if !is_retry {
+            check_target_is_new(&store, &operation)?;
+        }
+        let digest = self.digest(&body)?;
+        ModelRequest { kind, seq: Some(seq), digest, body, operation }.submit(state, store, &run)
+    }
+
+    /// Returns the digest of the request with this body. A retry has the same digest.
+    fn digest(&self, body: &Bytes) -> Result<String, ServerError> {
+        match &self.target {
+            SaveTarget::Checkpoint(_) => Ok(digest::of_bytes(body)),
+            SaveTarget::SamplingSession(target) => {
+                Ok(digest::of_bytes(&json::encode(&target.unnumbered)?))
+            }
+        }
+    }
+}
+
+impl From<SaveWeights> for SaveRequest {
+    fn from(request: SaveWeights) -> Self {
+        Self {
+            model: request.model_id,
+            seq: request.seq_id.map(Seq::get),
+            target: SaveTarget::Checkpoint(CheckpointTarget {
+                kind: CheckpointKind::Training,
+                name: request.path,
+                overwrite: request.overwrite,
+                ttl_seconds: request.ttl_seconds,
+                user_metadata: request.user_metadata,
+                encrypted: false,
+            }),
+        }
+    }
+}
+
+impl From<SaveWeightsForSampler> for SaveRequest {
+    fn from(request: SaveWeightsForSampler) -> Self {
+        let (model, seq) = (request.model_id.clone(), request.seq_id.map(Seq::get));
+        let target = match (&request.path, request.sampling_session_seq_id) {
+            (None, Some(number)) => {
+                let unnumbered = Box::new(request.sampling_session_seq_id(None));
+                SaveTarget::SamplingSession(SamplingSessionTarget { number, unnumbered })
+            }
+            _ => SaveTarget::Checkpoint(CheckpointTarget {
+                kind: CheckpointKind::Sampler,
+                name: request.path,
+                overwrite: false,
+                ttl_seconds: request.ttl_seconds,
+                user_metadata: request.user_metadata,
+                encrypted: false,
+            }),
+        };
+        Self { model, seq, target }
+    }
+}
+
+impl From<SaveWeightsExternal> for SaveRequest {
+    fn from(request: SaveWeightsExternal) -> Self {
+        let recipients = request.age_encryption_recipients.unwrap_or_default();
+        Self {
+            model: request.model_id,
+            seq: request.seq_id.map(Seq::get),
+            target: SaveTarget::Checkpoint(CheckpointTarget {
+                kind: CheckpointKind::External,
+                name: Some(request.path),
+                overwrite: false,
+                ttl_seconds: request.ttl_seconds,
+                user_metadata: None,
+                encrypted: !recipients.is_empty(),
+            }),
+        }
+    }
+}
+
+impl CheckpointTarget {
+    /// Checks everything but the name, which [`checkpoint_save`](Self::checkpoint_save) checks.
+    fn validate(&self) -> Result<(), ServerError> {
+        if self.encrypted {
+            return Err(ServerError::invalid(
+                "age_encryption_recipients: not supported; this server keeps the files \
+                 unencrypted on its own disk until they are downloaded",
+            ));
+        }
+        validate_ttl(self.ttl_seconds)
+    }
+
+    /// Returns the save of `model` under sequence number `seq`. Without a name, the checkpoint is
+    /// named after `seq`, for example `000012`.
+    fn checkpoint_save(&self, model: &ModelId, seq: u64) -> Result<CheckpointSave, ServerError> {
+        let name = self.name.clone().unwrap_or_else(|| format!("{seq:06}"));
+        validate_name(&name)?;
+        Ok(CheckpointSave {
+            path: TinkerPath::new(model.clone(), self.kind, name)?,
+            overwrite: self.overwrite,
+            ttl_seconds: self.ttl_seconds,
+            user_metadata: self.user_metadata.clone(),
+        })
+    }
+}
+
+/// Checks that the checkpoint or sampling session that a save creates does not exist yet.
+fn check_target_is_new(store: &Store, operation: &ModelOperation) -> Result<(), ServerError> {
+    match operation {
+        ModelOperation::Save(save) if !save.overwrite && store.checkpoint(&save.path).is_some() => {
+            Err(ServerError::invalid(format!(
+                "checkpoint {} already exists; choose another name, or delete it first",
+                save.path
+            )))
+        }
+        ModelOperation::SaveForSampler(sampler) if store.samplers.contains_key(sampler) => {
+            Err(ServerError::invalid(format!(
+                "sampling_session_seq_id: sampling session {sampler} already exists"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks a checkpoint name, which becomes part of a path: letters, digits, `.`, `_` and `-`.
+fn validate_name(name: &str) -> Result<(), ServerError> {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
+    if (1..=128).contains(&name.len()) && name.bytes().all(allowed) && !matches!(name, "." | "..") {
+        return Ok(());
+    }
+    let truncated: String = name.chars().take(150).collect();
+    Err(ServerError::invalid(format!(
+        "path: invalid name {truncated:?}; expected 1 to 128 letters, digits, dots, dashes and \
+         underscores"
+    )))
+}
+
+/// Checks that a time to live is within [`TTL_SECONDS`].
+pub(crate) fn validate_ttl(seconds: Option<u64>) -> Result<(), ServerError> {
+    match seconds {
+        Some(seconds) if !TTL_SECONDS.contains(&seconds) => Err(ServerError::invalid(format!(
+            "ttl_seconds: {seconds} is outside of {} to {}",
+            TTL_SECONDS.start(),
+            TTL_SECONDS.end()
+        ))),
+        _ => Ok(()),
+    }
+}
