@@ -26,7 +26,7 @@ use std::thread::JoinHandle;
 use bytes::Bytes;
 
 use self::database::Database;
-pub(crate) use self::database::{StoredResult, StoredRows};
+pub(crate) use self::database::{StoredChange, StoredRequest, StoredResult, StoredRows, StoredRun};
 pub(crate) use self::payloads::PayloadReader;
 use self::payloads::Payloads;
 use self::writer::{DiskWriter, PendingWrite, WriterCommand};
@@ -65,11 +65,12 @@ struct WriterHealth {
 
 impl Disk {
     /// Opens or creates the database and the payload file in `folder`, and returns the stored rows.
+    /// Migrates a database of an earlier version.
     ///
     /// A write that a crash interrupted is removed: no client received an acknowledgement for it.
     ///
     /// # Errors
-    /// Fails if a file cannot be read or belongs to another program or version, or if a payload
+    /// Fails if a file cannot be read or belongs to another program or to a newer version, or if a payload
     /// that a row refers to is missing, because other data may be lost too.
     pub(crate) fn open(folder: &Path) -> io::Result<(Self, StoredRows)> {
         let (path, payloads) = (folder.join(DATABASE), folder.join(PAYLOADS));

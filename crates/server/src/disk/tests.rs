@@ -11,7 +11,7 @@ use super::*;
 use crate::record::{RequestKind, RequestRecord, ResultKind, ResultRecord, SequenceScope};
 
 /// Returns a request whose body is payload `number`.
-fn request(id: &str, number: u64) -> Arc<RequestRecord> {
+pub(super) fn request(id: &str, number: u64) -> Arc<RequestRecord> {
     Arc::new(RequestRecord {
         number,
         id: id.into(),
@@ -27,7 +27,7 @@ fn request(id: &str, number: u64) -> Arc<RequestRecord> {
 }
 
 /// Writes a request, waits for it, and returns its payload number.
-fn append(disk: &mut Disk, id: &str, body: &[u8]) -> io::Result<u64> {
+pub(super) fn append(disk: &mut Disk, id: &str, body: &[u8]) -> io::Result<u64> {
     let (sender, receiver) = mpsc::channel();
     let number = disk.next_payload_number();
     let payload = Some((number, Bytes::copy_from_slice(body)));
@@ -51,7 +51,7 @@ fn compact(disk: &mut Disk) -> io::Result<()> {
 }
 
 fn ids(rows: &StoredRows) -> Vec<String> {
-    rows.requests.iter().map(|(row, _)| row.id.to_string()).collect()
+    rows.requests.iter().map(|request| request.row.id.to_string()).collect()
 }
 
 /// Returns the ids of the requests in a data folder.
@@ -59,7 +59,7 @@ fn stored_ids(folder: &Path) -> Vec<String> {
     ids(&Disk::open(folder).unwrap().1)
 }
 
-fn open_error(folder: &Path) -> String {
+pub(super) fn open_error(folder: &Path) -> String {
     match Disk::open(folder) {
         Ok(_) => panic!("the folder was opened"),
         Err(error) => error.to_string(),
@@ -80,7 +80,7 @@ fn written_requests_are_read_back() {
 
     let (mut disk, found) = Disk::open(folder.path()).unwrap();
     assert_eq!(ids(&found), ["a", "b"]);
-    let row = &found.requests[1].0;
+    let row = &found.requests[1].row;
     assert_eq!((row.number, row.seq, row.seed), (number, u64::MAX - 1, u64::MAX));
     assert_eq!(disk.reader().payload(number).unwrap(), big);
     assert!(append(&mut disk, "c", b"").unwrap() > number);
@@ -220,15 +220,12 @@ fn files_are_readable_by_their_owner_only() {
 }
 
 #[test]
-fn databases_of_other_programs_and_versions_are_refused() {
+fn files_of_other_programs_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(DATABASE);
     drop(Disk::open(folder.path()).unwrap());
-    let change = |sql: &str| rusqlite::Connection::open(&path).unwrap().execute_batch(sql).unwrap();
-    change("PRAGMA user_version = 2");
-    let message = open_error(folder.path());
-    assert!(message.contains("schema 2, expected 1"), "{message}");
-    change("PRAGMA user_version = 1; PRAGMA application_id = 0");
+    let sql = "PRAGMA application_id = 0";
+    rusqlite::Connection::open(&path).unwrap().execute_batch(sql).unwrap();
     assert!(open_error(folder.path()).contains("not a database of this server"));
     std::fs::write(&path, "another program's file").unwrap();
     assert!(open_error(folder.path()).contains("not a database"));
@@ -269,7 +266,7 @@ fn compaction_keeps_needed_payloads_and_their_numbers() {
     drop(disk);
     let (disk, found) = Disk::open(folder.path()).unwrap();
     assert_eq!(ids(&found), ["b", "d"]);
-    assert_eq!(found.requests[0].1.as_ref().unwrap().number, result_number);
+    assert_eq!(found.requests[0].result.as_ref().unwrap().number, result_number);
     assert_eq!(disk.reader().payload(last).unwrap(), "d");
 }
 
@@ -491,7 +488,7 @@ fn an_oversized_payload_is_rejected_and_blocks_nothing() {
 }
 
 /// Copies a database and its WAL as a crash would leave them.
-fn crashed(from: &Path) -> (tempfile::TempDir, PathBuf) {
+pub(super) fn crashed(from: &Path) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join(DATABASE);
     std::fs::copy(from, &to).unwrap();

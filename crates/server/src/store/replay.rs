@@ -13,7 +13,7 @@ use super::{
     Record, RequestEntry, RequestPhase, RequestRecord, RunRecord, SequenceScope, Store, Tracked,
     UnixMicros, loss_prefix, now,
 };
-use crate::disk::{Disk, StoredResult, StoredRows};
+use crate::disk::{Disk, StoredChange, StoredRequest, StoredResult, StoredRows, StoredRun};
 
 /// An admitted request without a result, and its body if that can be read.
 pub(crate) struct UnfinishedRequest {
@@ -49,10 +49,10 @@ impl Store {
     fn replay(&mut self, rows: StoredRows) {
         let StoredRows { sessions, runs, changes, samplers, checkpoints, requests, usage } = rows;
         self.usage = usage;
-        for (row, last_used) in runs {
+        for StoredRun { row, last_used } in runs {
             self.runs.insert(row.id.clone(), Tracked { last_used, ..Tracked::new(row) });
         }
-        for (run, seq, change) in changes {
+        for StoredChange { run, seq, change } in changes {
             if let Some(run) = self.runs.get_mut(&run) {
                 run.changes.insert(seq, change);
             }
@@ -62,7 +62,7 @@ impl Store {
         // Apply sessions last: an ended session removes its sampling sessions and snapshots.
         self.apply_all(sessions.into_iter().map(Record::Session).collect());
         let mut finished = Vec::new();
-        for (row, result) in requests {
+        for StoredRequest { row, result } in requests {
             finished.extend(result.map(|result| (row.id.clone(), result)));
             self.apply(Record::Request(Arc::new(row)));
         }

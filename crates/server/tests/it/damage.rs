@@ -103,7 +103,7 @@ async fn other_programs_may_read_the_database_while_the_server_runs() {
     // A long read transaction does not block the server.
     database.execute_batch("BEGIN").unwrap();
     let unfinished_requests =
-        "SELECT kind || ' ' || seq || ' ' || session FROM requests WHERE answer IS NULL";
+        "SELECT kind || ' ' || seq || ' ' || session FROM requests WHERE result_payload IS NULL";
     assert_eq!(text(unfinished_requests), [format!("optim_step 2 {session}")]);
     let (_, saved) = http.post("/save_weights", save).await;
     http.result(&saved).await;
@@ -115,8 +115,8 @@ async fn other_programs_may_read_the_database_while_the_server_runs() {
     assert_eq!(text(runs), [format!("{model} {MODEL} 2 {session}")]);
     let checkpoints = "SELECT path FROM checkpoints WHERE size_bytes > 0 AND expires_at IS NULL";
     assert_eq!(text(checkpoints), [format!("tinker://{model}/weights/a")]);
-    assert_eq!(text("SELECT what || ' ' || count FROM usage"), ["checkpoints 1"]);
-    assert_eq!(text("SELECT json_extract(outcome, '$') FROM requests"), ["json"; 3]);
+    assert_eq!(text("SELECT meter || ' ' || count FROM usage"), ["checkpoints 1"]);
+    assert_eq!(text("SELECT json_extract(result_kind, '$') FROM requests"), ["json"; 3]);
 
     // A write transaction of another program blocks until the timeout; the request is rejected.
     database.execute_batch("BEGIN IMMEDIATE").unwrap();

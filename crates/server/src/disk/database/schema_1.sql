@@ -1,6 +1,4 @@
--- Records are stored as JSON in the column "fact"; generated columns expose single fields of it for
--- indexes and for inspection with other tools. Times are microseconds since the Unix epoch. Payload
--- numbers refer to entries of the file "payloads".
+-- Schema of version 1, for the tests of the migration.
 
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY,

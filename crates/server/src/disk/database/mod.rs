@@ -1,0 +1,217 @@
+//! The SQLite database: records as rows, written in transactions by the writer thread.
+//!
+//! All rows are read once, at the start; requests then use the copy in memory. After the start, the
+//! database is read only to find the payloads that are still needed.
+
+mod column;
+mod schema;
+mod stored_rows;
+mod write_records;
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, TransactionBehavior};
+
+use self::column::{read_u64, to_i64};
+use self::schema::{DatabaseHeader, SchemaState};
+pub(crate) use self::stored_rows::{
+    StoredChange, StoredRequest, StoredResult, StoredRows, StoredRun,
+};
+use self::write_records::{execute, write_records};
+use crate::log;
+use crate::record::Record;
+
+/// Time to wait for a lock that another program holds, for example a database browser.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Settings of the connection. A commit must survive a power failure, so that a request can be
+/// acknowledged as soon as its transaction is committed.
+const SETTINGS: &[(&str, &str)] = &[
+    ("journal_mode", "wal"),
+    ("synchronous", "full"),
+    ("fullfsync", "on"),
+    ("checkpoint_fullfsync", "on"),
+    ("temp_store", "memory"),
+    // Truncate the WAL to 16 MiB after a burst.
+    ("journal_size_limit", "16777216"),
+];
+
+/// Selects the payloads that rows need. The body of a finished request is not needed, except for a
+/// custom loss, which is restored from it after a restart.
+const NEEDED_PAYLOADS: &str = "
+    SELECT body_payload AS payload FROM requests
+        WHERE result_payload IS NULL OR kind = 'create_custom_loss'
+    UNION SELECT result_payload FROM requests WHERE result_payload IS NOT NULL
+    UNION SELECT body_payload FROM changes";
+
+/// Connection of the writer thread.
+pub(super) struct Database {
+    connection: Connection,
+    is_new: bool,
+    /// Whether a commit has failed that the WAL may contain nevertheless.
+    pub(super) needs_repair: bool,
+    /// Maximum number of pages, to simulate a full disk.
+    #[cfg(test)]
+    pub(super) max_pages: std::sync::Arc<std::sync::atomic::AtomicU32>,
+}
+
+impl Database {
+    /// Opens or creates the database at `path`, and migrates it if an earlier version of this
+    /// server wrote it. A new one needs [`create_tables`](Self::create_tables).
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read or migrated, is not a database of this server, or was
+    /// written by a newer version of it. The file is unchanged then.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let invalid = |message: String| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("{}: {message}", path.display()))
+        };
+        // Create the file with owner-only permissions; SQLite gives its WAL and shared-memory
+        // files the permissions of the database.
+        drop(super::payloads::private_file().open(path)?);
+        // SQLite would interpret a relative name that starts with `file:` as a URI.
+        let absolute = std::path::absolute(path)?;
+        let (mut connection, header) =
+            connect(&absolute).map_err(|error| invalid(error.to_string()))?;
+        // Check before the settings: some of them modify the file.
+        let state = header.schema_state().map_err(invalid)?;
+        for (name, value) in SETTINGS {
+            // `pragma_update` accepts the row that some of these return.
+            connection.pragma_update(None, name, value).map_err(to_io_error)?;
+        }
+        if let SchemaState::Outdated { version } = state {
+            migrate(&mut connection, version).map_err(|error| {
+                let message = format!("{}: cannot migrate from schema {version}", path.display());
+                io::Error::new(error.kind(), format!("{message}: {error}"))
+            })?;
+        }
+        Ok(Self {
+            connection,
+            is_new: state == SchemaState::Empty,
+            needs_repair: false,
+            #[cfg(test)]
+            max_pages: std::sync::Arc::new(u32::MAX.into()),
+        })
+    }
+
+    /// Returns whether the database has no tables yet.
+    pub(super) fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    /// Creates the tables of a new database.
+    pub(super) fn create_tables(&mut self) -> io::Result<()> {
+        schema::create(&mut self.connection).map_err(to_io_error)?;
+        self.is_new = false;
+        Ok(())
+    }
+
+    /// Returns the first payload number that no row refers to.
+    pub(super) fn next_payload_number(&self) -> io::Result<u64> {
+        let sql = "SELECT next_payload FROM writer_state";
+        let next = self.connection.query_row(sql, [], |row| read_u64(row, "next_payload"));
+        next.map_err(to_io_error)
+    }
+
+    /// Returns the numbers of the payloads that rows need.
+    pub(super) fn needed_payloads(&self) -> io::Result<HashSet<u64>> {
+        let read = || -> rusqlite::Result<HashSet<u64>> {
+            let mut statement = self.connection.prepare_cached(NEEDED_PAYLOADS)?;
+            statement.query_map([], |row| read_u64(row, "payload"))?.collect()
+        };
+        read().map_err(to_io_error)
+    }
+
+    /// Reads all rows.
+    pub(super) fn read(&self) -> io::Result<StoredRows> {
+        StoredRows::read(&self.connection).map_err(|error| match error {
+            rusqlite::Error::FromSqlConversionFailure(..) => io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("cannot read a stored record: {error}"),
+            ),
+            error => to_io_error(error),
+        })
+    }
+
+    /// Writes records in one transaction. `next_payload` is the first payload number that no row
+    /// refers to; `None` leaves it unchanged. After a failure, [`repair`](Self::repair) must run
+    /// before the next write.
+    pub(super) fn write<'a>(
+        &mut self,
+        records: impl Iterator<Item = &'a Record>,
+        next_payload: Option<u64>,
+    ) -> io::Result<()> {
+        #[cfg(test)]
+        self.limit_pages()?;
+        let behavior = TransactionBehavior::Immediate;
+        let transaction =
+            self.connection.transaction_with_behavior(behavior).map_err(to_io_error)?;
+        write_records(&transaction, records).map_err(to_io_error)?;
+        if let Some(next) = next_payload {
+            let sql = "UPDATE writer_state SET next_payload = ?";
+            execute(&transaction, sql, [to_i64(next)]).map_err(to_io_error)?;
+        }
+        let committed = transaction.commit();
+        self.needs_repair = committed.is_err();
+        committed.map_err(to_io_error)
+    }
+
+    #[cfg(test)]
+    fn limit_pages(&self) -> io::Result<()> {
+        let max_pages = self.max_pages.load(std::sync::atomic::Ordering::Relaxed);
+        self.connection.pragma_update(None, "max_page_count", max_pages).map_err(to_io_error)
+    }
+
+    /// Overwrites a failed commit in the WAL with another commit. If only its flush failed, the WAL
+    /// contains it completely, and SQLite would apply it after a crash although its client received
+    /// an error.
+    pub(super) fn repair(&mut self) -> io::Result<()> {
+        if self.needs_repair {
+            let sql = "UPDATE writer_state SET overwritten_commits = overwritten_commits + 1";
+            self.connection.execute(sql, []).map_err(to_io_error)?;
+            self.needs_repair = false;
+        }
+        Ok(())
+    }
+
+    pub(super) fn needs_repair(&self) -> bool {
+        self.needs_repair
+    }
+}
+
+/// Connects to the database at `path` and reads its header. Modifies nothing.
+fn connect(path: &Path) -> rusqlite::Result<(Connection, DatabaseHeader)> {
+    let connection = Connection::open(path)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.set_prepared_statement_cache_capacity(32);
+    let header = DatabaseHeader::read(&connection)?;
+    Ok((connection, header))
+}
+
+/// Migrates a database of an earlier version to the current schema.
+fn migrate(connection: &mut Connection, version: i32) -> io::Result<()> {
+    schema::migrate(connection, version).map_err(to_io_error)?;
+    tracing::info!(
+        target: log::STORAGE,
+        from = version,
+        to = schema::VERSION,
+        "migrated the database to a newer schema"
+    );
+    Ok(())
+}
+
+/// Converts an SQLite error to an I/O error.
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` passes the error by value")]
+fn to_io_error(error: rusqlite::Error) -> io::Error {
+    let kind = match error.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::DiskFull) => io::ErrorKind::StorageFull,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, format!("database: {error}"))
+}
+
+#[cfg(test)]
+mod tests;

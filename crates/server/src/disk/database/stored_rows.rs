@@ -1,0 +1,137 @@
+//! Reads all rows of the database at the start of the server.
+
+use std::collections::BTreeMap;
+
+use rusqlite::{Connection, Row};
+use tinkex_wire::{ModelId, SessionId};
+
+use super::column::{read_json, read_optional_u64, read_u64, read_variant};
+use crate::record::{
+    ChangeRecord, CheckpointRecord, RequestRecord, ResultKind, RunRecord, SamplerRecord,
+    SessionRecord, UnixMicros, UsageKey,
+};
+
+/// All rows of the database.
+#[derive(Debug, Default)]
+pub(crate) struct StoredRows {
+    pub(crate) sessions: Vec<SessionRecord>,
+    pub(crate) runs: Vec<StoredRun>,
+    pub(crate) changes: Vec<StoredChange>,
+    pub(crate) samplers: Vec<SamplerRecord>,
+    pub(crate) checkpoints: Vec<CheckpointRecord>,
+    /// Requests in order of admission.
+    pub(crate) requests: Vec<StoredRequest>,
+    pub(crate) usage: BTreeMap<UsageKey, u64>,
+}
+
+/// A run as it is stored.
+#[derive(Debug)]
+pub(crate) struct StoredRun {
+    pub(crate) row: RunRecord,
+    /// Time of the last request or checkpoint.
+    pub(crate) last_used: UnixMicros,
+}
+
+/// A request, executed under sequence number `seq`, that modified a run after its snapshot.
+#[derive(Debug)]
+pub(crate) struct StoredChange {
+    pub(crate) run: ModelId,
+    pub(crate) seq: u64,
+    pub(crate) change: ChangeRecord,
+}
+
+/// A request as it is stored, with its result if it is finished.
+#[derive(Debug)]
+pub(crate) struct StoredRequest {
+    pub(crate) row: RequestRecord,
+    pub(crate) result: Option<StoredResult>,
+}
+
+/// Result of a request as it is stored.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredResult {
+    /// Number of the payload with the encoded result.
+    pub(crate) number: u64,
+    /// Size of that payload in bytes.
+    pub(crate) size: usize,
+    pub(crate) at: UnixMicros,
+    pub(crate) result: ResultKind,
+}
+
+impl StoredRows {
+    pub(super) fn read(connection: &Connection) -> rusqlite::Result<Self> {
+        let usage = "SELECT hour, session, base_model, meter, count FROM usage";
+        Ok(Self {
+            sessions: query_all(connection, "SELECT record FROM sessions", read_record)?,
+            runs: query_all(connection, "SELECT record, last_seq, last_used FROM runs", read_run)?,
+            changes: query_all(
+                connection,
+                "SELECT run, seq, kind, body_payload FROM changes",
+                read_change,
+            )?,
+            samplers: query_all(connection, "SELECT record FROM samplers", read_record)?,
+            checkpoints: query_all(connection, "SELECT record FROM checkpoints", read_record)?,
+            requests: query_all(
+                connection,
+                "SELECT record, body_payload, \
+                        result_payload, result_bytes, finished_at, result_kind \
+                 FROM requests ORDER BY body_payload",
+                read_request,
+            )?,
+            usage: query_all(connection, usage, read_usage)?.into_iter().collect(),
+        })
+    }
+}
+
+fn query_all<T>(
+    connection: &Connection,
+    sql: &str,
+    read_row: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+) -> rusqlite::Result<Vec<T>> {
+    connection.prepare(sql)?.query_map([], read_row)?.collect()
+}
+
+/// Reads a record that is stored completely in the column `record`.
+fn read_record<T: serde::de::DeserializeOwned>(row: &Row<'_>) -> rusqlite::Result<T> {
+    read_json(row, "record")
+}
+
+fn read_run(row: &Row<'_>) -> rusqlite::Result<StoredRun> {
+    let last_seq = read_optional_u64(row, "last_seq")?;
+    Ok(StoredRun {
+        row: RunRecord { last_seq, ..read_record(row)? },
+        last_used: row.get("last_used")?,
+    })
+}
+
+fn read_change(row: &Row<'_>) -> rusqlite::Result<StoredChange> {
+    let run: String = row.get("run")?;
+    let change =
+        ChangeRecord { kind: read_variant(row, "kind")?, body: read_u64(row, "body_payload")? };
+    Ok(StoredChange { run: ModelId::from(run), seq: read_u64(row, "seq")?, change })
+}
+
+fn read_request(row: &Row<'_>) -> rusqlite::Result<StoredRequest> {
+    let request = RequestRecord { number: read_u64(row, "body_payload")?, ..read_record(row)? };
+    let result = match read_optional_u64(row, "result_payload")? {
+        None => None,
+        Some(number) => Some(StoredResult {
+            number,
+            size: usize::try_from(read_u64(row, "result_bytes")?).unwrap_or(usize::MAX),
+            at: row.get("finished_at")?,
+            result: read_json(row, "result_kind")?,
+        }),
+    };
+    Ok(StoredRequest { row: request, result })
+}
+
+fn read_usage(row: &Row<'_>) -> rusqlite::Result<(UsageKey, u64)> {
+    let session: String = row.get("session")?;
+    let key = UsageKey {
+        hour: row.get("hour")?,
+        session: SessionId::from(session),
+        base_model: row.get("base_model")?,
+        meter: read_variant(row, "meter")?,
+    };
+    Ok((key, read_u64(row, "count")?))
+}
