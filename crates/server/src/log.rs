@@ -14,7 +14,7 @@
 //! | [`MODEL`] | INFO | base model loaded or unloaded, model restored from disk, model autosaved |
 //! | [`MODEL`] | WARN | snapshot or autosave failed, base model of unfinished requests missing |
 //! | [`MODEL`] | ERROR | the worker thread panicked |
-//! | [`STORAGE`] | INFO | database migrated to a newer schema, writes succeed again after a failure |
+//! | [`STORAGE`] | INFO | database migrated, writes succeed again after a failure |
 //! | [`STORAGE`] | WARN | a write failed, a stored payload cannot be read |
 
 /// Target of events about single requests: `tinkex_server::request`.

@@ -70,8 +70,8 @@ impl Disk {
     /// A write that a crash interrupted is removed: no client received an acknowledgement for it.
     ///
     /// # Errors
-    /// Fails if a file cannot be read or belongs to another program or to a newer version, or if a payload
-    /// that a row refers to is missing, because other data may be lost too.
+    /// Fails if a file cannot be read or belongs to another program or to a newer version, or if a
+    /// payload that a row refers to is missing, because other data may be lost too.
     pub(crate) fn open(folder: &Path) -> io::Result<(Self, StoredRows)> {
         let (path, payloads) = (folder.join(DATABASE), folder.join(PAYLOADS));
         if !path.exists() {

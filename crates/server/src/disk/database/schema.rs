@@ -95,8 +95,8 @@ pub(super) fn create(connection: &mut Connection) -> rusqlite::Result<()> {
 ///
 /// The connection must have the settings for durable commits, and the caller must hold the lock of
 /// the data folder, which keeps a second server from migrating at the same time. A failure leaves
-/// the database in its old schema, except if only the flush of the commit fails: then the next start
-/// finds one schema or the other, complete in both cases.
+/// the database in its old schema, except if only the flush of the commit fails: then the next
+/// start finds one schema or the other, complete in both cases.
 pub(super) fn migrate(connection: &mut Connection, version: i32) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for migration in MIGRATIONS.iter().filter(|migration| migration.from_version >= version) {

@@ -64,7 +64,7 @@ CREATE TABLE usage (
     hour INTEGER NOT NULL,          -- hours since the Unix epoch
     session TEXT NOT NULL,
     base_model TEXT NOT NULL,
-    what TEXT NOT NULL,             -- "training", "prefill", "cached_prefill", "sampled", "checkpoints"
+    what TEXT NOT NULL,
     count INTEGER NOT NULL,
     PRIMARY KEY (hour, session, base_model, what)
 ) WITHOUT ROWID;

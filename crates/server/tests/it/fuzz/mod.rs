@@ -18,7 +18,8 @@ use self::server::{FuzzServer, Verdict};
 use crate::harness::setting;
 
 /// Number of cases after which a new server replaces the current one. The check of a case lists all
-/// objects, which accumulate; and once a case has ended the session, the server rejects most others.
+/// objects, which accumulate; and once a case has ended the session, the server rejects most later
+/// requests.
 const CASES_PER_SERVER: usize = 250;
 
 /// Number of cases by route and verdict.
