@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `args`, `commands` | arguments and subcommands, each command in its own file |
 //! | `settings`, `config` | precedence of flags, environment variables and profile; the client built from them |
+//! | `context` | settings, client and output of a running command |
 //! | `local`, `startup_error` | the server on this machine: started, found, or taken over |
 //! | `output`, `list`, `table`, `format` | results: tables, JSON, CSV, plain text |
 //! | `console`, `progress`, `log` | standard error: notices, progress bars, log events |
@@ -24,6 +25,7 @@ mod args;
 mod commands;
 mod config;
 mod console;
+mod context;
 #[cfg(test)]
 mod documented_commands;
 mod environment;
@@ -52,8 +54,8 @@ pub use error::Exit;
 use args::OutputFormat;
 use commands::CliCommand;
 use console::Console;
+use context::CommandContext;
 use error::CommandError;
-use output::Shell;
 use settings::CommandSettings;
 
 /// Runs one command line, program name first, and returns the exit code.
@@ -151,10 +153,10 @@ async fn execute(
 ) -> Result<Exit, CommandError> {
     let interrupt = environment.interrupt.clone();
     let handles_interrupts = args.command.handles_interrupts();
-    let mut shell = Shell::new(environment, console, args.globals, settings);
+    let mut context = CommandContext::new(environment, console, args.globals, settings);
     let result = {
         // Boxed, so that the future of the largest command is not on the stack of every command.
-        let finished = Box::pin(commands::run(&mut shell, args.command));
+        let finished = Box::pin(commands::run(&mut context, args.command));
         let interrupted = pin!(async move {
             if handles_interrupts {
                 pending::<()>().await;
@@ -167,9 +169,9 @@ async fn execute(
             Either::Right(_) => Err(CommandError::interrupted()),
         }
     };
-    shell.console().remove_bar();
-    let (server, local) = (shell.settings.server(shell.environment), shell.settings.local);
-    shell.close().await;
+    context.console().remove_bar();
+    let (server, local) = (context.settings.server(context.environment), context.settings.local);
+    context.close().await;
     result.map_err(|failure| failure.with_server(&server, local))
 }
 

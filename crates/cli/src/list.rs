@@ -8,8 +8,8 @@ use tinkex::rest::AccessScope;
 use tinkex::{Error, Timestamp};
 
 use crate::args::whole_number;
+use crate::context::CommandContext;
 use crate::error::CommandError;
-use crate::output::Shell;
 use crate::progress::{Progress, ProgressUnit};
 use crate::table::Table;
 
@@ -100,7 +100,7 @@ impl ViewArgs {
     /// reported without delay.
     pub(crate) fn resolve<'c, T>(
         &self,
-        shell: &mut Shell<'_>,
+        context: &mut CommandContext<'_>,
         all: &'c [ListColumn<T>],
     ) -> Result<ListView<'c, T>, CommandError> {
         let find = |name: &str| {
@@ -123,7 +123,7 @@ impl ViewArgs {
             None => None,
         };
         if self.wide {
-            shell.widen();
+            context.widen();
         }
         Ok(ListView { columns, sort })
     }
@@ -144,7 +144,7 @@ impl<T> ListView<'_, T> {
     /// the sorted rows.
     pub(crate) fn print<D: Serialize>(
         &self,
-        shell: &mut Shell<'_>,
+        context: &mut CommandContext<'_>,
         title: impl Into<Option<String>>,
         mut rows: Vec<T>,
         document: impl FnOnce(Vec<T>) -> D,
@@ -155,7 +155,7 @@ impl<T> ListView<'_, T> {
         if let Some(title) = title.into() {
             table = table.title(title);
         }
-        shell.table(&table, &document(rows))
+        context.table(&table, &document(rows))
     }
 
     fn table(&self, rows: &[T], now: Timestamp) -> Table {
@@ -179,7 +179,7 @@ pub(crate) struct FetchedRows<T> {
 /// `noun` is the plural of what is listed. `fetch(offset, limit)` requests one page of at most
 /// `batch` rows, and returns the rows and the total number if the server reports it.
 pub(crate) async fn fetch_pages<T, F>(
-    shell: &Shell<'_>,
+    context: &CommandContext<'_>,
     noun: &str,
     page: PageArgs,
     batch: u64,
@@ -196,7 +196,7 @@ where
         Some(limit) => format!("Fetching {limit} {noun}"),
         None => format!("Fetching all {noun}"),
     };
-    let progress = Progress::new(shell, label, ProgressUnit::Items, Some(target));
+    let progress = Progress::new(context, label, ProgressUnit::Items, Some(target));
     while (rows.len() as u64) < target {
         progress.set_position(rows.len() as u64);
         let limit = batch.min(target - rows.len() as u64);

@@ -9,9 +9,9 @@ use tinkex::{DownloadProgress, Error};
 use tokio::sync::watch;
 
 use crate::console::Console;
+use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
-use crate::output::Shell;
 
 /// Terminals with fewer columns show the numbers without a bar.
 const MIN_COLUMNS_FOR_BAR: usize = 72;
@@ -35,15 +35,15 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn new(
-        shell: &Shell<'_>,
+        context: &CommandContext<'_>,
         label: impl Into<String>,
         unit: ProgressUnit,
         total: Option<u64>,
     ) -> Self {
-        let width = shell.progress_width();
-        let bar = shell.console().progress_bar(total, width);
+        let width = context.progress_width();
+        let bar = context.console().progress_bar(total, width);
         let progress =
-            Self { bar, console: shell.console().clone(), columns: width.unwrap_or_default() };
+            Self { bar, console: context.console().clone(), columns: width.unwrap_or_default() };
         progress.bar.set_style(progress.style(unit, total.is_some()));
         progress.bar.set_message(label.into());
         progress
@@ -105,7 +105,7 @@ pub(crate) fn style(template: &str) -> ProgressStyle {
 ///
 /// `start` receives the callback to report progress to and returns the download.
 pub(crate) async fn show_download<T, F>(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     label: &str,
     start: impl FnOnce(Box<dyn Fn(&DownloadProgress) + Send + Sync>) -> F,
 ) -> Result<T, CommandError>
@@ -116,9 +116,9 @@ where
     let mut download = pin!(start(Box::new(move |now| {
         report.send_replace(*now);
     })));
-    let interrupt = shell.environment.interrupt.clone();
+    let interrupt = context.environment.interrupt.clone();
     let mut interrupted = pin!(interrupt.pressed(1));
-    let progress = Progress::new(shell, label, ProgressUnit::Bytes, None);
+    let progress = Progress::new(context, label, ProgressUnit::Bytes, None);
     loop {
         {
             let reported = pin!(async {

@@ -5,10 +5,10 @@ use serde_json::json;
 use tinkex::Timestamp;
 use tinkex::rest::{AuditEntry, AuditKind, AuditLogRequest};
 
+use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
 use crate::list::{self, ListColumn, SortKey, ViewArgs};
-use crate::output::Shell;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
@@ -94,12 +94,15 @@ const COLUMNS: [ListColumn<AuditEntry>; 6] = [
     },
 ];
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: AuditCommand) -> Result<(), CommandError> {
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    command: AuditCommand,
+) -> Result<(), CommandError> {
     let AuditCommand::Log { day, event_type, view } = command;
-    let view = view.resolve(shell, &COLUMNS)?;
-    let admin = shell.client().await?.admin();
+    let view = view.resolve(context, &COLUMNS)?;
+    let admin = context.client().await?.admin();
     let request = AuditLogRequest::default().event_type(event_type).day(day);
     let log = admin.get_audit_log(&request).await?;
     let title = list::title(log.entries.len(), 0, "event", "events");
-    view.print(shell, title, log.entries, |entries| json!({ "entries": entries }))
+    view.print(context, title, log.entries, |entries| json!({ "entries": entries }))
 }

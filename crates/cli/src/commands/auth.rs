@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use tinkex::wire::ApiKeyInfo;
 use tinkex::{CredentialStore, StoredKey, StoredKeyKind};
 
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format::{self, escape_controls};
-use crate::output::Shell;
 use crate::table::Table;
 
 /// Web console in which users manage their keys.
@@ -65,29 +65,39 @@ To use a key in one profile only: tinkex config set --profile work key_id 42")]
     },
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: AuthCommand) -> Result<Exit, CommandError> {
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    command: AuthCommand,
+) -> Result<Exit, CommandError> {
     match command {
-        AuthCommand::Login { key_stdin, add } => login(shell, key_stdin, add).await?,
-        AuthCommand::Logout { key_id } => logout(shell, key_id).await?,
-        AuthCommand::Status => return status(shell).await,
-        AuthCommand::Whoami => whoami(shell).await?,
-        AuthCommand::List => list(shell)?,
-        AuthCommand::Use { key_id } => set_default(shell, &key_id)?,
+        AuthCommand::Login { key_stdin, add } => login(context, key_stdin, add).await?,
+        AuthCommand::Logout { key_id } => logout(context, key_id).await?,
+        AuthCommand::Status => return status(context).await,
+        AuthCommand::Whoami => whoami(context).await?,
+        AuthCommand::List => list(context)?,
+        AuthCommand::Use { key_id } => set_default(context, &key_id)?,
     }
     Ok(Exit::Success)
 }
 
-async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), CommandError> {
-    let mut store = CredentialStore::load(&shell.environment.variables)?;
+async fn login(
+    context: &mut CommandContext<'_>,
+    key_stdin: bool,
+    add: bool,
+) -> Result<(), CommandError> {
+    let mut store = CredentialStore::load(&context.environment.variables)?;
     if let Some(key) = store.default_key().filter(|_| !add) {
         let message = format!("already logged in with the key {:?}", key.name);
         return Err(CommandError::new(Exit::Failed, message)
             .hint("Log out with `tinkex auth logout`, or pass --add to store another key."));
     }
-    reject_local(shell)?;
-    let interactive = shell.environment.terminals.input && !key_stdin;
-    let key =
-        if interactive { ask_key(shell).await? } else { shell.environment.input.line().await? };
+    reject_local(context)?;
+    let interactive = context.environment.terminals.input && !key_stdin;
+    let key = if interactive {
+        ask_key(context).await?
+    } else {
+        context.environment.input.line().await?
+    };
     let key = key.unwrap_or_default();
     let key = key.trim();
     if key.is_empty() {
@@ -95,7 +105,7 @@ async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), 
         return Err(CommandError::new(Exit::Credentials, message)
             .hint(format!("Create a key at {CONSOLE}/keys.")));
     }
-    let client = shell.settings.client_with_key(shell.environment, key)?;
+    let client = context.settings.client_with_key(context.environment, key)?;
     let checked = client.rest().get_api_key().await;
     let info = checked
         .map_err(|error| CommandError::from(error).context("cannot validate the API key"))?;
@@ -118,17 +128,17 @@ async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), 
     );
     let json = json!({ "key_id": key_id.to_string(), "name": name, "email": email,
         "organization": org });
-    shell.text(&text, &json)
+    context.text(&text, &json)
 }
 
 /// Prompts for an API key, echoed as stars.
-async fn ask_key(shell: &mut Shell<'_>) -> Result<Option<String>, CommandError> {
+async fn ask_key(context: &mut CommandContext<'_>) -> Result<Option<String>, CommandError> {
     let url = format!("{CONSOLE}/keys?new_key=true&key_name=tinker-cli-{}", host_name());
-    let link = shell.link(&url);
-    shell.prompt(&format!("Create an API Key: {link}\n\n"));
-    let echo = shell.prompt_writer();
-    let typed = shell.environment.input.clone().secret("Paste your API key: ", echo).await;
-    shell.prompt("\n");
+    let link = context.link(&url);
+    context.prompt(&format!("Create an API Key: {link}\n\n"));
+    let echo = context.prompt_writer();
+    let typed = context.environment.input.clone().secret("Paste your API key: ", echo).await;
+    context.prompt("\n");
     match typed {
         Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
             Err(CommandError::interrupted())
@@ -147,8 +157,11 @@ fn host_name() -> String {
     short.chars().filter(|letter| letter.is_ascii_alphanumeric() || *letter == '-').collect()
 }
 
-async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), CommandError> {
-    let mut store = CredentialStore::load(&shell.environment.variables)?;
+async fn logout(
+    context: &mut CommandContext<'_>,
+    key_id: Option<String>,
+) -> Result<(), CommandError> {
+    let mut store = CredentialStore::load(&context.environment.variables)?;
     let id = key_id.clone().or_else(|| store.default_id().map(str::to_owned));
     let Some((id, key)) = id.and_then(|id| Some((id.clone(), store.remove(&id)?))) else {
         return Err(match key_id {
@@ -174,20 +187,20 @@ async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), Com
         let text = format!(
             "Removed credential '{name}'. The API key is still active.\n\
              API key organization: {shown}\nDelete api key here: {}",
-            shell.link_in_result(&page)
+            context.link_in_result(&page)
         );
-        return shell.text(&text, &json(false));
+        return context.text(&text, &json(false));
     }
     // A login created this key for the command line alone, so it is deleted on the server too.
-    reject_local(shell)?;
-    let client = shell.settings.client_with_key(shell.environment, key.key.expose())?;
+    reject_local(context)?;
+    let client = context.settings.client_with_key(context.environment, key.key.expose())?;
     let revoked = client.rest().delete_api_key().await;
     store.save()?;
     match revoked {
         Ok(()) => {
             let text =
                 format!("Removed credential '{name}' and deleted its API key on the server.");
-            shell.text(&text, &json(true))
+            context.text(&text, &json(true))
         }
         Err(error) => {
             let owner = org.as_deref().map_or("an unknown organization".into(), escape_controls);
@@ -201,8 +214,8 @@ async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), Com
 }
 
 /// Rejects `--local`: stored keys belong to another server and must not be sent to the local one.
-fn reject_local(shell: &Shell<'_>) -> Result<(), CommandError> {
-    if !shell.settings.local {
+fn reject_local(context: &CommandContext<'_>) -> Result<(), CommandError> {
+    if !context.settings.local {
         return Ok(());
     }
     Err(CommandError::usage("the local server needs no API key")
@@ -215,10 +228,10 @@ fn no_such_key(id: &str) -> CommandError {
 }
 
 /// Prints the status as a result, and returns the error if the server is not accessible.
-async fn status(shell: &mut Shell<'_>) -> Result<Exit, CommandError> {
-    shell.start_local().await?;
+async fn status(context: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    context.start_local().await?;
     let mut available = true;
-    let checked = match shell.settings.client_without_retries(shell.environment) {
+    let checked = match context.settings.client_without_retries(context.environment) {
         Ok(client) => client.server_capabilities().await.map(|_| ()).map_err(CommandError::from),
         Err(error) => {
             available = false;
@@ -231,23 +244,23 @@ async fn status(shell: &mut Shell<'_>) -> Result<Exit, CommandError> {
         text += &format!("\nTinker accessible: {}", word(checked.is_ok()));
     }
     let json = json!({ "credentials_available": available, "tinker_accessible": checked.is_ok() });
-    shell.text(&text, &json)?;
+    context.text(&text, &json)?;
     checked.map(|()| Exit::Success)
 }
 
-async fn whoami(shell: &mut Shell<'_>) -> Result<(), CommandError> {
-    let who = shell.client().await?.whoami().await?;
+async fn whoami(context: &mut CommandContext<'_>) -> Result<(), CommandError> {
+    let who = context.client().await?.whoami().await?;
     let mut table = Table::of_properties();
     let email = who.email.filter(|email| !email.is_empty());
     table.property("Email", format::or_na(email.as_ref()));
     table.property("User", &who.user_urn);
     table.property("Organization", &who.org_urn);
     let json = json!({ "user_urn": who.user_urn, "org_urn": who.org_urn, "email": email });
-    shell.table(&table, &json)
+    context.table(&table, &json)
 }
 
-fn list(shell: &mut Shell<'_>) -> Result<(), CommandError> {
-    let store = CredentialStore::load(&shell.environment.variables)?;
+fn list(context: &mut CommandContext<'_>) -> Result<(), CommandError> {
+    let store = CredentialStore::load(&context.environment.variables)?;
     let mut table = Table::new(["Key ID", "Name", "In Use", "Organization", "Email", "Note"]);
     let mut keys: Vec<Value> = Vec::new();
     for (id, key) in store.keys() {
@@ -265,17 +278,17 @@ fn list(shell: &mut Shell<'_>) -> Result<(), CommandError> {
         keys.push(json!({ "key_id": id, "name": key.name, "default": used, "organization": org,
             "email": email, "note": key.note }));
     }
-    shell.table(&table, &json!({ "keys": keys }))
+    context.table(&table, &json!({ "keys": keys }))
 }
 
-fn set_default(shell: &mut Shell<'_>, id: &str) -> Result<(), CommandError> {
-    let mut store = CredentialStore::load(&shell.environment.variables)?;
+fn set_default(context: &mut CommandContext<'_>, id: &str) -> Result<(), CommandError> {
+    let mut store = CredentialStore::load(&context.environment.variables)?;
     let key = store.keys().find(|(known, _)| *known == id).map(|(_, key)| key.clone());
     let key = key.ok_or_else(|| no_such_key(id))?;
     let name = key.name.clone();
     store.insert(id, key);
     store.save()?;
-    shell.confirm_change(
+    context.confirm_change(
         &format!("The default key is now '{}'.", escape_controls(&name)),
         &json!({
             "key_id": id, "name": name,

@@ -11,9 +11,9 @@ use tinkex::rest::{
 use tinkex_files::AtomicWrite;
 
 use crate::args::{OutputFormat, timestamp};
+use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
-use crate::output::Shell;
 use crate::table::Table;
 
 #[derive(Debug, Subcommand)]
@@ -115,7 +115,7 @@ impl BillingTable {
 }
 
 pub(super) async fn run(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     command: BillingCommand,
 ) -> Result<(), CommandError> {
     match command {
@@ -123,13 +123,13 @@ pub(super) async fn run(
             if starting_on.unix_micros() >= ending_before.unix_micros() {
                 return Err(CommandError::usage("ENDING_BEFORE must be later than STARTING_ON"));
             }
-            check_streams(shell, &[csv.as_ref(), sessions_csv.as_ref()])?;
-            let admin = shell.client().await?.admin();
+            check_streams(context, &[csv.as_ref(), sessions_csv.as_ref()])?;
+            let admin = context.client().await?.admin();
             let usage = admin.get_billing_usage(starting_on, ending_before).await?;
             let table = usage_table(&usage);
             if csv.is_none() && sessions_csv.is_none() {
                 let title = format!("{} hourly usage row(s)", usage.data.len());
-                return print(shell, &table, &title, &usage);
+                return print(context, &table, &title, &usage);
             }
             let sessions: Vec<_> = usage
                 .sessions
@@ -139,27 +139,30 @@ pub(super) async fn run(
             let sessions =
                 BillingTable { columns: vec!["session_id", "user_metadata"], rows: sessions };
             let files = [(sessions_csv, sessions), (csv, table)];
-            write(shell, files.into_iter().filter_map(|(path, rows)| Some((path?, rows))))
+            write(context, files.into_iter().filter_map(|(path, rows)| Some((path?, rows))))
         }
         BillingCommand::CheckpointStorage { csv } => {
-            check_streams(shell, &[csv.as_ref()])?;
-            let project_id = shell.settings.project_id.clone();
-            let admin = shell.client().await?.admin();
+            check_streams(context, &[csv.as_ref()])?;
+            let project_id = context.settings.project_id.clone();
+            let admin = context.client().await?.admin();
             let request = StorageUsageRequest::default().project_id(project_id);
             let usage = admin.get_checkpoint_storage(&request).await?;
             let table = storage_table(&usage);
             match csv {
-                Some(path) => write(shell, [(path, table)]),
-                None => print(shell, &table, "Current checkpoint storage", &usage),
+                Some(path) => write(context, [(path, table)]),
+                None => print(context, &table, "Current checkpoint storage", &usage),
             }
         }
     }
 }
 
 /// Rejects more than one result on standard output.
-fn check_streams(shell: &Shell<'_>, files: &[Option<&PathBuf>]) -> Result<(), CommandError> {
+fn check_streams(
+    context: &CommandContext<'_>,
+    files: &[Option<&PathBuf>],
+) -> Result<(), CommandError> {
     let out = files.iter().flatten().filter(|path| path.as_os_str() == "-").count();
-    if out > 1 || (out == 1 && shell.is_json()) {
+    if out > 1 || (out == 1 && context.is_json()) {
         return Err(CommandError::usage("only one result can be written to standard output")
             .hint("Write the other results to files."));
     }
@@ -167,37 +170,37 @@ fn check_streams(shell: &Shell<'_>, files: &[Option<&PathBuf>]) -> Result<(), Co
 }
 
 fn print(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     table: &BillingTable,
     title: &str,
     json: &impl serde::Serialize,
 ) -> Result<(), CommandError> {
-    match shell.settings.format {
-        OutputFormat::Csv => shell.write(&table.csv()),
-        _ => shell.table(&table.render("null").title(title), json),
+    match context.settings.format {
+        OutputFormat::Csv => context.write(&table.csv()),
+        _ => context.table(&table.render("null").title(title), json),
     }
 }
 
 fn write(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     files: impl IntoIterator<Item = (PathBuf, BillingTable)>,
 ) -> Result<(), CommandError> {
     let mut written = Vec::new();
     for (path, table) in files {
         if path.as_os_str() == "-" {
-            shell.write(&table.csv())?;
+            context.write(&table.csv())?;
             continue;
         }
         let shown = path.display().to_string();
-        AtomicWrite::new(shell.environment.path(&path))
+        AtomicWrite::new(context.environment.path(&path))
             .create_folders()
             .write(table.csv())
             .map_err(|error| CommandError::file("write", &shown, &error))?;
-        shell.notice(&format!("Wrote {} row(s) to {shown}", table.rows.len()));
+        context.notice(&format!("Wrote {} row(s) to {shown}", table.rows.len()));
         written.push(json!({ "path": shown, "rows": table.rows.len() }));
     }
-    if shell.is_json() {
-        return shell.write(&crate::output::to_json(&json!({ "written": written }))?);
+    if context.is_json() {
+        return context.write(&crate::output::to_json(&json!({ "written": written }))?);
     }
     Ok(())
 }

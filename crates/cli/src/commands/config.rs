@@ -4,8 +4,8 @@ use clap::Subcommand;
 use serde_json::{Map, Value, json};
 
 use crate::config::{ConfigFile, KEYS};
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
-use crate::output::Shell;
 use crate::table::Table;
 
 #[derive(Debug, Subcommand)]
@@ -55,14 +55,17 @@ fn setting_list() -> String {
 
 /// Uses the file without validating the profile, so that an invalid profile can be repaired and a
 /// missing one created.
-pub(super) fn run(shell: &mut Shell<'_>, command: ConfigCommand) -> Result<(), CommandError> {
-    let env = shell.environment.variables.clone();
+pub(super) fn run(
+    context: &mut CommandContext<'_>,
+    command: ConfigCommand,
+) -> Result<(), CommandError> {
+    let env = context.environment.variables.clone();
     let path = ConfigFile::path(&env).display().to_string();
     if matches!(command, ConfigCommand::Path) {
-        return shell.text(&path, &json!({ "path": path }));
+        return context.text(&path, &json!({ "path": path }));
     }
     let mut config = ConfigFile::load(&env)?;
-    let named = shell.globals.profile.as_deref().or(env.get("TINKEX_PROFILE"));
+    let named = context.globals.profile.as_deref().or(env.get("TINKEX_PROFILE"));
     let profile = config.profile_name(named);
     match command {
         ConfigCommand::Path => Ok(()),
@@ -71,13 +74,13 @@ pub(super) fn run(shell: &mut Shell<'_>, command: ConfigCommand) -> Result<(), C
                 let message = format!("{key} is not set in profile {profile:?}");
                 return Err(CommandError::new(Exit::NotFound, message));
             };
-            shell.text(&value, &json!({ "profile": profile, "key": key, "value": value }))
+            context.text(&value, &json!({ "profile": profile, "key": key, "value": value }))
         }
         ConfigCommand::Set { key, value } => {
             config.set(&profile, &key, &value)?;
             config.save()?;
             let done = json!({ "profile": profile, "key": key, "value": value, "path": path });
-            shell.confirm_change(&format!("set {key} = {value} in {path}"), &done)
+            context.confirm_change(&format!("set {key} = {value} in {path}"), &done)
         }
         ConfigCommand::Unset { key } => {
             let was_set = config.unset(&profile, &key);
@@ -87,7 +90,7 @@ pub(super) fn run(shell: &mut Shell<'_>, command: ConfigCommand) -> Result<(), C
             }
             config.save()?;
             let done = json!({ "profile": profile, "key": key, "value": null, "path": path });
-            shell.confirm_change(&format!("removed {key} from {path}"), &done)
+            context.confirm_change(&format!("removed {key} from {path}"), &done)
         }
         ConfigCommand::List => {
             let mut table = Table::new(["Profile", "Setting", "Value"]);
@@ -98,7 +101,8 @@ pub(super) fn run(shell: &mut Shell<'_>, command: ConfigCommand) -> Result<(), C
                 table.row([name, key, value]);
             }
             let default = config.get(&profile, "profile");
-            shell.table(&table, &json!({ "profile": default, "profiles": profiles, "path": path }))
+            context
+                .table(&table, &json!({ "profile": default, "profiles": profiles, "path": path }))
         }
     }
 }

@@ -3,9 +3,9 @@
 use clap::Args;
 use serde::Serialize;
 
+use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
-use crate::output::Shell;
 use crate::table::Table;
 
 use super::prompt::PromptArgs;
@@ -42,12 +42,15 @@ struct ScoredToken {
     logprob: Option<f32>,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, args: LogprobsArgs) -> Result<(), CommandError> {
-    let source = args.prompt.read(shell).await?;
-    let service = shell.client().await?;
-    let (sampler, model) = args.weights.open(shell, &service).await?;
-    let tokenizer = args.weights.tokenizer(&shell.environment.variables, &sampler).await?;
-    let input = args.prompt.input(shell.environment, source, || Ok(tokenizer.clone()))?;
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    args: LogprobsArgs,
+) -> Result<(), CommandError> {
+    let source = args.prompt.read(context).await?;
+    let service = context.client().await?;
+    let (sampler, model) = args.weights.open(context, &service).await?;
+    let tokenizer = args.weights.tokenizer(&context.environment.variables, &sampler).await?;
+    let input = args.prompt.input(context.environment, source, || Ok(tokenizer.clone()))?;
     let Some(ids) = input.to_tokens() else {
         return Err(
             CommandError::usage("cannot compute log-probabilities of images").hint("Omit --image.")
@@ -78,5 +81,5 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: LogprobsArgs) -> Result<(),
         let logprob = format::or_na(token.logprob.map(|logprob| format!("{logprob:.4}")));
         table.row([token.id.to_string(), token.text.clone(), logprob]);
     }
-    shell.table(&table, &report)
+    context.table(&table, &report)
 }

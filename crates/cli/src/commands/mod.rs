@@ -26,10 +26,11 @@ use clap::Subcommand;
 use serde_json::json;
 
 use crate::args::{Globals, OutputFormat};
+use crate::context::CommandContext;
 use crate::environment::Environment;
 use crate::error::{CommandError, Exit};
 use crate::log::ServerLog;
-use crate::output::{self, Shell};
+use crate::output;
 use crate::settings;
 
 /// Commands of the main help, grouped by purpose.
@@ -165,24 +166,27 @@ pub(crate) fn run_offline(
     Ok(true)
 }
 
-pub(crate) async fn run(shell: &mut Shell<'_>, command: CliCommand) -> Result<Exit, CommandError> {
+pub(crate) async fn run(
+    context: &mut CommandContext<'_>,
+    command: CliCommand,
+) -> Result<Exit, CommandError> {
     match command {
-        CliCommand::Config(command) => config::run(shell, command)?,
-        CliCommand::Run(command) => run::run(shell, command).await?,
-        CliCommand::Quickstart(args) => Box::pin(quickstart::run(shell, args)).await?,
-        CliCommand::Chat(args) => return Box::pin(chat::run(shell, *args)).await,
-        CliCommand::Train(args) => return Box::pin(train::run(shell, *args)).await,
-        CliCommand::Auth(command) => return auth::run(shell, command).await,
-        CliCommand::Model(command) => model::run(shell, command).await?,
-        CliCommand::Checkpoint(command) => return checkpoint::run(shell, command).await,
-        CliCommand::Session(command) => session::run(shell, command).await?,
-        CliCommand::Billing(command) => billing::run(shell, command).await?,
-        CliCommand::Audit(command) => audit::run(shell, command).await?,
-        CliCommand::Sample(args) => Box::pin(sample::run(shell, *args)).await?,
-        CliCommand::Logprobs(args) => logprobs::run(shell, args).await?,
-        CliCommand::Tokenizer(command) => tokenizer::run(shell, command).await?,
-        CliCommand::Doctor(_) => return doctor::run(shell).await,
-        CliCommand::Serve(args) => return serve::run(shell, args).await,
+        CliCommand::Config(command) => config::run(context, command)?,
+        CliCommand::Run(command) => run::run(context, command).await?,
+        CliCommand::Quickstart(args) => Box::pin(quickstart::run(context, args)).await?,
+        CliCommand::Chat(args) => return Box::pin(chat::run(context, *args)).await,
+        CliCommand::Train(args) => return Box::pin(train::run(context, *args)).await,
+        CliCommand::Auth(command) => return auth::run(context, command).await,
+        CliCommand::Model(command) => model::run(context, command).await?,
+        CliCommand::Checkpoint(command) => return checkpoint::run(context, command).await,
+        CliCommand::Session(command) => session::run(context, command).await?,
+        CliCommand::Billing(command) => billing::run(context, command).await?,
+        CliCommand::Audit(command) => audit::run(context, command).await?,
+        CliCommand::Sample(args) => Box::pin(sample::run(context, *args)).await?,
+        CliCommand::Logprobs(args) => logprobs::run(context, args).await?,
+        CliCommand::Tokenizer(command) => tokenizer::run(context, command).await?,
+        CliCommand::Doctor(_) => return doctor::run(context).await,
+        CliCommand::Serve(args) => return serve::run(context, args).await,
         CliCommand::Completions(_) | CliCommand::Man(_) | CliCommand::Version => {}
     }
     Ok(Exit::Success)

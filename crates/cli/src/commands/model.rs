@@ -4,10 +4,10 @@ use clap::Subcommand;
 use serde::Serialize;
 use tinkex::{ServiceClient, SupportedModel};
 
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::list::{ListColumn, SortKey, ViewArgs};
-use crate::output::Shell;
 use crate::table::Table;
 
 #[derive(Debug, Subcommand)]
@@ -68,10 +68,13 @@ const COLUMNS: [ListColumn<SupportedModel>; 4] = [
     },
 ];
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: ModelCommand) -> Result<(), CommandError> {
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    command: ModelCommand,
+) -> Result<(), CommandError> {
     match command {
-        ModelCommand::List { substring, view } => list(shell, substring, &view).await,
-        ModelCommand::Info { name } => info(shell, &name).await,
+        ModelCommand::List { substring, view } => list(context, substring, &view).await,
+        ModelCommand::Info { name } => info(context, &name).await,
     }
 }
 
@@ -81,7 +84,7 @@ fn name_contains(model: &SupportedModel, part: &str) -> bool {
 }
 
 async fn list(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     substring: Option<String>,
     view: &ViewArgs,
 ) -> Result<(), CommandError> {
@@ -92,8 +95,8 @@ async fn list(
         shown: usize,
     }
 
-    let view = view.resolve(shell, &COLUMNS)?;
-    let client = shell.client().await?;
+    let view = view.resolve(context, &COLUMNS)?;
+    let client = context.client().await?;
     let mut models = client.server_capabilities().await?.supported_models;
     let total = models.len();
     if let Some(part) = substring {
@@ -103,7 +106,7 @@ async fn list(
         }
     }
     let shown = models.len();
-    view.print(shell, None, models, |models| ModelList { models, total, shown })
+    view.print(context, None, models, |models| ModelList { models, total, shown })
 }
 
 async fn no_match(client: &ServiceClient, part: &str) -> CommandError {
@@ -116,8 +119,8 @@ async fn no_match(client: &ServiceClient, part: &str) -> CommandError {
         .hint(LIST_MODELS)
 }
 
-async fn info(shell: &mut Shell<'_>, name: &str) -> Result<(), CommandError> {
-    let client = shell.client().await?;
+async fn info(context: &mut CommandContext<'_>, name: &str) -> Result<(), CommandError> {
+    let client = context.client().await?;
     let models = client.server_capabilities().await?.supported_models;
     let has_name = |model: &&SupportedModel| {
         model.model_name.as_deref().is_some_and(|known| known.eq_ignore_ascii_case(name))
@@ -137,5 +140,5 @@ async fn info(shell: &mut Shell<'_>, name: &str) -> Result<(), CommandError> {
     for column in &COLUMNS {
         table.property(column.header, (column.cell)(model, now));
     }
-    shell.table(&table, model)
+    context.table(&table, model)
 }

@@ -8,9 +8,9 @@ use tinkex::wire::ImageFormat;
 use tinkex::{Message, ModelInput, Tokenizer, Tokens};
 
 use crate::args::whole_number;
+use crate::context::CommandContext;
 use crate::environment::Environment;
 use crate::error::CommandError;
-use crate::output::Shell;
 
 /// Hint for a missing prompt.
 const GIVE_PROMPT: &str = "Pass --prompt TEXT or --prompt-file FILE, or pipe the text in.";
@@ -57,7 +57,10 @@ impl PromptArgs {
     }
 
     /// Reads the prompt. Call it before any request, so that a missing file is reported without delay.
-    pub(crate) async fn read(&self, shell: &mut Shell<'_>) -> Result<PromptSource, CommandError> {
+    pub(crate) async fn read(
+        &self,
+        context: &mut CommandContext<'_>,
+    ) -> Result<PromptSource, CommandError> {
         if !self.tokens.is_empty() {
             if self.chat {
                 return Err(CommandError::usage("--chat requires a text prompt, not token ids")
@@ -69,13 +72,13 @@ impl PromptArgs {
         let text = match (&self.prompt, &self.prompt_file) {
             (Some(text), _) if text != "-" => return Ok(PromptSource::Text(text.clone())),
             (_, Some(path)) if path != stdin => {
-                std::fs::read_to_string(shell.environment.path(path))
+                std::fs::read_to_string(context.environment.path(path))
                     .map_err(|error| CommandError::file("read", path.display(), &error))?
             }
-            (None, None) if shell.environment.terminals.input => {
+            (None, None) if context.environment.terminals.input => {
                 return Err(CommandError::usage("no prompt given").hint(GIVE_PROMPT));
             }
-            _ => stdin_text(shell).await?,
+            _ => stdin_text(context).await?,
         };
         Ok(match parse_tokens(&text) {
             Some(tokens) if self.prompt_file.is_some() && !self.chat => {
@@ -126,8 +129,8 @@ impl PromptArgs {
 }
 
 /// Reads standard input to its end.
-pub(crate) async fn stdin_text(shell: &Shell<'_>) -> Result<String, CommandError> {
-    let text = shell.environment.input.clone().rest().await;
+pub(crate) async fn stdin_text(context: &CommandContext<'_>) -> Result<String, CommandError> {
+    let text = context.environment.input.clone().rest().await;
     text.map_err(|error| CommandError::file("read", "standard input", &error))
 }
 

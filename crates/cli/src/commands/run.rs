@@ -6,11 +6,11 @@ use serde::Serialize;
 use tinkex::rest::{AccessScope, Checkpoint, ListTrainingRuns, TrainingRun};
 use tinkex::{ModelId, Timestamp};
 
+use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
 use crate::id_cache;
 use crate::list::{self, FetchedRows, ListColumn, PageArgs, ScopeArgs, SortKey, ViewArgs};
-use crate::output::Shell;
 use crate::table::Table;
 
 #[derive(Debug, Subcommand)]
@@ -118,24 +118,27 @@ const COLUMNS: [ListColumn<TrainingRun>; 8] = [
     },
 ];
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: RunCommand) -> Result<(), CommandError> {
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    command: RunCommand,
+) -> Result<(), CommandError> {
     match command {
         RunCommand::List { page, view, scope } => {
-            list(shell, page, &view, scope.access_scope).await
+            list(context, page, &view, scope.access_scope).await
         }
         RunCommand::Info { run_id, scope } => {
-            let rest = shell.client().await?.rest();
+            let rest = context.client().await?.rest();
             let run = rest.get_training_run(run_id.clone(), scope.access_scope).await;
             let run = run.map_err(|error| {
                 CommandError::from(error).context(&format!("cannot show run {run_id}"))
             })?;
-            shell.table(&properties(&run, Timestamp::now()), &run)
+            context.table(&properties(&run, Timestamp::now()), &run)
         }
     }
 }
 
 async fn list(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     page: PageArgs,
     view: &ViewArgs,
     access_scope: AccessScope,
@@ -147,9 +150,9 @@ async fn list(
         shown: usize,
     }
 
-    let view = view.resolve(shell, &COLUMNS)?;
-    let rest = shell.client().await?.rest();
-    let fetched = list::fetch_pages(shell, "training runs", page, BATCH, |offset, limit| {
+    let view = view.resolve(context, &COLUMNS)?;
+    let rest = context.client().await?.rest();
+    let fetched = list::fetch_pages(context, "training runs", page, BATCH, |offset, limit| {
         let request =
             ListTrainingRuns::default().limit(limit).offset(offset).access_scope(access_scope);
         let rest = rest.clone();
@@ -161,10 +164,10 @@ async fn list(
     .await?;
     let FetchedRows { rows, total } = fetched;
     let ids = rows.iter().map(|run| run.training_run_id.to_string());
-    id_cache::store(&shell.environment.variables, id_cache::IdKind::Run, ids);
+    id_cache::store(&context.environment.variables, id_cache::IdKind::Run, ids);
     let shown = rows.len();
     let title = list::title(shown, total, "training run", "training runs");
-    view.print(shell, title, rows, |runs| RunList { runs, total, shown })
+    view.print(context, title, rows, |runs| RunList { runs, total, shown })
 }
 
 fn properties(run: &TrainingRun, now: Timestamp) -> Table {

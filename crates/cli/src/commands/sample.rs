@@ -8,9 +8,9 @@ use serde_json::json;
 use tinkex::{SampleResponse, SampledSequence, SamplingParams, StopCondition, Tokenizer};
 
 use crate::args::{positive, whole_number};
+use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
-use crate::output::Shell;
 use crate::table::Table;
 
 use super::prompt::{PromptArgs, PromptSource};
@@ -113,19 +113,22 @@ struct SequenceReport<'a> {
     topk_logprobs: Option<Vec<Vec<(u32, f32)>>>,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, args: SampleArgs) -> Result<(), CommandError> {
-    let source = args.prompt.read(shell).await?;
-    let service = shell.client().await?;
-    let (sampler, model) = args.weights.open(shell, &service).await?;
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    args: SampleArgs,
+) -> Result<(), CommandError> {
+    let source = args.prompt.read(context).await?;
+    let service = context.client().await?;
+    let (sampler, model) = args.weights.open(context, &service).await?;
     // Token ids can be sampled and printed without a tokenizer.
-    let tokenizer = args.weights.tokenizer(&shell.environment.variables, &sampler).await;
+    let tokenizer = args.weights.tokenizer(&context.environment.variables, &sampler).await;
     let tokenizer = match (&source, tokenizer) {
         (PromptSource::Tokens(_), Err(_)) => None,
         (_, tokenizer) => Some(tokenizer?),
     };
     let missing = || CommandError::usage("no tokenizer to encode the prompt");
     let input =
-        args.prompt.input(shell.environment, source, || tokenizer.clone().ok_or_else(missing))?;
+        args.prompt.input(context.environment, source, || tokenizer.clone().ok_or_else(missing))?;
     let mut params = args.sampling.params(args.prompt.is_chat());
     if let (true, None, Some(tokenizer)) = (args.prompt.is_chat(), &params.stop, &tokenizer) {
         params.stop = Some(tokenizer.chat()?.stop()?);
@@ -144,26 +147,26 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: SampleArgs) -> Result<(), C
         sequences: response.sequences.iter().map(|one| sequence(one, tokenizer.as_ref())).collect(),
     };
     if let Some(path) = &args.output {
-        write(shell, path, &document)?;
+        write(context, path, &document)?;
         let json = json!({ "output": path, "model": model, "sequences": document.sequences.len() });
-        return shell.confirm_change(&format!("wrote {}", path.display()), &json);
+        return context.confirm_change(&format!("wrote {}", path.display()), &json);
     }
     if args.logprobs || args.topk_logprobs > 0 {
-        return shell.table(&table(&response, tokenizer.as_ref()), &document);
+        return context.table(&table(&response, tokenizer.as_ref()), &document);
     }
-    if shell.is_json() {
-        return shell.text("", &document);
+    if context.is_json() {
+        return context.text("", &document);
     }
     let count = document.sequences.len();
     for (at, sequence) in document.sequences.iter().enumerate() {
         if count > 1 {
-            shell.notice(&format!("--- sample {} of {count}", at + 1));
+            context.notice(&format!("--- sample {} of {count}", at + 1));
         }
         let text = text_or_ids(sequence);
         // Control characters must not reach a terminal. Files and pipes get the text unchanged.
-        let terminal = shell.environment.terminals.out.is_some();
+        let terminal = context.environment.terminals.out.is_some();
         let text = if terminal { format::escape_controls_in_lines(&text) } else { text };
-        shell.write(&format!("{text}\n"))?;
+        context.write(&format!("{text}\n"))?;
     }
     Ok(())
 }
@@ -219,12 +222,16 @@ pub(crate) fn token_text(tokenizer: Option<&Tokenizer>, token: u32) -> String {
     )
 }
 
-fn write(shell: &Shell<'_>, path: &Path, document: &SampleReport<'_>) -> Result<(), CommandError> {
-    let text = if shell.is_json() {
+fn write(
+    context: &CommandContext<'_>,
+    path: &Path,
+    document: &SampleReport<'_>,
+) -> Result<(), CommandError> {
+    let text = if context.is_json() {
         serde_json::to_string_pretty(document).unwrap_or_default() + "\n"
     } else {
         document.sequences.iter().map(|one| text_or_ids(one) + "\n").collect()
     };
-    tinkex_files::write(shell.environment.path(path), text)
+    tinkex_files::write(context.environment.path(path), text)
         .map_err(|error| CommandError::file("write", path.display(), &error))
 }

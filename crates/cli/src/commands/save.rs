@@ -7,8 +7,8 @@ use serde_json::json;
 use tinkex::{LoraConfig, SaveOptions, Timestamp};
 
 use crate::args::{positive, whole_number};
+use crate::context::CommandContext;
 use crate::error::CommandError;
-use crate::output::Shell;
 use crate::table::Table;
 
 /// Arguments of `tinkex checkpoint save`.
@@ -40,8 +40,11 @@ pub(crate) struct SaveArgs {
     name: Option<String>,
 }
 
-pub(crate) async fn run(shell: &mut Shell<'_>, args: SaveArgs) -> Result<(), CommandError> {
-    let service = shell.client().await?;
+pub(crate) async fn run(
+    context: &mut CommandContext<'_>,
+    args: SaveArgs,
+) -> Result<(), CommandError> {
+    let service = context.client().await?;
     let lora = LoraConfig::with_rank(args.rank)
         .seed(args.seed)
         .train_mlp(args.train_mlp)
@@ -58,14 +61,14 @@ pub(crate) async fn run(shell: &mut Shell<'_>, args: SaveArgs) -> Result<(), Com
     });
     if let Some(file) = &args.output {
         let text = serde_json::to_string_pretty(&document).unwrap_or_default() + "\n";
-        tinkex_files::write(shell.environment.path(file), text)
+        tinkex_files::write(context.environment.path(file), text)
             .map_err(|error| CommandError::file("write", file.display(), &error))?;
     }
     let mut table = Table::of_properties().title(format!("Checkpoint saved: {path}"));
     table.property("Base Model", args.base_model);
     table.property("Run ID", model.model_id().as_str());
     table.property("Path", path.to_string());
-    shell.table(&table, &document)
+    context.table(&table, &document)
 }
 
 /// Converts a model name to lower case with dashes.

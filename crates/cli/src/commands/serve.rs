@@ -11,11 +11,11 @@ use serde_json::json;
 use tinkex_server::{Server, ServerOptions};
 
 use crate::args::whole_number;
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::local::{self, PLACEHOLDER_KEY, ServerInfo};
 use crate::log::{LogFormat, LogLevel, ServerLog};
-use crate::output::Shell;
 use crate::startup_error::{Starter, startup_error};
 
 /// Arguments of `tinkex serve`.
@@ -122,23 +122,27 @@ impl ServeArgs {
     }
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, args: ServeArgs) -> Result<Exit, CommandError> {
-    let key_file = shell.globals.api_key_file.as_deref().map(|path| shell.environment.path(path));
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    args: ServeArgs,
+) -> Result<Exit, CommandError> {
+    let key_file =
+        context.globals.api_key_file.as_deref().map(|path| context.environment.path(path));
     let key = key_file.as_deref().map(|path| read_key(path, args.host)).transpose()?;
-    check(shell, &args, key.is_some())?;
+    check(context, &args, key.is_some())?;
     let data = match &args.data_dir {
-        Some(folder) => shell.environment.path(folder),
-        None => local::data_folder(&shell.environment.variables)?,
+        Some(folder) => context.environment.path(folder),
+        None => local::data_folder(&context.environment.variables)?,
     };
     let json_log = args.log_format == LogFormat::Json;
     let mut options = ServerOptions::new(&data);
     options.address = (args.host, args.port).into();
-    let resolve = |(name, folder): (String, PathBuf)| (name, shell.environment.path(&folder));
+    let resolve = |(name, folder): (String, PathBuf)| (name, context.environment.path(&folder));
     options.models = args.models.into_iter().map(resolve).collect();
     options.hub_cache = match args.hub_cache {
-        Some(folder) => Some(shell.environment.path(&folder)),
+        Some(folder) => Some(context.environment.path(&folder)),
         None if args.no_hub_cache => None,
-        None => local::hub_cache(&shell.environment.variables),
+        None => local::hub_cache(&context.environment.variables),
     };
     options.threads = args.threads;
     options.bf16 = args.bf16;
@@ -156,22 +160,22 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: ServeArgs) -> Result<Exit, 
     info.write(&data)?;
     let (url, models) = (info.url.as_str(), server.models());
     let ready = json!({ "base_url": url, "models": models, "data_dir": data, "pid": info.pid });
-    shell.text(url, &ready)?;
-    let notice = |shell: &mut Shell<'_>, text: &str| {
+    context.text(url, &ready)?;
+    let notice = |context: &mut CommandContext<'_>, text: &str| {
         // A JSON log must not be mixed with text.
         if json_log {
             tracing::info!("{text}");
         } else {
-            shell.notice(text);
+            context.notice(text);
         }
     };
-    notice(shell, &format!("serving {} from {}", models.join(", "), data.display()));
+    notice(context, &format!("serving {} from {}", models.join(", "), data.display()));
     let key = if has_key { "<the key>" } else { PLACEHOLDER_KEY };
-    notice(shell, &format!("to use it: export TINKER_BASE_URL={url} TINKER_API_KEY={key}"));
+    notice(context, &format!("to use it: export TINKER_BASE_URL={url} TINKER_API_KEY={key}"));
 
-    let interrupt = shell.environment.interrupt.clone();
+    let interrupt = context.environment.interrupt.clone();
     interrupt.pressed(1).await;
-    notice(shell, "shutting down gracefully; press Ctrl-C again to stop immediately");
+    notice(context, "shutting down gracefully; press Ctrl-C again to stop immediately");
     let summary = match select(pin!(server.stop()), pin!(interrupt.pressed(2))).await {
         Either::Left((summary, _)) => summary,
         Either::Right(_) => {
@@ -186,23 +190,27 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: ServeArgs) -> Result<Exit, 
         count => format!("{} pending until the next start", format::count(count, "request")),
     };
     let saved = format::count(summary.models_saved, "model");
-    notice(shell, &format!("stopped: {saved} saved, {pending}"));
+    notice(context, &format!("stopped: {saved} saved, {pending}"));
     Ok(Exit::Success)
 }
 
 /// Rejects options that are unsafe or contradictory.
-fn check(shell: &Shell<'_>, args: &ServeArgs, has_key: bool) -> Result<(), CommandError> {
+fn check(
+    context: &CommandContext<'_>,
+    args: &ServeArgs,
+    has_key: bool,
+) -> Result<(), CommandError> {
     if !args.host.is_loopback() && !has_key {
         let message = format!("other machines can reach {}, and no API key is required", args.host);
         return Err(CommandError::usage(message)
             .hint("Pass a file with an API key (--api-key-file FILE), or omit --host."));
     }
-    if shell.globals.api_key.is_some() {
+    if context.globals.api_key.is_some() {
         let message = "--api-key is visible to every user of this machine";
         return Err(CommandError::usage(message)
             .hint("Write the key to a file and pass --api-key-file FILE."));
     }
-    if shell.globals.local || shell.globals.base_url.is_some() {
+    if context.globals.local || context.globals.base_url.is_some() {
         let message = "--local and --base-url select a server, but this command runs one";
         return Err(CommandError::usage(message).hint("Use --host and --port."));
     }

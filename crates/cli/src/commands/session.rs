@@ -11,11 +11,11 @@ use tinkex::rest::{
 use tinkex::{Metadata, SessionId};
 
 use crate::args::whole_number;
+use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
 use crate::id_cache;
 use crate::list::{self, ListColumn, PageArgs, ScopeArgs, SortKey, ViewArgs};
-use crate::output::Shell;
 use crate::table::Table;
 
 use super::trace;
@@ -195,41 +195,41 @@ const BATCH: u64 = 100;
 const SEARCH_BATCH: u64 = 200;
 
 pub(super) async fn run(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     command: SessionCommand,
 ) -> Result<(), CommandError> {
     match command {
         SessionCommand::List { page, view, scope } => {
-            list(shell, page, &view, scope.access_scope).await
+            list(context, page, &view, scope.access_scope).await
         }
         SessionCommand::Info { session_id, scope } => {
-            let rest = shell.client().await?.rest();
+            let rest = context.client().await?.rest();
             let info = rest.get_session(session_id.clone(), scope.access_scope).await;
             let info = info.map_err(|error| {
                 CommandError::from(error).context(&format!("cannot show session {session_id}"))
             })?;
             let report = SessionReport { session_id: &session_id, info: &info };
-            shell.table(&properties(&session_id, &info), &report)
+            context.table(&properties(&session_id, &info), &report)
         }
-        SessionCommand::Search(args) => search(shell, *args).await,
-        SessionCommand::ExportTrace(args) => trace::run(shell, args).await,
+        SessionCommand::Search(args) => search(context, *args).await,
+        SessionCommand::ExportTrace(args) => trace::run(context, args).await,
         SessionCommand::AssignProject { session_id, project } => {
-            let rest = shell.client().await?.rest();
+            let rest = context.client().await?.rest();
             rest.assign_session_project(session_id.clone(), project.clone()).await?;
             let json = json!({ "session_id": session_id, "project_id": project });
-            shell.confirm_change(&format!("assigned {session_id} to project {project}"), &json)
+            context.confirm_change(&format!("assigned {session_id} to project {project}"), &json)
         }
     }
 }
 
 async fn list(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     page: PageArgs,
     view: &ViewArgs,
     access_scope: AccessScope,
 ) -> Result<(), CommandError> {
-    let view = view.resolve(shell, &ID_COLUMNS)?;
-    let rest = shell.client().await?.rest();
+    let view = view.resolve(context, &ID_COLUMNS)?;
+    let rest = context.client().await?.rest();
     let mut sessions: Vec<SessionId> = Vec::new();
     // The server does not report a total: a page with fewer rows than requested is the last.
     loop {
@@ -247,14 +247,14 @@ async fn list(
         }
     }
     let ids = sessions.iter().map(ToString::to_string);
-    id_cache::store(&shell.environment.variables, id_cache::IdKind::Session, ids);
+    id_cache::store(&context.environment.variables, id_cache::IdKind::Session, ids);
     let shown = sessions.len();
     let title = list::title(shown, 0, "session", "sessions");
-    view.print(shell, title, sessions, |rows| json!({ "sessions": rows, "shown": shown }))
+    view.print(context, title, sessions, |rows| json!({ "sessions": rows, "shown": shown }))
 }
 
-async fn search(shell: &mut Shell<'_>, args: SearchArgs) -> Result<(), CommandError> {
-    let view = args.view.resolve(shell, &COLUMNS)?;
+async fn search(context: &mut CommandContext<'_>, args: SearchArgs) -> Result<(), CommandError> {
+    let view = args.view.resolve(context, &COLUMNS)?;
     let statuses = args.statuses.iter().map(|status| match status {
         SessionState::Active => SessionStatusFilter::Active,
         SessionState::Cancelled => SessionStatusFilter::Cancelled,
@@ -273,7 +273,7 @@ async fn search(shell: &mut Shell<'_>, args: SearchArgs) -> Result<(), CommandEr
     query.project_ids = (!args.projects.is_empty()).then_some(args.projects);
     query.display_name = args.name;
     query.statuses = Some(statuses.collect::<Vec<_>>()).filter(|statuses| !statuses.is_empty());
-    let rest = shell.client().await?.rest();
+    let rest = context.client().await?.rest();
     let mut sessions: Vec<SessionSummary> = Vec::new();
     let more = loop {
         let page = rest.search_sessions(&query).await?;
@@ -293,7 +293,7 @@ async fn search(shell: &mut Shell<'_>, args: SearchArgs) -> Result<(), CommandEr
         title += " (more not shown, use --limit to see more)";
     }
     view.print(
-        shell,
+        context,
         title,
         sessions,
         |rows| json!({ "sessions": rows, "shown": shown, "more": more }),

@@ -4,9 +4,9 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::args::whole_number;
+use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
-use crate::output::Shell;
 use crate::table::Table;
 
 use super::prompt::stdin_text;
@@ -62,20 +62,20 @@ pub(crate) struct TokenizerArgs {
 }
 
 pub(super) async fn run(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     command: TokenizerCommand,
 ) -> Result<(), CommandError> {
     let (TokenizerCommand::Encode { tokenizer: args, .. }
     | TokenizerCommand::Decode { tokenizer: args, .. }
     | TokenizerCommand::Info { tokenizer: args }) = &command;
-    let (env, name) = (shell.environment.variables.clone(), args.model.clone());
+    let (env, name) = (context.environment.variables.clone(), args.model.clone());
     let tokenizer = weights::load_tokenizer(&env, &name, args.offline).await?;
     match command {
         TokenizerCommand::Encode { text, piece, .. } => {
             let text = match text {
                 Some(text) if text != "-" => text,
                 _ => {
-                    let text = stdin_text(shell).await?;
+                    let text = stdin_text(context).await?;
                     text.strip_suffix('\n').unwrap_or(&text).to_owned()
                 }
             };
@@ -88,17 +88,17 @@ pub(super) async fn run(
             let document = json!({
                 "model": name, "tokens": &tokens[..], "count": tokens.len(), "pieces": pieces,
             });
-            shell.text(&ids, &document)
+            context.text(&ids, &document)
         }
         TokenizerCommand::Decode { mut tokens, skip_special, .. } => {
             if tokens.is_empty() {
-                tokens = parse_ids(&stdin_text(shell).await?)?;
+                tokens = parse_ids(&stdin_text(context).await?)?;
             }
             let unknown: Vec<_> =
                 tokens.iter().filter(|id| tokenizer.token(**id).is_none()).collect();
             if !unknown.is_empty() {
                 let ids = unknown.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                shell.notice(&format!("ignoring ids that are not in the vocabulary: {ids}"));
+                context.notice(&format!("ignoring ids that are not in the vocabulary: {ids}"));
             }
             let text = if skip_special {
                 tokenizer.decode_text(&tokens)
@@ -106,7 +106,7 @@ pub(super) async fn run(
                 tokenizer.decode(&tokens)
             };
             let text = text?;
-            shell.text(&text, &json!({ "model": name, "text": text }))
+            context.text(&text, &json!({ "model": name, "text": text }))
         }
         TokenizerCommand::Info { .. } => {
             let special = [
@@ -132,7 +132,7 @@ pub(super) async fn run(
                 "pad_id": tokenizer.pad_id(),
                 "has_chat_template": tokenizer.has_chat_template(),
             });
-            shell.table(&table, &document)
+            context.table(&table, &document)
         }
     }
 }

@@ -7,10 +7,10 @@ use clap_complete::ArgValueCandidates;
 use serde_json::json;
 use tinkex::SessionId;
 
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::id_cache;
-use crate::output::Shell;
 use crate::progress;
 use crate::table::Table;
 
@@ -28,23 +28,26 @@ pub(crate) struct ExportTraceArgs {
     url_only: bool,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, args: ExportTraceArgs) -> Result<(), CommandError> {
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    args: ExportTraceArgs,
+) -> Result<(), CommandError> {
     let id = &args.session_id;
-    let rest = shell.client().await?.rest();
-    shell.notice(&format!("Exporting trace for session {id} (this may take a while)..."));
+    let rest = context.client().await?.rest();
+    context.notice(&format!("Exporting trace for session {id} (this may take a while)..."));
     let url = rest.export_session_trace(id.clone()).await?;
     if args.url_only {
-        return shell.text(&url, &json!({ "session_id": id, "url": url }));
+        return context.text(&url, &json!({ "session_id": id, "url": url }));
     }
     let shown =
-        args.output.unwrap_or_else(|| shell.environment.folder.join(format!("{id}.pftrace")));
-    let target = shell.environment.path(&shown);
+        args.output.unwrap_or_else(|| context.environment.folder.join(format!("{id}.pftrace")));
+    let target = context.environment.path(&shown);
     let shown = shown.display().to_string();
     if let Some(folder) = target.parent() {
         std::fs::create_dir_all(folder)
             .map_err(|error| CommandError::file("create", &shown, &error))?;
     }
-    let download = progress::show_download(shell, "Downloading trace", |report| {
+    let download = progress::show_download(context, "Downloading trace", |report| {
         rest.download_file(&url, &target).on_progress(report).into_future()
     });
     let bytes = download.await.map_err(|failure| {
@@ -65,5 +68,5 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: ExportTraceArgs) -> Result<
         table.property("Size", format::bytes(bytes));
         json["file_size_bytes"] = bytes.into();
     }
-    shell.table(&table, &json)
+    context.table(&table, &json)
 }

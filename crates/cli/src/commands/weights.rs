@@ -5,9 +5,9 @@ use tinkex::rest::AccessScope;
 use tinkex::wire::CheckpointKind;
 use tinkex::{Env, Error, Hub, RestoreMode, SamplingClient, ServiceClient, TinkerPath, Tokenizer};
 
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::local;
-use crate::output::Shell;
 
 /// Selects the weights to sample from.
 #[derive(Clone, Debug, Args)]
@@ -42,16 +42,16 @@ impl WeightsArgs {
     /// Creates a sampling client. Also returns the name of the model or the path of the checkpoint.
     pub(crate) async fn open(
         &self,
-        shell: &mut Shell<'_>,
+        context: &mut CommandContext<'_>,
         service: &ServiceClient,
     ) -> Result<(SamplingClient, String), CommandError> {
         if let Some(run) = &self.run {
             let path = latest_checkpoint(service, run).await?;
-            return Ok((sample_checkpoint(shell, service, &path).await?, path.to_string()));
+            return Ok((sample_checkpoint(context, service, &path).await?, path.to_string()));
         }
         let name = match self.name() {
             Some(name) => name,
-            None if shell.settings.local => tinkex_server::BUILT_IN,
+            None if context.settings.local => tinkex_server::BUILT_IN,
             None => {
                 return Err(CommandError::usage("no model given").hint(
                     "Pass a base model (see `tinkex model list`), a tinker:// path, or --run RUN_ID; \
@@ -60,7 +60,7 @@ impl WeightsArgs {
             }
         };
         let sampler = if name.starts_with("tinker://") {
-            sample_checkpoint(shell, service, &parse_path(name)?).await?
+            sample_checkpoint(context, service, &parse_path(name)?).await?
         } else {
             service.create_sampling_client(name).await?
         };
@@ -103,14 +103,14 @@ async fn latest_checkpoint(service: &ServiceClient, run: &str) -> Result<TinkerP
 /// Creates a sampling client for a checkpoint. A training checkpoint is loaded into a new training
 /// run first, because only sampler checkpoints can be sampled directly.
 async fn sample_checkpoint(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     service: &ServiceClient,
     path: &TinkerPath,
 ) -> Result<SamplingClient, CommandError> {
     if path.kind() != CheckpointKind::Training {
         return Ok(service.create_sampling_client_from(path).await?);
     }
-    shell.notice(&format!("loading training checkpoint {path} for sampling"));
+    context.notice(&format!("loading training checkpoint {path} for sampling"));
     let restore = RestoreMode::WeightsOnly;
     let model = service.create_training_client_from(path, restore).create().await?;
     Ok(model.save_weights_and_get_sampling_client().await?)

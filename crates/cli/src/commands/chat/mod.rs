@@ -9,10 +9,10 @@ use clap::Args;
 use serde_json::json;
 use tinkex::{Message, SamplingParams, ServiceClient};
 
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::local;
-use crate::output::Shell;
 
 use super::sample::SamplingArgs;
 use super::weights::WeightsArgs;
@@ -49,20 +49,24 @@ pub(crate) struct ChatArgs {
     sampling: SamplingArgs,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, args: ChatArgs) -> Result<Exit, CommandError> {
-    let interrupt = shell.environment.interrupt.clone();
-    let service = interrupt.run_until(1, shell.client()).await?;
-    let opened = open(shell, &service, &args.weights);
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    args: ChatArgs,
+) -> Result<Exit, CommandError> {
+    let interrupt = context.environment.interrupt.clone();
+    let service = interrupt.run_until(1, context.client()).await?;
+    let opened = open(context, &service, &args.weights);
     let (mut conversation, name) = interrupt.run_until(1, opened).await?;
     conversation.system = args.system;
-    let interactive = shell.environment.terminals.input;
+    let interactive = context.environment.terminals.input;
     if interactive {
-        shell.notice(&format!("chatting with {name}; /help lists commands, Ctrl-D ends the chat"));
+        context
+            .notice(&format!("chatting with {name}; /help lists commands, Ctrl-D ends the chat"));
     }
-    let history = local::data_home(&shell.environment.variables).ok();
+    let history = local::data_home(&context.environment.variables).ok();
     let history = history.filter(|home| std::fs::create_dir_all(home).is_ok());
     let lines =
-        LineReader::new(&shell.environment.input, history.map(|home| home.join("chat-history")));
+        LineReader::new(&context.environment.input, history.map(|home| home.join("chat-history")));
     loop {
         // On a terminal, an interruption concerns only the current line or response: interruptions
         // before it do not count. In a pipe, any interruption ends the chat.
@@ -78,13 +82,13 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: ChatArgs) -> Result<Exit, C
         }
         if let Some(command) = line.strip_prefix('/') {
             let command =
-                run_chat_command(shell, &service, &args.weights, &mut conversation, command);
+                run_chat_command(context, &service, &args.weights, &mut conversation, command);
             match interrupt.run_until(interruptions + 1, command).await {
                 Ok(true) => return Ok(Exit::Success),
                 Ok(false) => {}
                 // On a terminal the user can try again; a script must fail.
                 Err(failure) if interactive => {
-                    crate::error::report(shell.environment, &failure, false);
+                    crate::error::report(context.environment, &failure, false);
                 }
                 Err(failure) => return Err(failure),
             }
@@ -92,17 +96,18 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: ChatArgs) -> Result<Exit, C
         }
         conversation.messages.push(Message::user(line));
         let params = args.sampling.params(true);
-        match interrupt.run_until(interruptions + 1, respond(shell, &conversation, params)).await {
+        match interrupt.run_until(interruptions + 1, respond(context, &conversation, params)).await
+        {
             Ok(text) => conversation.messages.push(Message::assistant(text)),
             Err(failure) if failure.exit() == Exit::Interrupted && interactive => {
                 // Remove the message that has no response.
                 conversation.messages.pop();
-                let _ = shell.write("\n");
-                shell.notice("(stopped)");
+                let _ = context.write("\n");
+                context.notice("(stopped)");
             }
             Err(failure) if interactive && failure.exit() != Exit::Success => {
                 conversation.messages.pop();
-                crate::error::report(shell.environment, &failure, false);
+                crate::error::report(context.environment, &failure, false);
             }
             Err(failure) => return Err(failure),
         }
@@ -110,27 +115,27 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: ChatArgs) -> Result<Exit, C
 }
 
 async fn open(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     service: &ServiceClient,
     weights: &WeightsArgs,
 ) -> Result<(Conversation, String), CommandError> {
-    let (sampler, name) = weights.open(shell, service).await?;
-    let tokenizer = weights.tokenizer(&shell.environment.variables, &sampler).await?;
+    let (sampler, name) = weights.open(context, service).await?;
+    let tokenizer = weights.tokenizer(&context.environment.variables, &sampler).await?;
     let chat = tokenizer.chat()?;
     Ok((Conversation { sampler, chat, system: None, messages: Vec::new() }, name))
 }
 
 /// Prints a response while it is sampled, and returns it.
 async fn respond(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     conversation: &Conversation,
     params: SamplingParams,
 ) -> Result<String, CommandError> {
     let mut completion = conversation.complete(params)?;
-    let (mut response, json) = (String::new(), shell.is_json());
+    let (mut response, json) = (String::new(), context.is_json());
     while let Some(text) = completion.next().await? {
         if !json {
-            shell.write(&format::escape_controls_in_lines(&text))?;
+            context.write(&format::escape_controls_in_lines(&text))?;
         }
         response += &text;
     }
@@ -138,16 +143,16 @@ async fn respond(
         let line = json!({
             "role": "assistant", "content": response, "tokens": completion.token_count(),
         });
-        shell.write(&format!("{line}\n"))?;
+        context.write(&format!("{line}\n"))?;
     } else {
-        shell.write("\n")?;
+        context.write("\n")?;
     }
     Ok(response)
 }
 
 /// Runs a chat command, given without its slash. Returns whether the chat ends.
 async fn run_chat_command(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     service: &ServiceClient,
     weights: &WeightsArgs,
     conversation: &mut Conversation,
@@ -157,31 +162,31 @@ async fn run_chat_command(
     let rest = rest.trim();
     match (name, rest) {
         ("quit" | "exit" | "q", _) => return Ok(true),
-        ("help", _) => shell.notice(COMMANDS),
+        ("help", _) => context.notice(COMMANDS),
         ("reset", _) => {
             conversation.messages.clear();
-            shell.notice("(conversation cleared)");
+            context.notice("(conversation cleared)");
         }
         ("system", "") => {
             conversation.system = None;
-            shell.notice("(system message removed)");
+            context.notice("(system message removed)");
         }
         ("system", text) => {
             conversation.system = Some(text.to_owned());
-            shell.notice("(system message set)");
+            context.notice("(system message set)");
         }
         ("save", "") => {
             return Err(CommandError::usage("/save requires a file").hint("Type /save FILE."));
         }
-        ("save", file) => save(shell, conversation, file)?,
+        ("save", file) => save(context, conversation, file)?,
         ("model", "") => {
             return Err(CommandError::usage("/model requires a name")
                 .hint("Type /model NAME or /model tinker://…"));
         }
         ("model", name) => {
-            let (new, name) = open(shell, service, &weights.with_model(name.to_owned())).await?;
+            let (new, name) = open(context, service, &weights.with_model(name.to_owned())).await?;
             (conversation.sampler, conversation.chat) = (new.sampler, new.chat);
-            shell.notice(&format!("(chatting with {name})"));
+            context.notice(&format!("(chatting with {name})"));
         }
         _ => {
             return Err(CommandError::usage(format!("unknown command /{name}"))
@@ -193,7 +198,7 @@ async fn run_chat_command(
 
 /// Appends the conversation to a file as one line of training data.
 fn save(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     conversation: &Conversation,
     file: &str,
 ) -> Result<(), CommandError> {
@@ -209,9 +214,9 @@ fn save(
     let open = std::fs::OpenOptions::new()
         .create(true)
         .append(true)
-        .open(shell.environment.path(file.as_ref()));
+        .open(context.environment.path(file.as_ref()));
     let written = open.and_then(|mut out| writeln!(out, "{line}"));
     written.map_err(|error| CommandError::file("write", file, &error))?;
-    shell.notice(&format!("(saved to {file})"));
+    context.notice(&format!("(saved to {file})"));
     Ok(())
 }

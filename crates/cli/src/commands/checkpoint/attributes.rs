@@ -8,10 +8,10 @@ use serde_json::json;
 use tinkex::TinkerPath;
 
 use crate::args::duration;
+use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
 use crate::id_cache;
-use crate::output::Shell;
 
 /// Arguments of `tinkex checkpoint set-ttl`.
 #[derive(Debug, Args)]
@@ -36,11 +36,11 @@ pub(super) fn ttl(text: &str) -> Result<u64, String> {
 }
 
 pub(super) async fn publish(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     path: &TinkerPath,
     public: bool,
 ) -> Result<(), CommandError> {
-    let rest = shell.client().await?.rest();
+    let rest = context.client().await?.rest();
     let visibility = if public {
         rest.publish_checkpoint(path).await?;
         "public"
@@ -49,16 +49,19 @@ pub(super) async fn publish(
         "private"
     };
     let json = json!({ "tinker_path": path, "public": public });
-    shell.confirm_change(&format!("{path} is now {visibility}"), &json)
+    context.confirm_change(&format!("{path} is now {visibility}"), &json)
 }
 
-pub(super) async fn set_ttl(shell: &mut Shell<'_>, args: SetTtlArgs) -> Result<(), CommandError> {
-    let rest = shell.client().await?.rest();
+pub(super) async fn set_ttl(
+    context: &mut CommandContext<'_>,
+    args: SetTtlArgs,
+) -> Result<(), CommandError> {
+    let rest = context.client().await?.rest();
     rest.set_checkpoint_ttl(&args.path, args.ttl.map(Duration::from_secs)).await?;
     let path = &args.path;
     let text = match args.ttl {
         Some(seconds) => format!("{path} expires in {}", format::duration_in_words(seconds)),
         None => format!("{path} does not expire"),
     };
-    shell.confirm_change(&text, &json!({ "tinker_path": path, "ttl_seconds": args.ttl }))
+    context.confirm_change(&text, &json!({ "tinker_path": path, "ttl_seconds": args.ttl }))
 }

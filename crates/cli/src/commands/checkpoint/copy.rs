@@ -8,9 +8,9 @@ use clap_complete::ArgValueCandidates;
 use serde_json::json;
 use tinkex::{CopyCheckpoint, TinkerPath};
 
+use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::id_cache;
-use crate::output::Shell;
 
 use super::attributes::ttl;
 
@@ -28,18 +28,21 @@ pub(crate) struct CopyArgs {
     source_key_file: Option<PathBuf>,
 }
 
-pub(super) async fn copy(shell: &mut Shell<'_>, args: CopyArgs) -> Result<(), CommandError> {
+pub(super) async fn copy(
+    context: &mut CommandContext<'_>,
+    args: CopyArgs,
+) -> Result<(), CommandError> {
     let mut copy = CopyCheckpoint::new(args.path.clone());
     if let Some(seconds) = args.ttl {
         copy = copy.ttl(Duration::from_secs(seconds));
     }
     if let Some(file) = &args.source_key_file {
         let shown = format!("API key file {}", file.display());
-        let key = std::fs::read_to_string(shell.environment.path(file))
+        let key = std::fs::read_to_string(context.environment.path(file))
             .map_err(|error| CommandError::file("read", shown, &error))?;
         copy = copy.source_token(key.trim());
     }
-    let created = shell.client().await?.rest().copy_weights(copy).await?;
+    let created = context.client().await?.rest().copy_weights(copy).await?;
     let json = json!({ "source": args.path, "tinker_path": created });
-    shell.text(&created.to_string(), &json)
+    context.text(&created.to_string(), &json)
 }

@@ -15,10 +15,10 @@ use tinkex::wire::CheckpointKind;
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
 use crate::args::timestamp;
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::id_cache;
-use crate::output::Shell;
 use crate::progress::{Progress, ProgressUnit};
 
 /// Maximum number of concurrent deletions.
@@ -79,11 +79,14 @@ pub(super) fn total_bytes(targets: &[DeletionTarget]) -> u64 {
     targets.iter().filter_map(|one| one.details.as_ref()?.size_bytes).sum()
 }
 
-pub(super) async fn delete(shell: &mut Shell<'_>, args: DeleteArgs) -> Result<Exit, CommandError> {
+pub(super) async fn delete(
+    context: &mut CommandContext<'_>,
+    args: DeleteArgs,
+) -> Result<Exit, CommandError> {
     args.check()?;
-    let interrupt = shell.environment.interrupt.clone();
-    match interrupt.run_until(1, select_targets(shell, args)).await? {
-        ControlFlow::Continue(targets) => delete_all(shell, &targets).await,
+    let interrupt = context.environment.interrupt.clone();
+    match interrupt.run_until(1, select_targets(context, args)).await? {
+        ControlFlow::Continue(targets) => delete_all(context, &targets).await,
         ControlFlow::Break(exit) => Ok(exit),
     }
 }
@@ -91,7 +94,7 @@ pub(super) async fn delete(shell: &mut Shell<'_>, args: DeleteArgs) -> Result<Ex
 /// Finds the checkpoints to delete and asks for confirmation. Returns the exit status if nothing is
 /// to be deleted.
 async fn select_targets(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     args: DeleteArgs,
 ) -> Result<ControlFlow<Exit, Vec<DeletionTarget>>, CommandError> {
     let targets = match &args.run_id {
@@ -101,7 +104,7 @@ async fn select_targets(
             unique.map(|path| DeletionTarget { path: path.clone(), details: None }).collect()
         }
         Some(run) => {
-            let rest = shell.client().await?.rest();
+            let rest = context.client().await?.rest();
             let mut found = rest.list_checkpoints(run.clone()).await?.checkpoints;
             found.retain(|checkpoint| args.matches(checkpoint));
             DeletionTarget::from_list(found)?
@@ -109,14 +112,14 @@ async fn select_targets(
     };
     if let (true, Some(run)) = (targets.is_empty(), &args.run_id) {
         let text = format!("No checkpoints found for run {run} matching filters");
-        shell.text(&text, &json!({ "deleted_count": 0, "failed": [] }))?;
+        context.text(&text, &json!({ "deleted_count": 0, "failed": [] }))?;
         return Ok(ControlFlow::Break(Exit::Success));
     }
     if args.dry_run {
-        return print_plan(shell, &targets, "would be deleted").map(ControlFlow::Break);
+        return print_plan(context, &targets, "would be deleted").map(ControlFlow::Break);
     }
-    if !args.yes && !confirm(shell, &targets).await? {
-        shell.text(
+    if !args.yes && !confirm(context, &targets).await? {
+        context.text(
             "Deletion cancelled.",
             &json!({ "deleted_count": 0, "failed": [], "cancelled": true }),
         )?;
@@ -153,7 +156,7 @@ impl DeleteArgs {
 /// Prints the checkpoints that would be deleted, and a summary: their number, then `status`, then their
 /// size.
 pub(super) fn print_plan(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     targets: &[DeletionTarget],
     status: &str,
 ) -> Result<Exit, CommandError> {
@@ -167,7 +170,7 @@ pub(super) fn print_plan(
         format::bytes(bytes)
     );
     let checkpoints: Vec<_> = targets.iter().filter_map(|one| one.details.as_ref()).collect();
-    shell.text(
+    context.text(
         &text,
         &json!({ "dry_run": true, "count": paths.len(), "freed_bytes": bytes,
         "paths": paths, "checkpoints": checkpoints }),
@@ -187,11 +190,11 @@ fn describe(target: &DeletionTarget) -> String {
 
 /// Shows the checkpoints and asks for confirmation.
 pub(super) async fn confirm(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     targets: &[DeletionTarget],
 ) -> Result<bool, CommandError> {
     let count = targets.len();
-    if shell.environment.terminals.input {
+    if context.environment.terminals.input {
         let mut text = format!("Will delete {count} checkpoint(s):\n");
         for one in targets {
             text += &format!("{}\n", describe(one));
@@ -200,10 +203,10 @@ pub(super) async fn confirm(
         if targets.iter().any(|one| one.details.is_some()) {
             text += &format!("Total size: {}\n", format::bytes(total_bytes(targets)));
         }
-        shell.prompt(&(text + "WARNING: This action is permanent and cannot be undone.\n"));
+        context.prompt(&(text + "WARNING: This action is permanent and cannot be undone.\n"));
     }
     let question = format!("Are you sure you want to delete {count} checkpoint(s)?");
-    shell.confirm(&question, "--yes").await
+    context.confirm(&question, "--yes").await
 }
 
 /// Checkpoint that could not be deleted.
@@ -220,13 +223,13 @@ struct FailedDeletion {
 /// After an interruption it starts no further deletions but waits for the pending ones, so that the
 /// report is complete. A second interruption ends the wait.
 pub(super) async fn delete_all(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     targets: &[DeletionTarget],
 ) -> Result<Exit, CommandError> {
-    let interrupt = shell.environment.interrupt.clone();
-    let rest = interrupt.run_until(1, shell.client()).await?.rest();
+    let interrupt = context.environment.interrupt.clone();
+    let rest = interrupt.run_until(1, context.client()).await?.rest();
     let total = Some(targets.len() as u64);
-    let progress = Progress::new(shell, "Deleting checkpoints", ProgressUnit::Items, total);
+    let progress = Progress::new(context, "Deleting checkpoints", ProgressUnit::Items, total);
     let requests = targets.iter().enumerate().map(|(index, target)| {
         let rest = rest.clone();
         async move { (index, rest.delete_checkpoint(&target.path).await) }
@@ -266,7 +269,7 @@ pub(super) async fn delete_all(
     }
     // If nothing was deleted, there is only an error and no result.
     if !deleted.is_empty() {
-        shell.text(&text, &json)?;
+        context.text(&text, &json)?;
     }
     match (remaining.len(), failed.is_empty()) {
         (0, true) => Ok(Exit::Success),

@@ -8,10 +8,10 @@ use serde_json::json;
 use tinkex::TinkerPath;
 use tinkex::wire::CheckpointKind;
 
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::id_cache;
-use crate::output::Shell;
 use crate::progress;
 use crate::table::Table;
 
@@ -52,13 +52,13 @@ fn downloadable_path(text: &str) -> Result<TinkerPath, String> {
 }
 
 pub(super) async fn download(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     args: DownloadArgs,
 ) -> Result<(), CommandError> {
     let name = args.path.to_string().trim_start_matches("tinker://").replace('/', "_");
-    let folder = args.output.clone().unwrap_or_else(|| shell.environment.folder.clone());
+    let folder = args.output.clone().unwrap_or_else(|| context.environment.folder.clone());
     let shown = folder.join(&name);
-    let target = shell.environment.path(&shown);
+    let target = context.environment.path(&shown);
     if target.exists() && !args.force {
         let message = format!("{} already exists", shown.display());
         return Err(CommandError::new(Exit::Failed, message)
@@ -69,18 +69,19 @@ pub(super) async fn download(
             .map_err(|error| CommandError::file("create", folder.display(), &error))?;
     }
     if args.path.kind() == CheckpointKind::Training {
-        shell.notice(&format!(
+        context.notice(&format!(
             "Exporting {} as external weights (this starts a training session on the checkpoint's \
              base model)...",
             args.path
         ));
     }
-    let mut download = shell.client().await?.rest().download(args.path.clone(), target);
+    let mut download = context.client().await?.rest().download(args.path.clone(), target);
     download = download.replace(args.force).parallel(usize::from(args.parallel));
     download = args.include.into_iter().fold(download, tinkex::CheckpointDownload::include);
     download = args.exclude.into_iter().fold(download, tinkex::CheckpointDownload::exclude);
-    let download =
-        progress::show_download(shell, &name, |report| download.on_progress(report).into_future());
+    let download = progress::show_download(context, &name, |report| {
+        download.on_progress(report).into_future()
+    });
     let downloaded = download.await.map_err(|failure| match failure.exit() {
         Exit::Interrupted | Exit::Temporary => failure.hint(format!(
             "Run the command again to continue; the files so far are in {}.part.",
@@ -101,21 +102,21 @@ pub(super) async fn download(
     if downloaded.bytes > 0 {
         json["file_size_bytes"] = downloaded.bytes.into();
     }
-    shell.table(&table, &json)
+    context.table(&table, &json)
 }
 
 /// Prints the signed URL of every file of external weights.
 pub(super) async fn print_urls(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     path: &TinkerPath,
 ) -> Result<(), CommandError> {
-    let rest = shell.client().await?.rest();
+    let rest = context.client().await?.rest();
     let response = rest.get_external_weights_urls(path).await?;
     let mut table = Table::new(["File", "URL"]).title(format!("Files of {path}"));
     for (name, url) in &response.urls {
         table.row([name, url]);
     }
     let json = json!({ "tinker_path": path, "urls": response.urls, "expires": response.expires });
-    shell.widen();
-    shell.table(&table, &json)
+    context.widen();
+    context.table(&table, &json)
 }

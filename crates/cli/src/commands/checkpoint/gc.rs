@@ -11,10 +11,10 @@ use tinkex::wire::CheckpointKind;
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
 use crate::args::{duration, whole_number};
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::id_cache;
 use crate::list::PageArgs;
-use crate::output::Shell;
 
 use super::delete::{self, DeletionTarget};
 
@@ -44,10 +44,13 @@ pub(crate) struct GcArgs {
     yes: bool,
 }
 
-pub(super) async fn gc(shell: &mut Shell<'_>, args: GcArgs) -> Result<Exit, CommandError> {
-    let interrupt = shell.environment.interrupt.clone();
-    match interrupt.run_until(1, select_targets(shell, args)).await? {
-        ControlFlow::Continue(targets) => delete::delete_all(shell, &targets).await,
+pub(super) async fn gc(
+    context: &mut CommandContext<'_>,
+    args: GcArgs,
+) -> Result<Exit, CommandError> {
+    let interrupt = context.environment.interrupt.clone();
+    match interrupt.run_until(1, select_targets(context, args)).await? {
+        ControlFlow::Continue(targets) => delete::delete_all(context, &targets).await,
         ControlFlow::Break(exit) => Ok(exit),
     }
 }
@@ -55,26 +58,26 @@ pub(super) async fn gc(shell: &mut Shell<'_>, args: GcArgs) -> Result<Exit, Comm
 /// Finds the checkpoints to delete and asks for confirmation. Returns the exit status if nothing is
 /// to be deleted.
 async fn select_targets(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     args: GcArgs,
 ) -> Result<ControlFlow<Exit, Vec<DeletionTarget>>, CommandError> {
     let mut all = Vec::new();
     if args.run_id.is_empty() {
-        all = super::list::fetch(shell, PageArgs::ALL).await?.0;
+        all = super::list::fetch(context, PageArgs::ALL).await?.0;
     } else {
-        let rest = shell.client().await?.rest();
+        let rest = context.client().await?.rest();
         for run in &args.run_id {
             all.extend(rest.list_checkpoints(run.clone()).await?.checkpoints);
         }
     }
     let targets = DeletionTarget::from_list(args.choose(all, Timestamp::now()))?;
     if !args.delete || targets.is_empty() {
-        return delete::print_plan(shell, &targets, "can be deleted (pass --delete)")
+        return delete::print_plan(context, &targets, "can be deleted (pass --delete)")
             .map(ControlFlow::Break);
     }
-    if !args.yes && !delete::confirm(shell, &targets).await? {
-        shell.notice("Nothing was deleted.");
-        return delete::print_plan(shell, &targets, "can be deleted").map(ControlFlow::Break);
+    if !args.yes && !delete::confirm(context, &targets).await? {
+        context.notice("Nothing was deleted.");
+        return delete::print_plan(context, &targets, "can be deleted").map(ControlFlow::Break);
     }
     Ok(ControlFlow::Continue(targets))
 }

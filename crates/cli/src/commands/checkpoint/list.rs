@@ -8,11 +8,11 @@ use serde::Serialize;
 use tinkex::rest::{AccessScope, Checkpoint, ListUserCheckpoints};
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::id_cache;
 use crate::list::{self, ListColumn, PageArgs, SortKey, ViewArgs};
-use crate::output::Shell;
 use crate::table::Table;
 
 /// Arguments of `tinkex checkpoint list`.
@@ -89,7 +89,7 @@ fn expiry(checkpoint: &Checkpoint, now: Timestamp) -> String {
 }
 
 pub(super) async fn list(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     args: ListCheckpointsArgs,
 ) -> Result<(), CommandError> {
     #[derive(Serialize)]
@@ -101,25 +101,25 @@ pub(super) async fn list(
         shown: usize,
     }
 
-    let view = args.view.resolve(shell, &COLUMNS)?;
+    let view = args.view.resolve(context, &COLUMNS)?;
     let (rows, total) = match &args.run_id {
         Some(run) => {
-            let rest = shell.client().await?.rest();
+            let rest = context.client().await?.rest();
             let rows = rest.list_checkpoints(run.clone()).await?.checkpoints;
             let total = rows.len() as u64;
             (rows, total)
         }
-        None => fetch(shell, args.page).await?,
+        None => fetch(context, args.page).await?,
     };
     let paths = rows.iter().map(|checkpoint| checkpoint.tinker_path.clone());
-    id_cache::store(&shell.environment.variables, id_cache::IdKind::Checkpoint, paths);
+    id_cache::store(&context.environment.variables, id_cache::IdKind::Checkpoint, paths);
     let shown = rows.len();
     let mut title = list::title(shown, total, "checkpoint", "checkpoints");
     if let Some(run) = &args.run_id {
         title += &format!(" for run {run}");
     }
     let run_id = args.run_id;
-    view.print(shell, title, rows, |checkpoints| CheckpointList {
+    view.print(context, title, rows, |checkpoints| CheckpointList {
         run_id,
         checkpoints,
         total,
@@ -129,11 +129,11 @@ pub(super) async fn list(
 
 /// Fetches the user's checkpoints. Also returns the number of checkpoints that exist.
 pub(super) async fn fetch(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     page: PageArgs,
 ) -> Result<(Vec<Checkpoint>, u64), CommandError> {
-    let rest = shell.client().await?.rest();
-    let fetched = list::fetch_pages(shell, "checkpoints", page, BATCH, |offset, limit| {
+    let rest = context.client().await?.rest();
+    let fetched = list::fetch_pages(context, "checkpoints", page, BATCH, |offset, limit| {
         let rest = rest.clone();
         async move {
             let request = ListUserCheckpoints::default().limit(limit).offset(offset);
@@ -148,7 +148,10 @@ pub(super) async fn fetch(
     Ok((rows, fetched.total))
 }
 
-pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(), CommandError> {
+pub(super) async fn info(
+    context: &mut CommandContext<'_>,
+    path: &TinkerPath,
+) -> Result<(), CommandError> {
     #[derive(Serialize)]
     struct CheckpointInfo {
         #[serde(flatten)]
@@ -158,7 +161,7 @@ pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(),
         lora_rank: Option<u32>,
     }
 
-    let rest = shell.client().await?.rest();
+    let rest = context.client().await?.rest();
     let response = rest.list_checkpoints(path.run().clone()).await;
     let response = response.map_err(|error| {
         CommandError::from(error).context(&format!("cannot list checkpoints of {}", path.run()))
@@ -194,5 +197,5 @@ pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(),
         is_lora: run.is_lora,
         lora_rank: run.lora_rank,
     };
-    shell.table(&table, &info)
+    context.table(&table, &info)
 }

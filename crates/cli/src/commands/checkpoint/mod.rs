@@ -13,9 +13,9 @@ use clap_complete::ArgValueCandidates;
 use tinkex::TinkerPath;
 use tinkex::wire::CheckpointKind;
 
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::id_cache;
-use crate::output::Shell;
 
 use super::save;
 
@@ -120,22 +120,22 @@ impl CheckpointCommand {
 }
 
 pub(super) async fn run(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     command: CheckpointCommand,
 ) -> Result<Exit, CommandError> {
     match command {
-        CheckpointCommand::List(args) => list::list(shell, args).await?,
-        CheckpointCommand::Info { path } => list::info(shell, &path).await?,
-        CheckpointCommand::Publish { path } => attributes::publish(shell, &path, true).await?,
-        CheckpointCommand::Unpublish { path } => attributes::publish(shell, &path, false).await?,
-        CheckpointCommand::SetTtl(args) => attributes::set_ttl(shell, args).await?,
-        CheckpointCommand::Delete(args) => return delete::delete(shell, args).await,
-        CheckpointCommand::Download(args) => download::download(shell, args).await?,
-        CheckpointCommand::Save(args) => save::run(shell, args).await?,
-        CheckpointCommand::Copy(args) => copy::copy(shell, args).await?,
-        CheckpointCommand::Urls { path } => download::print_urls(shell, &path).await?,
-        CheckpointCommand::PushHf(args) => push::push(shell, args).await?,
-        CheckpointCommand::Gc(args) => return gc::gc(shell, args).await,
+        CheckpointCommand::List(args) => list::list(context, args).await?,
+        CheckpointCommand::Info { path } => list::info(context, &path).await?,
+        CheckpointCommand::Publish { path } => attributes::publish(context, &path, true).await?,
+        CheckpointCommand::Unpublish { path } => attributes::publish(context, &path, false).await?,
+        CheckpointCommand::SetTtl(args) => attributes::set_ttl(context, args).await?,
+        CheckpointCommand::Delete(args) => return delete::delete(context, args).await,
+        CheckpointCommand::Download(args) => download::download(context, args).await?,
+        CheckpointCommand::Save(args) => save::run(context, args).await?,
+        CheckpointCommand::Copy(args) => copy::copy(context, args).await?,
+        CheckpointCommand::Urls { path } => download::print_urls(context, &path).await?,
+        CheckpointCommand::PushHf(args) => push::push(context, args).await?,
+        CheckpointCommand::Gc(args) => return gc::gc(context, args).await,
     }
     Ok(Exit::Success)
 }

@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 use tinkex::wire::{CheckpointKind, WeightsInfo};
 use tinkex::{Commit, Hub, HubRepo, TinkerPath};
 
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
-use crate::output::Shell;
 use crate::table::Table;
 
 /// Configuration file of a PEFT adapter.
@@ -58,14 +58,17 @@ pub(crate) struct PushArgs {
     hf_token_file: Option<std::path::PathBuf>,
 }
 
-pub(super) async fn push(shell: &mut Shell<'_>, args: PushArgs) -> Result<(), CommandError> {
+pub(super) async fn push(
+    context: &mut CommandContext<'_>,
+    args: PushArgs,
+) -> Result<(), CommandError> {
     let path = &args.path;
     if path.kind() == CheckpointKind::Sampler {
         return Err(CommandError::usage(format!("sampler checkpoint {path} has no files"))
             .hint("Pass a training checkpoint (weights) or external weights."));
     }
-    let service = shell.client().await?;
-    let hub = with_token(shell, &args, service.hub()?)?;
+    let service = context.client().await?;
+    let hub = with_token(context, &args, service.hub()?)?;
     hub.whoami().await?;
 
     let folder = tempfile::tempdir()
@@ -78,7 +81,7 @@ pub(super) async fn push(shell: &mut Shell<'_>, args: PushArgs) -> Result<(), Co
     for pattern in &args.ignore_pattern {
         download = download.exclude(pattern);
     }
-    shell.notice(&format!("downloading {path}"));
+    context.notice(&format!("downloading {path}"));
     let downloaded = download.await?;
     if args.allow_pattern.is_empty() && args.ignore_pattern.is_empty() {
         check_adapter(&files)?;
@@ -113,7 +116,7 @@ pub(super) async fn push(shell: &mut Shell<'_>, args: PushArgs) -> Result<(), Co
         let file = files.join(&name);
         commit = commit.file(name, file);
     }
-    shell.notice(&format!("uploading to {}", repo.id()));
+    context.notice(&format!("uploading to {}", repo.id()));
     let committed = repo.commit(&revision, &commit).await?;
 
     let mut table = Table::of_properties().title(format!("Checkpoint Hub Upload: {path}"));
@@ -129,14 +132,18 @@ pub(super) async fn push(shell: &mut Shell<'_>, args: PushArgs) -> Result<(), Co
         "public": args.public, "commit_url": committed.commit_url,
         "pull_request_url": committed.pull_request_url,
     });
-    shell.table(&table, &json)
+    context.table(&table, &json)
 }
 
 /// Replaces the token of the hub client by the one in `--hf-token-file`, if it is given.
-fn with_token(shell: &Shell<'_>, args: &PushArgs, hub: Hub) -> Result<Hub, CommandError> {
+fn with_token(
+    context: &CommandContext<'_>,
+    args: &PushArgs,
+    hub: Hub,
+) -> Result<Hub, CommandError> {
     let Some(file) = &args.hf_token_file else { return Ok(hub) };
     let shown = file.display();
-    let text = std::fs::read_to_string(shell.environment.path(file))
+    let text = std::fs::read_to_string(context.environment.path(file))
         .map_err(|error| CommandError::file("read", format!("hub token file {shown}"), &error))?;
     match text.trim() {
         "" => Err(CommandError::usage(format!("hub token file {shown} is empty"))

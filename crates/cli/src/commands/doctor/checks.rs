@@ -6,10 +6,10 @@ use std::time::Duration;
 use tinkex::{BaseUrl, CredentialStore, Env, ErrorKind, ServiceClient, Timestamp};
 use tokio::time::{Instant, timeout};
 
+use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
 use crate::local::{self, KEY_REJECTED_HINT, ProbeResult, ServerInfo};
-use crate::output::Shell;
 use crate::settings::is_loopback;
 
 use super::{Finding, Verdict};
@@ -25,20 +25,20 @@ const MIN_FREE_DISK: u64 = 1 << 30;
 const CHECK_NETWORK: &str = "Check the network, the proxy and TINKER_BASE_URL.";
 
 /// Runs all checks.
-pub(super) async fn all(shell: &mut Shell<'_>) -> Vec<Finding> {
-    let env = shell.environment.variables.clone();
-    let configuration = configuration(shell, &env);
+pub(super) async fn all(context: &mut CommandContext<'_>) -> Vec<Finding> {
+    let env = context.environment.variables.clone();
+    let configuration = configuration(context, &env);
     let url_is_valid = configuration.verdict != Verdict::Wrong;
     let mut findings = vec![version(), configuration];
     findings.extend(data_folder(&env));
     findings.push(local_server(&env).await);
-    if let Err(failure) = shell.start_local().await {
+    if let Err(failure) = context.start_local().await {
         findings.push(failed("server", &failure));
         return findings;
     }
-    let client = match shell.settings.client_without_retries(shell.environment) {
+    let client = match context.settings.client_without_retries(context.environment) {
         Ok(client) => {
-            findings.push(credential(shell, &env));
+            findings.push(credential(context, &env));
             client
         }
         Err(failure) => {
@@ -66,12 +66,12 @@ fn version() -> Finding {
 
 /// Checks and reports the base URL. Flags and profile are valid, otherwise the command would not
 /// run, but `TINKER_BASE_URL` may be invalid.
-fn configuration(shell: &Shell<'_>, env: &Env) -> Finding {
-    let url = match shell.settings.local {
+fn configuration(context: &CommandContext<'_>, env: &Env) -> Finding {
+    let url = match context.settings.local {
         true => "the local server".to_owned(),
-        false => shell.settings.server(shell.environment),
+        false => context.settings.server(context.environment),
     };
-    if let (false, Err(error)) = (shell.settings.local, url.parse::<BaseUrl>()) {
+    if let (false, Err(error)) = (context.settings.local, url.parse::<BaseUrl>()) {
         return Finding::new("configuration", Verdict::Wrong, format!("TINKER_BASE_URL: {error}"))
             .advice("Set it to a URL such as http://localhost:8080.");
     }
@@ -89,10 +89,10 @@ fn configuration(shell: &Shell<'_>, env: &Env) -> Finding {
     finding
 }
 
-fn credential(shell: &Shell<'_>, env: &Env) -> Finding {
-    let found = if shell.settings.local {
+fn credential(context: &CommandContext<'_>, env: &Env) -> Finding {
+    let found = if context.settings.local {
         "not needed for the local server".to_owned()
-    } else if shell.globals.api_key_file.is_some() || shell.globals.api_key.is_some() {
+    } else if context.globals.api_key_file.is_some() || context.globals.api_key.is_some() {
         "from the command line".to_owned()
     } else if env.get("TINKER_API_KEY").is_some() {
         "from TINKER_API_KEY".to_owned()
@@ -100,7 +100,7 @@ fn credential(shell: &Shell<'_>, env: &Env) -> Finding {
         "from the command in TINKER_CREDENTIAL_CMD".to_owned()
     } else {
         let default = || CredentialStore::load(env).ok()?.default_id().map(str::to_owned);
-        match shell.settings.profile_key_id().map(str::to_owned).or_else(default) {
+        match context.settings.profile_key_id().map(str::to_owned).or_else(default) {
             Some(id) => format!("stored ({id})"),
             None => "found".to_owned(),
         }

@@ -5,9 +5,9 @@ mod checks;
 use clap::Args;
 use serde::Serialize;
 
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
-use crate::output::Shell;
 
 /// Arguments of `tinkex doctor`.
 #[derive(Debug, Args)]
@@ -61,8 +61,8 @@ struct DoctorReport {
     checks: Vec<Finding>,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>) -> Result<Exit, CommandError> {
-    let checks = checks::all(shell).await;
+pub(super) async fn run(context: &mut CommandContext<'_>) -> Result<Exit, CommandError> {
+    let checks = checks::all(context).await;
     let ok = checks.iter().all(|finding| finding.verdict != Verdict::Wrong);
     let mut text = String::new();
     for finding in &checks {
@@ -82,6 +82,6 @@ pub(super) async fn run(shell: &mut Shell<'_>) -> Result<Exit, CommandError> {
         }
     }
     text += if ok { "all checks passed" } else { "some checks failed" };
-    shell.text(&text, &DoctorReport { ok, checks })?;
+    context.text(&text, &DoctorReport { ok, checks })?;
     Ok(if ok { Exit::Success } else { Exit::Failed })
 }

@@ -10,9 +10,9 @@ use serde::Serialize;
 use tinkex::{Chat, Message, SamplingClient, SamplingParams, SaveOptions, TooLong, TrainingClient};
 
 use crate::args::positive;
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
-use crate::output::Shell;
 
 use super::train::data::TrainExample;
 use super::train::pipeline::{Pipeline, TrainEvent};
@@ -78,17 +78,20 @@ struct PromptComparison {
     response: BeforeAfter<String>,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, args: QuickstartArgs) -> Result<(), CommandError> {
-    let globals = &shell.globals;
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    args: QuickstartArgs,
+) -> Result<(), CommandError> {
+    let globals = &context.globals;
     if globals.base_url.is_some() || globals.api_key.is_some() || globals.api_key_file.is_some() {
         return Err(CommandError::usage("quickstart runs its own server and needs no API key").hint(
             "Omit --base-url and the API key. To train on another server: tinkex train FILE.jsonl",
         ));
     }
-    shell.settings.local = true;
-    let service = shell.client().await?;
+    context.settings.local = true;
+    let service = context.client().await?;
     let url = service.base_url().to_string();
-    shell.notice(&format!("Tinker server for this command: {url}"));
+    context.notice(&format!("Tinker server for this command: {url}"));
 
     let base = service.create_sampling_client(tinkex_server::BUILT_IN).await?;
     let chat = base.tokenizer().await?.chat()?;
@@ -96,13 +99,13 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: QuickstartArgs) -> Result<(
     let train = examples(&chat, TRAINING_DATA)?;
     let eval = examples(&chat, HELD_OUT_DATA)?;
     let (count, steps) = (train.len(), args.steps);
-    shell.notice(&format!(
+    context.notice(&format!(
         "Fine-tuning {} to talk like a pirate: {count} examples, {steps} steps",
         tinkex_server::BUILT_IN
     ));
     let new = service.create_lora_training_client(tinkex_server::BUILT_IN).rank(16).seed(0);
     let model = new.create().await?;
-    let metrics = train_model(shell, &model, (train, eval), steps).await?;
+    let metrics = train_model(context, &model, (train, eval), steps).await?;
 
     let checkpoint = model.save_state(SaveOptions::new("quickstart")).await?;
     let sampler = model.save_weights_for_sampler(SaveOptions::new("quickstart")).await?;
@@ -126,10 +129,10 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: QuickstartArgs) -> Result<(
         checkpoint: checkpoint.to_string(),
         sampler: sampler.to_string(),
     };
-    let text = report.text(shell);
+    let text = report.text(context);
     // Separates the notices from the result on a terminal.
-    shell.notice("");
-    shell.text(&text, &report)
+    context.notice("");
+    context.text(&text, &report)
 }
 
 /// Encodes bundled examples.
@@ -173,7 +176,7 @@ struct QuickstartMetrics {
 }
 
 async fn train_model(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     model: &TrainingClient,
     data: (Vec<TrainExample>, Vec<TrainExample>),
     steps: u64,
@@ -187,8 +190,8 @@ async fn train_model(
         schedule: Schedule::Linear,
         warmup: 0,
     };
-    let mut progress = TrainProgress::new(shell, steps, 0);
-    let interrupt = shell.environment.interrupt.clone();
+    let mut progress = TrainProgress::new(context, steps, 0);
+    let interrupt = context.environment.interrupt.clone();
     let mut pipeline = Pipeline::new(model.clone(), plan, data, interrupt, 0);
     let (mut losses, mut held_out, mut tokens) = (Vec::new(), Vec::new(), 0);
     while let Some(event) = pipeline.next().await? {
@@ -196,7 +199,7 @@ async fn train_model(
             TrainEvent::Step(result) => {
                 losses.push(result.loss);
                 tokens += result.tokens;
-                progress.finish_step(shell, result.step, result.tokens, result.loss);
+                progress.finish_step(context, result.step, result.tokens, result.loss);
             }
             TrainEvent::Evaluated { loss, .. } => held_out.push(loss),
             TrainEvent::Saved { .. } | TrainEvent::Stopping => {}
@@ -217,12 +220,12 @@ async fn train_model(
 }
 
 impl QuickstartReport {
-    fn text(&self, shell: &Shell<'_>) -> String {
-        let bold = |text: &str| match shell.settings.colors {
+    fn text(&self, context: &CommandContext<'_>) -> String {
+        let bold = |text: &str| match context.settings.colors {
             true => format!("\u{1b}[1m{text}\u{1b}[0m"),
             false => text.to_owned(),
         };
-        let columns = shell.environment.terminals.out.unwrap_or(80);
+        let columns = context.environment.terminals.out.unwrap_or(80);
         let held_out = &self.held_out_loss;
         let mut text = format!(
             "{}\n{}{:>9}{} steps in {}, {} tokens/s; held-out loss {:.2} → {:.2}\n\n{}\n",
@@ -245,7 +248,7 @@ impl QuickstartReport {
                 format::escape_controls(&sample.response.after),
             );
         }
-        let flags = shell.server_flags();
+        let flags = context.server_flags();
         text += &format!(
             "\n{}\n  # Chat with the fine-tuned model\n  tinkex chat --run {}{flags}\n  \
              # Fine-tune on your own data\n  tinkex train YOUR.jsonl{flags}\n  \

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use tinkex::{Chat, ServiceClient, Tokenizer};
 
 use crate::commands::weights;
+use crate::context::CommandContext;
 use crate::error::CommandError;
-use crate::output::Shell;
 use crate::settings::is_loopback;
 use crate::table::Table;
 
@@ -19,10 +19,13 @@ use super::state::RunConfig;
 const INTERVALS: u64 = 10;
 
 /// Returns the named base model or, with `--local`, the built-in one.
-pub(super) fn base_model(shell: &Shell<'_>, named: Option<&str>) -> Result<String, CommandError> {
+pub(super) fn base_model(
+    context: &CommandContext<'_>,
+    named: Option<&str>,
+) -> Result<String, CommandError> {
     match named {
         Some(name) => Ok(name.to_owned()),
-        None if shell.settings.local => Ok(tinkex_server::BUILT_IN.to_owned()),
+        None if context.settings.local => Ok(tinkex_server::BUILT_IN.to_owned()),
         None => Err(CommandError::usage("no model given").hint(
             "Pass --model NAME (see `tinkex model list`), or --local for the built-in model.",
         )),
@@ -32,12 +35,12 @@ pub(super) fn base_model(shell: &Shell<'_>, named: Option<&str>) -> Result<Strin
 /// Loads the tokenizer of a base model. A server on this machine provides it; otherwise it comes from
 /// the hub.
 pub(super) async fn find_tokenizer(
-    shell: &Shell<'_>,
+    context: &CommandContext<'_>,
     service: &ServiceClient,
     model: &str,
     named: Option<&str>,
 ) -> Result<Tokenizer, CommandError> {
-    let env = &shell.environment.variables;
+    let env = &context.environment.variables;
     let url = service.base_url().as_str();
     match named {
         Some(name) => weights::load_tokenizer(env, name, false).await,
@@ -54,7 +57,7 @@ pub(super) async fn find_tokenizer(
 /// Builds the configuration of a new run from the arguments and the server's defaults. The number of
 /// steps is set later, once the examples are known.
 pub(super) async fn configure(
-    shell: &Shell<'_>,
+    context: &CommandContext<'_>,
     args: &RunArgs,
     service: &ServiceClient,
     model: String,
@@ -64,7 +67,7 @@ pub(super) async fn configure(
     let context_length = supported.and_then(|one| one.max_context_length);
     let context_length = context_length.and_then(|tokens| usize::try_from(tokens).ok());
     let absolute = |path: &PathBuf| {
-        let path = shell.environment.path(path);
+        let path = context.environment.path(path);
         std::path::absolute(&path).unwrap_or(path)
     };
     Ok(RunConfig {

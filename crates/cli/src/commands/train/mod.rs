@@ -24,8 +24,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
-use crate::output::Shell;
 
 pub(crate) use args::{TrainArgs, usage_hint};
 use data::DataFile;
@@ -39,30 +39,33 @@ use state::RunState;
 /// is often unattended and expensive to repeat.
 const RETRY_FOR: Duration = Duration::from_secs(300);
 
-pub(super) async fn run(shell: &mut Shell<'_>, args: TrainArgs) -> Result<Exit, CommandError> {
-    shell.settings.default_retry_for(RETRY_FOR);
-    let interrupt = shell.environment.interrupt.clone();
-    let Some((mut run, examples, plan)) = interrupt.run_until(1, prepare(shell, args)).await?
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    args: TrainArgs,
+) -> Result<Exit, CommandError> {
+    context.settings.default_retry_for(RETRY_FOR);
+    let interrupt = context.environment.interrupt.clone();
+    let Some((mut run, examples, plan)) = interrupt.run_until(1, prepare(context, args)).await?
     else {
         return Ok(Exit::Success);
     };
-    let outcome = run.execute(shell, examples, plan).await;
-    run.finish(shell, outcome).await
+    let outcome = run.execute(context, examples, plan).await;
+    run.finish(context, outcome).await
 }
 
 /// Checks the arguments and the data and creates the run folder. Returns `None` if nothing is left
 /// to do: with `--dry-run`, or if the resumed run is finished.
 async fn prepare(
-    shell: &mut Shell<'_>,
+    context: &mut CommandContext<'_>,
     args: TrainArgs,
 ) -> Result<Option<(ActiveRun, Examples, TrainPlan)>, CommandError> {
     let mut run_args = args.run;
     let paths = [&mut run_args.file, &mut run_args.eval_file, &mut run_args.dir];
     for path in paths.into_iter().flatten() {
-        *path = shell.environment.path(path);
+        *path = context.environment.path(path);
     }
-    let plot = args.plot.map(|file| shell.environment.path(&file));
-    let resume = args.resume.map(|folder| shell.environment.path(&folder));
+    let plot = args.plot.map(|file| context.environment.path(&file));
+    let resume = args.resume.map(|folder| context.environment.path(&folder));
     let mut old = resume.as_deref().map(RunState::load).transpose()?;
     let mut lock = None;
     if let Some(folder) = resume.as_deref().filter(|_| !args.dry_run) {
@@ -72,9 +75,9 @@ async fn prepare(
     }
     if let Some(state) = old.as_ref().filter(|state| state.finished) {
         let sampler = state.sampler.clone().unwrap_or_default();
-        let chat = chat_command(shell, &sampler);
+        let chat = chat_command(context, &sampler);
         let text = format!("The run is already finished. Chat with the model:\n  {chat}");
-        shell.text(&text, &json!({ "finished": true, "sampler": sampler }))?;
+        context.text(&text, &json!({ "finished": true, "sampler": sampler }))?;
         return Ok(None);
     }
     match &old {
@@ -89,29 +92,30 @@ async fn prepare(
         }
     }
 
-    let service = shell.client().await?;
+    let service = context.client().await?;
     let (model, tokenizer) = match &old {
         Some(state) => (state.settings.model.clone(), state.settings.tokenizer.clone()),
         None => {
-            (examples::base_model(shell, run_args.model.as_deref())?, run_args.tokenizer.clone())
+            (examples::base_model(context, run_args.model.as_deref())?, run_args.tokenizer.clone())
         }
     };
-    let tokenizer = examples::find_tokenizer(shell, &service, &model, tokenizer.as_deref()).await?;
+    let tokenizer =
+        examples::find_tokenizer(context, &service, &model, tokenizer.as_deref()).await?;
     let config = match &old {
         Some(state) => state.settings.clone(),
-        None => examples::configure(shell, &run_args, &service, model).await?,
+        None => examples::configure(context, &run_args, &service, model).await?,
     };
     let (examples, config) = Examples::read(&tokenizer.chat()?, config, &run_args, old.is_none())?;
     let plan = config.plan(examples.train.len());
     if args.dry_run {
         let (table, json) = examples.describe(&config, old.as_ref().map_or(0, RunState::step));
-        shell.table(&table, &json)?;
+        context.table(&table, &json)?;
         return Ok(None);
     }
 
     let folder = match resume {
         Some(folder) => folder,
-        None => state::new_folder(&shell.environment.folder, run_args.dir, &config.file)?,
+        None => state::new_folder(&context.environment.folder, run_args.dir, &config.file)?,
     };
     let lock = match lock {
         Some(lock) => lock,
@@ -130,6 +134,6 @@ async fn prepare(
 }
 
 /// Returns the command line that chats with a checkpoint.
-pub(super) fn chat_command(shell: &Shell<'_>, path: &str) -> String {
-    format!("tinkex chat {path}{}", shell.server_flags())
+pub(super) fn chat_command(context: &CommandContext<'_>, path: &str) -> String {
+    format!("tinkex chat {path}{}", context.server_flags())
 }

@@ -5,8 +5,8 @@ use tokio::time::Instant;
 use unicode_width::UnicodeWidthStr as _;
 
 use crate::console::Console;
+use crate::context::CommandContext;
 use crate::format;
-use crate::output::Shell;
 use crate::progress;
 
 /// Number of lines per run if standard error is not a terminal.
@@ -45,9 +45,9 @@ impl Drop for Bar {
 
 impl TrainProgress {
     /// Starts the clock and shows the first line on a terminal.
-    pub(crate) fn new(shell: &mut Shell<'_>, steps: u64, from: u64) -> Self {
-        let bar = shell.progress_width().map(|width| {
-            let bar = shell.console().progress_bar(Some(steps), Some(width));
+    pub(crate) fn new(context: &mut CommandContext<'_>, steps: u64, from: u64) -> Self {
+        let bar = context.progress_width().map(|width| {
+            let bar = context.console().progress_bar(Some(steps), Some(width));
             let columns = width.saturating_sub(1);
             let text_columns = if columns < MIN_COLUMNS_FOR_BAR {
                 bar.set_style(progress::style("{wide_msg}"));
@@ -56,10 +56,10 @@ impl TrainProgress {
                 bar.set_style(progress::style("{bar:20}  {wide_msg}"));
                 columns - BAR_COLUMNS
             };
-            Bar { bar, console: shell.console().clone(), text_columns }
+            Bar { bar, console: context.console().clone(), text_columns }
         });
         let mut progress = Self { bar, ..Self::without_bar(steps, from) };
-        progress.show(shell, from);
+        progress.show(context, from);
         progress
     }
 
@@ -86,14 +86,14 @@ impl TrainProgress {
     /// Shows that `step` steps are finished. The last one had `tokens` tokens.
     pub(crate) fn finish_step(
         &mut self,
-        shell: &mut Shell<'_>,
+        context: &mut CommandContext<'_>,
         step: u64,
         tokens: usize,
         loss: f64,
     ) {
         self.tokens += tokens;
         self.loss = Some(loss);
-        self.show(shell, step);
+        self.show(context, step);
     }
 
     /// Removes the bar.
@@ -101,7 +101,7 @@ impl TrainProgress {
         self.bar = None;
     }
 
-    fn show(&mut self, shell: &mut Shell<'_>, step: u64) {
+    fn show(&mut self, context: &mut CommandContext<'_>, step: u64) {
         if let Some(Bar { bar, text_columns, .. }) = &self.bar {
             bar.set_message(self.text(step, *text_columns));
             bar.set_position(step);
@@ -109,7 +109,7 @@ impl TrainProgress {
         }
         let interval = self.steps.div_ceil(LINES);
         if step > self.from && (step.is_multiple_of(interval) || step == self.steps) {
-            shell.notice(&self.text(step, LINE_WIDTH));
+            context.notice(&self.text(step, LINE_WIDTH));
         }
     }
 

@@ -8,9 +8,9 @@ use tinkex::{
 };
 
 use crate::commands::weights;
+use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
-use crate::output::Shell;
 
 use super::chat_command;
 use super::examples::Examples;
@@ -44,7 +44,7 @@ impl ActiveRun {
     /// Runs the remaining steps and saves the model.
     pub(super) async fn execute(
         &mut self,
-        shell: &mut Shell<'_>,
+        context: &mut CommandContext<'_>,
         examples: Examples,
         plan: TrainPlan,
     ) -> Result<RunOutcome, CommandError> {
@@ -53,7 +53,7 @@ impl ActiveRun {
         self.state.store(&self.folder)?;
         // Draw the empty plot now, to fail before training if the file cannot be written.
         self.plot()?;
-        shell.notice(&format!(
+        context.notice(&format!(
             "{} {}: {}, {}, folder {}",
             if from > 0 { "resuming" } else { "training" },
             config.model,
@@ -61,12 +61,12 @@ impl ActiveRun {
             format::count(config.steps - from, "step"),
             self.folder.display()
         ));
-        let interrupt = shell.environment.interrupt.clone();
+        let interrupt = context.environment.interrupt.clone();
         let model = interrupt.run_until(1, self.create_model()).await?;
         self.state.run_id = Some(model.model_id().to_string());
         self.state.store(&self.folder)?;
 
-        let mut progress = TrainProgress::new(shell, config.steps, from);
+        let mut progress = TrainProgress::new(context, config.steps, from);
         let data = (examples.train, examples.eval);
         let mut pipeline =
             Pipeline::new(model.clone(), plan.clone(), data, interrupt.clone(), from)
@@ -77,7 +77,7 @@ impl ActiveRun {
             match event {
                 TrainEvent::Step(result) => {
                     step = result.step;
-                    progress.finish_step(shell, step, result.tokens, result.loss);
+                    progress.finish_step(context, step, result.tokens, result.loss);
                     self.metrics.add_step(StepLine {
                         step,
                         epoch: plan.epochs(step),
@@ -94,7 +94,7 @@ impl ActiveRun {
                 TrainEvent::Saved { step, path } => self.add_checkpoint(step, &path).await?,
                 TrainEvent::Stopping => {
                     progress.clear();
-                    shell.notice("saving a checkpoint; press Ctrl-C again to stop immediately");
+                    context.notice("saving a checkpoint; press Ctrl-C again to stop immediately");
                 }
             }
         }
@@ -176,11 +176,11 @@ impl ActiveRun {
     /// Closes the session and reports the outcome.
     pub(super) async fn finish(
         self,
-        shell: &mut Shell<'_>,
+        context: &mut CommandContext<'_>,
         outcome: Result<RunOutcome, CommandError>,
     ) -> Result<Exit, CommandError> {
         let folder = format::shell_quote(&self.folder.display().to_string());
-        let resume = format!("tinkex train --resume {folder}{}", shell.server_flags());
+        let resume = format!("tinkex train --resume {folder}{}", context.server_flags());
         let outcome = match outcome {
             Ok(outcome) => outcome,
             Err(error) => {
@@ -245,9 +245,9 @@ impl ActiveRun {
             "\n  checkpoint  {sampler}\n  metrics     {}\n  plot        {}\n\nChat with the model:\n  {}",
             file("metrics.jsonl"),
             self.plot_file().display(),
-            chat_command(shell, &sampler)
+            chat_command(context, &sampler)
         );
-        shell.text(&text, &json)?;
+        context.text(&text, &json)?;
         Ok(Exit::Success)
     }
 }
