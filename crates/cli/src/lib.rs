@@ -6,7 +6,7 @@
 //! | Modules | Contents |
 //! |---|---|
 //! | `args`, `commands` | arguments and subcommands, each command in its own file |
-//! | `settings`, `config` | precedence of flags, environment variables and profile; the client built from them |
+//! | `settings`, `config`, `key_source` | precedence of flags, environment variables and profile; the client built from them |
 //! | `context` | settings, client and output of a running command |
 //! | `local`, `startup_error` | the server on this machine: started, found, or taken over |
 //! | `output`, `list`, `table`, `format` | results: tables, JSON, CSV, plain text |
@@ -32,6 +32,7 @@ mod environment;
 mod error;
 mod format;
 mod id_cache;
+mod key_source;
 mod list;
 mod local;
 mod log;

@@ -3,15 +3,15 @@
 //! Precedence: flag, environment variable, profile, stored credential, built-in default.
 
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use tinkex::{BaseUrl, CredentialStore, Env, RetryPolicy, ServiceClient, ServiceClientBuilder};
+use tinkex::{BaseUrl, Env, RetryPolicy, ServiceClient, ServiceClientBuilder};
 
 use crate::args::{ColorChoice, Globals, OutputFormat};
 use crate::config::{ConfigFile, Profile};
 use crate::environment::Environment;
-use crate::error::{CommandError, Exit};
+use crate::error::CommandError;
+use crate::key_source::KeySource;
 
 /// Default time to retry temporary failures for.
 const RETRY_FOR: Duration = Duration::from_secs(60);
@@ -33,17 +33,6 @@ pub(crate) struct CommandSettings {
     retry_for: Option<Duration>,
     wait_for_billing: bool,
     key: KeySource,
-}
-
-/// Source of the API key.
-#[derive(Debug)]
-enum KeySource {
-    File(PathBuf),
-    Value(tinkex::Secret),
-    /// Id of a stored key.
-    Stored(String),
-    /// The SDK's own lookup: environment variables, then the default stored key.
-    Default,
 }
 
 impl CommandSettings {
@@ -104,7 +93,7 @@ impl CommandSettings {
             timeout: globals.timeout.or(profile.timeout),
             retry_for: globals.retry_for.or(profile.retry_for),
             wait_for_billing: globals.wait_for_billing,
-            key: key_source(env, globals, profile.key_id),
+            key: KeySource::choose(env, globals, profile.key_id),
         }
     }
 
@@ -124,14 +113,14 @@ impl CommandSettings {
     pub(crate) fn profile_key_id(&self) -> Option<&str> {
         match &self.key {
             KeySource::Stored(id) => Some(id),
-            KeySource::File(_) | KeySource::Value(_) | KeySource::Default => None,
+            _ => None,
         }
     }
 
     /// Replaces the server and the API key.
     pub(crate) fn use_server(&mut self, url: BaseUrl, key: String) {
         self.base_url = Some(url);
-        self.key = KeySource::Value(key.into());
+        self.key = KeySource::LocalServer(key.into());
     }
 
     /// Sets the time to retry temporary failures for, unless the user has set it.
@@ -158,18 +147,10 @@ impl CommandSettings {
         retry_for: Duration,
     ) -> Result<ServiceClient, CommandError> {
         let client = self.builder(environment, retry_for)?;
-        let key = match &self.key {
-            KeySource::File(file) => {
-                let shown = format!("API key file {}", file.display());
-                let text = std::fs::read_to_string(environment.path(file))
-                    .map_err(|error| CommandError::file("read", shown, &error))?;
-                Some(text.trim().to_owned())
-            }
-            KeySource::Value(key) => Some(key.expose().to_owned()),
-            KeySource::Stored(id) => Some(stored_key(&environment.variables, id)?),
-            KeySource::Default => None,
-        };
-        Ok(key.into_iter().fold(client, ServiceClientBuilder::api_key).build()?)
+        match self.key.read(environment)? {
+            Some(key) => key.build(client),
+            None => Ok(client.build()?),
+        }
     }
 
     /// Builds a client with an API key that is not stored yet. It does not retry, unless the user
@@ -225,31 +206,6 @@ impl CommandSettings {
 /// itself.
 fn flag_or_profile<T>(flag: Option<T>, env: &Env, variable: &str, profile: Option<T>) -> Option<T> {
     flag.or_else(|| profile.filter(|_| env.get(variable).is_none()))
-}
-
-/// Chooses the source of the API key. `profile` is the key id of the profile.
-fn key_source(env: &Env, globals: &Globals, profile: Option<String>) -> KeySource {
-    let variables = ["TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"];
-    let env_has_key = variables.iter().any(|name| env.get(name).is_some());
-    match (&globals.api_key_file, &globals.api_key, profile) {
-        (Some(file), _, _) => KeySource::File(file.clone()),
-        (None, Some(key), _) => KeySource::Value(key.clone()),
-        (None, None, Some(id)) if !env_has_key => KeySource::Stored(id),
-        _ => KeySource::Default,
-    }
-}
-
-/// Returns the stored API key with this id.
-fn stored_key(env: &Env, id: &str) -> Result<String, CommandError> {
-    let store = CredentialStore::load(env)?;
-    let key = store.keys().find(|(known, _)| *known == id);
-    key.map(|(_, key)| key.key.expose().to_owned()).ok_or_else(|| {
-        CommandError::new(
-            Exit::Credentials,
-            format!("the profile's key {id:?} is not stored"),
-        )
-        .hint("List the stored keys with `tinkex auth list` and choose one with `tinkex config set key_id ID`.")
-    })
 }
 
 /// Returns the output format that the command line or `TINKEX_FORMAT` chooses.

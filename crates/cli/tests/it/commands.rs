@@ -3,89 +3,8 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use tinkex::Env;
-use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 
-use crate::replay::Sink;
-use crate::scripted_server::ScriptedServer;
-
-/// Runs commands against a [`ScriptedServer`] in a temporary home.
-struct ScriptedCli {
-    server: ScriptedServer,
-    home: tempfile::TempDir,
-    env: Vec<(String, String)>,
-    /// Pressed by the server when a request for a slow response arrives.
-    interrupt: Interrupt,
-}
-
-struct ScriptedOutput {
-    exit: u8,
-    out: String,
-    err: String,
-}
-
-impl ScriptedOutput {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap()
-    }
-}
-
-impl ScriptedCli {
-    fn new(replies: &[(&str, &str, Value)]) -> Self {
-        let replies: Vec<Value> = replies
-            .iter()
-            .map(|(method, path, body)| {
-                let status = body["status"].as_u64().unwrap_or(200);
-                let text = body.get("page");
-                let kind = if text.is_some() { "text" } else { "body" };
-                json!({ "method": method, "path": path, "status": status,
-                    kind: text.unwrap_or(body), "sleep": body["sleep"] })
-            })
-            .collect();
-        let text = json!({ "base_url": "http://a.test", "replies": replies }).to_string();
-        let home = tempfile::tempdir().unwrap();
-        let env = [
-            ("HOME", home.path().to_str().unwrap()),
-            ("TINKER_BASE_URL", "http://a.test"),
-            ("TINKER_API_KEY", "tml-env"),
-        ];
-        let env =
-            env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let interrupt = Interrupt::default();
-        Self { server: ScriptedServer::new(&text, Some(interrupt.clone())), home, env, interrupt }
-    }
-
-    fn without_variable(mut self, name: &str) -> Self {
-        self.env.retain(|(known, _)| known != name);
-        self
-    }
-
-    async fn run(&self, line: &str) -> ScriptedOutput {
-        let (out, err, http) = (Sink::default(), Sink::default(), self.server.clone());
-        let mut environment = Environment {
-            variables: Env::from_pairs(self.env.iter().map(|(n, v)| (n.as_str(), v.as_str()))),
-            folder: self.home.path().to_owned(),
-            out: Box::new(out.clone()),
-            err: Box::new(err.clone()),
-            input: Input::new(std::io::empty()),
-            terminals: Terminals::default(),
-            interrupt: self.interrupt.clone(),
-            log_scope: LogScope::ThisThread,
-            prepare: Box::new(move |client| client.http(http.clone())),
-        };
-        let args = ["tinkex"].into_iter().chain(line.split_whitespace());
-        let exit = tinkex_cli::run(&mut environment, args.map(Into::into).collect()).await;
-        ScriptedOutput { exit: exit.code(), out: out.text(), err: err.text() }
-    }
-
-    /// Returns host and API key of the last request.
-    fn last_request(&self) -> (String, String) {
-        let requests = self.server.requests();
-        let last = requests.last().unwrap();
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        (text(&last["host"]), text(&last["headers"]["x-api-key"]))
-    }
-}
+use crate::scripted_cli::ScriptedCli;
 
 fn checkpoint(name: &str, time: &str, public: bool) -> Value {
     json!({ "checkpoint_id": format!("weights/{name}"), "checkpoint_type": "training",
@@ -144,6 +63,32 @@ async fn settings_precedence_is_flag_environment_profile_stored_key() {
     assert_eq!(cli.run("run list --profile nope").await.exit, 2);
     assert_eq!(cli.run("config unset base_url").await.exit, 0);
     assert_eq!(cli.run("config get base_url").await.exit, 4);
+}
+
+/// Regression: the message did not say which of several keys was meant.
+#[tokio::test(start_paused = true)]
+async fn invalid_api_key_is_reported_with_its_source() {
+    let cli = ScriptedCli::new(&[]);
+    fs::write(cli.home.path().join("key"), "sk-file\n").unwrap();
+    fs::create_dir_all(cli.home.path().join(".tinker")).unwrap();
+    let stored = json!({ "version": 1, "default": "1",
+        "keys": { "1": { "type": "manual", "key": "sk-stored", "name": "n" } } });
+    fs::write(cli.home.path().join(".tinker/credentials.json"), stored.to_string()).unwrap();
+    let expect = async |cli: &ScriptedCli, line: &str, source: &str| {
+        let output = cli.run(line).await;
+        assert_eq!(output.exit, 3, "{line}: {}", output.err);
+        let message = format!("{source}: API key does not start with tml-\n");
+        assert!(output.err.contains(&message), "{line}: {}", output.err);
+        assert!(!output.err.contains("sk-"), "{line}: {}", output.err);
+    };
+    expect(&cli, "run list --api-key-file key", "error: API key file key").await;
+    expect(&cli, "run list --api-key sk-flag", "error: --api-key").await;
+    let cli = cli.with_variable("TINKER_API_KEY", "sk-env");
+    expect(&cli, "run list", "error: TINKER_API_KEY").await;
+    let cli = cli.without_variable("TINKER_API_KEY");
+    expect(&cli, "run list", "credentials.json").await;
+    assert_eq!(cli.run("config set --profile work key_id 1").await.exit, 0);
+    expect(&cli, "run list --profile work", "error: stored key \"1\"").await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,7 +183,7 @@ async fn interrupted_deletion_reports_what_was_deleted() {
 
 #[tokio::test(start_paused = true)]
 async fn invalid_arguments_are_rejected_before_any_request() {
-    let mut cli = ScriptedCli::new(&[]);
+    let cli = ScriptedCli::new(&[]);
     let details = json!({ "org_details": { "name": "o" }, "user_details": { "email": "e" } });
     let generated =
         json!({ "type": "generated", "key": "tml-made", "name": "n", "details": details });
@@ -259,8 +204,7 @@ async fn invalid_arguments_are_rejected_before_any_request() {
         assert_eq!(output.exit, 2, "{line}: {}", output.err);
         assert!(output.err.contains(message), "{line}: {}", output.err);
     }
-    cli.env.retain(|(name, _)| name != "TINKER_BASE_URL");
-    cli.env.push(("TINKER_BASE_URL".to_owned(), "localhost:80".to_owned()));
+    let cli = cli.with_variable("TINKER_BASE_URL", "localhost:80");
     let output = cli.run("run list").await;
     assert_eq!(output.exit, 2, "{}", output.err);
     assert!(output.err.contains("TINKER_BASE_URL"), "{}", output.err);
@@ -347,19 +291,9 @@ async fn lists_are_sorted_and_limited_to_the_given_columns() {
         let line = format!("checkpoint list --columns id,size --format plain {line}");
         assert_eq!(cli.run(&line).await.out, expected, "{line}");
     }
-    let cli_with = |name: &str, value: &str| {
-        let mut cli = ScriptedCli {
-            env: cli.env.clone(),
-            server: cli.server.clone(),
-            home: tempfile::tempdir().unwrap(),
-            interrupt: Interrupt::default(),
-        };
-        cli.env.push((name.to_owned(), value.to_owned()));
-        cli
-    };
-    let json = cli_with("TINKEX_FORMAT", "json").run("checkpoint list").await;
-    assert_eq!(json.json()["shown"], 2);
-    let wrong = cli_with("TINKEX_FORMAT", "xml").run("checkpoint list").await;
+    let cli = cli.with_variable("TINKEX_FORMAT", "json");
+    assert_eq!(cli.run("checkpoint list").await.json()["shown"], 2);
+    let wrong = cli.with_variable("TINKEX_FORMAT", "xml").run("checkpoint list").await;
     assert_eq!(wrong.exit, 2, "{}", wrong.err);
 }
 

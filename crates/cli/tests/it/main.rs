@@ -16,6 +16,7 @@ mod local_commands;
 mod outage;
 mod replay;
 mod sandbox;
+mod scripted_cli;
 mod scripted_server;
 #[cfg(unix)]
 mod serve;

@@ -6,6 +6,9 @@ use crate::error::{Error, ErrorKind};
 
 use super::{CredentialStore, Env};
 
+/// Environment variable with the API key.
+const KEY_VARIABLE: &str = "TINKER_API_KEY";
+
 /// API key (`tml-…`), or a JSON Web Token (`eyJ…`) that is used in its place.
 ///
 /// `Debug` shows its first six and last four characters only.
@@ -31,8 +34,7 @@ impl ApiKey {
         if key.is_token() || key.0.starts_with("tml-") {
             return Ok(key);
         }
-        let message = "API key does not start with tml-";
-        Err(Error::new(ErrorKind::Auth, message).with_hint("Copy the key again from the console."))
+        Err(invalid_prefix(None))
     }
 
     /// Returns the key itself. Never log it.
@@ -45,6 +47,14 @@ impl ApiKey {
     pub(crate) fn is_token(&self) -> bool {
         self.0.starts_with("eyJ")
     }
+}
+
+/// Error returned for a key with an unknown prefix. It names the key's source, if known, but does not
+/// quote the key.
+fn invalid_prefix(source: Option<&str>) -> Error {
+    let source = source.map(|source| format!("{source}: ")).unwrap_or_default();
+    Error::new(ErrorKind::Auth, format!("{source}API key does not start with tml-"))
+        .with_hint("Copy the key again from the console.")
 }
 
 impl fmt::Debug for ApiKey {
@@ -72,7 +82,22 @@ pub(crate) enum Credential {
 struct CredentialSources<'a> {
     argument: Option<&'a str>,
     env: &'a Env,
-    stored: Option<&'a str>,
+    stored: Option<CandidateKey<'a>>,
+}
+
+/// Unchecked key, with the place it was found in.
+struct CandidateKey<'a> {
+    key: &'a str,
+    /// Variable or file that contains the key; `None` for an argument, whose place only the caller
+    /// knows.
+    source: Option<&'a str>,
+}
+
+impl CandidateKey<'_> {
+    /// Checks the prefix of the key. The error names the source.
+    fn check(&self) -> Result<ApiKey, Error> {
+        ApiKey::new(self.key).map_err(|_| invalid_prefix(self.source))
+    }
 }
 
 /// Selects the credential: the argument, `TINKER_API_KEY`, `TINKER_CREDENTIAL_CMD`, the stored key.
@@ -80,8 +105,13 @@ struct CredentialSources<'a> {
 /// If the key is invalid, the command is used; without a command the invalid key is an error, even
 /// if a key is stored. With `command_only`, only the command or a token is accepted.
 fn resolve(sources: &CredentialSources<'_>, command_only: bool) -> Result<Credential, Error> {
-    let key = sources.argument.filter(|key| !key.is_empty()).or(sources.env.get("TINKER_API_KEY"));
-    let key = key.map(ApiKey::new);
+    let argument = sources.argument.filter(|key| !key.is_empty());
+    let argument = argument.map(|key| CandidateKey { key, source: None });
+    let variable = || {
+        let key = sources.env.get(KEY_VARIABLE)?;
+        Some(CandidateKey { key, source: Some(KEY_VARIABLE) })
+    };
+    let key = argument.or_else(variable).map(|key| key.check());
     let command = sources.env.get("TINKER_CREDENTIAL_CMD").map(str::to_owned);
     match (key, command) {
         (Some(Ok(key)), _) if key.is_token() => Ok(Credential::Key(key)),
@@ -93,8 +123,8 @@ fn resolve(sources: &CredentialSources<'_>, command_only: bool) -> Result<Creden
         (Some(Ok(key)), _) => Ok(Credential::Key(key)),
         (Some(Err(_)) | None, Some(command)) => Ok(Credential::Command(command)),
         (Some(Err(error)), None) => Err(error),
-        (None, None) => match sources.stored {
-            Some(stored) => ApiKey::new(stored).map(Credential::Key),
+        (None, None) => match &sources.stored {
+            Some(stored) => stored.check().map(Credential::Key),
             None => Err(Error::missing_credential()),
         },
     }
@@ -109,14 +139,16 @@ impl Credential {
     ) -> Result<Self, Error> {
         let sources = CredentialSources { argument, env, stored: None };
         let has_source = argument.is_some_and(|key| !key.is_empty())
-            || env.get("TINKER_API_KEY").is_some()
+            || env.get(KEY_VARIABLE).is_some()
             || env.get("TINKER_CREDENTIAL_CMD").is_some();
         if has_source || command_only {
             return resolve(&sources, command_only);
         }
         let store = CredentialStore::load(env)?;
-        let stored = store.default_key().map(|key| key.key.expose().to_owned());
-        resolve(&CredentialSources { stored: stored.as_deref(), ..sources }, command_only)
+        let file = store.path().display().to_string();
+        let stored = store.default_key();
+        let stored = stored.map(|key| CandidateKey { key: key.key.expose(), source: Some(&file) });
+        resolve(&CredentialSources { stored, ..sources }, command_only)
     }
 }
 
@@ -136,7 +168,8 @@ mod tests {
             let sources = CredentialSources {
                 argument: text("api_key_arg"),
                 env: &Env::from_pairs(env),
-                stored: text("stored_default"),
+                stored: text("stored_default")
+                    .map(|key| CandidateKey { key, source: Some("credentials.json") }),
             };
             let found = resolve(&sources, case["enforce_cmd"] == true);
             let expected = &case["expected"];
@@ -156,6 +189,34 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Regression: the message did not say which of several keys was meant.
+    #[test]
+    fn invalid_key_is_reported_with_its_variable_or_file() {
+        let message = |argument: Option<&str>, env: Env| {
+            Credential::find(argument, &env, false).unwrap_err().to_string()
+        };
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join(".tinker").join("credentials.json");
+        std::fs::create_dir(file.parent().unwrap()).unwrap();
+        let stored = r#"{"version":1,"default":"a","keys":{"a":
+            {"type":"manual","key":"sk-stored","name":"n"}}}"#;
+        std::fs::write(&file, stored).unwrap();
+        let home = ("HOME", home.path().to_str().unwrap());
+        let variable = ("TINKER_API_KEY", "sk-variable");
+        assert_eq!(
+            message(None, Env::from_pairs([home, variable])),
+            "TINKER_API_KEY: API key does not start with tml-"
+        );
+        assert_eq!(
+            message(None, Env::from_pairs([home])),
+            format!("{}: API key does not start with tml-", file.display())
+        );
+        assert_eq!(
+            message(Some("sk-argument"), Env::from_pairs([home, variable])),
+            "API key does not start with tml-"
+        );
     }
 
     #[test]

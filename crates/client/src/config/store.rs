@@ -86,6 +86,11 @@ impl CredentialStore {
         Self::load_from(&home.join(".tinker").join("credentials.json"))
     }
 
+    /// Returns the path of the file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Reads the store at `path`. A missing file is an empty store.
     ///
     /// # Errors
