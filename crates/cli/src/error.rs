@@ -67,8 +67,10 @@ pub(crate) struct ErrorReport {
     status: Option<u16>,
     /// The server's own message.
     detail: Option<String>,
-    #[serde(serialize_with = "serialize_hint")]
-    hint: Option<ErrorHint>,
+    /// Advice in the order in which it is printed, for example to correct the API key and then to
+    /// resume the run. Joined into one text.
+    #[serde(rename = "hint", serialize_with = "serialize_hints")]
+    hints: Vec<ErrorHint>,
     /// Method and path of the failed request.
     request: Option<String>,
     #[serde(skip)]
@@ -120,11 +122,17 @@ impl From<&str> for ErrorHint {
     }
 }
 
-fn serialize_hint<S: serde::Serializer>(
-    hint: &Option<ErrorHint>,
+/// Returns all hints as one text, or `None` if there are none.
+fn join_hints(hints: &[ErrorHint]) -> Option<String> {
+    let texts: Vec<String> = hints.iter().map(ToString::to_string).collect();
+    (!texts.is_empty()).then(|| texts.join(" "))
+}
+
+fn serialize_hints<S: serde::Serializer>(
+    hints: &[ErrorHint],
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    hint.as_ref().map(ToString::to_string).serialize(serializer)
+    join_hints(hints).serialize(serializer)
 }
 
 impl CommandError {
@@ -143,7 +151,7 @@ impl CommandError {
             message: message.into(),
             status: None,
             detail: None,
-            hint: None,
+            hints: Vec::new(),
             request: None,
             exit,
         }))
@@ -172,17 +180,26 @@ impl CommandError {
         Self::new(Exit::Failed, format!("cannot {action} {path}: {error}"))
     }
 
+    /// Sets the hint. Replaces earlier hints.
     pub(crate) fn hint(mut self, hint: impl Into<ErrorHint>) -> Self {
         if let Self::Report(report) = &mut self {
-            report.hint = Some(hint.into());
+            report.hints = vec![hint.into()];
         }
         self
     }
 
-    /// Returns the text of the hint, if there is one.
+    /// Adds a hint after the existing ones.
+    pub(crate) fn add_hint(mut self, hint: impl Into<ErrorHint>) -> Self {
+        if let Self::Report(report) = &mut self {
+            report.hints.push(hint.into());
+        }
+        self
+    }
+
+    /// Returns the text of the hints, if there are any.
     pub(crate) fn hint_text(&self) -> Option<String> {
         match self {
-            Self::Report(report) => report.hint.as_ref().map(ToString::to_string),
+            Self::Report(report) => join_hints(&report.hints),
             Self::ClosedPipe => None,
         }
     }
@@ -192,25 +209,26 @@ impl CommandError {
         matches!(self, Self::Report(report) if matches!(report.status, Some(400 | 404 | 422)))
     }
 
-    /// Adapts the hint to the server: names it if it could not be reached, and refers to the lists
+    /// Adapts the hints to the server: names it if it could not be reached, and refers to the lists
     /// of the local server if a resource does not exist there.
     pub(crate) fn with_server(mut self, server: &str, local: bool) -> Self {
         let Self::Report(report) = &mut self else { return self };
-        match report.hint {
-            Some(ErrorHint::Sdk(Hint::CheckNetwork)) => {
-                let text = format!(
-                    "Check the network and that {server} is the right server (--base-url, \
-                     TINKER_BASE_URL)."
-                );
-                report.hint = Some(ErrorHint::Text(text));
+        for hint in &mut report.hints {
+            match hint {
+                ErrorHint::Sdk(Hint::CheckNetwork) => {
+                    *hint = ErrorHint::Text(format!(
+                        "Check the network and that {server} is the right server (--base-url, \
+                         TINKER_BASE_URL)."
+                    ));
+                }
+                ErrorHint::Sdk(Hint::CheckId) if local => {
+                    *hint = ErrorHint::from(
+                        "List what the local server has: tinkex model list --local, tinkex run \
+                         list --local, tinkex checkpoint list --local.",
+                    );
+                }
+                _ => {}
             }
-            Some(ErrorHint::Sdk(Hint::CheckId)) if local => {
-                report.hint = Some(ErrorHint::from(
-                    "List what the local server has: tinkex model list --local, tinkex run list \
-                     --local, tinkex checkpoint list --local.",
-                ));
-            }
-            _ => {}
         }
         self
     }
@@ -266,7 +284,7 @@ impl From<Error> for CommandError {
             message,
             status: error.status(),
             detail,
-            hint: hint(&error),
+            hints: hint(&error).into_iter().collect(),
             request: error.operation().map(str::to_owned),
             exit: exit(&error),
         }))
@@ -347,7 +365,7 @@ pub(crate) fn report(environment: &mut Environment, error: &CommandError, json: 
             Ok(text) if json => text,
             _ => {
                 let message = crate::format::escape_controls_in_lines(&report.message);
-                let hint = report.hint.as_ref().map(|hint| format!("\nhint: {hint}"));
+                let hint = join_hints(&report.hints).map(|hint| format!("\nhint: {hint}"));
                 format!("error: {message}{}", hint.unwrap_or_default())
             }
         };

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::sandbox::{Sandbox, lines};
+use crate::scripted_cli::ScriptedCli;
 
 /// Returns training examples as JSON Lines: conversations and, every fourth, a prompt with completion.
 fn examples(count: usize) -> String {
@@ -194,6 +195,27 @@ async fn run_with_a_rejected_rank_is_not_offered_for_resumption() {
         &["7 is not a power of two", "hint: Start a new run with other options", "data-run"],
     );
     assert!(!rejected.err.contains("--resume"), "{}", rejected.err);
+}
+
+/// Regression: the hint to start again replaced the hint about the API key.
+#[tokio::test(start_paused = true)]
+async fn rejected_key_is_explained_before_the_command_to_start_again() {
+    let cli = ScriptedCli::new(&[
+        ("GET", "/api/v1/get_server_capabilities", json!({ "supported_models": [] })),
+        ("POST", "/api/v1/create_session", json!({ "session_id": "s", "type": "create_session" })),
+        ("POST", "/api/v1/create_model", json!({ "status": 401, "detail": "bad key" })),
+    ]);
+    std::fs::write(cli.home.path().join("data.jsonl"), examples(4)).unwrap();
+    let line = "train data.jsonl --model tinkex/tiny --steps 1 --dir run";
+    let failed = cli.run(line).await;
+    assert_eq!(failed.exit, 3, "{}", failed.err);
+    let hint = failed.err.lines().find_map(|line| line.strip_prefix("hint: ")).unwrap();
+    let resume = format!("tinkex train --resume {}", cli.home.path().join("run").display());
+    let expected = format!(
+        "Check the API key (TINKER_API_KEY), or run `tinkex auth login`. Nothing was saved. Start \
+         again with: {resume}"
+    );
+    assert_eq!(hint, expected);
 }
 
 #[tokio::test]

@@ -193,7 +193,8 @@ impl ActiveRun {
                     0 => format!("Nothing was saved. Start again with: {resume}"),
                     step => format!("Resume from step {step} with: {resume}"),
                 };
-                return Err(error.hint(hint));
+                // After the error's own hint: its cause must be resolved before the run continues.
+                return Err(error.add_hint(hint));
             }
         };
         let reason =
