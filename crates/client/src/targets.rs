@@ -9,14 +9,15 @@
 //! | [`HTTP`] | `request start` | trace | `method`, `path`, `lane`, `base_url`, `retry_count` |
 //! | [`HTTP`] | `request stop` | debug | as above, `duration`, `status` (number) |
 //! | [`HTTP`] | `request exception` | debug | as above, `duration`, `error` |
-//! | [`RETRY`] | `retrying request` | debug | `error`, `status` (number, if there was a response), `seconds` (delay, floating point), `attempt` |
+//! | [`RETRY`] | `retrying request` | debug | `lane`, `origin` (except for requests to the API server), `error`, `status` (number, if there was a response), `seconds` (delay, floating point), `attempt` |
 //! | [`RETRY`] | `giving up` | debug | `error`, `attempts`, `elapsed` |
 //! | [`POLL`] | `poll failed` | debug | `event`, `request_id`, `request_type`, `polls`, `error` |
 //! | [`OUTAGE`] | `connection lost while waiting for a result; polling continues` | warn | none |
 //! | [`QUEUE`] | `queue.state_change` | info | `work`, `id`, `state`, `reason` |
 //!
 //! `lane` is the [`Lane::as_str`](crate::Lane::as_str) of the request;
-//! [`Lane::from_name`](crate::Lane::from_name) reads it back.
+//! [`Lane::from_name`](crate::Lane::from_name) reads it back. `origin` is the scheme, host and port
+//! that a download or a hub request was sent to, for example `https://huggingface.co`.
 
 /// HTTP requests: one event when a request starts and one when it ends.
 pub const HTTP: &str = "tinkex::http";

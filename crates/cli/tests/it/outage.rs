@@ -1,10 +1,11 @@
-//! Training runs that lose their server.
+//! Commands that lose the connection to their server, to the hub or to a file host.
 
 use std::sync::{Arc, Mutex};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tinkex_server::{Server, ServerOptions};
 
+use crate::scripted_cli::ScriptedCli;
 use crate::train::{TRAIN, losses, sandbox};
 
 #[tokio::test]
@@ -104,4 +105,40 @@ async fn outage_and_recovery_are_reported_once_each() {
     assert_eq!(counts, (1, 1), "{}", trained.err);
     let serving = serving.lock().unwrap().take().unwrap();
     serving.end();
+}
+
+/// Regression: the notice was about the server, which responded.
+#[tokio::test(start_paused = true)]
+async fn outages_of_file_host_and_hub_name_the_host() {
+    // The scripted server treats every host as unreachable at port 9.
+    let urls = json!({ "urls": { "model.safetensors": "http://files.test:9/a?signature=secret" },
+        "expires": "2099-01-01T00:00:00Z" });
+    let path = "/api/v1/training_runs/r/checkpoints/external_weights/hf/external_weights_urls";
+    let cli = ScriptedCli::new(&[("GET", path, urls)])
+        .with_variable("HF_ENDPOINT", "http://hub.test:9")
+        .with_variable("HF_TOKEN", "hf_token");
+    for (line, warning) in [
+        (
+            "checkpoint download tinker://r/external_weights/hf",
+            "warning: no connection to the file host (http://files.test:9); retrying",
+        ),
+        (
+            "checkpoint push-hf tinker://r/external_weights/hf --repo me/x",
+            "warning: no connection to the Hugging Face hub (http://hub.test:9); retrying",
+        ),
+    ] {
+        let failed = cli.run(line).await;
+        assert_eq!(failed.exit, 5, "{line}: {}", failed.err);
+        let warnings: Vec<&str> =
+            failed.err.lines().filter(|line| line.contains("no connection")).collect();
+        assert_eq!(warnings, [warning], "{line}: {}", failed.err);
+        assert!(!failed.err.contains("the server responds again"), "{line}: {}", failed.err);
+        assert!(!failed.err.contains("secret"), "{line}: {}", failed.err);
+        // With -v, every retry is announced.
+        let verbose = cli.run(&format!("{line} -v")).await;
+        let host = warning.split(['(', ')']).nth(1).unwrap();
+        let notices = verbose.err.lines().filter(|line| line.starts_with("retrying"));
+        let notices: Vec<&str> = notices.filter(|line| line.contains(host)).collect();
+        assert!(!notices.is_empty(), "{line}: {}", verbose.err);
+    }
 }

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use url::Url;
 
 use crate::error::Result;
 use crate::targets;
 use crate::transport::delay;
 use crate::transport::failed_attempt::FailedAttempt;
+use crate::transport::http::Lane;
 
 /// Retry state of one operation: counts the failures since the last progress.
 #[derive(Debug)]
@@ -36,11 +38,17 @@ impl Attempts {
         self.failures = 0;
     }
 
-    /// Records a failed attempt and waits for the delay before the next one.
+    /// Records a failed attempt and waits for the delay before the next one. The event of the retry
+    /// names `lane` and the origin of `url`, the URL that was requested last.
     ///
     /// # Errors
     /// The error of the attempt, if it is not retryable or no retry is left.
-    pub(crate) async fn wait_before_retry(&mut self, failed: FailedAttempt) -> Result<()> {
+    pub(crate) async fn wait_before_retry(
+        &mut self,
+        failed: FailedAttempt,
+        lane: Lane,
+        url: &Url,
+    ) -> Result<()> {
         self.failures += 1;
         let wait = delay::before_retry(self.failures - 1, failed.retry_after, fastrand::f64());
         let late =
@@ -50,8 +58,11 @@ impl Attempts {
         }
         let error = failed.error;
         let (status, seconds, attempt) = (error.status(), wait.as_secs_f64(), self.failures);
+        // Not the whole URL: a signed query grants access like a credential.
+        let (lane, origin) = (lane.as_str(), url.origin().ascii_serialization());
         tracing::debug!(
-            target: targets::RETRY, %error, status, seconds, attempt, "retrying request"
+            target: targets::RETRY, lane, origin, %error, status, seconds, attempt,
+            "retrying request"
         );
         tokio::time::sleep(wait).await;
         Ok(())
@@ -69,28 +80,33 @@ mod tests {
         Error::new(ErrorKind::Connect, "connection lost").into()
     }
 
+    async fn wait(attempts: &mut Attempts, failed: FailedAttempt) -> Result<()> {
+        let url = Url::parse("https://files.test/a").unwrap();
+        attempts.wait_before_retry(failed, Lane::File, &url).await
+    }
+
     #[tokio::test(start_paused = true)]
     async fn only_consecutive_failures_are_limited() {
         let mut attempts = Attempts::new(2);
         for _ in 0..3 {
-            attempts.wait_before_retry(lost()).await.unwrap();
-            attempts.wait_before_retry(lost()).await.unwrap();
+            wait(&mut attempts, lost()).await.unwrap();
+            wait(&mut attempts, lost()).await.unwrap();
             attempts.record_progress();
         }
-        attempts.wait_before_retry(lost()).await.unwrap();
-        attempts.wait_before_retry(lost()).await.unwrap();
-        let error = attempts.wait_before_retry(lost()).await.unwrap_err();
+        wait(&mut attempts, lost()).await.unwrap();
+        wait(&mut attempts, lost()).await.unwrap();
+        let error = wait(&mut attempts, lost()).await.unwrap_err();
         assert_eq!((error.kind(), error.attempts()), (ErrorKind::Connect, 3));
     }
 
     #[tokio::test(start_paused = true)]
     async fn permanent_errors_and_the_time_limit_end_the_retries() {
         let refused = FailedAttempt::from_parts(403, &HeaderMap::new(), b"");
-        let error = Attempts::new(5).wait_before_retry(refused).await.unwrap_err();
+        let error = wait(&mut Attempts::new(5), refused).await.unwrap_err();
         assert_eq!(error.status(), Some(403));
         let mut attempts = Attempts::new(100).within(Some(Duration::from_secs(20)));
         let start = Instant::now();
-        while attempts.wait_before_retry(lost()).await.is_ok() {}
+        while wait(&mut attempts, lost()).await.is_ok() {}
         assert!(start.elapsed() <= Duration::from_secs(20));
     }
 
@@ -99,7 +115,7 @@ mod tests {
         let headers = [(http::header::RETRY_AFTER, http::HeaderValue::from_static("7"))];
         let busy = FailedAttempt::from_parts(503, &headers.into_iter().collect(), b"");
         let start = Instant::now();
-        Attempts::new(1).wait_before_retry(busy).await.unwrap();
+        wait(&mut Attempts::new(1), busy).await.unwrap();
         assert_eq!(start.elapsed(), Duration::from_secs(7));
     }
 }

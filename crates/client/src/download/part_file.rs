@@ -119,8 +119,8 @@ impl FileFetcher<'_> {
             })
         };
         // Ignore failures: they occur again, and are retried, when the file itself is requested.
-        let response = redirect::follow(url.clone(), send, |_| false).await;
-        Ok(response.is_ok_and(|(response, _)| response.status() == 304).then_some(size))
+        let response = redirect::follow(&mut url.clone(), send, |_| false).await;
+        Ok(response.is_ok_and(|response| response.status() == 304).then_some(size))
     }
 }
 

@@ -129,15 +129,18 @@ impl ResumableDownload<'_> {
         loop {
             while state.total != Some(file.len()) {
                 let before = file.len();
+                let mut requested = url.clone();
                 let outcome;
-                (file, outcome) = self.request(url, file, &mut state).await?;
+                (file, outcome) = self.request(&mut requested, file, &mut state).await?;
                 if file.len() > before {
                     attempts.record_progress();
                 }
                 match outcome {
                     RequestOutcome::Complete => break,
                     RequestOutcome::Continue => {}
-                    RequestOutcome::Failed(failed) => attempts.wait_before_retry(failed).await?,
+                    RequestOutcome::Failed(failed) => {
+                        attempts.wait_before_retry(failed, self.lane, &requested).await?;
+                    }
                 }
             }
             let expected;
@@ -160,22 +163,24 @@ impl ResumableDownload<'_> {
         }
     }
 
-    /// Requests the missing bytes, or the next piece of them, and appends what arrives.
+    /// Requests the missing bytes, or the next piece of them, and appends what arrives. After
+    /// redirects, `url` is the URL of the last request.
     ///
     /// # Errors
     /// Only those that no retry can resolve.
     async fn request<F: PartialFile>(
         &self,
-        url: &Url,
+        url: &mut Url,
         mut file: F,
         state: &mut DownloadState,
     ) -> Result<(F, RequestOutcome)> {
         let continues = self.verified || state.validator.is_some();
         let start = if continues { file.len() } else { 0 };
-        let (response, origin) = match self.send(url, start, state.validator.as_ref()).await {
-            Ok((response, url)) => (response, url.origin()),
+        let response = match self.send(url, start, state.validator.as_ref()).await {
+            Ok(response) => response,
             Err(error) => return Ok((file, RequestOutcome::Failed(error.into()))),
         };
+        let origin = url.origin();
         let (head, body) = response.into_parts();
         let (from, total) = match head.status.as_u16() {
             206 => match content_range(&head.headers) {
@@ -280,10 +285,10 @@ impl ResumableDownload<'_> {
     /// Sends one request for the bytes from `start` on, following redirects.
     async fn send(
         &self,
-        url: &Url,
+        url: &mut Url,
         start: u64,
         validator: Option<&Validator>,
-    ) -> Result<(Response<ResponseBody>, Url)> {
+    ) -> Result<Response<ResponseBody>> {
         let send = |url: Url| -> futures_util::future::BoxFuture<'_, _> {
             let request = self.build(&url, start, validator);
             Box::pin(async move {
@@ -291,7 +296,7 @@ impl ResumableDownload<'_> {
                 sent.await.map_err(Error::from)
             })
         };
-        redirect::follow(url.clone(), send, |_| false).await
+        redirect::follow(url, send, |_| false).await
     }
 
     /// Creates the request for the bytes from `start` on.

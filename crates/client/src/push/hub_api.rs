@@ -110,7 +110,8 @@ impl HubApi {
     pub(crate) async fn request(&self, request: &HubRequest<'_>) -> Result<Response<Bytes>> {
         let mut attempts = Attempts::new(request.max_retries);
         loop {
-            let failed = match self.send_once(request).await {
+            let mut url = request.url.clone();
+            let failed = match self.send_once(request, &mut url).await {
                 Ok(response) => {
                     let status = response.status().as_u16();
                     // Unlike API requests, a 409 is not retried: the hub uses it for objects that
@@ -122,12 +123,12 @@ impl HubApi {
                 }
                 Err(error) => error.into(),
             };
-            attempts.wait_before_retry(failed).await?;
+            attempts.wait_before_retry(failed, Lane::Hub, &url).await?;
         }
     }
 
-    /// Sends a request once, following redirects.
-    async fn send_once(&self, request: &HubRequest<'_>) -> Result<Response<Bytes>> {
+    /// Sends a request to `url` once. After redirects, `url` is the URL of the last request.
+    async fn send_once(&self, request: &HubRequest<'_>, url: &mut Url) -> Result<Response<Bytes>> {
         let send = |url: Url| -> BoxFuture<'_, Result<Response<Bytes>>> {
             Box::pin(async move {
                 let mut sent = Request::new(request.body.clone());
@@ -147,7 +148,7 @@ impl HubApi {
             let stop = request.stop_at.as_ref();
             !is_read || stop.is_some_and(|name| response.headers().contains_key(name))
         };
-        Ok(redirect::follow(request.url.clone(), send, is_final).await?.0)
+        redirect::follow(url, send, is_final).await
     }
 
     /// Sends a JSON document to a path of the hub and decodes the response.

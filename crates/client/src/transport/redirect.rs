@@ -65,7 +65,7 @@ pub(crate) fn public_headers(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// Sends requests until the response is no redirect, or `is_final` accepts it. Returns that
-/// response and the URL it came from.
+/// response. `url` becomes the URL of the last request, also if that request failed.
 ///
 /// `send` receives the URL of each request and chooses the headers for it: credentials must be sent to
 /// one origin only.
@@ -73,19 +73,19 @@ pub(crate) fn public_headers(headers: &HeaderMap) -> HeaderMap {
 /// # Errors
 /// The error of `send`, or of [`RedirectChain::next`].
 pub(crate) async fn follow<'a, B: Send>(
-    mut url: Url,
+    url: &mut Url,
     mut send: impl FnMut(Url) -> BoxFuture<'a, Result<Response<B>>> + Send,
     is_final: impl Fn(&Response<B>) -> bool + Send,
-) -> Result<(Response<B>, Url)> {
+) -> Result<Response<B>> {
     let mut redirects = RedirectChain::default();
     loop {
         let response = send(url.clone()).await?;
         if is_final(&response) {
-            return Ok((response, url));
+            return Ok(response);
         }
-        match redirects.next(&url, &response)? {
-            Some(next) => url = next,
-            None => return Ok((response, url)),
+        match redirects.next(url, &response)? {
+            Some(next) => *url = next,
+            None => return Ok(response),
         }
     }
 }
@@ -115,7 +115,7 @@ mod tests {
             visited.push(url.to_string());
             Box::pin(async move { Ok(response.body(()).unwrap()) })
         };
-        follow(Url::parse(start).unwrap(), send, |_| false).await?;
+        follow(&mut Url::parse(start).unwrap(), send, |_| false).await?;
         Ok(visited.into_inner().unwrap())
     }
 

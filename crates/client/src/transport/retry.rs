@@ -164,8 +164,9 @@ impl RetryState {
 
     fn log_retry(&self, error: &Error, delay: Duration, reason: &'static str) {
         let (status, seconds, attempt) = (error.status(), delay.as_secs_f64(), self.attempts);
+        let lane = self.policy.lane.as_str();
         tracing::debug!(
-            target: targets::RETRY, %error, status, seconds, attempt, "retrying request"
+            target: targets::RETRY, lane, %error, status, seconds, attempt, "retrying request"
         );
         instrument::count_retry(reason);
     }

@@ -7,26 +7,30 @@
 //!   an outage once instead of once for every pending request;
 //! - with `serve`, the server's events with time stamps, as text or JSON.
 
-use std::fmt::{self, Write as _};
-use std::sync::atomic::{AtomicBool, Ordering};
+mod connection_notices;
+mod event_fields;
+
+use std::fmt;
 
 use clap::ValueEnum;
+use tinkex::Env;
 use tinkex::targets::{HTTP, OUTAGE, RETRY};
-use tinkex::{Env, Lane};
-use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::Layer;
+use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::{Targets, filter_fn};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
-use tracing_subscriber::layer::{Context, SubscriberExt as _};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::args::{Globals, OutputFormat};
 use crate::console::Console;
 use crate::environment::{Environment, LogScope};
 use crate::format::escape_controls;
+
+use connection_notices::{ConnectionNotices, Notices};
+use event_fields::EventFields;
 
 /// Format of the log of `tinkex serve`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -101,12 +105,10 @@ pub(crate) fn install(
     let default = if quiet { LevelFilter::OFF } else { LevelFilter::WARN };
     let level = requested.unwrap_or(default);
     let interactive = environment.terminals.err.is_some() || globals.verbose > 0;
-    let notices = ConnectionNotices {
-        console: console.clone(),
+    let notices = Notices {
         // At the debug level the events themselves are logged.
         retries: interactive && !quiet && level < LevelFilter::DEBUG,
         outages: level >= LevelFilter::WARN,
-        outage_reported: AtomicBool::new(false),
     };
     let events = tracing_subscriber::fmt::layer()
         .event_format(PlainEvents)
@@ -122,7 +124,7 @@ pub(crate) fn install(
             && [RETRY, OUTAGE, HTTP].contains(&metadata.target())
     })
     .with_max_level_hint(LevelFilter::DEBUG);
-    let notices = notices.with_filter(wanted);
+    let notices = ConnectionNotices::new(console.clone(), notices).with_filter(wanted);
     set(environment, tracing_subscriber::registry().with(events).with(notices))
 }
 
@@ -181,107 +183,5 @@ where
         let fields = EventFields::of(event);
         let (message, rest) = (escape_controls(&fields.message), escape_controls(&fields.others));
         writeln!(out, "{level}: {message}{rest}")
-    }
-}
-
-/// Prints short notices about retries and outages of the connection.
-struct ConnectionNotices {
-    console: Console,
-    retries: bool,
-    outages: bool,
-    /// Whether the current outage was reported. Every pending request emits events.
-    outage_reported: AtomicBool,
-}
-
-impl ConnectionNotices {
-    fn report_outage(&self) {
-        if self.outages && !self.outage_reported.swap(true, Ordering::Relaxed) {
-            self.console.log_line("warning: no connection to the server; retrying");
-        }
-    }
-}
-
-impl<S: Subscriber> Layer<S> for ConnectionNotices {
-    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        match event.metadata().target() {
-            RETRY => {
-                let fields = EventFields::of(event);
-                match fields.retry_notice() {
-                    Some(notice) if self.retries => self.console.log_line(&notice),
-                    Some(_) if fields.status.is_none() => self.report_outage(),
-                    _ => {}
-                }
-            }
-            OUTAGE => self.report_outage(),
-            HTTP if self.outage_reported.load(Ordering::Relaxed) => {
-                let fields = EventFields::of(event);
-                let responds = fields.status.is_some_and(|status| status < 500);
-                // A server that shuts down still responds to pending polls.
-                let is_poll = fields.lane.is_some_and(Lane::is_poll);
-                if responds && !is_poll && self.outage_reported.swap(false, Ordering::Relaxed) {
-                    self.console.log_line("the server responds again");
-                }
-            }
-            _ => {}
-        }
-    }
-}
-
-/// Fields of an event as text.
-#[derive(Default)]
-struct EventFields {
-    message: String,
-    /// All fields but the message, each as ` name=value`.
-    others: String,
-    seconds: Option<f64>,
-    status: Option<u64>,
-    lane: Option<Lane>,
-}
-
-impl EventFields {
-    fn of(event: &Event<'_>) -> Self {
-        let mut fields = Self::default();
-        event.record(&mut fields);
-        fields
-    }
-
-    /// Describes a retry. Returns `None` for events without a delay, which announce no retry.
-    fn retry_notice(&self) -> Option<String> {
-        let seconds = self.seconds?;
-        let cause = self.status.map_or_else(|| "no response".to_owned(), |code| code.to_string());
-        Some(match seconds {
-            ..1.0 => format!("retrying now ({cause})"),
-            _ => format!("retrying in {seconds:.0}s ({cause})"),
-        })
-    }
-}
-
-impl Visit for EventFields {
-    fn record_f64(&mut self, field: &Field, value: f64) {
-        if field.name() == "seconds" {
-            self.seconds = Some(value);
-        }
-        self.record_debug(field, &value);
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        if field.name() == "status" {
-            self.status = Some(value);
-        }
-        self.record_debug(field, &value);
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        if field.name() == "lane" {
-            self.lane = Lane::from_name(value);
-        }
-        self.record_debug(field, &value);
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.others, " {name}={value:?}"),
-        };
     }
 }
