@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::replay_cases::ReplayCase;
+
 /// One recorded command line.
 pub(crate) struct Capture {
     pub(crate) name: String,
@@ -52,8 +54,7 @@ impl Capture {
 
     /// Returns the scripted responses and base URL of the server, as JSON text.
     pub(crate) fn replies_text(&self) -> String {
-        // The Python CLI rejects this command line, so there are no recorded responses.
-        let name = self.name.replace("usage-format-after-command", "run-list");
+        let name = ReplayCase::of(&self.name).responses_of.unwrap_or(&self.name);
         let default =
             format!(r#"{{"base_url":"http://127.0.0.1:18765/{name}.table","replies":[]}}"#);
         file(&format!("{name}.reply.json")).unwrap_or(default)

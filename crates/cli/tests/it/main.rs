@@ -15,11 +15,13 @@ mod local;
 mod local_commands;
 mod outage;
 mod replay;
+mod replay_cases;
 mod sandbox;
 mod scripted_cli;
 mod scripted_server;
 #[cfg(unix)]
 mod serve;
+mod sink;
 mod snapshots;
 #[cfg(unix)]
 mod tcp_server;

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use tinkex::Env;
 use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 
-use crate::replay::Sink;
+use crate::sink::Sink;
 
 /// Temporary folder in which commands run: home, working directory and data of the local server.
 pub(crate) struct Sandbox {

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use tinkex::Env;
 use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 
-use crate::replay::Sink;
 use crate::scripted_server::ScriptedServer;
+use crate::sink::Sink;
 
 /// Runs commands against a [`ScriptedServer`] in a temporary home.
 pub(crate) struct ScriptedCli {

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use crate::capture;
 use crate::replay::{self, ReplayOutput};
+use crate::replay_cases::ReplayCase;
 
 fn check(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/snapshots").join(name);
@@ -100,8 +101,11 @@ async fn help_matches_the_snapshot() {
 async fn errors_match_the_snapshot() {
     let mut text = String::new();
     for capture in capture::all().iter().filter(|capture| !replay::is_replayed_elsewhere(capture)) {
+        // One deletion runs without a terminal, for the error about the missing confirmation.
+        let at_terminal =
+            capture.name != "checkpoint-delete-run-id" && ReplayCase::of(&capture.name).at_terminal;
         for json in [false, true] {
-            let outcome = replay::run(capture, json, capture.name.contains("prompt")).await;
+            let outcome = replay::run(capture, json, at_terminal).await;
             if outcome.exit != 0 {
                 append(&mut text, &capture.line(json), &outcome);
             }
