@@ -182,7 +182,8 @@ impl<'e> CommandContext<'e> {
         }
     }
 
-    /// Writes text to standard error, even with `--quiet` or `--json`: prompts and their explanations.
+    /// Writes text to standard error, even with `--quiet` or `--json`: prompts and their
+    /// explanations.
     pub(crate) fn prompt(&mut self, text: &str) {
         let err = &mut self.environment.err;
         let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());

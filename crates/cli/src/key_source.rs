@@ -91,10 +91,10 @@ fn stored_key(env: &Env, id: &str) -> Result<String, CommandError> {
     let store = CredentialStore::load(env)?;
     let key = store.keys().find(|(known, _)| *known == id);
     key.map(|(_, key)| key.key.expose().to_owned()).ok_or_else(|| {
-        CommandError::new(
-            Exit::Credentials,
-            format!("the profile's key {id:?} is not stored"),
+        let message = format!("the profile's key {id:?} is not stored");
+        CommandError::new(Exit::Credentials, message).hint(
+            "List the stored keys with `tinkex auth list` and choose one with `tinkex config set \
+             key_id ID`.",
         )
-        .hint("List the stored keys with `tinkex auth list` and choose one with `tinkex config set key_id ID`.")
     })
 }

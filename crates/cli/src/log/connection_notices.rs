@@ -52,8 +52,8 @@ impl ConnectionNotices {
         }
     }
 
-    /// Ends the outage of the API server, if it responds. Outages of other hosts do not end, because
-    /// their responses emit no event: each is reported once per command.
+    /// Ends the outage of the API server, if it responds. Outages of other hosts do not end,
+    /// because their responses emit no event: each is reported once per command.
     fn report_response(&self, fields: &EventFields) {
         let responds = fields.status.is_some_and(|status| status < 500);
         // A server that shuts down still responds to pending polls.

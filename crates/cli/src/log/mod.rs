@@ -3,8 +3,8 @@
 //! Three layers of `tracing-subscriber` write it:
 //!
 //! - events at the chosen level, one line each (`warning: …`);
-//! - [`ConnectionNotices`], which reports retries on a terminal (`retrying in 4s (429)`) and reports
-//!   an outage once instead of once for every pending request;
+//! - [`ConnectionNotices`], which reports retries on a terminal (`retrying in 4s (429)`) and
+//!   reports an outage once instead of once for every pending request;
 //! - with `serve`, the server's events with time stamps, as text or JSON.
 
 mod connection_notices;
@@ -142,8 +142,8 @@ fn set(
     }
 }
 
-/// Returns the level that `-v` or `TINKER_LOG` requests. Other values of `TINKER_LOG` than `info` and
-/// `debug` are ignored.
+/// Returns the level that `-v` or `TINKER_LOG` requests. Other values of `TINKER_LOG` than `info`
+/// and `debug` are ignored.
 fn requested_level(variables: &Env, globals: &Globals) -> Option<LevelFilter> {
     match (globals.verbose, variables.get("TINKER_LOG")) {
         (0, Some("debug")) | (2, _) => Some(LevelFilter::DEBUG),

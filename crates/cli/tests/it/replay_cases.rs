@@ -1,7 +1,7 @@
-//! [`ReplayCase`]: recordings of the Python CLI that need more than the default replay, in one table.
+//! [`ReplayCase`]: how a recording of the Python CLI is replayed, and what the command must do.
 //!
-//! By default a recording is replayed without a terminal and must succeed, with the recorded requests,
-//! table and JSON document. Every exception is in [`CASES`].
+//! By default a recording is replayed without a terminal and must succeed, with the recorded
+//! requests, table and JSON document. Every exception is in the table [`CASES`].
 
 use crate::capture::file;
 

@@ -49,8 +49,8 @@ impl ApiKey {
     }
 }
 
-/// Error returned for a key with an unknown prefix. It names the key's source, if known, but does not
-/// quote the key.
+/// Error returned for a key with an unknown prefix. It names the key's source, if known, but does
+/// not quote the key.
 fn invalid_prefix(source: Option<&str>) -> Error {
     let source = source.map(|source| format!("{source}: ")).unwrap_or_default();
     Error::new(ErrorKind::Auth, format!("{source}API key does not start with tml-"))
