@@ -32,7 +32,7 @@ import shutil
 import sys
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as functional
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
@@ -112,6 +112,10 @@ def models():
 
 
 def randomise(model, dtype=torch.float32):
+    """Replaces all weights by random values that `dtype` represents exactly, and returns the model.
+
+    The scales keep activations and gradients near 1, so that the tests compare significant digits.
+    """
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "norm" in name:
@@ -127,6 +131,10 @@ def randomise(model, dtype=torch.float32):
 
 
 def adapt(model):
+    """Returns the model with an adapter on all target modules, whose A and B are both random.
+
+    A new PEFT adapter has B = 0, which would make its outputs and the gradients of A zero.
+    """
     config = LoraConfig(
         r=RANK, lora_alpha=ALPHA, target_modules=TARGETS, bias="none", lora_dropout=0.0, task_type="CAUSAL_LM"
     )
@@ -151,16 +159,28 @@ def adapter_tensors(model):
 
 
 def data(vocab):
-    """Returns sequences of different lengths with the inputs of all losses; q is filled in later."""
+    """Returns three data of different lengths, with the inputs of all losses.
+
+    Per position of the sequence:
+
+        input, target         the token and the next one
+        weights, advantages   zero in the first third, like those of a prompt
+        mask                  0 in the first third, 1 elsewhere
+        noise                 difference between the sampling log-probabilities and the adapter's;
+                              `record` replaces it by `logprobs`
+        targets2, weights2    three targets per position and their weights
+        slope                 gradient of the surrogate loss with respect to the log-probability
+    """
     out = []
     for length in (17, 9, 1):
         tokens = torch.randint(0, vocab, (length + 1,))
+        prompt_length = length // 3
         weights = torch.rand(length).mul(1.5).sub(0.25)
-        weights[: length // 3] = 0.0
+        weights[:prompt_length] = 0.0
         advantages = torch.randn(length)
-        advantages[: length // 3] = 0.0
+        advantages[:prompt_length] = 0.0
         mask = torch.ones(length)
-        mask[: length // 3] = 0.0
+        mask[:prompt_length] = 0.0
         out.append(
             dict(
                 input=tokens[:-1],
@@ -178,15 +198,23 @@ def data(vocab):
 
 
 def logits_of(model, tokens):
+    """Returns the logits after every token of a sequence, of shape (tokens, vocabulary)."""
     return model(tokens[None], use_cache=False).logits[0].float()
 
 
-def gathered(model, datum):
-    logp = torch.log_softmax(logits_of(model, datum["input"]), -1)
-    return logp, logp.gather(1, datum["target"][:, None])[:, 0]
+def all_logprobs_of(model, datum):
+    """Returns the log-probability of every token of the vocabulary at every position."""
+    return torch.log_softmax(logits_of(model, datum["input"]), -1)
 
 
-CONFIG = {
+def target_logprobs_of(all_logprobs, datum):
+    """Returns the log-probability of the target at every position."""
+    return all_logprobs.gather(1, datum["target"][:, None])[:, 0]
+
+
+# Losses and their configurations, in the format of the API. `cross_entropy_targets` and
+# `custom_targets` have several targets per position.
+LOSS_CONFIGS = {
     "cross_entropy": {},
     "cross_entropy_targets": {},
     "importance_sampling": {},
@@ -199,72 +227,84 @@ CONFIG = {
     "custom_targets": {},
 }
 
-# Custom losses that are traced; the second one has several targets per position.
+# Custom losses that are traced. The names of the parameters are recorded with the graph: `q` are the
+# sampling log-probabilities, `a` the advantages, `w` the weights.
 TRACED = {
     "custom": lambda logprobs, q, a: (
         -(torch.exp((logprobs - q).clamp(-0.3, 0.3)) * a).sum()
-        + 0.1 * F.softplus(logprobs - q).mean()
+        + 0.1 * functional.softplus(logprobs - q).mean()
         + 0.05 * logprobs.logsumexp(0)
     ),
     "custom_targets": lambda logprobs, w: (
-        -(F.softmax(logprobs, dim=-1) * w * logprobs).sum() + F.gelu(logprobs).mean()
+        -(functional.softmax(logprobs, dim=-1) * w * logprobs).sum() + functional.gelu(logprobs).mean()
     ),
 }
 
 
 def loss_of(name, model, datum):
-    logp, p = gathered(model, datum)
-    w, a = datum["weights"], datum["advantages"]
-    config = CONFIG[name]
+    """Returns the loss of one datum, summed over its positions."""
+    all_logprobs = all_logprobs_of(model, datum)
+    logprobs = target_logprobs_of(all_logprobs, datum)
+    advantages = datum["advantages"]
+    config = LOSS_CONFIGS[name]
     low, high = config.get("clip_low_threshold"), config.get("clip_high_threshold")
     if name == "cross_entropy":
-        return -(w * p).sum()
+        return -(datum["weights"] * logprobs).sum()
     if name == "cross_entropy_targets":
-        return -(datum["weights2"] * logp.gather(1, datum["targets2"])).sum()
-    q = datum["logprobs"]
-    ratio = torch.exp(p - q)
+        return -(datum["weights2"] * all_logprobs.gather(1, datum["targets2"])).sum()
+    sampling_logprobs = datum["logprobs"]
+    ratio = torch.exp(logprobs - sampling_logprobs)
     if name == "surrogate":
         # The surrogate that a client sends for a custom loss: its gradient with respect to every
         # log-probability, held fixed.
-        return (datum["slope"] * p).sum()
+        return (datum["slope"] * logprobs).sum()
     if name == "custom":
-        return TRACED[name](p, q, a)
+        return TRACED[name](logprobs, sampling_logprobs, advantages)
     if name == "custom_targets":
-        return TRACED[name](logp.gather(1, datum["targets2"]), datum["weights2"])
+        return TRACED[name](all_logprobs.gather(1, datum["targets2"]), datum["weights2"])
     if name == "importance_sampling":
-        return -(ratio * a).sum()
+        return -(ratio * advantages).sum()
     if name == "ppo":
-        return -torch.minimum(ratio * a, ratio.clamp(low, high) * a).sum()
+        return -clipped_objective(ratio, advantages, low, high)
     if name == "cispo":
-        return -(ratio.clamp(low, high).detach() * p * a).sum()
+        return -(ratio.clamp(low, high).detach() * logprobs * advantages).sum()
     if name == "dro":
-        return -(p * a - config["beta"] / 2 * (p - q) ** 2).sum()
+        return -(logprobs * advantages - config["beta"] / 2 * (logprobs - sampling_logprobs) ** 2).sum()
     if name == "gspo":
-        m = datum["mask"]
-        s = torch.exp((m * (p.detach() - q)).sum() / m.sum())
-        s = s * torch.exp(p - p.detach())
-        return -torch.minimum(s * a, s.clamp(low, high) * a).sum()
+        mask = datum["mask"]
+        # The ratio of the sequence: the geometric mean over the unmasked positions.
+        sequence_ratio = torch.exp((mask * (logprobs.detach() - sampling_logprobs)).sum() / mask.sum())
+        # The factor is 1; it gives each position the gradient of its own log-probability.
+        ratios = sequence_ratio * torch.exp(logprobs - logprobs.detach())
+        return -clipped_objective(ratios, advantages, low, high)
     raise ValueError(name)
 
 
-def total(name, model, batch):
-    return sum(loss_of(name, model, datum) for datum in batch)
+def clipped_objective(ratio, advantages, low, high):
+    """Returns the clipped objective of PPO, summed over the positions."""
+    return torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages).sum()
 
 
 def gradient(name, model, batch):
+    """Returns the loss of a batch, and its gradient with respect to every adapter tensor by name."""
     tensors = adapter_tensors(model)
-    loss = total(name, model, batch)
+    loss = sum(loss_of(name, model, datum) for datum in batch)
     grads = torch.autograd.grad(loss, list(tensors.values()))
     return loss.item(), dict(zip(tensors, grads))
 
 
-def clip(grads, bound):
-    norm = math.sqrt(sum(float(g.double().pow(2).sum()) for g in grads.values()))
-    scale = min(1.0, bound / (norm + 1e-6)) if bound > 0 else 1.0
-    return norm, {name: g * scale for name, g in grads.items()}
+def clip(grads, max_norm):
+    """Returns the norm of all gradients together, and the gradients scaled to at most `max_norm`.
+
+    0 disables clipping. 1e-6 is the constant of `torch.nn.utils.clip_grad_norm_`.
+    """
+    norm = math.sqrt(sum(float(grad.double().pow(2).sum()) for grad in grads.values()))
+    scale = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
+    return norm, {name: grad * scale for name, grad in grads.items()}
 
 
 def adam_steps(model, batch):
+    """Takes the steps of Adam in place. Returns the loss and the gradient norm before each step."""
     tensors = adapter_tensors(model)
     optimizer = torch.optim.AdamW(
         list(tensors.values()),
@@ -284,24 +324,32 @@ def adam_steps(model, batch):
     return log
 
 
-def dimuon_direction(m):
-    s2 = m.pow(2).mean()
-    if s2 == 0:
-        return torch.zeros_like(m)
-    rows = m.pow(2).mean(1, keepdim=True) + 0.01 * s2
-    columns = m.pow(2).mean(0, keepdim=True) + 0.01 * s2
-    p = m / (rows * columns) ** 0.25
-    flip = p.shape[0] > p.shape[1]
-    x = p.T if flip else p
+def dimuon_direction(momentum):
+    """Returns the direction of a Dimuon step for one matrix.
+
+    Divides every element by the geometric mean of the root mean squares of its row and column,
+    orthogonalizes the result with five Newton-Schulz iterations, and scales it to the Frobenius norm
+    √rank.
+    """
+    mean_square = momentum.pow(2).mean()
+    if mean_square == 0:
+        return torch.zeros_like(momentum)
+    row_scale = momentum.pow(2).mean(1, keepdim=True) + 0.01 * mean_square
+    column_scale = momentum.pow(2).mean(0, keepdim=True) + 0.01 * mean_square
+    balanced = momentum / (row_scale * column_scale) ** 0.25
+    # The iteration multiplies by `x @ x.T`, which is smaller if the matrix is wide.
+    is_tall = balanced.shape[0] > balanced.shape[1]
+    x = balanced.T if is_tall else balanced
     x = x / (x.norm() + 1e-7)
     for _ in range(5):
-        s = x @ x.T
-        x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
-    o = x.T if flip else x
-    return o * math.sqrt(RANK) / (o.norm() + 1e-12)
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    orthogonal = x.T if is_tall else x
+    return orthogonal * math.sqrt(RANK) / (orthogonal.norm() + 1e-12)
 
 
 def dimuon_steps(model, batch):
+    """Takes the steps of Dimuon in place. Returns the loss and the gradient norm before each step."""
     tensors = adapter_tensors(model)
     momentum = {name: torch.zeros_like(value) for name, value in tensors.items()}
     log = []
@@ -317,6 +365,10 @@ def dimuon_steps(model, batch):
 
 
 def greedy(model, prompt, count):
+    """Returns `count` greedy tokens after a prompt, and their log-probabilities.
+
+    Fails if two logits are so close that rounding could exchange them.
+    """
     tokens, logprobs, margin = list(prompt), [], math.inf
     for _ in range(count):
         row = logits_of(model, torch.tensor(tokens))[-1]
@@ -329,6 +381,7 @@ def greedy(model, prompt, count):
 
 
 def record(name, model, save_arguments):
+    """Writes the folder of one model: the model, its adapter, and all expected results."""
     folder = os.path.join(HERE, name)
     shutil.rmtree(folder, ignore_errors=True)
     dtype = torch.bfloat16 if name == "qwen2" else torch.float32
@@ -336,11 +389,11 @@ def record(name, model, save_arguments):
     copy.deepcopy(model).to(dtype).save_pretrained(folder, **save_arguments)
     remove(os.path.join(folder, "generation_config.json"))
 
-    vocab = model.config.vocab_size
-    batch = data(vocab)
+    batch = data(model.config.vocab_size)
+    # Results for expected.safetensors and expected.json.
     large, small = {}, {}
     with torch.no_grad():
-        base = [gathered(model, datum)[1].tolist() for datum in batch]
+        base_logprobs = [target_logprobs_of(all_logprobs_of(model, datum), datum).tolist() for datum in batch]
         for i, datum in enumerate(batch):
             large[f"logits.base.{i}"] = logits_of(model, datum["input"])
         prompt = batch[0]["input"][:6].tolist()
@@ -351,21 +404,23 @@ def record(name, model, save_arguments):
     remove(os.path.join(folder, "adapter", "README.md"))
     strip_paths(os.path.join(folder, "adapter", "adapter_config.json"), name)
     with torch.no_grad():
-        adapted = []
+        adapter_logprobs = []
         for i, datum in enumerate(batch):
             large[f"logits.adapter.{i}"] = logits_of(model, datum["input"])
-            logp, p = gathered(model, datum)
-            datum["logprobs"] = p + datum.pop("noise")
-            adapted.append(p.tolist())
-            datum["targets2_logprobs"] = logp.gather(1, datum["targets2"])
+            all_logprobs = all_logprobs_of(model, datum)
+            logprobs = target_logprobs_of(all_logprobs, datum)
+            datum["logprobs"] = logprobs + datum.pop("noise")
+            adapter_logprobs.append(logprobs.tolist())
+            datum["targets2_logprobs"] = all_logprobs.gather(1, datum["targets2"])
         small["greedy_adapter"] = greedy(model, prompt, 12)
 
     small["data"] = [
-        {key: value.tolist() for key, value in datum.items()} | dict(base_logprobs=base[i], adapter_logprobs=adapted[i])
+        {key: value.tolist() for key, value in datum.items()}
+        | dict(base_logprobs=base_logprobs[i], adapter_logprobs=adapter_logprobs[i])
         for i, datum in enumerate(batch)
     ]
     small["losses"] = {}
-    for loss, config in CONFIG.items():
+    for loss, config in LOSS_CONFIGS.items():
         value, grads = gradient(loss, model, batch)
         small["losses"][loss] = dict(config=config, sum=value)
         if loss in TRACED:
@@ -406,12 +461,14 @@ def encodings():
 
 
 def remove(path):
+    """Removes a file that the libraries write and the tests do not need, if it exists."""
     if os.path.exists(path):
         os.remove(path)
 
 
 def strip_paths(path, name):
-    """Removes the path of the recording machine."""
+    """Replaces the path of the recording machine in an adapter configuration by the model's name, and
+    sorts the configuration, so that recording twice gives the same file."""
     with open(path) as file:
         config = json.load(file)
     config["base_model_name_or_path"] = name
@@ -433,11 +490,10 @@ def check(folder):
     worst = 0.0
     with torch.no_grad():
         for datum in expected["data"]:
-            datum = dict(input=torch.tensor(datum["input"]), target=torch.tensor(datum["target"])) | dict(
-                want=torch.tensor(datum["adapter_logprobs"])
-            )
-            _, p = gathered(model, datum)
-            worst = max(worst, (p - datum["want"]).abs().max().item())
+            expected_logprobs = torch.tensor(datum["adapter_logprobs"])
+            datum = dict(input=torch.tensor(datum["input"]), target=torch.tensor(datum["target"]))
+            logprobs = target_logprobs_of(all_logprobs_of(model, datum), datum)
+            worst = max(worst, (logprobs - expected_logprobs).abs().max().item())
     print(f"largest difference from the recorded log-probabilities: {worst:.2e}")
     return 0 if worst < 2e-5 else 1
 
