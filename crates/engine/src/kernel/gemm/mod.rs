@@ -2,41 +2,38 @@
 //!
 //! Computes `out[m × n] = lhs[m × k] · rhs[k × n]`, row-major, with f32 accumulation. Every output
 //! element is one chain of fused multiply-adds over `k` in ascending order, however the product is
-//! divided into blocks, tiles and tasks. This file checks the operands and divides the product into
-//! tasks; [`block`] computes one of them.
+//! divided into blocks, tiles and tasks. This file checks the operands, [`grid`] divides the
+//! product into blocks with one task each, [`block`] computes a block tile by tile, and [`operands`]
+//! provides what the micro-kernel reads.
 
 use std::ops::Range;
 
-use self::block::{CheckedGemm, chunk_range};
+use self::block::CheckedGemm;
+use self::grid::BlockGrid;
 use super::task_pool::SharedMut;
 use super::{Kernel, PANEL, Panels};
 
 mod block;
+mod grid;
+mod operands;
 
-/// Maximum number of left-hand rows per task. Their part of the left operand stays in the
-/// second-level cache while the task reads one panel after the other.
-const BLOCK_ROWS: usize = 192;
-/// Maximum number of left-hand rows per task if the panels must be transposed first. More rows
-/// amortize the cost of transposing.
-const BLOCK_ROWS_TRANSPOSED: usize = 768;
-
-/// The left operand of a product: element `(i, k)` is at offset `i · row + k · step`.
+/// The left operand of a product: element `(i, k)` is at offset `i · row_stride + k · step_stride`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lhs<'a> {
     data: &'a [f32],
-    row: usize,
-    step: usize,
+    row_stride: usize,
+    step_stride: usize,
 }
 
 impl<'a> Lhs<'a> {
     /// A row-major matrix whose rows start `stride` elements apart.
     pub(crate) fn rows(data: &'a [f32], stride: usize) -> Self {
-        Self { data, row: stride, step: 1 }
+        Self { data, row_stride: stride, step_stride: 1 }
     }
 
     /// The transpose of a row-major matrix whose rows start `stride` elements apart.
     pub(crate) fn columns(data: &'a [f32], stride: usize) -> Self {
-        Self { data, row: 1, step: stride }
+        Self { data, row_stride: 1, step_stride: stride }
     }
 }
 
@@ -84,20 +81,44 @@ pub(crate) struct GemmShape {
     pub(crate) cols: usize,
 }
 
+impl From<(usize, usize, usize)> for GemmShape {
+    /// Converts `(rows, depth, cols)`.
+    fn from((rows, depth, cols): (usize, usize, usize)) -> Self {
+        Self { rows, depth, cols }
+    }
+}
+
+/// Initial value of the accumulators of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum InitialSum {
+    /// Zero: the product replaces the output.
+    Zero,
+    /// The current values of the output, to which the product is added.
+    Output,
+}
+
+/// Output of a product, row-major.
+struct GemmOutput<'a> {
+    data: &'a mut [f32],
+    /// Distance between rows in elements.
+    stride: usize,
+    initial: InitialSum,
+}
+
 impl Kernel {
     /// Computes `out = lhs · rhs`. The rows of `out` start `stride` elements apart.
     ///
     /// # Panics
-    /// If an operand or `out` is too short for the shape `(rows, depth, cols)`.
+    /// If an operand or `out` is too short for `size`, which is `(rows, depth, cols)`.
     pub(crate) fn gemm(
         &self,
-        (rows, depth, cols): (usize, usize, usize),
+        size: (usize, usize, usize),
         lhs: Lhs<'_>,
         rhs: Rhs<'_>,
         out: &mut [f32],
         stride: usize,
     ) {
-        self.multiply(GemmShape { rows, depth, cols }, (lhs, rhs), &[], out, stride, true);
+        self.gemm_fused(size, (lhs, rhs), &[], out, stride);
     }
 
     /// Computes `out = lhs · rhs` and accumulates the `fused` products into it.
@@ -109,18 +130,20 @@ impl Kernel {
     /// As [`gemm`](Self::gemm), for every product.
     pub(crate) fn gemm_fused(
         &self,
-        (rows, depth, cols): (usize, usize, usize),
-        (lhs, rhs): (Lhs<'_>, Rhs<'_>),
+        size: (usize, usize, usize),
+        sides: (Lhs<'_>, Rhs<'_>),
         fused: &[FusedGemm<'_>],
         out: &mut [f32],
         stride: usize,
     ) {
+        let size = GemmShape::from(size);
+        // Blocks consist of whole panels, so only products that start with a panel can be fused.
         let is_aligned = |fused: &&FusedGemm<'_>| fused.cols.start.is_multiple_of(PANEL);
         let aligned: Vec<FusedGemm<'_>> = fused.iter().filter(is_aligned).cloned().collect();
-        self.multiply(GemmShape { rows, depth, cols }, (lhs, rhs), &aligned, out, stride, true);
+        let output = GemmOutput { data: &mut *out, stride, initial: InitialSum::Zero };
+        self.multiply(size, sides, &aligned, output);
         for other in fused.iter().filter(|fused| !is_aligned(fused)) {
-            let size = (rows, other.depth, other.cols.len());
-            self.gemm_accumulate(size, other.lhs, other.rhs, &mut out[other.cols.start..], stride);
+            self.accumulate_separately(size.rows, other, out, stride);
         }
     }
 
@@ -130,94 +153,83 @@ impl Kernel {
     /// As [`gemm`](Self::gemm).
     pub(crate) fn gemm_accumulate(
         &self,
-        (rows, depth, cols): (usize, usize, usize),
+        size: (usize, usize, usize),
         lhs: Lhs<'_>,
         rhs: Rhs<'_>,
         out: &mut [f32],
         stride: usize,
     ) {
-        self.multiply(GemmShape { rows, depth, cols }, (lhs, rhs), &[], out, stride, false);
+        let output = GemmOutput { data: out, stride, initial: InitialSum::Output };
+        self.multiply(size.into(), (lhs, rhs), &[], output);
     }
 
-    /// Checks the operands, divides the product into blocks and computes them in parallel. If
-    /// `zero_init` is false, the product is added to the current values of `out`.
+    /// Accumulates a product that cannot be fused into its columns of `out`.
+    fn accumulate_separately(
+        &self,
+        rows: usize,
+        product: &FusedGemm<'_>,
+        out: &mut [f32],
+        stride: usize,
+    ) {
+        let FusedGemm { lhs, rhs, depth, cols } = product;
+        let size = (rows, *depth, cols.len());
+        self.gemm_accumulate(size, *lhs, *rhs, &mut out[cols.start..], stride);
+    }
+
+    /// Checks the operands, divides the product into blocks and computes them in parallel. The
+    /// columns of the `fused` products must start with a panel.
     fn multiply(
         &self,
         size: GemmShape,
         (lhs, rhs): (Lhs<'_>, Rhs<'_>),
         fused: &[FusedGemm<'_>],
-        out: &mut [f32],
-        stride: usize,
-        zero_init: bool,
+        GemmOutput { data: out, stride, initial }: GemmOutput<'_>,
     ) {
         let GemmShape { rows, depth, cols } = size;
         if rows == 0 || cols == 0 {
             return;
         }
-        check(size, lhs, rhs, out.len(), stride);
+        let out_len = out.len();
+        check(size, lhs, rhs, out_len, stride);
         if depth == 0 {
-            if zero_init {
+            if initial == InitialSum::Zero {
                 out.chunks_mut(stride).take(rows).for_each(|row| row[..cols].fill(0.0));
             }
             for other in fused {
-                let (size, first) = ((rows, other.depth, other.cols.len()), other.cols.start);
-                self.gemm_accumulate(size, other.lhs, other.rhs, &mut out[first..], stride);
+                self.accumulate_separately(rows, other, out, stride);
             }
             return;
         }
-        let isa = self.isa;
-        let len = out.len();
-        let mut work = depth * cols;
-        let out = SharedMut::new(out);
+        let product = CheckedGemm {
+            isa: self.isa,
+            size,
+            lhs,
+            rhs,
+            out: SharedMut::new(out),
+            first_col: 0,
+            out_stride: stride,
+            initial,
+            epilogue: &[],
+        };
+        let is_empty = |fused: &FusedGemm<'_>| fused.depth == 0 || fused.cols.is_empty();
         let mut epilogue = Vec::with_capacity(fused.len());
-        for other in fused.iter().filter(|fused| fused.depth > 0 && !fused.cols.is_empty()) {
-            let &FusedGemm { lhs, rhs, depth, ref cols } = other;
+        for other in fused.iter().filter(|fused| !is_empty(fused)) {
+            let FusedGemm { lhs, rhs, depth, cols } = other.clone();
             assert!(
                 cols.start % PANEL == 0 && cols.end <= size.cols,
                 "fused columns {cols:?} outside {size:?}"
             );
             let size = GemmShape { rows, depth, cols: cols.len() };
-            check(size, lhs, rhs, len - cols.start, stride);
-            let col = cols.start;
-            epilogue.push(CheckedGemm {
-                isa,
-                size,
-                lhs,
-                rhs,
-                out,
-                col,
-                stride,
-                zero_init: false,
-                epilogue: &[],
-            });
-            work += depth * cols.len();
+            check(size, lhs, rhs, out_len - cols.start, stride);
+            let (first_col, initial) = (cols.start, InitialSum::Output);
+            epilogue.push(CheckedGemm { size, lhs, rhs, first_col, initial, ..product });
         }
-        let max_rows = match rhs {
-            Rhs::Transposed { .. } => BLOCK_ROWS_TRANSPOSED,
-            _ => BLOCK_ROWS,
-        };
-        let blocks = rows.div_ceil(max_rows);
-        let panels = cols.div_ceil(PANEL);
-        // About four tasks per thread balance the load. Their number of panels is a multiple of
-        // four, the largest number of panels in a tile.
-        let wanted = (self.pool.threads() * 4).div_ceil(blocks);
-        let per_task = panels.div_ceil(wanted).next_multiple_of(4);
-        let tasks = panels.div_ceil(per_task);
-        let product = CheckedGemm {
-            isa,
-            size,
-            lhs,
-            rhs,
-            out,
-            col: 0,
-            stride,
-            zero_init,
-            epilogue: &epilogue,
-        };
-        self.pool.for_each_if_large(rows * work, blocks * tasks, |task| {
-            let (block, task) = (task / tasks, task % tasks);
-            let rows = chunk_range(rows, blocks, block);
-            let panels = task * per_task..panels.min((task + 1) * per_task);
+        let work: usize =
+            epilogue.iter().chain([&product]).map(|one| one.size.depth * one.size.cols).sum();
+        let product = CheckedGemm { epilogue: &epilogue, ..product };
+        let blocks = BlockGrid::new(size, rhs, self.pool.threads());
+        self.pool.for_each_if_large(rows * work, blocks.count(), |index| {
+            let (rows, panels) = blocks.block(index);
             product.compute_block(rows, panels);
         });
     }
@@ -235,7 +247,7 @@ fn check(size: GemmShape, lhs: Lhs<'_>, rhs: Rhs<'_>, out_len: usize, stride: us
         return;
     }
     assert!(
-        fits(lhs.data.len(), (rows, lhs.row), (depth, lhs.step)),
+        fits(lhs.data.len(), (rows, lhs.row_stride), (depth, lhs.step_stride)),
         "the left operand is too short for {size:?}"
     );
     match rhs {

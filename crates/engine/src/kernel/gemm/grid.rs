@@ -1,0 +1,67 @@
+//! [`BlockGrid`]: divides a matrix product into blocks, one per task.
+
+use std::ops::Range;
+
+use super::super::PANEL;
+use super::block::MAX_TILE_PANELS;
+use super::{GemmShape, Rhs};
+
+/// Maximum number of left-hand rows per task. Their part of the left operand stays in the
+/// second-level cache while the task reads one panel after the other.
+const BLOCK_ROWS: usize = 192;
+/// Maximum number of left-hand rows per task if the panels must be transposed first. More rows
+/// amortize the cost of transposing.
+const BLOCK_ROWS_TRANSPOSED: usize = 768;
+/// Number of tasks per thread, which balances the load.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Division of a product into blocks, one per task.
+pub(super) struct BlockGrid {
+    rows: usize,
+    /// Number of blocks that divide the rows.
+    row_blocks: usize,
+    panels: usize,
+    panels_per_block: usize,
+}
+
+impl BlockGrid {
+    /// Divides a product for a pool of `threads` threads.
+    pub(super) fn new(size: GemmShape, rhs: Rhs<'_>, threads: usize) -> Self {
+        let max_rows = match rhs {
+            Rhs::Transposed { .. } => BLOCK_ROWS_TRANSPOSED,
+            Rhs::Packed { .. } | Rhs::Rows { .. } => BLOCK_ROWS,
+        };
+        let row_blocks = size.rows.div_ceil(max_rows);
+        let panels = size.cols.div_ceil(PANEL);
+        let wanted = (threads * TASKS_PER_THREAD).div_ceil(row_blocks);
+        // Only the last block of a row of blocks may have tiles that are not full.
+        let panels_per_block = panels.div_ceil(wanted).next_multiple_of(MAX_TILE_PANELS);
+        Self { rows: size.rows, row_blocks, panels, panels_per_block }
+    }
+
+    /// Returns the number of blocks that divide the panels.
+    fn panel_blocks(&self) -> usize {
+        self.panels.div_ceil(self.panels_per_block)
+    }
+
+    /// Returns the number of blocks.
+    pub(super) fn count(&self) -> usize {
+        self.row_blocks * self.panel_blocks()
+    }
+
+    /// Returns the rows and panels of block `index`.
+    pub(super) fn block(&self, index: usize) -> (Range<usize>, Range<usize>) {
+        let (row_block, panel_block) = (index / self.panel_blocks(), index % self.panel_blocks());
+        let first_panel = panel_block * self.panels_per_block;
+        (
+            chunk_of(&(0..self.rows), self.row_blocks, row_block),
+            first_panel..self.panels.min(first_panel + self.panels_per_block),
+        )
+    }
+}
+
+/// Returns chunk `index` of `parts` nearly equal chunks of `range`.
+pub(super) fn chunk_of(range: &Range<usize>, parts: usize, index: usize) -> Range<usize> {
+    let boundary = |index: usize| range.start + range.len() * index / parts;
+    boundary(index)..boundary(index + 1)
+}
