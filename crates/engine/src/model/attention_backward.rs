@@ -1,14 +1,22 @@
 //! Backward pass of attention.
 //!
 //! Tasks are pairs of a prefix tree and a key-value head. Within a task all sums run in a fixed
-//! order: query heads, nodes, blocks of query rows.
+//! order: query heads, nodes, blocks of query rows. The result therefore does not depend on the
+//! number of threads.
+//!
+//! A task first copies the columns of its head into matrices with one row of `head_dim` elements
+//! per row of the tree. Rows are numbered within the batch; [`Tree::elements`] converts them to
+//! positions in these matrices.
+
+use std::ops::Range;
 
 use super::forward::qkv_offsets;
+use super::packed_batch::PrefixNode;
 use super::{Model, PackedBatch};
-use crate::kernel::{Kernel, Lhs, Panels, Precision, Rhs, row_ops};
+use crate::kernel::{Isa, Kernel, Lhs, Panels, Precision, Rhs, row_ops};
 
 /// Query rows per block.
-const ROWS: usize = 48;
+const BLOCK_ROWS: usize = 48;
 
 /// Forward values of attention and the gradient with respect to its output, one row per token.
 pub(super) struct AttentionTensors<'a> {
@@ -21,9 +29,90 @@ pub(super) struct AttentionTensors<'a> {
     pub(super) grad: &'a [f32],
 }
 
+/// One prefix tree of a batch, seen by a task.
+struct Tree<'a> {
+    batch: &'a PackedBatch,
+    /// Indices of the tree's nodes in the batch.
+    nodes: Range<usize>,
+    /// Rows of the tree in the batch.
+    rows: Range<usize>,
+    head_dim: usize,
+}
+
+impl<'a> Tree<'a> {
+    fn new(batch: &'a PackedBatch, index: usize, head_dim: usize) -> Self {
+        let nodes = batch.trees[index].clone();
+        let rows = batch.nodes[nodes.start].rows.start..batch.nodes[nodes.end - 1].rows.end;
+        Self { batch, nodes, rows, head_dim }
+    }
+
+    /// Returns the nodes of the tree.
+    fn nodes(&self) -> &'a [PrefixNode] {
+        &self.batch.nodes[self.nodes.clone()]
+    }
+
+    /// Returns the number of elements in a matrix of one head.
+    fn len(&self) -> usize {
+        self.rows.len() * self.head_dim
+    }
+
+    /// Returns the elements of these rows in a matrix of one head.
+    fn elements(&self, rows: &Range<usize>) -> Range<usize> {
+        let first = self.rows.start;
+        (rows.start - first) * self.head_dim..(rows.end - first) * self.head_dim
+    }
+
+    /// Copies the head whose first column is `col` out of a matrix with `width` columns and one row
+    /// per row of the batch.
+    fn copy_head(&self, matrix: &[f32], width: usize, col: usize) -> Vec<f32> {
+        let mut head = Vec::with_capacity(self.len());
+        for row in self.rows.clone() {
+            head.extend_from_slice(&matrix[row * width + col..][..self.head_dim]);
+        }
+        head
+    }
+
+    /// Packs the rows of each node of a head's matrix.
+    fn pack_nodes(&self, head: &[f32]) -> Vec<Panels> {
+        let pack = |node: &PrefixNode| {
+            let rows = &head[self.elements(&node.rows)];
+            Panels::from_rows(rows, node.rows.len(), self.head_dim, Precision::F32)
+        };
+        self.nodes().iter().map(pack).collect()
+    }
+
+    /// Returns what query rows of node `node` attend to: the first `len` positions of their
+    /// sequence.
+    fn context(&self, node: usize, len: usize) -> Vec<ContextPart> {
+        let mut parts = Vec::new();
+        let mut first_col = 0;
+        for ancestor in self.batch.ancestry(node) {
+            let rows = &self.batch.nodes[ancestor].rows;
+            let len = rows.len().min(len - first_col);
+            let node = ancestor - self.nodes.start;
+            parts.push(ContextPart { node, rows: rows.start..rows.start + len, first_col });
+            first_col += len;
+        }
+        parts
+    }
+}
+
+/// Part of a context that lies in one node.
+///
+/// For example, a query at position 4 of a sequence whose first 3 tokens are a shared prefix has
+/// the context parts of the prefix (3 rows, `first_col` 0) and of the rest (2 rows, `first_col` 3).
+struct ContextPart {
+    /// Index of the node within the tree.
+    node: usize,
+    /// Rows of the keys and values.
+    rows: Range<usize>,
+    /// Position of the first row, which is its column in a matrix of scores.
+    first_col: usize,
+}
+
 /// Keys, values and gradients of one key-value head for the rows of one tree.
 struct TreeHead {
-    /// Keys, `rows × head_dim`.
+    /// Keys, `rows × head_dim`, as are the gradients.
     keys: Vec<f32>,
     /// Packed keys of each node.
     key_panels: Vec<Panels>,
@@ -39,113 +128,87 @@ impl Model {
     /// Returns the gradient with respect to the rotated queries and keys and to the values, in the
     /// layout of the projected rows.
     pub(super) fn attend_backward(&self, tensors: &AttentionTensors<'_>) -> Vec<f32> {
-        let heads = self.heads();
-        let width = heads.query_width() + 2 * heads.kv_width();
-        let tasks = tensors.batch.trees.len() * heads.kv_heads;
+        let (heads, batch) = (self.heads(), tensors.batch);
+        let trees: Vec<Tree<'_>> =
+            (0..batch.trees.len()).map(|tree| Tree::new(batch, tree, heads.head_dim)).collect();
         let kernel = self.kernel.single_threaded();
-        let tree_heads = self.kernel.pool().map(tasks, |task| {
-            let (tree, head) = (task / heads.kv_heads, task % heads.kv_heads);
-            self.tree_backward(&kernel, tensors, tree, head)
+        let tree_heads = self.kernel.pool().map(trees.len() * heads.kv_heads, |task| {
+            let (tree, kv_head) = (task / heads.kv_heads, task % heads.kv_heads);
+            self.tree_backward(&kernel, tensors, &trees[tree], kv_head)
         });
-        let mut grad = vec![0.0; tensors.batch.tokens.len() * width];
+
+        // Copy the gradients of all heads to their columns.
+        let width = heads.query_width() + 2 * heads.kv_width();
         let (queries, keys, values) = qkv_offsets(heads.query_width(), heads.kv_width());
-        let (group, d) = (heads.group(), heads.head_dim);
-        // The tree of every row, and the tree's first row.
-        let mut trees = Vec::with_capacity(tensors.batch.tokens.len());
-        for (tree, nodes) in tensors.batch.trees.iter().enumerate() {
-            let nodes = &tensors.batch.nodes[nodes.clone()];
-            let (first, end) = (nodes[0].rows.start, nodes[nodes.len() - 1].rows.end);
-            trees.extend((first..end).map(|_| (tree, first)));
-        }
+        // The trees are in row order.
+        let tree_of_row: Vec<usize> =
+            (0..).zip(&trees).flat_map(|(i, tree)| tree.rows.clone().map(move |_| i)).collect();
+        let mut grad = vec![0.0; batch.tokens.len() * width];
         self.kernel.pool().for_each_row(&mut grad, width, width, |row, grad| {
-            let (tree, first) = trees[row];
-            let own = (row - first) * d..(row - first + 1) * d;
-            for (head, tree_head) in
-                tree_heads[tree * heads.kv_heads..][..heads.kv_heads].iter().enumerate()
-            {
-                let mut put = |col: usize, from: &[f32]| {
-                    grad[col..col + d].copy_from_slice(&from[own.clone()]);
-                };
-                for (g, from) in tree_head.grad_queries.iter().enumerate() {
-                    put(queries + (head * group + g) * d, from);
+            let tree = tree_of_row[row];
+            let elements = trees[tree].elements(&(row..row + 1));
+            let mut copy_head = |col: usize, from: &[f32]| {
+                grad[col..col + heads.head_dim].copy_from_slice(&from[elements.clone()]);
+            };
+            let tree_heads = &tree_heads[tree * heads.kv_heads..(tree + 1) * heads.kv_heads];
+            for (kv_head, tree_head) in tree_heads.iter().enumerate() {
+                let query_heads = kv_head * heads.group()..;
+                for (query_head, grad_queries) in query_heads.zip(&tree_head.grad_queries) {
+                    copy_head(queries + query_head * heads.head_dim, grad_queries);
                 }
-                put(keys + head * d, &tree_head.grad_keys);
-                put(values + head * d, &tree_head.grad_values);
+                copy_head(keys + kv_head * heads.head_dim, &tree_head.grad_keys);
+                copy_head(values + kv_head * heads.head_dim, &tree_head.grad_values);
             }
         });
         grad
     }
 
-    /// Computes one task: the backward pass of key-value head `head` for the rows of `tree`.
+    /// Computes one task: the backward pass of key-value head `kv_head` for the rows of `tree`.
     fn tree_backward(
         &self,
         kernel: &Kernel,
         tensors: &AttentionTensors<'_>,
-        tree: usize,
-        head: usize,
+        tree: &Tree<'_>,
+        kv_head: usize,
     ) -> TreeHead {
         let heads = self.heads();
-        let (batch, d) = (tensors.batch, heads.head_dim);
-        let nodes = batch.trees[tree].clone();
-        let first = batch.nodes[nodes.start].rows.start;
-        let count = batch.nodes[nodes.end - 1].rows.end - first;
+        let head_dim = heads.head_dim;
         let width = heads.query_width() + 2 * heads.kv_width();
         let (queries, keys, values) = qkv_offsets(heads.query_width(), heads.kv_width());
-        let column = |from: &[f32], stride: usize, col: usize| {
-            let mut out = Vec::with_capacity(count * d);
-            for row in first..first + count {
-                out.extend_from_slice(&from[row * stride + col..][..d]);
-            }
-            out
-        };
-        let head_keys = column(tensors.rotated, width, keys + head * d);
-        let head_values = column(tensors.rotated, width, values + head * d);
-        let panels = |from: &[f32]| -> Vec<Panels> {
-            let pack = |node: usize| {
-                let rows = &batch.nodes[node].rows;
-                let from = &from[(rows.start - first) * d..(rows.end - first) * d];
-                Panels::from_rows(from, rows.len(), d, Precision::F32)
-            };
-            nodes.clone().map(pack).collect()
-        };
+        let head_keys = tree.copy_head(tensors.rotated, width, keys + kv_head * head_dim);
+        let head_values = tree.copy_head(tensors.rotated, width, values + kv_head * head_dim);
         let mut tree_head = TreeHead {
-            key_panels: panels(&head_keys),
-            value_panels: panels(&head_values),
-            grad_keys: vec![0.0; count * d],
-            grad_values: vec![0.0; count * d],
-            grad_queries: Vec::new(),
+            key_panels: tree.pack_nodes(&head_keys),
+            value_panels: tree.pack_nodes(&head_values),
+            grad_keys: vec![0.0; tree.len()],
+            grad_values: vec![0.0; tree.len()],
+            grad_queries: Vec::with_capacity(heads.group()),
             keys: head_keys,
         };
-        for g in 0..heads.group() {
-            let head = head * heads.group() + g;
-            let mut head_queries = column(tensors.rotated, width, queries + head * d);
+        for query_head in kv_head * heads.group()..(kv_head + 1) * heads.group() {
+            let col = query_head * head_dim;
+            let mut head_queries = tree.copy_head(tensors.rotated, width, queries + col);
             row_ops::scale(kernel.isa(), &mut head_queries, heads.scale());
-            let out = column(tensors.out, heads.query_width(), head * d);
-            let grad = column(tensors.grad, heads.query_width(), head * d);
-            let mut grad_queries = vec![0.0; count * d];
-            for node in nodes.clone() {
-                let rows = batch.nodes[node].rows.clone();
-                for start in rows.clone().step_by(ROWS) {
-                    let block = start..rows.end.min(start + ROWS);
-                    let here = (block.start - first) * d..(block.end - first) * d;
-                    let query = QueryBlock {
-                        queries: &head_queries[here.clone()],
-                        out: &out[here.clone()],
-                        grad: &grad[here.clone()],
+            let out = tree.copy_head(tensors.out, heads.query_width(), col);
+            let grad = tree.copy_head(tensors.grad, heads.query_width(), col);
+            let mut grad_queries = vec![0.0; tree.len()];
+            for node in tree.nodes.clone() {
+                let node_rows = tree.batch.nodes[node].rows.clone();
+                for start in node_rows.clone().step_by(BLOCK_ROWS) {
+                    let rows = start..node_rows.end.min(start + BLOCK_ROWS);
+                    let elements = tree.elements(&rows);
+                    let block = QueryBlock {
+                        tree,
                         node,
-                        first_node: nodes.start,
-                        offset: block.start - rows.start,
+                        rows,
+                        queries: &head_queries[elements.clone()],
+                        out: &out[elements.clone()],
+                        grad: &grad[elements.clone()],
                     };
-                    query.backward(
-                        kernel,
-                        batch,
-                        first,
-                        d,
-                        &mut tree_head,
-                        &mut grad_queries[here],
-                    );
+                    block.backward(kernel, &mut tree_head, &mut grad_queries[elements]);
                 }
             }
+            // The scores were computed from scaled queries.
             row_ops::scale(kernel.isa(), &mut grad_queries, heads.scale());
             tree_head.grad_queries.push(grad_queries);
         }
@@ -155,80 +218,93 @@ impl Model {
 
 /// A block of query rows of one node and one query head.
 struct QueryBlock<'a> {
+    tree: &'a Tree<'a>,
+    /// Index of the node in the batch.
+    node: usize,
+    rows: Range<usize>,
     /// Queries, multiplied by the attention scale.
     queries: &'a [f32],
     /// Output of attention.
     out: &'a [f32],
     /// Gradient with respect to `out`.
     grad: &'a [f32],
-    node: usize,
-    /// First node of the tree.
-    first_node: usize,
-    /// First row of the block within the node.
-    offset: usize,
 }
 
 impl QueryBlock<'_> {
+    /// Returns the position of the block's first row in its sequence.
+    fn position(&self) -> usize {
+        let node = &self.tree.batch.nodes[self.node];
+        node.start + self.rows.start - node.rows.start
+    }
+
     /// Adds to the gradients of the queries of this block and of the keys and values of its
-    /// context. `first` is the first row of the tree, `d` the dimension of a head.
-    fn backward(
-        &self,
-        kernel: &Kernel,
-        batch: &PackedBatch,
-        first: usize,
-        d: usize,
-        tree_head: &mut TreeHead,
-        grad_queries: &mut [f32],
-    ) {
-        let isa = kernel.isa();
-        let count = self.queries.len() / d;
-        let position = batch.nodes[self.node].start + self.offset;
-        let context = position + count;
-        // The context as a list of (node, first row in the tree, first column, length).
-        let mut parts = Vec::new();
-        let mut covered = 0;
-        for node in batch.ancestry(self.node) {
-            let rows = &batch.nodes[node].rows;
-            let len = rows.len().min(context - covered);
-            parts.push((node - self.first_node, rows.start - first, covered, len));
-            covered += len;
+    /// context.
+    fn backward(&self, kernel: &Kernel, tree_head: &mut TreeHead, grad_queries: &mut [f32]) {
+        let (count, head_dim) = (self.rows.len(), self.tree.head_dim);
+        let context_len = self.position() + count;
+        let context = self.tree.context(self.node, context_len);
+
+        // One row per query, one column per position of the context.
+        let mut scores = vec![0.0; count * context_len];
+        let mut grad_probabilities = vec![0.0; count * context_len];
+        for part in &context {
+            let size = (count, head_dim, part.rows.len());
+            let lhs = Lhs::rows(self.queries, head_dim);
+            let rhs = Rhs::packed(&tree_head.key_panels[part.node]);
+            kernel.gemm(size, lhs, rhs, &mut scores[part.first_col..], context_len);
+            let lhs = Lhs::rows(self.grad, head_dim);
+            let rhs = Rhs::packed(&tree_head.value_panels[part.node]);
+            kernel.gemm(size, lhs, rhs, &mut grad_probabilities[part.first_col..], context_len);
         }
-        // Attention probabilities, and the gradient with respect to the scores.
-        let mut p = vec![0.0; count * context];
-        let mut ds = vec![0.0; count * context];
-        for &(node, _, col, len) in &parts {
-            let lhs = Lhs::rows(self.queries, d);
-            let rhs = Rhs::packed(&tree_head.key_panels[node]);
-            kernel.gemm((count, d, len), lhs, rhs, &mut p[col..], context);
-            let lhs = Lhs::rows(self.grad, d);
-            let rhs = Rhs::packed(&tree_head.value_panels[node]);
-            kernel.gemm((count, d, len), lhs, rhs, &mut ds[col..], context);
+        self.softmax_backward(kernel.isa(), &mut scores, &mut grad_probabilities);
+        let (probabilities, grad_scores) = (scores, grad_probabilities);
+
+        for part in &context {
+            let elements = self.tree.elements(&part.rows);
+            let part_probabilities = &probabilities[part.first_col..];
+            let part_grad_scores = &grad_scores[part.first_col..];
+
+            let lhs = Lhs::rows(part_grad_scores, context_len);
+            let rhs = Rhs::Rows { data: &tree_head.keys[elements.clone()], stride: head_dim };
+            let size = (count, part.rows.len(), head_dim);
+            kernel.gemm_accumulate(size, lhs, rhs, grad_queries, head_dim);
+
+            let size = (part.rows.len(), count, head_dim);
+            let lhs = Lhs::columns(part_grad_scores, context_len);
+            let rhs = Rhs::Rows { data: self.queries, stride: head_dim };
+            let out = &mut tree_head.grad_keys[elements.clone()];
+            kernel.gemm_accumulate(size, lhs, rhs, out, head_dim);
+
+            let lhs = Lhs::columns(part_probabilities, context_len);
+            let rhs = Rhs::Rows { data: self.grad, stride: head_dim };
+            let out = &mut tree_head.grad_values[elements];
+            kernel.gemm_accumulate(size, lhs, rhs, out, head_dim);
         }
-        for (i, (p, ds)) in
-            p.chunks_exact_mut(context).zip(ds.chunks_exact_mut(context)).enumerate()
-        {
-            let (p, masked) = p.split_at_mut(position + i + 1);
-            masked.fill(0.0);
-            let max = row_ops::max(isa, p);
-            let sum = row_ops::exp_and_sum(isa, p, max);
-            row_ops::scale(isa, p, 1.0 / sum);
-            let own = i * d..(i + 1) * d;
-            let shift = row_ops::dot(isa, &self.out[own.clone()], &self.grad[own]);
-            let (ds, masked) = ds.split_at_mut(position + i + 1);
-            masked.fill(0.0);
-            row_ops::softmax_backward(isa, p, ds, shift, 1.0);
-        }
-        for &(_, row, col, len) in &parts {
-            let range = row * d..(row + len) * d;
-            let rhs = Rhs::Rows { data: &tree_head.keys[range.clone()], stride: d };
-            let lhs = Lhs::rows(&ds[col..], context);
-            kernel.gemm_accumulate((count, len, d), lhs, rhs, grad_queries, d);
-            let rhs = Rhs::Rows { data: self.queries, stride: d };
-            let out = &mut tree_head.grad_keys[range.clone()];
-            kernel.gemm_accumulate((len, count, d), Lhs::columns(&ds[col..], context), rhs, out, d);
-            let rhs = Rhs::Rows { data: self.grad, stride: d };
-            let out = &mut tree_head.grad_values[range];
-            kernel.gemm_accumulate((len, count, d), Lhs::columns(&p[col..], context), rhs, out, d);
+    }
+
+    /// Replaces scores by attention probabilities, and the gradients with respect to the
+    /// probabilities by the gradients with respect to the scores. Positions after a query's own
+    /// become zero in both.
+    fn softmax_backward(&self, isa: Isa, scores: &mut [f32], grads: &mut [f32]) {
+        let (position, head_dim) = (self.position(), self.tree.head_dim);
+        let context_len = position + self.rows.len();
+        let rows = scores.chunks_exact_mut(context_len).zip(grads.chunks_exact_mut(context_len));
+        for (i, (scores, grads)) in rows.enumerate() {
+            let visible = position + i + 1;
+            let (scores, masked_scores) = scores.split_at_mut(visible);
+            let (grads, masked_grads) = grads.split_at_mut(visible);
+            masked_scores.fill(0.0);
+            masked_grads.fill(0.0);
+
+            let max = row_ops::max(isa, scores);
+            let sum = row_ops::exp_and_sum(isa, scores, max);
+            row_ops::scale(isa, scores, 1.0 / sum);
+            let probabilities = scores;
+            // `out · grad` equals the sum of the probabilities times their gradients, which the
+            // derivative of softmax subtracts.
+            let elements = i * head_dim..(i + 1) * head_dim;
+            let shift = row_ops::dot(isa, &self.out[elements.clone()], &self.grad[elements]);
+            row_ops::softmax_backward(isa, probabilities, grads, shift, 1.0);
         }
     }
 }

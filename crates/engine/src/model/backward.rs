@@ -1,104 +1,16 @@
 //! The backward pass of a decoder layer, which also adds to the gradients of its LoRA deltas.
+//!
+//! The residual connections make the gradient with respect to the residual stream pass each half of
+//! the layer unchanged. Each half adds the gradient through its own computation: first the MLP, then
+//! attention.
 
 use super::attention_backward::AttentionTensors;
 use super::forward::LayerActivations;
-use super::linear::DeltaGradient;
+use super::gradients::{FusedLinear, GradientSink, LayerGradients, NormWeight};
 use super::rope::RotaryAngles;
-use super::{Model, PackedBatch};
+use super::{Layer, Model, PackedBatch};
 use crate::kernel::row_ops;
-use crate::lora::{Delta, LayerDeltas, PackedLora};
-
-/// A linear layer of a decoder layer; layers with the same input are stacked into one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FusedLinear {
-    Qkv,
-    O,
-    GateUp,
-    Down,
-}
-
-/// A norm, whose gain vector is trained. The variants of a layer contain the layer's index; `Last`
-/// is the norm after the last layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NormWeight {
-    Attention(usize),
-    Queries(usize),
-    Keys(usize),
-    Mlp(usize),
-    Last,
-}
-
-/// Receives the operands from which gradients of the model's own weights can be computed.
-pub(crate) trait GradientSink: Send {
-    /// Returns whether gradients are wanted. If not, the calls that cost time are skipped.
-    fn is_enabled(&self) -> bool;
-    /// Called for each linear layer with its input and the gradient with respect to its output.
-    fn linear(&mut self, model: &Model, layer: usize, site: FusedLinear, x: &[f32], grad: &[f32]);
-    /// Called for each row of a norm with its input, `1 / rms`, and the gradient with respect to
-    /// its output.
-    fn norm(&mut self, gain: NormWeight, x: &[f32], inverse: f32, grad: &[f32]);
-    /// Called for each slice of `cols` tokens of the unembedding from token `from`, with its input
-    /// and the gradient with respect to the logits.
-    fn unembedding(&mut self, model: &Model, from: usize, cols: usize, x: &[f32], grad: &[f32]);
-    /// Called with the gradient with respect to the embeddings of `tokens`.
-    fn embedding(&mut self, tokens: &[u32], grad: &[f32]);
-}
-
-/// Ignores the gradients of the model's own weights.
-#[derive(Debug)]
-pub(crate) struct DiscardGradients;
-
-impl GradientSink for DiscardGradients {
-    fn is_enabled(&self) -> bool {
-        false
-    }
-    fn linear(&mut self, _: &Model, _: usize, _: FusedLinear, _: &[f32], _: &[f32]) {}
-    fn norm(&mut self, _: NormWeight, _: &[f32], _: f32, _: &[f32]) {}
-    fn unembedding(&mut self, _: &Model, _: usize, _: usize, _: &[f32], _: &[f32]) {}
-    fn embedding(&mut self, _: &[u32], _: &[f32]) {}
-}
-
-/// Gradients of the deltas of one layer.
-#[derive(Debug, Default)]
-pub(crate) struct LayerGradients {
-    pub(crate) qkv: Option<DeltaGradient>,
-    pub(crate) o: Option<DeltaGradient>,
-    pub(crate) gate_up: Option<DeltaGradient>,
-    pub(crate) down: Option<DeltaGradient>,
-}
-
-impl LayerGradients {
-    /// Returns zero gradients of the shape of `deltas`.
-    fn zeros_like(deltas: &LayerDeltas) -> Self {
-        let grad = |delta: &Option<Delta>| delta.as_ref().map(Delta::zero_gradient);
-        Self {
-            qkv: grad(&deltas.qkv),
-            o: grad(&deltas.o),
-            gate_up: grad(&deltas.gate_up),
-            down: grad(&deltas.down),
-        }
-    }
-}
-
-/// Gradients of an adapter, in the layout of [`PackedLora`].
-#[derive(Debug)]
-pub(crate) struct AdapterGradients {
-    pub(crate) layers: Vec<LayerGradients>,
-    pub(crate) unembedding: Option<DeltaGradient>,
-}
-
-impl AdapterGradients {
-    /// Returns zero gradients for an adapter, or empty ones without an adapter.
-    pub(crate) fn new(model: &Model, lora: Option<&PackedLora>) -> Self {
-        Self {
-            layers: match lora {
-                Some(lora) => lora.layers.iter().map(LayerGradients::zeros_like).collect(),
-                None => model.layers.iter().map(|_| LayerGradients::default()).collect(),
-            },
-            unembedding: lora.and_then(|lora| lora.unembedding.as_ref()).map(Delta::zero_gradient),
-        }
-    }
-}
+use crate::lora::LayerDeltas;
 
 /// Inputs of the backward pass of one layer.
 pub(crate) struct LayerBackward<'a> {
@@ -111,9 +23,32 @@ pub(crate) struct LayerBackward<'a> {
     pub(crate) input_gradient: bool,
 }
 
+/// Operands of the backward pass of a linear layer, one row per token.
+struct LinearBackward<'a> {
+    input: &'a [f32],
+    /// Gradient with respect to the output.
+    grad_output: &'a [f32],
+    /// Receives the gradient with respect to the input, which is added. `None` if the input needs
+    /// no gradient.
+    grad_input: Option<&'a mut [f32]>,
+}
+
+/// Operands of the backward pass of a norm, one row per token.
+pub(crate) struct NormBackward<'a> {
+    pub(crate) which: NormWeight,
+    pub(crate) gain: &'a [f32],
+    pub(crate) input: &'a [f32],
+    /// `1 / rms` of each row of `input`.
+    pub(crate) inverse_rms: &'a [f32],
+    /// Gradient with respect to the output.
+    pub(crate) grad_output: &'a [f32],
+}
+
 impl Model {
     /// Replaces `grad`, the gradient with respect to a layer's output, by the gradient with respect
     /// to its input, and adds to the gradients of the layer's deltas.
+    ///
+    /// Without [`LayerBackward::input_gradient`], `grad` is unspecified afterwards.
     pub(crate) fn layer_backward(
         &self,
         pass: &LayerBackward<'_>,
@@ -121,45 +56,94 @@ impl Model {
         grad: &mut [f32],
         sink: &mut dyn GradientSink,
     ) {
-        let LayerBackward { index, batch, angles, activations, deltas, input_gradient } = *pass;
-        let (layer, kernel) = (&self.layers[index], &self.kernel);
-        let isa = kernel.isa();
+        self.mlp_backward(pass, grads, grad, sink);
+        self.attention_backward(pass, grads, grad, sink);
+    }
+
+    /// Adds to `grad`, the gradient with respect to the layer's output, the gradient through the
+    /// MLP.
+    fn mlp_backward(
+        &self,
+        pass: &LayerBackward<'_>,
+        grads: &mut LayerGradients,
+        grad: &mut [f32],
+        sink: &mut dyn GradientSink,
+    ) {
+        let LayerBackward { index, batch, activations, .. } = *pass;
+        let (layer, isa) = (&self.layers[index], self.kernel.isa());
         let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
         let count = batch.tokens.len();
-        let mut normed = Vec::new();
-        let mut inverse = Vec::new();
 
-        // MLP.
         let mut active = Vec::new();
         self.activate(&activations.gate_up, &mut active);
         let mut grad_active = vec![0.0; count * inner];
-        sink.linear(self, index, FusedLinear::Down, &active, grad);
-        let delta = deltas.and_then(|deltas| deltas.down.as_ref()).zip(grads.down.as_mut());
-        let lora_hidden = &activations.down_lora;
-        layer.down.backward(kernel, &active, delta, lora_hidden, grad, Some(&mut grad_active));
+        let down = LinearBackward {
+            input: &active,
+            grad_output: grad,
+            grad_input: Some(&mut grad_active),
+        };
+        self.linear_backward(pass, FusedLinear::Down, down, grads, sink);
         drop(active);
-        let mut grad_gate_up = activations.gate_up.clone();
-        kernel.pool().for_each_row(&mut grad_gate_up, 2 * inner, 24 * inner, |row, gate_up| {
-            let (gate, up) = gate_up.split_at_mut(inner);
-            row_ops::swiglu_backward(isa, gate, up, &grad_active[row * inner..(row + 1) * inner]);
-        });
-        drop(grad_active);
-        self.norm_rows(&activations.mlp_input, &layer.mlp_norm, &mut normed, &mut inverse);
-        let mut grad_normed = vec![0.0; count * hidden];
-        sink.linear(self, index, FusedLinear::GateUp, &normed, &grad_gate_up);
-        let delta = deltas.and_then(|deltas| deltas.gate_up.as_ref()).zip(grads.gate_up.as_mut());
-        let (lora_hidden, out) = (&activations.gate_up_lora, Some(&mut grad_normed[..]));
-        layer.gate_up.backward(kernel, &normed, delta, lora_hidden, &grad_gate_up, out);
-        drop(grad_gate_up);
-        let norm = (NormWeight::Mlp(index), &layer.mlp_norm[..]);
-        self.norm_backward(norm, &activations.mlp_input, &inverse, &grad_normed, grad, sink);
 
-        // Attention.
+        let mut grad_gate_up = activations.gate_up.clone();
+        self.kernel.pool().for_each_row(
+            &mut grad_gate_up,
+            2 * inner,
+            24 * inner,
+            |row, gate_up| {
+                let (gate, up) = gate_up.split_at_mut(inner);
+                row_ops::swiglu_backward(
+                    isa,
+                    gate,
+                    up,
+                    &grad_active[row * inner..(row + 1) * inner],
+                );
+            },
+        );
+        drop(grad_active);
+
+        let (mut normed, mut inverse_rms) = (Vec::new(), Vec::new());
+        self.norm_rows(&activations.mlp_input, &layer.mlp_norm, &mut normed, &mut inverse_rms);
+        let mut grad_normed = vec![0.0; count * hidden];
+        let gate_up = LinearBackward {
+            input: &normed,
+            grad_output: &grad_gate_up,
+            grad_input: Some(&mut grad_normed),
+        };
+        self.linear_backward(pass, FusedLinear::GateUp, gate_up, grads, sink);
+        drop(grad_gate_up);
+
+        let norm = NormBackward {
+            which: NormWeight::Mlp(index),
+            gain: &layer.mlp_norm,
+            input: &activations.mlp_input,
+            inverse_rms: &inverse_rms,
+            grad_output: &grad_normed,
+        };
+        self.norm_backward(&norm, grad, sink);
+    }
+
+    /// Adds to `grad`, the gradient with respect to the residual stream between attention and MLP,
+    /// the gradient through attention.
+    fn attention_backward(
+        &self,
+        pass: &LayerBackward<'_>,
+        grads: &mut LayerGradients,
+        grad: &mut [f32],
+        sink: &mut dyn GradientSink,
+    ) {
+        let LayerBackward { index, batch, angles, activations, input_gradient, .. } = *pass;
+        let layer = &self.layers[index];
+        let count = batch.tokens.len();
+
         let mut grad_attention = vec![0.0; count * self.heads().query_width()];
-        sink.linear(self, index, FusedLinear::O, &activations.attention_out, grad);
-        let delta = deltas.and_then(|deltas| deltas.o.as_ref()).zip(grads.o.as_mut());
-        let (lora_hidden, out) = (&activations.o_lora, Some(&mut grad_attention[..]));
-        layer.o.backward(kernel, &activations.attention_out, delta, lora_hidden, grad, out);
+        let o = LinearBackward {
+            input: &activations.attention_out,
+            grad_output: grad,
+            grad_input: Some(&mut grad_attention),
+        };
+        self.linear_backward(pass, FusedLinear::O, o, grads, sink);
+
         let mut rotated = activations.qkv.clone();
         self.rotate(layer, angles, &mut rotated);
         let mut grad_qkv = self.attend_backward(&AttentionTensors {
@@ -170,43 +154,71 @@ impl Model {
         });
         drop((rotated, grad_attention));
         self.rotate_backward(index, angles, &activations.qkv, &mut grad_qkv, sink);
-        self.norm_rows(&activations.input, &layer.attention_norm, &mut normed, &mut inverse);
-        grad_normed.fill(0.0);
-        sink.linear(self, index, FusedLinear::Qkv, &normed, &grad_qkv);
-        let delta = deltas.and_then(|deltas| deltas.qkv.as_ref()).zip(grads.qkv.as_mut());
-        let out = input_gradient.then_some(&mut grad_normed[..]);
-        layer.qkv.backward(kernel, &normed, delta, &activations.qkv_lora, &grad_qkv, out);
+
+        let (mut normed, mut inverse_rms) = (Vec::new(), Vec::new());
+        self.norm_rows(&activations.input, &layer.attention_norm, &mut normed, &mut inverse_rms);
+        let mut grad_normed = vec![0.0; count * self.config.hidden_size];
+        let qkv = LinearBackward {
+            input: &normed,
+            grad_output: &grad_qkv,
+            grad_input: input_gradient.then_some(&mut grad_normed[..]),
+        };
+        self.linear_backward(pass, FusedLinear::Qkv, qkv, grads, sink);
+        drop(grad_qkv);
+
         if input_gradient {
-            let norm = (NormWeight::Attention(index), &layer.attention_norm[..]);
-            self.norm_backward(norm, &activations.input, &inverse, &grad_normed, grad, sink);
+            let norm = NormBackward {
+                which: NormWeight::Attention(index),
+                gain: &layer.attention_norm,
+                input: &activations.input,
+                inverse_rms: &inverse_rms,
+                grad_output: &grad_normed,
+            };
+            self.norm_backward(&norm, grad, sink);
         }
+    }
+
+    /// Backward pass of one linear layer and its delta; see [`Linear::backward`](super::Linear).
+    fn linear_backward(
+        &self,
+        pass: &LayerBackward<'_>,
+        site: FusedLinear,
+        operands: LinearBackward<'_>,
+        grads: &mut LayerGradients,
+        sink: &mut dyn GradientSink,
+    ) {
+        let LinearBackward { input, grad_output, grad_input } = operands;
+        sink.linear(self, pass.index, site, input, grad_output);
+        let delta = pass.deltas.and_then(|deltas| site.delta(deltas)).zip(site.gradient(grads));
+        let lora_hidden = site.lora_hidden(pass.activations);
+        let linear = site.of_layer(&self.layers[pass.index]);
+        linear.backward(&self.kernel, input, delta, lora_hidden, grad_output, grad_input);
     }
 
     /// Backward pass of [`Model::norm_rows`]: adds the gradient with respect to its input to `out`.
     pub(crate) fn norm_backward(
         &self,
-        (which, gain): (NormWeight, &[f32]),
-        x: &[f32],
-        inverse: &[f32],
-        grad: &[f32],
+        norm: &NormBackward<'_>,
         out: &mut [f32],
         sink: &mut dyn GradientSink,
     ) {
+        let NormBackward { which, gain, input, inverse_rms, grad_output } = *norm;
         let isa = self.kernel.isa();
         let width = gain.len();
+        let elements = |row: usize| row * width..(row + 1) * width;
         if sink.is_enabled() {
-            for (i, inverse) in inverse.iter().enumerate() {
-                let row = i * width..(i + 1) * width;
-                sink.norm(which, &x[row.clone()], *inverse, &grad[row]);
+            for (row, inverse) in inverse_rms.iter().enumerate() {
+                sink.norm(which, &input[elements(row)], *inverse, &grad_output[elements(row)]);
             }
         }
-        self.kernel.pool().for_each_row(out, width, 8 * width, |i, out| {
-            let row = i * width..(i + 1) * width;
-            row_ops::norm_backward(isa, &x[row.clone()], gain, inverse[i], &grad[row], out);
+        self.kernel.pool().for_each_row(out, width, 8 * width, |row, out| {
+            let (x, grad) = (&input[elements(row)], &grad_output[elements(row)]);
+            row_ops::norm_backward(isa, x, gain, inverse_rms[row], grad, out);
         });
     }
 
-    /// Backward pass of [`Model::rotate`]: replaces `grad` in place.
+    /// Backward pass of [`Model::rotate`]: replaces `grad`, the gradient with respect to its
+    /// output, by the gradient with respect to `qkv`, its input.
     fn rotate_backward(
         &self,
         index: usize,
@@ -216,51 +228,87 @@ impl Model {
         sink: &mut dyn GradientSink,
     ) {
         let layer = &self.layers[index];
-        let (isa, heads, epsilon) = (self.kernel.isa(), self.heads(), self.config.norm_eps);
+        let (isa, heads) = (self.kernel.isa(), self.heads());
         let width = layer.qkv.weights.rows();
-        let end = heads.query_width() + heads.kv_width();
+        let rotated_width = heads.query_width() + heads.kv_width();
         self.kernel.pool().for_each_row(grad, width, 4 * width, |row, grad| {
             let (cos, sin) = angles.row(row);
-            for head in grad[..end].chunks_exact_mut(heads.head_dim) {
+            for head in grad[..rotated_width].chunks_exact_mut(heads.head_dim) {
                 row_ops::rotate(isa, head, cos, sin, -1.0);
             }
         });
-        if layer.query_norm.is_none() && layer.key_norm.is_none() {
-            return;
+        if layer.query_norm.is_some() || layer.key_norm.is_some() {
+            self.qk_norm_backward(index, qkv, grad, sink);
         }
-        let gain_of =
-            |i: usize| if i < heads.query_heads { &layer.query_norm } else { &layer.key_norm };
+    }
+
+    /// Backward pass of the QK norms: replaces `grad`, the gradient with respect to their output,
+    /// by the gradient with respect to `qkv`, their input.
+    fn qk_norm_backward(
+        &self,
+        index: usize,
+        qkv: &[f32],
+        grad: &mut [f32],
+        sink: &mut dyn GradientSink,
+    ) {
+        let layer = &self.layers[index];
+        let (isa, heads) = (self.kernel.isa(), self.heads());
+        let width = layer.qkv.weights.rows();
+        // The queries and keys of a row are consecutive heads; the values follow and have no norm.
+        let head_count = heads.query_heads + heads.kv_heads;
+        let elements = |head: usize| head * heads.head_dim..(head + 1) * heads.head_dim;
+        let norm_of = |head: usize| {
+            if head < heads.query_heads {
+                layer.query_norm.as_deref().map(|gain| (NormWeight::Queries(index), gain))
+            } else {
+                layer.key_norm.as_deref().map(|gain| (NormWeight::Keys(index), gain))
+            }
+        };
+        let inverse_rms = self.qk_inverse_rms(layer, qkv);
         if sink.is_enabled() {
-            let mut out = vec![0.0; heads.head_dim];
-            for (qkv, grad) in qkv.chunks_exact(width).zip(grad.chunks_exact(width)) {
-                let rows =
-                    qkv[..end].chunks_exact(heads.head_dim).zip(grad.chunks_exact(heads.head_dim));
-                for (i, (x, grad)) in rows.enumerate() {
-                    if let Some(gain) = gain_of(i) {
-                        let inverse = row_ops::norm(isa, x, gain, epsilon, &mut out);
-                        let which = if i < heads.query_heads {
-                            NormWeight::Queries(index)
-                        } else {
-                            NormWeight::Keys(index)
-                        };
-                        sink.norm(which, x, inverse, grad);
+            let rows = qkv.chunks_exact(width).zip(grad.chunks_exact(width));
+            for ((qkv, grad), inverse_rms) in rows.zip(inverse_rms.chunks_exact(head_count)) {
+                for (head, inverse) in inverse_rms.iter().enumerate() {
+                    if let Some((which, _)) = norm_of(head) {
+                        sink.norm(which, &qkv[elements(head)], *inverse, &grad[elements(head)]);
                     }
                 }
             }
         }
         self.kernel.pool().for_each_row(grad, width, 8 * width, |row, grad| {
-            let mut copy = vec![0.0; heads.head_dim];
+            let mut grad_output = vec![0.0; heads.head_dim];
             let qkv = &qkv[row * width..(row + 1) * width];
-            for (i, head) in grad[..end].chunks_exact_mut(heads.head_dim).enumerate() {
-                if let Some(gain) = gain_of(i) {
-                    let x = &qkv[i * heads.head_dim..(i + 1) * heads.head_dim];
-                    copy.copy_from_slice(head);
-                    let mut normed = vec![0.0; heads.head_dim];
-                    let inverse = row_ops::norm(isa, x, gain, epsilon, &mut normed);
-                    head.fill(0.0);
-                    row_ops::norm_backward(isa, x, gain, inverse, &copy, head);
+            let inverse_rms = &inverse_rms[row * head_count..(row + 1) * head_count];
+            for (head, inverse) in inverse_rms.iter().enumerate() {
+                if let Some((_, gain)) = norm_of(head) {
+                    let grad = &mut grad[elements(head)];
+                    grad_output.copy_from_slice(grad);
+                    // `norm_backward` adds to its output.
+                    grad.fill(0.0);
+                    let x = &qkv[elements(head)];
+                    row_ops::norm_backward(isa, x, gain, *inverse, &grad_output, grad);
                 }
             }
         });
+    }
+
+    /// Returns `1 / rms` of every query and key head of every row, 0 for heads without a norm.
+    fn qk_inverse_rms(&self, layer: &Layer, qkv: &[f32]) -> Vec<f32> {
+        let (isa, heads, epsilon) = (self.kernel.isa(), self.heads(), self.config.norm_eps);
+        let width = layer.qkv.weights.rows();
+        let head_count = heads.query_heads + heads.kv_heads;
+        let mut inverse_rms = vec![0.0; qkv.len() / width * head_count];
+        self.kernel.pool().for_each_row(&mut inverse_rms, head_count, 4 * width, |row, out| {
+            let mut normed = vec![0.0; heads.head_dim];
+            let qkv = qkv[row * width..(row + 1) * width].chunks_exact(heads.head_dim);
+            for (head, (inverse, x)) in out.iter_mut().zip(qkv).enumerate() {
+                let gain =
+                    if head < heads.query_heads { &layer.query_norm } else { &layer.key_norm };
+                if let Some(gain) = gain {
+                    *inverse = row_ops::norm(isa, x, gain, epsilon, &mut normed);
+                }
+            }
+        });
+        inverse_rms
     }
 }

@@ -7,17 +7,18 @@
 mod attention_backward;
 mod backward;
 mod forward;
+mod gradients;
 mod linear;
 mod load;
 mod output_head;
 mod packed_batch;
 mod rope;
 
-pub(crate) use backward::{
-    AdapterGradients, DiscardGradients, FusedLinear, GradientSink, LayerBackward, LayerGradients,
-    NormWeight,
-};
+pub(crate) use backward::{LayerBackward, NormBackward};
 pub(crate) use forward::{AdapterRows, LayerActivations, Workspace};
+pub(crate) use gradients::{
+    AdapterGradients, DiscardGradients, FusedLinear, GradientSink, LayerGradients, NormWeight,
+};
 pub(crate) use linear::{DeltaGradient, Linear, linear_with_lora};
 pub(crate) use load::{SourceTensor, TensorSource};
 pub(crate) use output_head::{LogprobQuery, OutputHead, SavedLogits, log_probability, log_sum_exp};

@@ -5,7 +5,7 @@
 //! slice in ascending order, in f64.
 
 use super::Model;
-use super::backward::GradientSink;
+use super::gradients::GradientSink;
 use crate::kernel::{Isa, Lhs, Rhs, row_ops};
 use crate::lora::PackedLora;
 use crate::model::linear::DeltaGradient;

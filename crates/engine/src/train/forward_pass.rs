@@ -6,7 +6,7 @@ use crate::lora::PackedLora;
 use crate::memory::probe;
 use crate::model::{
     AdapterGradients, AdapterRows, GradientSink, LayerActivations, LayerBackward, LogprobQuery,
-    Model, NormWeight, OutputHead, PackedBatch, SavedLogits, Workspace,
+    Model, NormBackward, NormWeight, OutputHead, PackedBatch, SavedLogits, Workspace,
 };
 
 /// Minimum length in tokens of a common prefix that sequences share.
@@ -243,9 +243,14 @@ impl<'a> ForwardPass<'a> {
             grad_normed[row * hidden..(row + 1) * hidden].copy_from_slice(grad_x);
         }
         let mut grad = vec![0.0; self.normed.len()];
-        let norm = (NormWeight::Last, &self.model.norm[..]);
-        let (x, inverse) = (&self.work.x, &self.inverse);
-        self.model.norm_backward(norm, x, inverse, &grad_normed, &mut grad, sink);
+        let norm = NormBackward {
+            which: NormWeight::Last,
+            gain: &self.model.norm,
+            input: &self.work.x,
+            inverse_rms: &self.inverse,
+            grad_output: &grad_normed,
+        };
+        self.model.norm_backward(&norm, &mut grad, sink);
         Some(grad)
     }
 }
