@@ -67,10 +67,9 @@ impl Engine {
     ///
     /// # Errors
     /// - [`Error::Io`](crate::Error::Io) if a file is missing or cannot be read.
-    /// - [`Error::BadFile`](crate::Error::BadFile),
-    ///   [`Error::MissingTensor`](crate::Error::MissingTensor) or
-    ///   [`Error::Shape`](crate::Error::Shape) if a file is damaged or does not match the
-    ///   configuration.
+    /// - [`Error::BadFile`](crate::Error::BadFile) or
+    ///   [`Error::MissingTensor`](crate::Error::MissingTensor) if a file is damaged or does not
+    ///   match the configuration.
     /// - [`Error::UnknownArchitecture`](crate::Error::UnknownArchitecture) if the architecture is
     ///   not supported.
     /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the weights do not fit into memory.

@@ -73,10 +73,9 @@ impl AdapterFile {
     ///
     /// # Errors
     /// - [`Error::Io`] if a file cannot be read.
-    /// - [`Error::BadFile`] if a file is damaged, contains a tensor that is not a LoRA matrix, or
-    ///   contains a value that is not finite.
+    /// - [`Error::BadFile`] if a file is damaged, contains a tensor that is not a LoRA matrix or
+    ///   does not have the configured rank, or contains a value that is not finite.
     /// - [`Error::MissingTensor`] if A or B of a module is missing.
-    /// - [`Error::Shape`] if a matrix does not have the configured rank.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let config = PeftConfig::read(path.join(CONFIG))?;

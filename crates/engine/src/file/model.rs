@@ -31,7 +31,7 @@ impl ModelFolder {
     ///
     /// # Errors
     /// As [`ModelConfig::read`] and [`TensorFile::map`]; [`Error::MissingTensor`] or
-    /// [`Error::Shape`] if a tensor is missing or does not match the configuration.
+    /// [`Error::BadFile`] if a tensor is missing or does not match the configuration.
     pub(crate) fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut config = ModelConfig::read(path.join("config.json"))?;

@@ -51,7 +51,7 @@ impl Optimizer {
     /// # Errors
     /// - [`Error::Io`] if the file cannot be read.
     /// - [`Error::BadFile`] if the file is damaged or belongs to another kind of optimizer.
-    /// - [`Error::MissingTensor`] or [`Error::Shape`] if the file belongs to other tensors.
+    /// - [`Error::MissingTensor`] or [`Error::BadFile`] if the file belongs to other tensors.
     pub fn load(
         path: impl AsRef<Path>,
         kind: OptimizerKind,

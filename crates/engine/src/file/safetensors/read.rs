@@ -227,16 +227,14 @@ impl<'a> StoredTensor<'a> {
     /// Returns the tensor if it has this shape.
     ///
     /// # Errors
-    /// [`Error::Shape`] if it has another shape.
+    /// [`Error::BadFile`] if it has another shape.
     pub fn with_shape(self, shape: &[usize]) -> Result<Self> {
         if self.shape == shape {
             return Ok(self);
         }
-        Err(Error::Shape {
-            what: format!("{} in {}", self.name, self.path.display()),
-            expected: shape.to_vec(),
-            got: self.shape.to_vec(),
-        })
+        let (name, got) = (self.name, self.shape);
+        let reason = format!("tensor {name} has shape {got:?}, expected {shape:?}");
+        Err(Error::bad_file(self.path, reason))
     }
 
     /// Returns the tensor if [`to_f32`](Self::to_f32) can convert its elements.
