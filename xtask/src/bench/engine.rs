@@ -164,7 +164,7 @@ impl Tools {
                 command
             }
         };
-        command.arg(work).arg(row.rounds);
+        command.arg(work).arg(row.rounds.to_string());
         if program == Peer::Torch {
             command.arg(format!("{timeout:.0}"));
         }

@@ -29,16 +29,77 @@ pub(super) enum PerformanceTarget {
     None,
 }
 
+/// Kind of workload. `benches/engine.rs` of the engine implements the workloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WorkloadKind {
+    /// A training step on 4 × 256 tokens.
+    Train,
+    /// A training step on 8 completions of different lengths for each of 4 prompts.
+    Ragged,
+    /// `decodeN`: N prompts of 64 tokens, 128 new tokens each.
+    Decode,
+    /// `adaptersN`: one batch of 32 sequences that use N adapters.
+    Adapters,
+    /// `liveN`: N adapters are loaded, and requests use one after the other.
+    LoadedAdapters,
+    /// `contextN`: one token after a context of N tokens.
+    LongContext,
+    /// Opening the model.
+    Load,
+}
+
+impl WorkloadKind {
+    const ALL: [Self; 7] = [
+        Self::Train,
+        Self::Ragged,
+        Self::Decode,
+        Self::Adapters,
+        Self::LoadedAdapters,
+        Self::LongContext,
+        Self::Load,
+    ];
+
+    /// Returns the label that selects the rows of this kind on the command line.
+    fn label(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Ragged => "ragged",
+            Self::Decode => "decode",
+            Self::Adapters => "adapters",
+            Self::LoadedAdapters => "live",
+            Self::LongContext => "context",
+            Self::Load => "load",
+        }
+    }
+}
+
+/// Model and weight format of a row.
+#[derive(Clone, Copy)]
+struct BenchModel {
+    name: &'static str,
+    precision: &'static str,
+}
+
+/// Labels of the models, which `peer.py` defines: A has 4 million parameters, B has 600 million.
+const MODELS: [&str; 2] = ["A", "B"];
+/// Labels of the weight formats.
+const PRECISIONS: [&str; 2] = ["f32", "bf16"];
+
+const A_F32: BenchModel = BenchModel { name: "A", precision: "f32" };
+const A_BF16: BenchModel = BenchModel { name: "A", precision: "bf16" };
+const B_F32: BenchModel = BenchModel { name: "B", precision: "f32" };
+const B_BF16: BenchModel = BenchModel { name: "B", precision: "bf16" };
+
 /// One row of the table.
 #[derive(Debug)]
 pub(super) struct Row {
-    /// Kind of workload, a label that selects the row.
-    kind: &'static str,
+    kind: WorkloadKind,
     pub(super) model: &'static str,
     pub(super) precision: &'static str,
+    /// Workload, an argument of the program, for example `decode8`.
     pub(super) work: &'static str,
     /// Number of repetitions inside one process, an argument of the program.
-    pub(super) rounds: &'static str,
+    pub(super) rounds: u32,
     pub(super) peer: Peer,
     /// Workload of the peer, if it differs from `work`.
     peer_work: Option<&'static str>,
@@ -47,89 +108,94 @@ pub(super) struct Row {
 
 /// Creates a row that compares the engine with a peer under the same workload.
 const fn row(
-    kind: &'static str,
-    (model, precision): (&'static str, &'static str),
-    (work, rounds): (&'static str, &'static str),
+    kind: WorkloadKind,
+    model: BenchModel,
+    work: &'static str,
+    rounds: u32,
     peer: Peer,
     target: PerformanceTarget,
 ) -> Row {
+    let BenchModel { name: model, precision } = model;
     Row { kind, model, precision, work, rounds, peer, peer_work: None, target }
 }
 
 /// Creates a row that compares the engine with itself under another workload, `peer_work`.
 const fn engine_row(
-    kind: &'static str,
-    (model, precision): (&'static str, &'static str),
-    (work, rounds): (&'static str, &'static str),
+    kind: WorkloadKind,
+    model: BenchModel,
+    work: &'static str,
+    rounds: u32,
     peer_work: &'static str,
     target: PerformanceTarget,
 ) -> Row {
-    let peer_work = Some(peer_work);
-    Row { kind, model, precision, work, rounds, peer: Peer::Engine, peer_work, target }
+    let row = row(kind, model, work, rounds, Peer::Engine, target);
+    Row { peer_work: Some(peer_work), ..row }
 }
 
+/// Training is at least as fast as the peer and uses at most half of its memory.
 const TRAINING: PerformanceTarget = PerformanceTarget::SpeedAndMemory(1.0, 0.5);
-// Model and weight format. `peer.py` defines the models A (4 million parameters) and B (600 million).
-const AF: (&str, &str) = ("A", "f32");
-const AB: (&str, &str) = ("A", "bf16");
-const BF: (&str, &str) = ("B", "f32");
-const BB: (&str, &str) = ("B", "bf16");
-
-pub(super) const ROWS: [Row; 25] = [
-    row("train", AF, ("train", "5"), Peer::Torch, TRAINING),
-    row("train", AB, ("train", "5"), Peer::Torch, TRAINING),
-    row("train", BF, ("train", "1"), Peer::Torch, TRAINING),
-    row("train", BB, ("train", "1"), Peer::Torch, TRAINING),
-    row("ragged", AF, ("ragged", "2"), Peer::Torch, PerformanceTarget::Speed(2.0)),
-    row("ragged", BF, ("ragged", "1"), Peer::Torch, PerformanceTarget::Speed(2.0)),
-    row("decode", AF, ("decode1", "3"), Peer::Torch, PerformanceTarget::None),
-    row("decode", AF, ("decode1", "3"), Peer::Llama, PerformanceTarget::None),
-    row("decode", AF, ("decode8", "3"), Peer::Llama, PerformanceTarget::None),
-    row("decode", AB, ("decode1", "3"), Peer::Llama, PerformanceTarget::None),
-    row("decode", AB, ("decode8", "3"), Peer::Llama, PerformanceTarget::None),
-    row("decode", BB, ("decode1", "1"), Peer::Torch, PerformanceTarget::Speed(1.8)),
-    row("decode", BB, ("decode1", "1"), Peer::Llama, PerformanceTarget::Speed(0.95)),
-    row("decode", BB, ("decode8", "1"), Peer::Llama, PerformanceTarget::Speed(1.2)),
-    row("decode", BF, ("decode1", "1"), Peer::Llama, PerformanceTarget::Speed(0.9)),
-    row("decode", BF, ("decode8", "1"), Peer::Llama, PerformanceTarget::Speed(0.9)),
-    engine_row("adapters", AF, ("adapters8", "3"), "adapters1", PerformanceTarget::Speed(0.8)),
-    engine_row("adapters", BB, ("adapters8", "1"), "adapters1", PerformanceTarget::Speed(0.8)),
-    engine_row("adapters", AF, ("adapters32", "3"), "adapters1", PerformanceTarget::None),
-    engine_row("live", AF, ("live8", "3"), "live1", PerformanceTarget::Speed(0.9)),
-    engine_row("live", AF, ("live64", "3"), "live1", PerformanceTarget::Speed(0.9)),
-    engine_row("context", AF, ("context2048", "3"), "context512", PerformanceTarget::None),
-    engine_row("context", AF, ("context4032", "3"), "context2048", LINEAR),
-    row("load", BB, ("load", "2"), Peer::None, PerformanceTarget::Seconds(2.0)),
-    row("load", BF, ("load", "2"), Peer::None, PerformanceTarget::None),
-];
-
 /// The time per token grows at most linearly with the length of the context.
 const LINEAR: PerformanceTarget = PerformanceTarget::Speed(2048.0 / 4032.0);
 
+/// All rows, in the order in which they are printed. The columns are the parameters of [`row`] and
+/// [`engine_row`].
+pub(super) const ROWS: [Row; 25] = {
+    use Peer::{Llama, Torch};
+    use PerformanceTarget::{Seconds, Speed};
+    use WorkloadKind::{Adapters, Decode, Load, LoadedAdapters, LongContext, Ragged, Train};
+
+    const REPORT_ONLY: PerformanceTarget = PerformanceTarget::None;
+    [
+        row(Train, A_F32, "train", 5, Torch, TRAINING),
+        row(Train, A_BF16, "train", 5, Torch, TRAINING),
+        row(Train, B_F32, "train", 1, Torch, TRAINING),
+        row(Train, B_BF16, "train", 1, Torch, TRAINING),
+        row(Ragged, A_F32, "ragged", 2, Torch, Speed(2.0)),
+        row(Ragged, B_F32, "ragged", 1, Torch, Speed(2.0)),
+        row(Decode, A_F32, "decode1", 3, Torch, REPORT_ONLY),
+        row(Decode, A_F32, "decode1", 3, Llama, REPORT_ONLY),
+        row(Decode, A_F32, "decode8", 3, Llama, REPORT_ONLY),
+        row(Decode, A_BF16, "decode1", 3, Llama, REPORT_ONLY),
+        row(Decode, A_BF16, "decode8", 3, Llama, REPORT_ONLY),
+        row(Decode, B_BF16, "decode1", 1, Torch, Speed(1.8)),
+        row(Decode, B_BF16, "decode1", 1, Llama, Speed(0.95)),
+        row(Decode, B_BF16, "decode8", 1, Llama, Speed(1.2)),
+        row(Decode, B_F32, "decode1", 1, Llama, Speed(0.9)),
+        row(Decode, B_F32, "decode8", 1, Llama, Speed(0.9)),
+        engine_row(Adapters, A_F32, "adapters8", 3, "adapters1", Speed(0.8)),
+        engine_row(Adapters, B_BF16, "adapters8", 1, "adapters1", Speed(0.8)),
+        engine_row(Adapters, A_F32, "adapters32", 3, "adapters1", REPORT_ONLY),
+        engine_row(LoadedAdapters, A_F32, "live8", 3, "live1", Speed(0.9)),
+        engine_row(LoadedAdapters, A_F32, "live64", 3, "live1", Speed(0.9)),
+        engine_row(LongContext, A_F32, "context2048", 3, "context512", REPORT_ONLY),
+        engine_row(LongContext, A_F32, "context4032", 3, "context2048", LINEAR),
+        row(Load, B_BF16, "load", 2, Peer::None, Seconds(2.0)),
+        row(Load, B_F32, "load", 2, Peer::None, REPORT_ONLY),
+    ]
+};
+
 /// Labels that select rows: workloads, models and weight formats.
 pub(super) fn labels() -> impl Iterator<Item = &'static str> {
-    let kinds = ["train", "ragged", "decode", "adapters", "live", "context", "load"];
-    kinds.into_iter().chain(["A", "B", "f32", "bf16"])
+    WorkloadKind::ALL.into_iter().map(WorkloadKind::label).chain(MODELS).chain(PRECISIONS)
 }
 
 impl Row {
+    /// Returns the workload of the peer.
     pub(super) fn peer_work(&self) -> &'static str {
         self.peer_work.unwrap_or(self.work)
     }
 
-    /// Returns whether the row matches: for each group of labels (workload, model, weight format)
-    /// that is given at all, the row has one of them.
+    /// Returns whether the row matches the labels `wanted`: for each group of labels (workload,
+    /// model, weight format) of which any is wanted, the row has one of them. For example,
+    /// `decode train B` selects the rows of both workloads for model B, in both formats.
     pub(super) fn matches(&self, wanted: &[&str]) -> bool {
-        let models: &[&str] = &["A", "B"];
-        let precisions: &[&str] = &["f32", "bf16"];
-        let is_kind = |label: &&&str| !models.contains(label) && !precisions.contains(label);
-        let one_of = |labels: Vec<&&str>, value| labels.is_empty() || labels.contains(&&value);
-        one_of(wanted.iter().filter(is_kind).collect(), self.kind)
-            && one_of(wanted.iter().filter(|label| models.contains(label)).collect(), self.model)
-            && one_of(
-                wanted.iter().filter(|label| precisions.contains(label)).collect(),
-                self.precision,
-            )
+        let kinds = WorkloadKind::ALL.map(WorkloadKind::label);
+        let groups: [(&[&str], &str); 3] =
+            [(&kinds, self.kind.label()), (&MODELS, self.model), (&PRECISIONS, self.precision)];
+        groups.into_iter().all(|(group, own)| {
+            let mut wanted = wanted.iter().filter(|label| group.contains(label)).peekable();
+            wanted.peek().is_none() || wanted.any(|label| *label == own)
+        })
     }
 
     /// Prints the row and returns whether it meets its target.
