@@ -178,7 +178,7 @@ impl Model {
         }
     }
 
-    /// Backward pass of one linear layer and its delta; see [`Linear::backward`](super::Linear).
+    /// Backward pass of one linear layer and its delta; see [`Linear::backward`](super::Linear::backward).
     fn linear_backward(
         &self,
         pass: &LayerBackward<'_>,
