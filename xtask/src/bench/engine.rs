@@ -21,8 +21,8 @@ const TORCH_TIMEOUT_FACTOR: f64 = 4.0;
 /// Lower bound of that timeout, in seconds.
 const TORCH_MIN_TIMEOUT: f64 = 60.0;
 
-/// Measurements of one process by name: `wall` and `cpu` in seconds, `peak` in MiB, `first` (time to
-/// the first token) in seconds. `longer` is present if the process was stopped at its timeout.
+/// Measurements of one process by name: `wall` and `cpu` in seconds, `peak` in MiB, `first` (time
+/// to the first token) in seconds. `longer` is present if the process was stopped at its timeout.
 pub(super) type Measurements = BTreeMap<String, f64>;
 
 /// Programs and models that the measurements use.

@@ -1,8 +1,8 @@
 //! The backward pass of a decoder layer, which also adds to the gradients of its LoRA deltas.
 //!
-//! The residual connections make the gradient with respect to the residual stream pass each half of
-//! the layer unchanged. Each half adds the gradient through its own computation: first the MLP, then
-//! attention.
+//! Because of the residual connections, the gradient with respect to a layer's output is also part
+//! of the gradient with respect to its input. Each half of the layer adds the gradient through its
+//! own computation: first the MLP, then attention.
 
 use super::attention_backward::AttentionTensors;
 use super::forward::LayerActivations;
@@ -178,7 +178,8 @@ impl Model {
         }
     }
 
-    /// Backward pass of one linear layer and its delta; see [`Linear::backward`](super::Linear::backward).
+    /// Backward pass of one linear layer and its delta; see
+    /// [`Linear::backward`](super::Linear::backward).
     fn linear_backward(
         &self,
         pass: &LayerBackward<'_>,

@@ -3,8 +3,8 @@
 //! Computes `out[m × n] = lhs[m × k] · rhs[k × n]`, row-major, with f32 accumulation. Every output
 //! element is one chain of fused multiply-adds over `k` in ascending order, however the product is
 //! divided into blocks, tiles and tasks. This file checks the operands, [`grid`] divides the
-//! product into blocks with one task each, [`block`] computes a block tile by tile, and [`operands`]
-//! provides what the micro-kernel reads.
+//! product into blocks with one task each, [`block`] computes a block tile by tile, and
+//! [`operands`] provides what the micro-kernel reads.
 
 use std::ops::Range;
 
