@@ -1,7 +1,7 @@
 //! [`MessageLocator`]: finds a message of the assistant in the rendered conversation.
 //!
-//! A chat template is a program, so nothing but its output tells where a message is. The locator
-//! renders variations of the conversation and compares the texts. In this conversation, the
+//! A chat template is a program: only its output shows where a message is. The locator renders
+//! variations of the conversation and compares the texts. In this conversation, the
 //! template omits the thinking of all messages but the last:
 //!
 //! | Index | Role | Content | Rendered |
@@ -26,7 +26,7 @@
 //!   thinking is missing. The probe helps: the text after a message does not depend on its content,
 //!   so `rendered` ends with the text after the probe, `<end><user>Bye<end><assistant>…`.
 //! * That text begins with `<end>`, which belongs to the message: it also follows the probe as the
-//!   last message, where no other message can have written it.
+//!   last message, where it cannot belong to a later one.
 //!
 //! Message 1 is therefore `Hello<end>`. If the texts do not match in this way, the position is not
 //! certain and the conversation is rejected.

@@ -104,21 +104,22 @@ impl Chat {
         messages: &[Message],
         train_on: TrainOn,
     ) -> Result<Vec<TrainingExample>> {
-        let assistant: Vec<usize> = messages
+        let assistant_indices: Vec<usize> = messages
             .iter()
             .enumerate()
             .filter_map(|(index, message)| message.is_assistant().then_some(index))
             .collect();
-        let Some(last) = assistant.last().copied() else {
+        let Some(last) = assistant_indices.last().copied() else {
             let message = "the conversation has no message of the assistant";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         };
         let values = values(messages);
         match train_on {
-            TrainOn::AllAssistant => Ok(vec![self.example(&values[..=last], &assistant)?]),
+            TrainOn::AllAssistant => Ok(vec![self.example(&values[..=last], &assistant_indices)?]),
             TrainOn::LastAssistant => Ok(vec![self.example(&values[..=last], &[last])?]),
             TrainOn::EachAssistant => {
-                assistant.iter().map(|index| self.example(&values[..=*index], &[*index])).collect()
+                let example = |index: &usize| self.example(&values[..=*index], &[*index]);
+                assistant_indices.iter().map(example).collect()
             }
         }
     }
@@ -140,7 +141,7 @@ impl Chat {
     }
 
     /// Returns the byte ranges that the template marks as generated, from the first of the
-    /// `learned` messages on. `generated` are those of all messages.
+    /// `learned` messages on. `generated` are the ranges in all `messages`.
     fn marked_spans(
         &self,
         messages: &[Value],

@@ -70,14 +70,14 @@ struct PollRequest {
 }
 
 impl PollRequest {
-    /// Asks the server for the size of the result before the result itself.
+    /// Creates a request that accepts the size of the result in place of the result.
     fn new(submitted: &Submitted) -> Self {
         let request_id = submitted.response.request_id.clone();
         let body = RetrieveFuture::new(request_id).allow_metadata_only(true);
         Self { body, _download_permit: None }
     }
 
-    /// Waits for `bytes` of the download budget; further polls ask for the result itself.
+    /// Waits for `bytes` of the download budget. The next polls accept only the result itself.
     async fn accept_payload(&mut self, budget: &Arc<Limit>, bytes: u64) {
         self.body.allow_metadata_only = false;
         self._download_permit = Some(budget.acquire(bytes).await);
@@ -156,10 +156,11 @@ impl<'a> Poller<'a> {
             let error = match response {
                 Ok(response) => {
                     outage.end();
-                    failures.record_response();
+                    failures.record_success();
                     match decode(&response)? {
                         PollResponse::Ready(payload) => return Ok(payload),
                         PollResponse::Failed(failed) => {
+                            // The server executed the request once, whatever the number of polls.
                             return Err(Error::from_failed_request(failed)
                                 .after(1, progress.start.elapsed()));
                         }

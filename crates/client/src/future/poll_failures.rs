@@ -1,13 +1,13 @@
 //! [`PollFailures`]: decides after each failed poll whether and when to poll again.
 //!
-//! | Failed poll | Next poll | `backoffs` | `bad_requests` |
+//! | Failed poll | Next poll | New `backoffs` | New `bad_requests` |
 //! |---|---|---|---|
-//! | 408: the result is not ready | at the poll interval | 0 | 0 if it has a body, the queue state |
+//! | 408: the result is not ready | at the poll interval | 0 | 0 if its body has a queue state |
 //! | 500 to 599 | at the poll interval | 0 | unchanged |
 //! | 400, at most three times | at once | 0 | + 1 |
 //! | 429, or no response | after 1, 2, 4, … at most 30 seconds | + 1 | unchanged |
 //! | 402 | after the billing delay, while the account may be settled | unchanged | unchanged |
-//! | any other, for example 410: the result expired | none | | |
+//! | any other, for example 410 (the result expired) | none | | |
 //!
 //! A successful response sets `backoffs` to 0 and leaves `bad_requests` unchanged. Both counters
 //! change as in the Python SDK, which the fixture `future_retrieve.json` records.
@@ -52,15 +52,15 @@ pub(super) struct PollFailures {
     /// new request yet responds with 400, so a few are retried; if more follow, the poll itself is
     /// invalid and polling would never end.
     ///
-    /// A queue state in a 408 resets it: the server knows the request, so a later 400 is a new
-    /// incident. A 2xx that reports the same does not reset it, as in the Python SDK: a server that
+    /// A queue state in a 408 resets it: the server knows the request, so a later 400 has another
+    /// cause. A 2xx that reports the same does not reset it, as in the Python SDK: a server that
     /// alternates between 2xx and 400 is polled no longer than one that only responds with 400.
     bad_requests: u32,
 }
 
 impl PollFailures {
     /// Records a successful response.
-    pub(super) fn record_response(&mut self) {
+    pub(super) fn record_success(&mut self) {
         self.backoffs = 0;
     }
 
@@ -120,12 +120,12 @@ mod tests {
             assert_eq!(failures.record(&lost), seconds(delay));
         }
         assert_eq!(failures.record(&status(402, "")), NextPoll::WhenSettled);
-        assert_eq!(failures.record(&status(429, "")), seconds(30), "402 shows nothing");
+        assert_eq!(failures.record(&status(429, "")), seconds(30), "a 402 does not reset the delay");
         for processed in [408, 500, 400] {
             failures.record(&status(processed, ""));
             assert_eq!(failures.record(&status(429, "")), seconds(1), "{processed}");
         }
-        failures.record_response();
+        failures.record_success();
         assert_eq!(failures.record(&lost), seconds(1));
     }
 
@@ -136,7 +136,7 @@ mod tests {
         for _ in 0..2 {
             for _ in 0..MAX_BAD_REQUESTS {
                 assert_eq!(failures.record(&invalid), NextPoll::AtOnce);
-                failures.record_response();
+                failures.record_success();
                 failures.record(&status(408, ""));
             }
             assert_eq!(failures.record(&invalid), NextPoll::Never);

@@ -184,7 +184,8 @@ impl Hub {
         loaded.cloned().map_err(|error| error.during(format!("loading the tokenizer of {id}")))
     }
 
-    /// Loads a tokenizer from the cache, or else from the hub.
+    /// Loads a tokenizer from the cache, or else from the hub. A cached tokenizer without its
+    /// `tokenizer_config.json` is used only if the hub is not available.
     async fn load(&self, id: &TokenizerId) -> Result<Tokenizer> {
         let cache = TokenizerCache::new(&self.cache, id);
         let revision = id.revision().unwrap_or(DEFAULT_REVISION);
@@ -195,16 +196,19 @@ impl Hub {
         let name = Some(id.to_string());
         let folder = match (cached, self.offline) {
             (Some(cached), _) if cached.complete => cached.folder,
-            (Some(cached), Some(_)) => cached.folder,
+            (Some(incomplete), Some(_)) => incomplete.folder,
             (None, Some(source)) => {
                 let reason = format!("offline mode is set ({source})");
                 return Err(self.not_cached(&cache, ErrorKind::NotFound, &reason));
             }
-            (cached, None) => match (self.download(&cache, id, revision).await, cached) {
+            (incomplete, None) => match (self.download(&cache, id, revision).await, incomplete) {
                 (Ok(folder), _) => folder,
-                (Err(error), Some(cached)) => {
-                    tracing::warn!(%id, %error, "using the cached tokenizer without its settings");
-                    cached.folder
+                (Err(error), Some(incomplete)) => {
+                    tracing::warn!(
+                        %id, %error,
+                        "using the cached tokenizer without end token and chat template"
+                    );
+                    incomplete.folder
                 }
                 (Err(error), None) if error.status().is_none() && error.is_retryable() => {
                     let reason = format!("{} cannot be reached", self.endpoint);

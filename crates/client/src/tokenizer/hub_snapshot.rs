@@ -24,7 +24,7 @@ struct MainFile {
     info: HubFileInfo,
 }
 
-/// State of the repository that all files come from.
+/// Revision that all files are downloaded from.
 struct PinnedRevision {
     /// Revision in the URLs of the files.
     in_url: String,
@@ -44,7 +44,8 @@ impl SnapshotDownload<'_> {
             let info = self.file_info(&pinned.in_url, file).await?;
             self.add(&pinned, file, info.as_ref()).await?;
         }
-        // The tokenizer comes last: a snapshot that has it has the other files too.
+        // Add the tokenizer last: a snapshot without it counts as not cached, so that an interrupted
+        // download is repeated.
         self.add(&pinned, main.name, Some(&main.info)).await?;
 
         let folder = self.cache.snapshot_folder(&pinned.in_cache);
@@ -61,7 +62,8 @@ impl SnapshotDownload<'_> {
             }
         }
         let (id, hub) = (self.id, &self.api.endpoint);
-        let message = format!("{id} has no {} on {hub}", files::TOKENIZER);
+        let (json, tiktoken) = (files::TOKENIZER, files::TIKTOKEN);
+        let message = format!("{id} has neither {json} nor {tiktoken} on {hub}");
         let hint = "Convert the tokenizer to a tokenizer.json and pass its folder; tokenizers \
                     that are Python code are not run.";
         Err(Error::new(ErrorKind::NotFound, message).with_hint(hint))

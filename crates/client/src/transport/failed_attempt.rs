@@ -16,7 +16,7 @@ pub(crate) struct FailedAttempt {
     pub(crate) retry_after: Option<f64>,
     /// The server's `x-should-retry` override, if present.
     pub(crate) should_retry: Option<bool>,
-    /// Whether no other attempt can succeed.
+    /// Whether the failure is not temporary, even if the error is of a retryable kind.
     pub(crate) permanent: bool,
 }
 
@@ -37,7 +37,7 @@ impl FailedAttempt {
         }
     }
 
-    /// Creates a failure that is never retried, regardless of the kind of error.
+    /// Creates a failure that is not temporary, even if the error is of a retryable kind.
     pub(crate) fn permanent(error: Error) -> Self {
         Self { permanent: true, ..Self::from(error) }
     }
@@ -46,6 +46,9 @@ impl FailedAttempt {
         Self { error: self.error.with_hint(hint), ..self }
     }
 
+    /// Returns whether the request may be retried in the same round: as the server asks in
+    /// `x-should-retry`, else by the status, else by the kind of error. Unlike
+    /// [`Error::is_retryable`], it accepts every status from 500, as the Python SDK does.
     pub(crate) fn is_retryable(&self) -> bool {
         if self.permanent {
             return false;

@@ -1,8 +1,8 @@
 //! Sends requests to the API server: encodes once, authenticates, retries, follows redirects and
 //! decodes the response.
 //!
-//! [`retry_decision`] decides whether a failed attempt is repeated and when, [`retry`] waits for
-//! it, and [`http`] is the interface to the network.
+//! [`retry_decision`] decides whether and when a failed request is sent again, [`retry`] carries the
+//! decision out, and [`http`] is the interface to the network.
 
 mod auth;
 pub(crate) mod backoff;
@@ -56,16 +56,18 @@ use request_policy::{RequestCredential, RequestPolicy};
 use retry::RetryState;
 use retry_policy::RetryPolicy;
 
-/// Number of headers that the transport adds to a request at most.
+/// Maximum number of headers that the transport adds to a request.
 const OWN_HEADERS: usize = 7;
 const DEFAULT_MAX_BILLING_WAIT: Duration = Duration::from_secs(3600);
 
 /// Sends requests to one server with one credential.
 pub(crate) struct Transport {
+    /// Used by the task that renews tokens, which must not keep the transport alive.
     this: Weak<Self>,
     http: Arc<dyn HttpService>,
     base_url: BaseUrl,
     credential: Credential,
+    /// Set if the server exchanges credentials for tokens.
     exchange: OnceLock<TokenExchange>,
     headers: HeaderMap,
     retry: RetryPolicy,
@@ -130,7 +132,7 @@ impl Transport {
         })
     }
 
-    /// Authenticates further requests with tokens that `credential` is exchanged for.
+    /// Exchanges `credential` for tokens, and authenticates further requests with them.
     pub(crate) fn exchange_tokens(&self, credential: Credential) {
         let _ = self.exchange.set(TokenExchange { credential, token: TokenCache::default() });
     }
@@ -208,8 +210,8 @@ impl Transport {
         sent.map_err(|error| error.during(operation::<R>()))
     }
 
-    /// Sends the same bytes until an attempt succeeds or [`RetryState::failed`] gives up. No other
-    /// loop repeats a request to the API server.
+    /// Sends the same bytes until an attempt succeeds or [`RetryState::wait_or_give_up`]
+    /// returns an error. No other loop repeats a request to the API server.
     async fn send_with_retries<R: ApiRequest>(
         &self,
         request: &R,
@@ -225,7 +227,9 @@ impl Transport {
             self.check_open(R::ROUTE)?;
             match self.attempt(&encoded, options, &state).await {
                 Ok(response) => return Ok(response),
-                Err(failed) => state.failed(failed, &self.billing, self.events()).await?,
+                Err(failed) => {
+                    state.wait_or_give_up(failed, &self.billing, self.events()).await?;
+                }
             }
         }
     }
@@ -300,7 +304,7 @@ impl Transport {
             RequestCredential::ExchangedCredential => self.exchange_credential().fetch().await,
             RequestCredential::Token => self.token().await,
         };
-        // A missing credential is not a lost connection: a retry does not help.
+        // Even if the cause is a lost connection: fetching a token has retries of its own.
         let secret = secret.map_err(FailedAttempt::permanent)?;
         let (mut method, mut uri) = (encoded.method.clone(), encoded.uri.clone());
         let mut body = encoded.body.clone();
@@ -324,15 +328,15 @@ impl Transport {
             events.stop(&sent);
             let response = sent.map_err(Error::from)?;
             let next = redirects.next(&uri, &response).map_err(FailedAttempt::permanent)?;
-            let Some(next) = next else { return check(response) };
+            let Some(next) = next else { return check_status(response) };
             if !redirect::keeps_method(response.status()) && method != Method::GET {
                 (method, body, body_dropped) = (Method::GET, Bytes::new(), true);
             }
-            // Secrets and user data are for the API server only. A body may contain either.
+            // Send secrets and user data to the API server only. A body may contain either.
             if next.origin() != self.base_url.origin() {
                 if method != Method::GET {
-                    let error = redirect::refused("a request with a body to another server");
-                    return Err(FailedAttempt::permanent(error));
+                    let redirects = format!("a {method} request to another server");
+                    return Err(FailedAttempt::permanent(redirect::refused(&redirects)));
                 }
                 other_origin = true;
             }
@@ -417,7 +421,8 @@ fn parse_uri(url: &str) -> Result<Uri> {
     })
 }
 
-fn check(response: Response<Bytes>) -> std::result::Result<Response<Bytes>, FailedAttempt> {
+/// Returns the response if it is successful (2xx).
+fn check_status(response: Response<Bytes>) -> std::result::Result<Response<Bytes>, FailedAttempt> {
     header::log_deprecation(response.headers());
     if response.status().is_success() {
         return Ok(response);

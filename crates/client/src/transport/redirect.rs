@@ -12,14 +12,15 @@ use crate::error::{Error, ErrorKind, Result};
 /// Maximum number of redirects followed for one request.
 const MAX_REDIRECTS: usize = 10;
 
-/// Redirects of one request, counted and checked.
+/// Counts and checks the redirects of one request.
 #[derive(Default)]
 pub(crate) struct RedirectChain {
     followed: usize,
 }
 
 impl RedirectChain {
-    /// Returns the URL that `response`, received from `url`, redirects to; `None` if it is no redirect.
+    /// Returns the URL that `response`, received from `url`, redirects to; `None` if it is no
+    /// redirect.
     ///
     /// # Errors
     /// [`ErrorKind::Rejected`] after [`MAX_REDIRECTS`] redirects, and for a redirect to an invalid
@@ -64,11 +65,11 @@ pub(crate) fn public_headers(headers: &HeaderMap) -> HeaderMap {
     headers.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// Sends requests until the response is no redirect, or `is_final` accepts it. Returns that
-/// response. `url` becomes the URL of the last request, also if that request failed.
+/// Sends a request to `url` and follows redirects until a response is no redirect or `is_final`
+/// accepts it. Returns that response. Sets `url` to the URL of the last request, even if it failed.
 ///
-/// `send` receives the URL of each request and chooses the headers for it: credentials must be sent to
-/// one origin only.
+/// `send` receives the URL of each request and chooses the headers for it: credentials must be sent
+/// to one origin only.
 ///
 /// # Errors
 /// The error of `send`, or of [`RedirectChain::next`].
@@ -90,7 +91,8 @@ pub(crate) async fn follow<'a, B: Send>(
     }
 }
 
-/// Returns the error for a redirect that is not followed.
+/// Returns the error for a redirect that is not followed. `redirects` completes the sentence
+/// "the server redirects …".
 pub(crate) fn refused(redirects: &str) -> Error {
     Error::new(ErrorKind::Rejected, format!("the server redirects {redirects}"))
 }
@@ -101,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// Follows redirects to these locations, then a final response; returns the visited URLs.
+    /// Follows redirects to `locations`, then receives a final response. Returns the visited URLs.
     async fn visited(start: &str, locations: &[&str]) -> Result<Vec<String>> {
         let visited = Mutex::new(Vec::new());
         let send = |url: Url| -> BoxFuture<'_, Result<Response<()>>> {

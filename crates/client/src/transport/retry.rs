@@ -19,7 +19,7 @@ use super::delay;
 use super::failed_attempt::FailedAttempt;
 use super::instrument;
 use super::request_policy::RequestPolicy;
-use super::retry_decision::{GiveUpReason, RetryContext, RetryDecision};
+use super::retry_decision::{RetryContext, RetryDecision};
 
 /// Name of the telemetry event for a failed round. The name is the Python SDK's.
 const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception";
@@ -39,8 +39,9 @@ pub(crate) struct RetryState {
     /// Number of failed rounds. Rounds that ended with a billing wait or a shared backoff do not
     /// count, so that they do not lengthen the delay between rounds.
     failed_rounds: u32,
+    /// When the request was started, before any wait for the shared backoff.
     start: Instant,
-    /// Start of the retry timeout.
+    /// Start of the retry timeout. Earlier than `start` if the request resubmits another one.
     waiting_since: Instant,
 }
 
@@ -86,12 +87,12 @@ impl RetryState {
         self.retry_count
     }
 
-    /// Waits before the next attempt, or returns the error if no attempt follows.
+    /// Waits before the next attempt, or returns the error of `failed` if no attempt follows.
     ///
     /// Starts the shared backoff if the server limits the rate, but does not wait for it: the
     /// caller calls [`wait_for_backoff`](Self::wait_for_backoff) before each attempt, because other
     /// requests may start or extend the backoff at any time.
-    pub(crate) async fn failed(
+    pub(crate) async fn wait_or_give_up(
         &mut self,
         failed: FailedAttempt,
         billing: &BillingState,
@@ -105,7 +106,7 @@ impl RetryState {
             request.on_rate_limit(delay::acceptable(failed.retry_after));
         }
         if decision.is_failed_round() {
-            self.report_round(&failed.error, elapsed, events);
+            self.report_failed_round(&failed.error, elapsed, events);
         }
         match decision {
             RetryDecision::Retry { delay } => {
@@ -127,13 +128,9 @@ impl RetryState {
                 self.failed_rounds += 1;
                 self.start_round();
             }
-            RetryDecision::GiveUp(reason) => {
+            RetryDecision::GiveUp(_) => {
                 let (error, attempts) = (failed.error, self.attempts);
-                if reason == GiveUpReason::NoFurtherRound {
-                    tracing::debug!(
-                        target: targets::RETRY, %error, attempts, ?elapsed, "giving up"
-                    );
-                }
+                tracing::debug!(target: targets::RETRY, %error, attempts, ?elapsed, "giving up");
                 return Err(error.after(attempts, elapsed));
             }
         }
@@ -171,8 +168,8 @@ impl RetryState {
         instrument::count_retry(reason);
     }
 
-    /// Reports a failed round in telemetry, if the request is sent in rounds.
-    fn report_round(&self, error: &Error, elapsed: Duration, events: Option<&EventQueue>) {
+    /// Reports a failed round in telemetry, if the policy repeats rounds.
+    fn report_failed_round(&self, error: &Error, elapsed: Duration, events: Option<&EventQueue>) {
         let Some(events) = events.filter(|_| self.policy.repeat_rounds) else { return };
         let numbers = [
             ("attempt_count", json!(self.failed_rounds + 1)),
@@ -246,7 +243,7 @@ mod tests {
                 let idle_since = Instant::now();
                 match outcome(&step) {
                     Ok(_) => break Ok(()),
-                    Err(failed) => match state.failed(failed, &billing, None).await {
+                    Err(failed) => match state.wait_or_give_up(failed, &billing, None).await {
                         Ok(()) => sleeps.push(json!(idle_since.elapsed().as_secs_f64())),
                         Err(error) => break Err(error),
                     },
@@ -285,7 +282,7 @@ mod tests {
             state.wait_for_backoff().await;
             assert!(start.elapsed() <= timeout, "no attempt starts later");
             let failed = outcome(&json!(429)).unwrap_err();
-            if let Err(error) = state.failed(failed, &billing, None).await {
+            if let Err(error) = state.wait_or_give_up(failed, &billing, None).await {
                 break error;
             }
         };
@@ -301,7 +298,7 @@ mod tests {
             let mut state = RetryState::new(request_policy, None, None);
             let error = loop {
                 let failed = outcome(&json!(status)).unwrap_err();
-                if let Err(error) = state.failed(failed, &billing, None).await {
+                if let Err(error) = state.wait_or_give_up(failed, &billing, None).await {
                     break error;
                 }
             };
@@ -315,7 +312,7 @@ mod tests {
         let billing = BillingState::new(Duration::from_secs(3600));
         for _ in 0..10 {
             let failed = outcome(&json!(402)).unwrap_err();
-            state.failed(failed, &billing, None).await.unwrap();
+            state.wait_or_give_up(failed, &billing, None).await.unwrap();
         }
     }
 }

@@ -1,18 +1,21 @@
 //! Decides what follows a failed attempt. Nothing here waits, sends or changes state;
 //! [`RetryState`](super::retry::RetryState) carries the decision out.
 //!
-//! The first rule that covers the failure decides:
+//! A *round* is a series of attempts with the same idempotency key. The first rule that covers the
+//! failure decides:
 //!
-//! | Rule | Covers | Next attempt | Ends |
-//! |---|---|---|---|
-//! | user | a 402 or 409 that only the user can resolve | none | at once |
-//! | retry | a retryable failure, while the round has retries left | same round, 0.5 to 10 seconds later | with the retries of the round |
-//! | billing | a 402, while the account may still be settled | new round, 5 seconds later | when the server's maximum wait is over |
-//! | rate limit | a 429 of a request that shares a [`Backoff`](super::backoff::Backoff) | new round, after the backoff | never |
-//! | round | any other failure | new round, 1, 2, 4, … 30 seconds later | five minutes after the first attempt |
+//! | Rule | Covers | Next attempt |
+//! |---|---|---|
+//! | user | a 402 if the policy does not wait for billing; a 409 if it has a retry timeout | none |
+//! | retry | [retryable](FailedAttempt::is_retryable), and the round has retries left | same round, after [`delay::before_retry`] |
+//! | billing | a 402, until the server's maximum wait is over | new round, 5 seconds later or after the shared backoff |
+//! | rate limit | a 429 of a request that shares a [`Backoff`](super::backoff::Backoff) | new round, after the backoff |
+//! | round | any other temporary failure, until five minutes after the request was started | new round, 1, 2, 4, … 30 seconds later |
+//! | none | everything else | none |
 //!
-//! All attempts of a round have the same idempotency key. The retry timeout of the policy, if set,
-//! ends the retry, rate limit and round rules earlier: no attempt starts after it.
+//! No new round follows if the policy does not repeat rounds. The retry timeout of the policy, if
+//! set, ends the retry, rate limit and round rules: the request fails if the next attempt would
+//! start later. An attempt starts later nevertheless if another request extends the shared backoff.
 
 use std::time::Duration;
 
@@ -20,7 +23,7 @@ use super::delay;
 use super::failed_attempt::FailedAttempt;
 use super::request_policy::RequestPolicy;
 
-/// Time after the first attempt during which new rounds are started.
+/// Time after the start of a request during which new rounds are started.
 const ROUNDS_TIMEOUT: Duration = Duration::from_secs(300);
 /// Longest delay between two rounds.
 const MAX_ROUND_DELAY: Duration = Duration::from_secs(30);
@@ -49,11 +52,11 @@ pub(super) enum GiveUpReason {
     NeedsUser,
     /// The retry would start after the retry timeout.
     RetryTooLate,
-    /// The server limits the rate, and the policy allows no new round, or none that starts after
-    /// the backoff and before the retry timeout.
+    /// The server limits the rate, and the policy allows no new round or the backoff ends after the
+    /// retry timeout.
     RateLimited,
-    /// The round failed, and no further round can succeed, is allowed, or starts within five
-    /// minutes of the first attempt.
+    /// The round failed, and the failure is not temporary, the policy allows no new round, or five
+    /// minutes have passed since the request was started.
     NoFurtherRound,
     /// The next round would start after the retry timeout.
     RoundTooLate,
@@ -82,7 +85,7 @@ pub(super) struct RetryContext<'a> {
     pub(super) retry_count: u32,
     /// Number of failed rounds before this one.
     pub(super) failed_rounds: u32,
-    /// Time since the first attempt.
+    /// Time since the request was started.
     pub(super) elapsed: Duration,
     /// Time since the start of the retry timeout.
     pub(super) waited: Duration,
@@ -96,23 +99,25 @@ pub(super) struct RetryContext<'a> {
 impl RetryContext<'_> {
     /// Applies the rules in the order of the table above.
     ///
-    /// `account_may_be_settled` is called once for each failure that the billing rule covers, and
-    /// never for others: each call advances the billing problem that all requests share.
-    pub(super) fn decide(&self, account_may_be_settled: impl FnOnce() -> bool) -> RetryDecision {
+    /// `should_wait_for_billing` returns whether the server's maximum wait for a 402 is not over
+    /// yet. It is called only if the earlier rules do not cover a 402: each call updates the billing
+    /// incident that all requests share.
+    pub(super) fn decide(&self, should_wait_for_billing: impl FnOnce() -> bool) -> RetryDecision {
         if self.needs_user() {
             return RetryDecision::GiveUp(GiveUpReason::NeedsUser);
         }
         if self.retry_count < self.policy.max_retries && self.failed.is_retryable() {
             return self.retry();
         }
-        match (self.failed.error.status(), self.backoff) {
-            (Some(402), backoff) if self.policy.repeat_rounds && account_may_be_settled() => {
-                match backoff {
-                    Some(_) => RetryDecision::BackOff,
-                    None => RetryDecision::WaitForBilling,
-                }
-            }
-            (Some(429), Some(backoff)) => self.back_off(backoff),
+        let status = self.failed.error.status();
+        if status == Some(402) && self.policy.repeat_rounds && should_wait_for_billing() {
+            return match self.backoff {
+                Some(_) => RetryDecision::BackOff,
+                None => RetryDecision::WaitForBilling,
+            };
+        }
+        match self.backoff {
+            Some(backoff) if status == Some(429) => self.back_off(backoff),
             _ => self.new_round(),
         }
     }
@@ -143,8 +148,9 @@ impl RetryContext<'_> {
     }
 
     fn new_round(&self) -> RetryDecision {
-        let retryable = !self.failed.permanent && self.failed.error.is_retryable();
-        if !self.policy.repeat_rounds || !retryable || self.elapsed >= ROUNDS_TIMEOUT {
+        // As in the Python SDK, `x-should-retry` applies to retries only.
+        let is_temporary = !self.failed.permanent && self.failed.error.is_retryable();
+        if !self.policy.repeat_rounds || !is_temporary || self.elapsed >= ROUNDS_TIMEOUT {
             return RetryDecision::GiveUp(GiveUpReason::NoFurtherRound);
         }
         let doubled = Duration::from_secs(1 << self.failed_rounds.min(5));
@@ -182,7 +188,7 @@ mod tests {
         RetryPolicy::default().apply(RequestPolicy::for_route(route))
     }
 
-    /// Returns the context of a first attempt.
+    /// Returns the context of a failed first attempt.
     fn first<'a>(policy: &'a RequestPolicy, failed: &'a FailedAttempt) -> RetryContext<'a> {
         RetryContext {
             policy,
@@ -196,9 +202,9 @@ mod tests {
         }
     }
 
-    /// Answer of the billing state to a failure that the billing rule does not cover.
-    fn not_asked() -> bool {
-        panic!("only the billing rule asks")
+    /// Passed to `decide` for failures that the billing rule does not cover.
+    fn not_called() -> bool {
+        panic!("only the billing rule calls this")
     }
 
     #[test]
@@ -208,14 +214,14 @@ mod tests {
 
         let delay = Duration::from_millis(500);
         let retry = first(&train, &unavailable);
-        assert_eq!(retry.decide(not_asked), RetryDecision::Retry { delay });
+        assert_eq!(retry.decide(not_called), RetryDecision::Retry { delay });
         let last = RetryContext { retry_count: 10, failed_rounds: 2, ..retry };
-        assert_eq!(last.decide(not_asked), RetryDecision::NewRound { delay: 4 * SECOND });
+        assert_eq!(last.decide(not_called), RetryDecision::NewRound { delay: 4 * SECOND });
 
         let shared = |failed| RetryContext { backoff: Some(SECOND), ..first(&sample, failed) };
-        assert_eq!(shared(&limited).decide(not_asked), RetryDecision::BackOff);
+        assert_eq!(shared(&limited).decide(not_called), RetryDecision::BackOff);
         assert_eq!(
-            shared(&unavailable).decide(not_asked),
+            shared(&unavailable).decide(not_called),
             RetryDecision::NewRound { delay: SECOND }
         );
 
@@ -232,7 +238,7 @@ mod tests {
         let sample = timeout.apply(RequestPolicy::for_route(Route::Sample));
         let single = RetryPolicy::disabled().apply(RequestPolicy::for_route(Route::Sample));
         let (unavailable, limited) = (failure(503), failure(429));
-        let reason = |context: &RetryContext<'_>| match context.decide(not_asked) {
+        let reason = |context: &RetryContext<'_>| match context.decide(not_called) {
             RetryDecision::GiveUp(reason) => reason,
             other => panic!("{other:?}"),
         };
@@ -249,7 +255,7 @@ mod tests {
             let backoff = Some(2 * SECOND);
             let context = RetryContext { backoff, ..first(policy, &limited) };
             assert_eq!(reason(&context), GiveUpReason::RateLimited);
-            assert!(context.decide(not_asked).starts_backoff(), "others must wait");
+            assert!(context.decide(not_called).starts_backoff(), "other requests must wait");
         }
     }
 }

@@ -6,10 +6,10 @@ use super::request_policy::RequestPolicy;
 
 /// Policy for repeating failed requests.
 ///
-/// The default is what the service expects: up to ten retries per round, with delays that double
-/// from 0.5 to 10 seconds and are shortened at random by up to a quarter, and new rounds for up to
-/// five minutes. The protocol allows fewer attempts for some requests, for example one per round
-/// for saves.
+/// A round is a series of attempts with the same idempotency key. The default is what the service
+/// expects: up to ten retries per round, with delays that double from 0.5 to 10 seconds and are
+/// shortened at random by up to a quarter, and new rounds for up to five minutes. The protocol
+/// allows fewer attempts for some requests, for example one per round for saves.
 ///
 /// ```
 /// use std::time::Duration;
@@ -86,7 +86,8 @@ impl RetryPolicy {
         self
     }
 
-    /// Returns the maximum number of retries per round.
+    /// Returns the maximum number of retries per round. Defaults to [`u32::MAX`]: only the protocol
+    /// limits them.
     #[must_use]
     pub fn max_retries(&self) -> u32 {
         self.max_retries
@@ -109,7 +110,7 @@ impl RetryPolicy {
         self.repeat_rounds
     }
 
-    /// Restricts the policy of a route by this policy.
+    /// Restricts `policy`, which the protocol defines for a route, by the user's settings.
     pub(crate) fn apply(self, policy: RequestPolicy) -> RequestPolicy {
         let timeout = match policy.lane.is_poll() {
             true => policy.timeout,

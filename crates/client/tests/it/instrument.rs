@@ -2,10 +2,13 @@
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use serde_json::json;
+use tinkex::rest::ListSessions;
 use tinkex::{AdamParams, RetryPolicy, SamplingParams};
+use tokio::time::Duration;
 
 use crate::event_log::EventLog;
 use crate::fake_server::FakeServer;
+use crate::scripted_server::ScriptedServer;
 
 /// Covers T2.3.1, T2.3.2, T3.2.4, P6C.5.
 #[tokio::test(start_paused = true)]
@@ -67,6 +70,22 @@ async fn requests_retries_and_queue_states_are_recorded() {
         "tinkex_retries_total reason=retry 1",
     ] {
         assert!(numbers.iter().any(|line| line == expected), "{expected}: {numbers:?}");
+    }
+}
+
+/// Regression: the event was missing if the retry timeout ended the request (503), or if only the
+/// user can resolve the failure (402, 409).
+#[tokio::test(start_paused = true)]
+async fn giving_up_is_recorded_for_every_reason() {
+    let retry = RetryPolicy::default().with_retry_timeout(Duration::from_millis(100));
+    for status in [400, 402, 409, 503] {
+        let lines = EventLog::default();
+        let _log = tracing::subscriber::set_default(lines.clone());
+        let fake = ScriptedServer::started().respond("GET /api/v1/sessions", status, json!({}));
+        let client = fake.builder().retry(retry).build().unwrap();
+        client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+        assert_eq!(lines.with(&["tinkex::retry", "giving up"]).len(), 1, "{status}");
+        fake.finish();
     }
 }
 
