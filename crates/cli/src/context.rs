@@ -38,7 +38,7 @@ impl<'e> CommandContext<'e> {
         Self { style, environment, console, globals, settings, local: None }
     }
 
-    /// Removes the width limit of tables.
+    /// Prints tables without truncating cells to the width of the terminal.
     pub(crate) fn widen(&mut self) {
         self.style.width = None;
     }
@@ -50,7 +50,7 @@ impl<'e> CommandContext<'e> {
     }
 
     /// Returns the flags with which another command line uses the same server, each preceded by a
-    /// space. An API key given as an argument is not repeated.
+    /// space. Omits `--api-key`: a secret must not be printed.
     pub(crate) fn server_flags(&self) -> String {
         let globals = &self.globals;
         let mut flags = String::new();
@@ -182,8 +182,7 @@ impl<'e> CommandContext<'e> {
         }
     }
 
-    /// Writes text to standard error, even with `--quiet` or `--json`: prompts and their
-    /// explanations.
+    /// Writes a prompt or its explanation to standard error, even with `--quiet` or `--json`.
     pub(crate) fn prompt(&mut self, text: &str) {
         let err = &mut self.environment.err;
         let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());

@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 
 use crate::{alias, args::Args};
 
-/// Errors of a command whose values are missing or placeholders.
+/// Kinds of errors for a command whose values are missing or placeholders.
 const WITHOUT_VALUES: [ErrorKind; 4] = [
     ErrorKind::MissingRequiredArgument,
     ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand,
@@ -18,7 +18,7 @@ const WITHOUT_VALUES: [ErrorKind; 4] = [
 /// A command line, and where it is documented.
 struct DocumentedCommand {
     source: String,
-    /// Whether it is part of a sentence.
+    /// Whether it is inline code in a sentence, where values may be missing.
     inline: bool,
     line: String,
 }
@@ -61,7 +61,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Returns the Markdown files that describe the command line, except the records of decisions.
+/// Returns the Markdown files that describe the command line. Decision records (`docs/adr`) are not
+/// included: they may describe earlier versions.
 fn pages() -> Vec<PathBuf> {
     let markdown = |folder: &str| {
         let entries = fs::read_dir(root().join(folder)).unwrap();
@@ -84,6 +85,7 @@ fn commands_of_page(path: &Path) -> Vec<DocumentedCommand> {
         }
     }
     let source = path.file_name().unwrap().to_string_lossy();
+    // `[OPTIONS]`, `…` and `COMMAND` stand for arguments that cannot be parsed.
     let is_template = |line: &str| line.contains(['…', '[']) || line.contains("COMMAND");
     let is_complete = |line: &str| line.starts_with("tinkex ") && !is_template(line);
     let commands = lines.into_iter().filter(|(_, line)| is_complete(line));

@@ -25,7 +25,7 @@ pub(crate) enum KeySource {
     Default,
 }
 
-/// API key that is passed to the SDK.
+/// API key that the command line passes to the SDK.
 pub(crate) struct ExplicitKey {
     key: String,
     /// Flag, file or id that supplied the key, for messages.
@@ -33,11 +33,12 @@ pub(crate) struct ExplicitKey {
 }
 
 impl KeySource {
-    /// Chooses the source. `profile` is the key id of the profile.
-    pub(crate) fn choose(env: &Env, globals: &Globals, profile: Option<String>) -> Self {
+    /// Chooses the source: the flags, then the environment variables, then the stored key with the
+    /// id that the profile selects, then the default stored key.
+    pub(crate) fn choose(env: &Env, globals: &Globals, profile_key_id: Option<String>) -> Self {
         let variables = ["TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"];
         let env_has_key = variables.iter().any(|name| env.get(name).is_some());
-        match (&globals.api_key_file, &globals.api_key, profile) {
+        match (&globals.api_key_file, &globals.api_key, profile_key_id) {
             (Some(file), _, _) => Self::File(file.clone()),
             (None, Some(key), _) => Self::Flag(key.clone()),
             (None, None, Some(id)) if !env_has_key => Self::Stored(id),
@@ -77,7 +78,7 @@ impl ExplicitKey {
     /// `--api-key: API key does not start with tml-`.
     pub(crate) fn build(self, client: ServiceClientBuilder) -> Result<ServiceClient, CommandError> {
         let Self { key, source } = self;
-        // The SDK skips an empty key, so an error is then about another one.
+        // The SDK skips an empty key and looks up another one; an error is then about that one.
         let is_invalid = !key.is_empty() && ApiKey::new(&*key).is_err();
         client.api_key(key).build().map_err(|error| match error.kind() {
             ErrorKind::Auth if is_invalid => CommandError::from(error).context(&source),

@@ -31,8 +31,8 @@ pub(super) struct Notices {
 pub(super) struct ConnectionNotices {
     console: Console,
     notices: Notices,
-    /// Hosts whose outage was reported. Every pending request emits events, so that an outage would
-    /// otherwise be reported many times.
+    /// Hosts whose outage was reported. Every pending request emits events: without this set, an
+    /// outage would be reported many times.
     unreachable: Mutex<BTreeSet<RemoteHost>>,
 }
 
@@ -52,8 +52,8 @@ impl ConnectionNotices {
         }
     }
 
-    /// Ends the outage of the API server, if it responds. Outages of other hosts do not end,
-    /// because their responses emit no event: each is reported once per command.
+    /// Reports the end of the API server's outage, if it responds. Outages of other hosts do not
+    /// end, because their responses emit no event: each is reported once per command.
     fn report_response(&self, fields: &EventFields) {
         let responds = fields.status.is_some_and(|status| status < 500);
         // A server that shuts down still responds to pending polls.

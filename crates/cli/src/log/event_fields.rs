@@ -6,7 +6,7 @@ use tinkex::Lane;
 use tracing::Event;
 use tracing::field::{Field, Visit};
 
-/// Fields of an event as text.
+/// Fields of an event: all of them as text, and some by name.
 #[derive(Default)]
 pub(super) struct EventFields {
     pub(super) message: String,

@@ -1,11 +1,11 @@
 //! The log on standard error: events of the SDK and, with `serve`, of the server.
 //!
-//! Three layers of `tracing-subscriber` write it:
+//! `serve` logs events with time stamps, as text or JSON. For the other commands, two layers of
+//! `tracing-subscriber` write the log:
 //!
 //! - events at the chosen level, one line each (`warning: …`);
 //! - [`ConnectionNotices`], which reports retries on a terminal (`retrying in 4s (429)`) and
-//!   reports an outage once instead of once for every pending request;
-//! - with `serve`, the server's events with time stamps, as text or JSON.
+//!   reports an outage once instead of once for every pending request.
 
 mod connection_notices;
 mod event_fields;
@@ -93,11 +93,17 @@ pub(crate) fn install(
         return match server.format {
             LogFormat::Json => {
                 let events = events.json().flatten_event(true);
-                set(environment, tracing_subscriber::registry().with(events.with_filter(filter)))
+                set_subscriber(
+                    environment,
+                    tracing_subscriber::registry().with(events.with_filter(filter)),
+                )
             }
             LogFormat::Text => {
                 let events = events.with_ansi(server.colors).with_target(false);
-                set(environment, tracing_subscriber::registry().with(events.with_filter(filter)))
+                set_subscriber(
+                    environment,
+                    tracing_subscriber::registry().with(events.with_filter(filter)),
+                )
             }
         };
     }
@@ -117,18 +123,19 @@ pub(crate) fn install(
     let active = notices.retries || notices.outages;
     // The closure must reject what the level hint excludes: `tracing-subscriber` asserts it in
     // debug builds.
-    let wanted = filter_fn(move |metadata| {
+    let notice_filter = filter_fn(move |metadata| {
         active
             && metadata.is_event()
             && *metadata.level() <= Level::DEBUG
             && [RETRY, OUTAGE, HTTP].contains(&metadata.target())
     })
     .with_max_level_hint(LevelFilter::DEBUG);
-    let notices = ConnectionNotices::new(console.clone(), notices).with_filter(wanted);
-    set(environment, tracing_subscriber::registry().with(events).with(notices))
+    let notices = ConnectionNotices::new(console.clone(), notices).with_filter(notice_filter);
+    set_subscriber(environment, tracing_subscriber::registry().with(events).with(notices))
 }
 
-fn set(
+/// Installs the subscriber for this thread or for the process, as the environment demands.
+fn set_subscriber(
     environment: &Environment,
     subscriber: impl Subscriber + Send + Sync + 'static,
 ) -> Option<tracing::subscriber::DefaultGuard> {

@@ -95,17 +95,18 @@ fn distinct_requests(requests: &[Value]) -> BTreeSet<String> {
         let body = text("body").replace("tinkex checkpoint download", "tinker checkpoint download");
         let body = body.replace(r#","detail":null"#, "").replace(r#""detail":null,"#, "");
         // The model card and the encoding of a hub commit differ.
-        let hub = request["path"].as_str().unwrap().starts_with("/api/")
+        let is_hub = request["path"].as_str().unwrap().starts_with("/api/")
             && !request["path"].as_str().unwrap().starts_with("/api/v1/");
-        let body = if hub { String::new() } else { body };
+        let body = if is_hub { String::new() } else { body };
         // The Python SDK sends this request without the `x-sdk-method` header.
-        let unnamed = request["path"] == "/api/v1/weights_info";
-        let headers = if unnamed { String::new() } else { text("headers") };
+        let lacks_sdk_method = request["path"] == "/api/v1/weights_info";
+        let headers = if lacks_sdk_method { String::new() } else { text("headers") };
         format!("{} {} {} {body} {headers}", text("method"), text("path"), text("query"))
     };
     requests.iter().filter(relevant).map(describe).collect()
 }
 
+/// Checks the downloaded files and the credential file.
 fn check_files(capture: &Capture, ours: &ReplayOutput) {
     let name = &capture.name;
     for (file, content) in capture.files_after() {
@@ -130,6 +131,7 @@ fn check_files(capture: &Capture, ours: &ReplayOutput) {
     if let Some(expected) = capture.credentials_after() {
         let path = ours.home.path().join(".tinker/credentials.json");
         let text = fs::read_to_string(&path).unwrap();
+        // Compare only the content of an unchanged file: the recording does not keep its format.
         if Some(&text) == capture.credentials_before().as_ref() {
             let parsed = |text: &str| serde_json::from_str::<Value>(text).ok();
             assert_eq!(parsed(&text), parsed(expected), "{name}: the credentials changed");
@@ -239,7 +241,7 @@ fn check_error_document(capture: &Capture, case: &ReplayCase, ours: &ReplayOutpu
 #[tokio::test(start_paused = true)]
 async fn recorded_commands_behave_like_the_python_cli() {
     let mut unused: BTreeSet<&str> = CASES.iter().map(|case| case.name).collect();
-    assert_eq!(unused.len(), CASES.len(), "a name occurs twice");
+    assert_eq!(unused.len(), CASES.len(), "a name occurs twice in CASES");
     let (mut printed, mut failed) = (String::new(), Vec::new());
     for capture in capture::all().iter().filter(|capture| !is_replayed_elsewhere(capture)) {
         let name = capture.name.as_str();
@@ -256,10 +258,11 @@ async fn recorded_commands_behave_like_the_python_cli() {
         }
     }
     assert_eq!(failed, Vec::<String>::new());
-    assert_eq!(unused, BTreeSet::new(), "no such recordings");
+    assert_eq!(unused, BTreeSet::new(), "CASES without a recording");
+    // API keys of the recordings, and the start of every token.
     let keys = ["tml-test-0000", "tml-pasted-key", "tml-bad", "tml-minted", "tml-fromcmd", "eyJ"];
     for key in keys {
-        assert!(!printed.contains(key), "{key} was printed");
+        assert!(!printed.contains(key), "the secret {key} was printed");
     }
 }
 

@@ -7,12 +7,12 @@ use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 use crate::scripted_server::ScriptedServer;
 use crate::sink::Sink;
 
-/// Runs commands against a [`ScriptedServer`] in a temporary home.
+/// Runs commands against a [`ScriptedServer`], with a temporary home folder.
 pub(crate) struct ScriptedCli {
     pub(crate) server: ScriptedServer,
     pub(crate) home: tempfile::TempDir,
     env: Vec<(String, String)>,
-    /// Pressed by the server when a request for a slow response arrives.
+    /// Pressed by the server when it receives a request whose response is delayed.
     interrupt: Interrupt,
 }
 
@@ -30,12 +30,13 @@ impl ScriptedOutput {
 }
 
 impl ScriptedCli {
-    /// Creates a home and a server that sends the given bodies: method, path, body.
+    /// Creates a home and a server with these responses: method and path of the request, and body
+    /// of the response.
     ///
-    /// The body's `status` is the HTTP status (default 200), its `page` is sent as text, and its
-    /// `sleep` is the delay in seconds.
-    pub(crate) fn new(replies: &[(&str, &str, Value)]) -> Self {
-        let replies: Vec<Value> = replies
+    /// Some keys of the body are instructions: `status` is the HTTP status (default 200), `page` is
+    /// sent as text in place of the body, and `sleep` is the delay in seconds.
+    pub(crate) fn new(responses: &[(&str, &str, Value)]) -> Self {
+        let routes: Vec<Value> = responses
             .iter()
             .map(|(method, path, body)| {
                 let status = body["status"].as_u64().unwrap_or(200);
@@ -45,7 +46,7 @@ impl ScriptedCli {
                     kind: text.unwrap_or(body), "sleep": body["sleep"] })
             })
             .collect();
-        let text = json!({ "base_url": "http://a.test", "replies": replies }).to_string();
+        let script = json!({ "base_url": "http://a.test", "replies": routes }).to_string();
         let home = tempfile::tempdir().unwrap();
         let env = [
             ("HOME", home.path().to_str().unwrap()),
@@ -55,7 +56,7 @@ impl ScriptedCli {
         let env =
             env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         let interrupt = Interrupt::default();
-        Self { server: ScriptedServer::new(&text, Some(interrupt.clone())), home, env, interrupt }
+        Self { server: ScriptedServer::new(&script, Some(interrupt.clone())), home, env, interrupt }
     }
 
     /// Sets an environment variable.

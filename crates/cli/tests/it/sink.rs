@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
-/// Output stream that keeps what is written. Clones share the bytes.
+/// Output stream that keeps the written bytes. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Sink(Arc<Mutex<Vec<u8>>>);
 

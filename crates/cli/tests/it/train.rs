@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use crate::sandbox::{Sandbox, lines};
 use crate::scripted_cli::ScriptedCli;
 
-/// Returns training examples as JSON Lines: conversations and, every fourth, a prompt with completion.
+/// Returns training examples as JSON Lines: conversations, and every fourth a prompt with a
+/// completion.
 fn examples(count: usize) -> String {
     let line = |at: usize| match at % 4 {
         0 => json!({ "prompt": format!("{at} and"), "completion": " so on" }).to_string(),
@@ -20,9 +21,11 @@ fn examples(count: usize) -> String {
     (0..count).map(|at| line(at) + "\n").collect()
 }
 
+/// Trains for 8 steps, with checkpoints at steps 3 and 6 and at the end.
 pub(crate) const TRAIN: &str = "train data.jsonl --local --steps 8 --batch-size 4 --save-every 3 \
                     --eval-split 0.2 --schedule cosine --warmup 2";
 
+/// Returns a sandbox with the training file of [`TRAIN`].
 pub(crate) fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.write("data.jsonl", &examples(20));
@@ -39,7 +42,7 @@ fn local_commands(page: &str) -> Vec<String> {
     local.map(|line| line["tinkex ".len()..].to_owned()).collect()
 }
 
-/// Runs what the guide and the README tell a reader to type, in their order.
+/// Runs the `--local` commands of the training guide and of the README, each page in its order.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_commands_of_the_training_guide_work() {
     for page in ["docs/train.md", "README.md"] {
@@ -79,6 +82,7 @@ pub(crate) fn losses(sandbox: &Sandbox, folder: &str) -> Vec<(u64, u64)> {
         .collect()
 }
 
+/// Returns the state of a run, which `--resume` reads.
 fn state(sandbox: &Sandbox, folder: &str) -> Value {
     serde_json::from_str(&sandbox.read(&format!("{folder}/run.json"))).unwrap()
 }
@@ -96,8 +100,9 @@ async fn resumed_run_has_the_losses_of_an_uninterrupted_one() {
     let stopped = sandbox.run(&format!("{TRAIN} --dir parts")).await;
     let stopped = stopped.fails(130, &["saving a checkpoint", "stopped at step", "--resume"]);
     assert!(stopped.out.is_empty());
-    let at = state(&sandbox, "parts")["saved"].as_array().unwrap().last().unwrap()["step"].clone();
-    assert!((4..8).contains(&at.as_u64().unwrap()), "{at}");
+    let step =
+        state(&sandbox, "parts")["saved"].as_array().unwrap().last().unwrap()["step"].clone();
+    assert!((4..8).contains(&step.as_u64().unwrap()), "{step}");
 
     sandbox.interrupt_at = None;
     let resumed = sandbox.run("train --resume parts --local").await.ok();

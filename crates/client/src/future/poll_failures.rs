@@ -120,7 +120,11 @@ mod tests {
             assert_eq!(failures.record(&lost), seconds(delay));
         }
         assert_eq!(failures.record(&status(402, "")), NextPoll::WhenSettled);
-        assert_eq!(failures.record(&status(429, "")), seconds(30), "a 402 does not reset the delay");
+        assert_eq!(
+            failures.record(&status(429, "")),
+            seconds(30),
+            "a 402 does not reset the delay"
+        );
         for processed in [408, 500, 400] {
             failures.record(&status(processed, ""));
             assert_eq!(failures.record(&status(429, "")), seconds(1), "{processed}");

@@ -44,8 +44,8 @@ impl SnapshotDownload<'_> {
             let info = self.file_info(&pinned.in_url, file).await?;
             self.add(&pinned, file, info.as_ref()).await?;
         }
-        // Add the tokenizer last: a snapshot without it counts as not cached, so that an interrupted
-        // download is repeated.
+        // Add the tokenizer last: a snapshot without it counts as not cached, so the next call
+        // continues an interrupted download.
         self.add(&pinned, main.name, Some(&main.info)).await?;
 
         let folder = self.cache.snapshot_folder(&pinned.in_cache);

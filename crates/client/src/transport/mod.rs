@@ -1,8 +1,8 @@
 //! Sends requests to the API server: encodes once, authenticates, retries, follows redirects and
 //! decodes the response.
 //!
-//! [`retry_decision`] decides whether and when a failed request is sent again, [`retry`] carries the
-//! decision out, and [`http`] is the interface to the network.
+//! [`retry_decision`] decides whether and when a failed request is sent again, [`retry`] carries
+//! the decision out, and [`http`] is the interface to the network.
 
 mod auth;
 pub(crate) mod backoff;

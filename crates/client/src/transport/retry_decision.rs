@@ -100,8 +100,8 @@ impl RetryContext<'_> {
     /// Applies the rules in the order of the table above.
     ///
     /// `should_wait_for_billing` returns whether the server's maximum wait for a 402 is not over
-    /// yet. It is called only if the earlier rules do not cover a 402: each call updates the billing
-    /// incident that all requests share.
+    /// yet. It is called only if the billing rule is reached with a 402: each call updates the
+    /// billing incident that all requests share.
     pub(super) fn decide(&self, should_wait_for_billing: impl FnOnce() -> bool) -> RetryDecision {
         if self.needs_user() {
             return RetryDecision::GiveUp(GiveUpReason::NeedsUser);
