@@ -47,6 +47,10 @@ impl KeySource {
     }
 
     /// Reads the key. Returns `None` if the SDK looks it up itself.
+    ///
+    /// # Errors
+    ///
+    /// If the key cannot be read or is empty. The SDK would skip an empty key and use another one.
     pub(crate) fn read(
         &self,
         environment: &Environment,
@@ -65,6 +69,10 @@ impl KeySource {
             }
             Self::Default => return Ok(None),
         };
+        if key.is_empty() {
+            return Err(CommandError::new(Exit::Credentials, format!("{source} is empty"))
+                .hint("Pass an API key that starts with tml-, or omit the option."));
+        }
         Ok(Some(ExplicitKey { key, source }))
     }
 }
@@ -78,8 +86,7 @@ impl ExplicitKey {
     /// `--api-key: API key does not start with tml-`.
     pub(crate) fn build(self, client: ServiceClientBuilder) -> Result<ServiceClient, CommandError> {
         let Self { key, source } = self;
-        // The SDK skips an empty key and looks up another one; an error is then about that one.
-        let is_invalid = !key.is_empty() && ApiKey::new(&*key).is_err();
+        let is_invalid = ApiKey::new(&*key).is_err();
         client.api_key(key).build().map_err(|error| match error.kind() {
             ErrorKind::Auth if is_invalid => CommandError::from(error).context(&source),
             _ => error.into(),

@@ -92,6 +92,21 @@ async fn invalid_api_key_is_reported_with_its_source() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_empty_api_key_option_does_not_select_another_key() {
+    let cli = ScriptedCli::new(&[]).with_variable("TINKER_API_KEY", "tml-another");
+    fs::write(cli.home.path().join("key"), "\n").unwrap();
+    for (line, message) in [
+        ("run list --api-key-file key", "error: API key file key is empty"),
+        ("run list --api-key=", "error: --api-key is empty"),
+    ] {
+        let output = cli.run(line).await;
+        assert_eq!(output.exit, 3, "{line}: {}", output.err);
+        assert!(output.err.contains(message), "{line}: {}", output.err);
+    }
+    assert!(cli.server.requests().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn checkpoint_gc_lists_and_deletes_old_checkpoints() {
     let path = "/api/v1/training_runs/r/checkpoints";
     let list = json!({ "checkpoints": [
