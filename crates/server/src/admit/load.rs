@@ -16,8 +16,8 @@ use tinkex_wire::{
 
 use super::training::{ModelRequest, enqueue_restored, random_seed, validate_optimizer};
 use super::{
-    NextStep, Submission, digest, next_seq, reject_seq_on_error, require_run, require_session,
-    seq_in_use, submit,
+    CREATION_SEQ, NextStep, Submission, digest, find_original, next_seq, reject_seq_on_error,
+    require_run, require_session, submit,
 };
 use crate::error::ServerError;
 use crate::operation::{ModelOperation, Operation};
@@ -27,10 +27,8 @@ use crate::store::{
     Store, now,
 };
 
-/// Sequence number of the request that creates a model.
-const CREATION_SEQ: u64 = 0;
-/// Sequence number of the first request after the creation.
-const FIRST_SEQ: u64 = 1;
+/// Sequence number of the first request after the creation of a model.
+const FIRST_SEQ: u64 = CREATION_SEQ + 1;
 
 /// Admits loading a checkpoint: into an existing model, or as a new model.
 pub(crate) fn load_weights(
@@ -58,7 +56,8 @@ pub(super) fn restore(
     enqueue_restored(row, load_operation(&request, &source.row, row.seq))
 }
 
-/// Returns the operation that loads the checkpoint `source` under sequence number `seq`.
+/// Returns the operation that loads the checkpoint `source` under sequence number `seq`, which
+/// tells whether it creates the model.
 fn load_operation(request: &LoadWeights, source: &CheckpointRecord, seq: u64) -> ModelOperation {
     ModelOperation::Load {
         folder: source.folder.clone(),
@@ -147,7 +146,7 @@ impl LoadRequest<'_> {
             )));
         }
         let Some(source) = self.source(&store) else {
-            return self.find_original(&store, &scope, seq);
+            return self.without_source(&store, &scope, seq);
         };
         check_compatible(self.request, &run, &source)?;
         let model_request = ModelRequest {
@@ -173,7 +172,7 @@ impl LoadRequest<'_> {
         let scope = SequenceScope::Model(model.clone());
         let seq = CREATION_SEQ;
         let Some(source) = self.source(&store) else {
-            return self.find_original(&store, &scope, seq);
+            return self.without_source(&store, &scope, seq);
         };
         let run = RunRecord {
             id: model.clone(),
@@ -210,22 +209,17 @@ impl LoadRequest<'_> {
         store.checkpoint(&self.path).map(|entry| entry.row.clone())
     }
 
-    /// Returns the id of the original request if this is a retry of it: the checkpoint may have
-    /// been deleted after the original request was admitted. Otherwise returns the error for the
-    /// missing checkpoint.
-    fn find_original(
+    /// Handles a request whose checkpoint does not exist. Returns the id of the original request
+    /// if this is a retry of it: the checkpoint may have been deleted since. Otherwise returns the
+    /// error for the missing checkpoint.
+    fn without_source(
         &self,
         store: &Store,
         scope: &SequenceScope,
         seq: u64,
     ) -> Result<RequestId, ServerError> {
-        let Some(id) = store.request_at(scope, seq) else {
-            return Err(ServerError::no_checkpoint(&self.path));
-        };
-        match store.requests.get(id) {
-            Some(original) if original.row.digest == self.digest => Ok(id.clone()),
-            _ => Err(seq_in_use(seq)),
-        }
+        let original = find_original(store, scope, seq, &self.digest)?;
+        original.ok_or_else(|| ServerError::no_checkpoint(&self.path))
     }
 }
 

@@ -38,6 +38,9 @@ pub(crate) use self::save::{
 };
 pub(crate) use self::training::{create_model, forward_backward, optim_step};
 
+/// Sequence number of the request that creates a model.
+const CREATION_SEQ: u64 = 0;
+
 /// A validated request that is ready to be persisted.
 struct Submission {
     kind: RequestKind,
@@ -74,7 +77,8 @@ impl NextStep {
     }
 }
 
-/// Queues a request for writing and returns its id. [`acknowledge`] waits until it is durable.
+/// Queues a request for writing and returns its id, or the id of the original request if this is a
+/// retry. [`acknowledge`] waits until the request is durable.
 fn submit(
     state: &Arc<ServerState>,
     mut store: MutexGuard<'_, Store>,
@@ -87,9 +91,8 @@ fn submit(
         None => next_seq(state, &store, &scope),
     };
     validate_seq(&scope, seq)?;
-    if let Some(id) = store.request_at(&scope, seq) {
-        let same = store.requests.get(id).is_some_and(|entry| entry.row.digest == digest);
-        return if same { Ok(id.clone()) } else { Err(seq_in_use(seq)) };
+    if let Some(original) = find_original(&store, &scope, seq, &digest)? {
+        return Ok(original);
     }
     if let SequenceScope::Model(model) = &scope {
         let expected = state.queue.next_of(model);
@@ -155,10 +158,24 @@ fn submit(
     Ok(id)
 }
 
-fn seq_in_use(seq: u64) -> ServerError {
-    ServerError::invalid(format!(
-        "seq_id {seq} was used for another request; use a new number for a new request"
-    ))
+/// Returns the id of the request that was admitted with the same sequence number and digest: the
+/// new request is a retry of it. Returns `None` if the number is unused.
+///
+/// # Errors
+/// Fails if the number was used for a request with another digest.
+fn find_original(
+    store: &Store,
+    scope: &SequenceScope,
+    seq: u64,
+    digest: &str,
+) -> Result<Option<RequestId>, ServerError> {
+    let Some(id) = store.request_at(scope, seq) else { return Ok(None) };
+    match store.requests.get(id) {
+        Some(original) if original.row.digest == digest => Ok(Some(id.clone())),
+        _ => Err(ServerError::invalid(format!(
+            "seq_id {seq} was used for another request; use a new number for a new request"
+        ))),
+    }
 }
 
 /// Returns `admitted` unchanged. If it is a permanent rejection, marks the sequence number as
@@ -257,7 +274,7 @@ fn proceed(
 fn revoke(store: &mut Store, id: &RequestId) {
     let entry = store.requests.get(id);
     let created = entry.and_then(|entry| match (&entry.row.scope, entry.row.seq) {
-        (SequenceScope::Model(model), 0) => Some(model.clone()),
+        (SequenceScope::Model(model), CREATION_SEQ) => Some(model.clone()),
         _ => None,
     });
     if let Some(model) = created {

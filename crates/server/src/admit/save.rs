@@ -11,8 +11,8 @@
 //! | `save_weights_external` | checkpoint for download |
 //!
 //! New requests and requests that a restart restores become operations in the same way:
-//! [`SaveRequest::decode`], then [`SaveRequest::operation`]. New requests are in addition checked
-//! for conflicts with existing objects.
+//! [`SaveRequest::decode`], then [`SaveRequest::operation`], which checks the name of a checkpoint.
+//! The other fields, and conflicts with existing objects, are checked for new requests only.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ struct CheckpointTarget {
 struct SamplingSessionTarget {
     /// Number of the sampling session in the session of the model.
     number: u32,
-    /// The request without that number, which differs between a request and its retries.
+    /// The request without `number`, for its digest: a retry has another number.
     unnumbered: Box<SaveWeightsForSampler>,
 }
 
@@ -162,7 +162,7 @@ impl SaveRequest {
         ModelRequest { kind, seq: Some(seq), digest, body, operation }.submit(state, store, &run)
     }
 
-    /// Returns the digest of the request with this body. A retry has the same digest.
+    /// Returns the digest of the request, which has this body. A retry has the same digest.
     fn digest(&self, body: &Bytes) -> Result<String, ServerError> {
         match &self.target {
             SaveTarget::Checkpoint(_) => Ok(digest::of_bytes(body)),
@@ -230,7 +230,8 @@ impl From<SaveWeightsExternal> for SaveRequest {
 }
 
 impl CheckpointTarget {
-    /// Checks everything but the name, which [`checkpoint_save`](Self::checkpoint_save) checks.
+    /// Checks the fields other than the name, which [`checkpoint_save`](Self::checkpoint_save)
+    /// checks.
     fn validate(&self) -> Result<(), ServerError> {
         if self.encrypted {
             return Err(ServerError::invalid(
@@ -241,8 +242,8 @@ impl CheckpointTarget {
         validate_ttl(self.ttl_seconds)
     }
 
-    /// Returns the save of `model` under sequence number `seq`. Without a name, the checkpoint is
-    /// named after `seq`, for example `000012`.
+    /// Returns the description of the checkpoint that the request with sequence number `seq` saves.
+    /// Without a name, the checkpoint is named after `seq`, for example `000012`.
     fn checkpoint_save(&self, model: &ModelId, seq: u64) -> Result<CheckpointSave, ServerError> {
         let name = self.name.clone().unwrap_or_else(|| format!("{seq:06}"));
         validate_name(&name)?;

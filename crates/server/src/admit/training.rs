@@ -11,7 +11,8 @@ use tinkex_wire::{
 };
 
 use super::{
-    NextStep, Submission, digest, reject_seq_on_error, require_run, require_session, submit,
+    CREATION_SEQ, NextStep, Submission, digest, reject_seq_on_error, require_run, require_session,
+    submit,
 };
 use crate::error::ServerError;
 use crate::operation::{ModelOperation, Operation, PassObjective, TrainingPass, step_params};
@@ -75,13 +76,13 @@ pub(crate) fn create_model(
         kind: RequestKind::CreateModel,
         session: request.session_id,
         scope: SequenceScope::Model(model.clone()),
-        seq: Some(0),
+        seq: Some(CREATION_SEQ),
         digest: digest::of_bytes(&body),
         seed,
         samples: 0,
         body,
         records: vec![Record::Run(row)],
-        next: NextStep::Enqueue(Operation::Model { model, seq: 0, operation }),
+        next: NextStep::Enqueue(Operation::Model { model, seq: CREATION_SEQ, operation }),
     };
     submit(state, store, submission)
 }
@@ -187,7 +188,7 @@ impl ModelRequest {
         let Self { kind, seq, digest, body, operation } = self;
         let scope = SequenceScope::Model(run.id.clone());
         let seq = seq.unwrap_or_else(|| super::next_seq(state, &store, &scope));
-        if seq == 0 {
+        if seq == CREATION_SEQ {
             return Err(ServerError::invalid(
                 "seq_id: 0 is reserved for the creation of the model; start at 1",
             ));
