@@ -7,10 +7,10 @@ use serde::de::DeserializeOwned;
 
 /// Serializes a value to JSON; [`read_json`] converts back.
 pub(super) fn to_json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("records have string keys and finite numbers")
+    serde_json::to_string(value).expect("all maps in records have string keys")
 }
 
-/// Reads a value that [`to_json`] has serialized.
+/// Reads a column that [`to_json`] has serialized.
 pub(super) fn read_json<T: DeserializeOwned>(row: &Row<'_>, column: &str) -> rusqlite::Result<T> {
     let text = row.get_ref(column)?.as_str()?;
     serde_json::from_str(text).map_err(|error| unreadable(row, column, error))
@@ -47,7 +47,7 @@ pub(super) fn read_optional_u64(row: &Row<'_>, column: &str) -> rusqlite::Result
     Ok(number.map(i64::cast_unsigned))
 }
 
-/// Returns the error for a column whose text does not have the expected form.
+/// Returns the error for a column whose text cannot be deserialized.
 fn unreadable(row: &Row<'_>, column: &str, error: serde_json::Error) -> rusqlite::Error {
     match row.as_ref().column_index(column) {
         Ok(index) => rusqlite::Error::FromSqlConversionFailure(index, Type::Text, error.into()),

@@ -50,8 +50,9 @@ const NEEDED_PAYLOADS: &str = "
 /// Connection of the writer thread.
 pub(super) struct Database {
     connection: Connection,
+    /// Whether the database has no tables yet.
     is_new: bool,
-    /// Whether a commit has failed that the WAL may contain nevertheless.
+    /// Whether the WAL may contain a commit that failed; see [`repair`](Self::repair).
     pub(super) needs_repair: bool,
     /// Maximum number of pages, to simulate a full disk.
     #[cfg(test)]
@@ -64,7 +65,8 @@ impl Database {
     ///
     /// # Errors
     /// Fails if the file cannot be read or migrated, is not a database of this server, or was
-    /// written by a newer version of it. The file is unchanged then.
+    /// written by a newer version of it. Schema and rows are unchanged then; [`schema::migrate`]
+    /// describes an exception.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let invalid = |message: String| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{}: {message}", path.display()))
@@ -72,7 +74,7 @@ impl Database {
         // Create the file with owner-only permissions; SQLite gives its WAL and shared-memory
         // files the permissions of the database.
         drop(super::payloads::private_file().open(path)?);
-        // SQLite would interpret a relative name that starts with `file:` as a URI.
+        // SQLite interprets a relative name that starts with `file:` as a URI.
         let absolute = std::path::absolute(path)?;
         let (mut connection, header) =
             connect(&absolute).map_err(|error| invalid(error.to_string()))?;
@@ -182,7 +184,7 @@ impl Database {
     }
 }
 
-/// Connects to the database at `path` and reads its header. Modifies nothing.
+/// Connects to the database at `path` and reads its header. Changes neither schema nor rows.
 fn connect(path: &Path) -> rusqlite::Result<(Connection, DatabaseHeader)> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;

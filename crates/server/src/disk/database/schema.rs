@@ -24,15 +24,16 @@ struct Migration {
 
 /// All migrations, in order of versions.
 ///
-/// To change the schema, edit `schema.sql`, increment [`VERSION`] and append a migration. Never
-/// edit an existing migration: it has already converted databases that are in use.
+/// To change the schema, copy `schema.sql` to a file for the tests of the migration, as
+/// `schema_1.sql`, then edit it, increment [`VERSION`] and append a migration. Never edit an
+/// existing migration: it has already converted databases that are in use.
 const MIGRATIONS: &[Migration] =
     &[Migration { from_version: 1, statements: include_str!("migrate_1_to_2.sql") }];
 
 /// "TNKX", stored as `application_id` to recognize databases of this server.
 const APPLICATION: i32 = 0x544E_4B58;
 
-/// Identification of a database, as stored in its file.
+/// Values that identify the program and the version that wrote a database.
 pub(super) struct DatabaseHeader {
     application: i32,
     version: i32,
@@ -62,7 +63,8 @@ impl DatabaseHeader {
         })
     }
 
-    /// Returns what the database needs, or the reason why this server cannot use it.
+    /// Returns the preparation that the database needs, or the reason why this server cannot use
+    /// it.
     pub(super) fn schema_state(&self) -> Result<SchemaState, String> {
         if !self.has_tables {
             return Ok(SchemaState::Empty);

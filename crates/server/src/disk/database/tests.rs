@@ -106,8 +106,8 @@ impl OldFolder {
     }
 }
 
-/// Returns the number that a query selects.
-fn query(connection: &Connection, sql: &str) -> i64 {
+/// Returns the number that `sql` selects.
+fn query_number(connection: &Connection, sql: &str) -> i64 {
     connection.query_row(sql, [], |row| row.get(0)).unwrap()
 }
 
@@ -215,7 +215,7 @@ fn a_migrated_database_has_the_schema_of_a_new_one() {
     let migrated = Database::open(&old.path().join(DATABASE)).unwrap();
     assert_eq!(schema_of(&migrated.connection), schema_of(&new.connection));
     let version = "PRAGMA user_version";
-    assert_eq!(query(&migrated.connection, version), query(&new.connection, version));
+    assert_eq!(query_number(&migrated.connection, version), query_number(&new.connection, version));
 }
 
 /// Truncates the WAL at many positions, as a crash during the migration may leave it.
@@ -232,9 +232,9 @@ fn a_crash_during_the_migration_loses_nothing() {
         let wal = copy.with_extension("sqlite-wal");
         std::fs::OpenOptions::new().write(true).open(wal).unwrap().set_len(length).unwrap();
         let connection = Connection::open(&copy).unwrap();
-        let version = query(&connection, "PRAGMA user_version");
+        let version = query_number(&connection, "PRAGMA user_version");
         let column = if version == 1 { "fact" } else { "record" };
-        assert_eq!(query(&connection, &format!("SELECT count({column}) FROM requests")), 3);
+        assert_eq!(query_number(&connection, &format!("SELECT count({column}) FROM requests")), 3);
         connection.close().unwrap();
         found_versions.push(version);
 
