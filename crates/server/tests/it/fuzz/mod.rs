@@ -40,7 +40,8 @@ impl Tally {
         *routes.entry(route).or_default() += 1;
     }
 
-    /// Checks that the cases have covered all routes, valid requests and invalid ones.
+    /// Checks that the cases have covered all routes, and that at least a tenth of them were
+    /// accepted and a tenth rejected.
     fn check_coverage(&self) {
         let total = |routes: &BTreeMap<String, usize>| routes.values().sum::<usize>();
         let (accepted, rejected) = (total(&self.accepted), total(&self.rejected));
@@ -56,13 +57,13 @@ impl Tally {
     }
 }
 
-/// Runs cases while `more` returns true for the number of cases so far.
-async fn fuzz(seed: u64, more: impl Fn(usize) -> bool) {
+/// Runs cases while `runs_another` returns true for the number of cases so far.
+async fn fuzz(seed: u64, runs_another: impl Fn(usize) -> bool) {
     let recordings = Recording::all();
     let mut rng = Rng::with_seed(seed);
     let mut tally = Tally::default();
     let mut server = FuzzServer::new().await;
-    for case in (0..).take_while(|case| more(*case)) {
+    for case in (0..).take_while(|case| runs_another(*case)) {
         if case > 0 && case % CASES_PER_SERVER == 0 {
             server = FuzzServer::new().await;
         }

@@ -13,7 +13,8 @@ use tinkex_wire::{Datum, ForwardBackward, LossFn, Seq};
 use super::recording::{RECORDED_SESSION, RecordedBody, Recording};
 use crate::harness::MODEL;
 
-/// Probability of a mutation: `hits` of `out_of` cases.
+/// Probability of a mutation: `hits` of `out_of` cases. The documentation of a constant describes
+/// the mutation and the reason for its probability.
 struct Chance {
     hits: u8,
     out_of: u8,
@@ -23,8 +24,8 @@ struct Chance {
 const REPLACE_METHOD: Chance = Chance { hits: 1, out_of: 30 };
 /// Claims another encoding. Rare, because decompression fails before any field is decoded.
 const ADD_CONTENT_ENCODING: Chance = Chance { hits: 1, out_of: 20 };
-/// Replaces a path segment. More frequent: a handler checks ids and query parameters. Other
-/// segments reach only the router.
+/// Replaces a path segment. Frequent enough to reach the handlers, which check ids and query
+/// parameters; the router rejects most other replaced segments.
 const REPLACE_PATH_SEGMENT: Chance = Chance { hits: 1, out_of: 4 };
 /// Damages the bytes of the body, to test the decoders. Most damage makes a body invalid, so that
 /// the checks after the decoder do not run: most bodies must stay intact.
@@ -32,17 +33,17 @@ const DAMAGE_BODY: Chance = Chance { hits: 1, out_of: 3 };
 /// Replaces a recorded training pass by one that the server's model can execute. Frequent, because
 /// the recorded passes need another model: the server decodes them and then rejects them.
 const REPLACE_PASS: Chance = Chance { hits: 3, out_of: 4 };
-/// Number of mutations of a JSON body, chosen uniformly. None leaves the body valid; the second
-/// finds errors that need two unusual fields.
+/// Number of mutations of a JSON body, chosen uniformly. Without a mutation the body is valid; two
+/// mutations find errors that need two unusual fields.
 const JSON_MUTATIONS: std::ops::Range<usize> = 0..3;
 /// Mutates an element of an object or a list instead of replacing the whole. Frequent, because the
 /// type of an outer object is a single check; most checks are about the fields inside.
 const DESCEND: Chance = Chance { hits: 3, out_of: 4 };
-/// Replaces a number by a nearby one instead of any value. It keeps the type and is often valid: it
-/// tests limits, sequence numbers and counts.
+/// Replaces a number by a nearby one instead of any value. The nearby number has the right type and
+/// is often valid: it tests limits, sequence numbers and counts.
 const USE_NEARBY_NUMBER: Chance = Chance { hits: 1, out_of: 2 };
-/// Makes the replaced path segment long, which tests a single limit. The other segments test
-/// several checks.
+/// Uses a long text as the new path segment. Rare, because it tests a single limit; the other
+/// segments test several checks.
 const USE_LONG_SEGMENT: Chance = Chance { hits: 1, out_of: 10 };
 
 impl Chance {

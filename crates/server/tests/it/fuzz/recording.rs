@@ -11,7 +11,7 @@ pub(super) const RECORDED_SESSION: &str = "11111111-2222-4333-8444-555555555555"
 /// Headers that change how the server decodes a request or encodes its response.
 const RELEVANT_HEADERS: [&str; 3] = ["content-type", "content-encoding", "accept"];
 
-/// A recorded request.
+/// A recorded HTTP request.
 pub(super) struct Recording {
     pub(super) method: String,
     pub(super) path: String,
