@@ -49,7 +49,7 @@ pub enum Error {
         path: PathBuf,
         /// Architecture that the configuration names.
         name: String,
-        /// Supported architectures.
+        /// Supported architectures, for the message.
         known: &'static str,
     },
     /// A required tensor is missing.
@@ -183,7 +183,7 @@ pub enum ErrorKind {
     Input,
     /// The computation on valid input left the range of finite numbers.
     Numeric,
-    /// A file is missing a tensor, damaged, or not supported.
+    /// A file lacks a tensor, is damaged, or is not supported.
     File,
     /// The system failed: disk or memory.
     System,

@@ -29,7 +29,7 @@ pub(super) struct AttentionTensors<'a> {
     pub(super) grad: &'a [f32],
 }
 
-/// One prefix tree of a batch, seen by a task.
+/// One prefix tree of a batch, and the ranges of its nodes and rows.
 struct Tree<'a> {
     batch: &'a PackedBatch,
     /// Indices of the tree's nodes in the batch.
@@ -52,7 +52,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Returns the number of elements in a matrix of one head.
-    fn len(&self) -> usize {
+    fn head_len(&self) -> usize {
         self.rows.len() * self.head_dim
     }
 
@@ -65,7 +65,7 @@ impl<'a> Tree<'a> {
     /// Copies the head whose first column is `col` out of a matrix with `width` columns and one row
     /// per row of the batch.
     fn copy_head(&self, matrix: &[f32], width: usize, col: usize) -> Vec<f32> {
-        let mut head = Vec::with_capacity(self.len());
+        let mut head = Vec::with_capacity(self.head_len());
         for row in self.rows.clone() {
             head.extend_from_slice(&matrix[row * width + col..][..self.head_dim]);
         }
@@ -81,14 +81,14 @@ impl<'a> Tree<'a> {
         self.nodes().iter().map(pack).collect()
     }
 
-    /// Returns what query rows of node `node` attend to: the first `len` positions of their
-    /// sequence.
-    fn context(&self, node: usize, len: usize) -> Vec<ContextPart> {
+    /// Returns the context of query rows of node `node`: the first `context_len` positions of their
+    /// sequence, divided into the nodes that contain them.
+    fn context(&self, node: usize, context_len: usize) -> Vec<ContextPart> {
         let mut parts = Vec::new();
         let mut first_col = 0;
         for ancestor in self.batch.ancestry(node) {
             let rows = &self.batch.nodes[ancestor].rows;
-            let len = rows.len().min(len - first_col);
+            let len = rows.len().min(context_len - first_col);
             let node = ancestor - self.nodes.start;
             parts.push(ContextPart { node, rows: rows.start..rows.start + len, first_col });
             first_col += len;
@@ -112,7 +112,7 @@ struct ContextPart {
 
 /// Keys, values and gradients of one key-value head for the rows of one tree.
 struct TreeHead {
-    /// Keys, `rows × head_dim`, as are the gradients.
+    /// Keys, `rows × head_dim`. The gradients have the same shape.
     keys: Vec<f32>,
     /// Packed keys of each node.
     key_panels: Vec<Panels>,
@@ -120,7 +120,7 @@ struct TreeHead {
     value_panels: Vec<Panels>,
     grad_keys: Vec<f32>,
     grad_values: Vec<f32>,
-    /// Gradient of the queries of each query head of the group.
+    /// Gradient of the queries of each query head that uses this key-value head.
     grad_queries: Vec<Vec<f32>>,
 }
 
@@ -180,8 +180,8 @@ impl Model {
         let mut tree_head = TreeHead {
             key_panels: tree.pack_nodes(&head_keys),
             value_panels: tree.pack_nodes(&head_values),
-            grad_keys: vec![0.0; tree.len()],
-            grad_values: vec![0.0; tree.len()],
+            grad_keys: vec![0.0; tree.head_len()],
+            grad_values: vec![0.0; tree.head_len()],
             grad_queries: Vec::with_capacity(heads.group()),
             keys: head_keys,
         };
@@ -191,7 +191,7 @@ impl Model {
             row_ops::scale(kernel.isa(), &mut head_queries, heads.scale());
             let out = tree.copy_head(tensors.out, heads.query_width(), col);
             let grad = tree.copy_head(tensors.grad, heads.query_width(), col);
-            let mut grad_queries = vec![0.0; tree.len()];
+            let mut grad_queries = vec![0.0; tree.head_len()];
             for node in tree.nodes.clone() {
                 let node_rows = tree.batch.nodes[node].rows.clone();
                 for start in node_rows.clone().step_by(BLOCK_ROWS) {

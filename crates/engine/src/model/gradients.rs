@@ -57,8 +57,8 @@ impl FusedLinear {
     }
 }
 
-/// A norm, whose gain vector is trained. The variants of a layer contain the layer's index; `Last`
-/// is the norm after the last layer.
+/// Gain vector of a norm. The variants of a layer contain the layer's index; `Last` is the norm
+/// after the last layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NormWeight {
     Attention(usize),
@@ -70,15 +70,16 @@ pub(crate) enum NormWeight {
 
 /// Receives the operands from which gradients of the model's own weights can be computed.
 pub(crate) trait GradientSink: Send {
-    /// Returns whether gradients are wanted. If not, the calls that cost time are skipped.
+    /// Returns whether the sink uses the operands. If not, the backward pass skips the calls that
+    /// need additional computations.
     fn is_enabled(&self) -> bool;
     /// Called for each linear layer with its input and the gradient with respect to its output.
     fn linear(&mut self, model: &Model, layer: usize, site: FusedLinear, x: &[f32], grad: &[f32]);
     /// Called for each row of a norm with its input, `1 / rms`, and the gradient with respect to
     /// its output.
-    fn norm(&mut self, gain: NormWeight, x: &[f32], inverse: f32, grad: &[f32]);
-    /// Called for each slice of `cols` tokens of the unembedding from token `from`, with its input
-    /// and the gradient with respect to the logits.
+    fn norm(&mut self, which: NormWeight, x: &[f32], inverse: f32, grad: &[f32]);
+    /// Called for each slice of the unembedding, which has the `cols` tokens from token `from`, with
+    /// its input and the gradient with respect to the logits.
     fn unembedding(&mut self, model: &Model, from: usize, cols: usize, x: &[f32], grad: &[f32]);
     /// Called with the gradient with respect to the embeddings of `tokens`.
     fn embedding(&mut self, tokens: &[u32], grad: &[f32]);

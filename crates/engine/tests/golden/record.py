@@ -19,7 +19,7 @@ Layout of a model's folder:
     adapter/                                                         the adapter, saved by peft
     expected.json          inputs and small results
     expected.safetensors   large results:
-        logits.base.{i}  logits.adapter.{i}      (N, vocab) of sequence i
+        logits.base.{i}  logits.adapter.{i}      logits of sequence i, (tokens, vocabulary)
         grad.{loss}.{tensor}                     gradient of the summed loss, by PEFT tensor name
         adam.{tensor}  dimuon.{tensor}           the adapter after ten steps
 """
@@ -296,7 +296,7 @@ def gradient(name, model, batch):
 def clip(grads, max_norm):
     """Returns the norm of all gradients together, and the gradients scaled to at most `max_norm`.
 
-    0 disables clipping. 1e-6 is the constant of `torch.nn.utils.clip_grad_norm_`.
+    A `max_norm` of 0 disables clipping. 1e-6 is the constant of `torch.nn.utils.clip_grad_norm_`.
     """
     norm = math.sqrt(sum(float(grad.double().pow(2).sum()) for grad in grads.values()))
     scale = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
@@ -329,14 +329,15 @@ def dimuon_direction(momentum):
 
     Divides every element by the geometric mean of the root mean squares of its row and column,
     orthogonalizes the result with five Newton-Schulz iterations, and scales it to the Frobenius norm
-    √rank.
+    √rank. Rows and columns near zero count as a tenth of the root mean square of the matrix, so that
+    the division does not amplify them without limit.
     """
     mean_square = momentum.pow(2).mean()
     if mean_square == 0:
         return torch.zeros_like(momentum)
-    row_scale = momentum.pow(2).mean(1, keepdim=True) + 0.01 * mean_square
-    column_scale = momentum.pow(2).mean(0, keepdim=True) + 0.01 * mean_square
-    balanced = momentum / (row_scale * column_scale) ** 0.25
+    row_mean_square = momentum.pow(2).mean(1, keepdim=True) + 0.01 * mean_square
+    column_mean_square = momentum.pow(2).mean(0, keepdim=True) + 0.01 * mean_square
+    balanced = momentum / (row_mean_square * column_mean_square) ** 0.25
     # The iteration multiplies by `x @ x.T`, which is smaller if the matrix is wide.
     is_tall = balanced.shape[0] > balanced.shape[1]
     x = balanced.T if is_tall else balanced

@@ -1,8 +1,8 @@
 //! [`CheckedGemm`]: computes one block of a matrix product, tile by tile.
 //!
 //! A block is a range of rows times a range of panels, and is computed by one task. A tile is a few
-//! rows times a few panels, and is computed by one call of the micro-kernel. The file `operands`
-//! provides the operands of the tiles.
+//! rows times a few panels, and is computed by one call of the micro-kernel for each range of
+//! reduction steps. The file `operands` provides the operands of the tiles.
 
 #![expect(
     unsafe_code,
@@ -27,7 +27,7 @@ const FEW_ROWS_DEPTH: usize = 512;
 /// Maximum number of panels in a tile.
 pub(super) const MAX_TILE_PANELS: usize = 4;
 
-/// A product whose operands passed [`check`](super::check).
+/// A product whose operands passed [`check_bounds`](super::check_bounds).
 #[derive(Clone, Copy)]
 pub(super) struct CheckedGemm<'a> {
     pub(super) isa: Isa,
@@ -74,7 +74,7 @@ struct TileArea {
     steps: Range<usize>,
 }
 
-/// Inputs of a tile: both operands, and the memory to prefetch meanwhile.
+/// Inputs of a tile: both operands, and the memory to prefetch while the tile is computed.
 #[derive(Clone, Copy)]
 struct TileOperands<'a> {
     lhs: LhsBlock<'a>,
@@ -182,8 +182,8 @@ impl CheckedGemm<'_> {
         }
         let start = self.out.element_ptr(self.out_offset(rows.start, *group));
         let out = TileOutput { start, row_stride: self.out_stride };
-        // SAFETY: `check` proved that `out` holds these columns of these rows, and no other task
-        // computes them.
+        // SAFETY: `check_bounds` proved that `out` holds these columns of these rows, and no other
+        // task computes them.
         unsafe { self.run_tile(area, operands, out) }
     }
 
@@ -268,9 +268,9 @@ impl CheckedGemm<'_> {
             c_row: out.row_stride,
             zero_init: self.initial_sum(steps) == InitialSum::Zero,
         };
-        // SAFETY: `check` proved that the left operand holds every element of these rows and steps;
-        // a copy holds the same elements. `with_panels` provides these panels for at least these
-        // steps. The caller promises that `out` is valid.
+        // SAFETY: `check_bounds` proved that the left operand holds every element of these rows and
+        // steps; a copy holds the same elements. `with_panels` provides these panels for at least
+        // these steps. The caller promises that `out` is valid.
         unsafe { tile.run(self.isa, rows.len(), group.count) }
     }
 }

@@ -33,9 +33,10 @@ impl BlockGrid {
         };
         let row_blocks = size.rows.div_ceil(max_rows);
         let panels = size.cols.div_ceil(PANEL);
-        let wanted = (threads * TASKS_PER_THREAD).div_ceil(row_blocks);
-        // Only the last block of a row of blocks may have tiles that are not full.
-        let panels_per_block = panels.div_ceil(wanted).next_multiple_of(MAX_TILE_PANELS);
+        let wanted_panel_blocks = (threads * TASKS_PER_THREAD).div_ceil(row_blocks);
+        // Only the last block of each row of blocks may have tiles with fewer panels.
+        let panels_per_block =
+            panels.div_ceil(wanted_panel_blocks).next_multiple_of(MAX_TILE_PANELS);
         Self { rows: size.rows, row_blocks, panels, panels_per_block }
     }
 

@@ -4,7 +4,7 @@
 //! element is one chain of fused multiply-adds over `k` in ascending order, however the product is
 //! divided into blocks, tiles and tasks. This file checks the operands, [`grid`] divides the
 //! product into blocks with one task each, [`block`] computes a block tile by tile, and
-//! [`operands`] provides what the micro-kernel reads.
+//! [`operands`] copies operands to the layout of the micro-kernel where necessary.
 
 use std::ops::Range;
 
@@ -124,14 +124,15 @@ impl Kernel {
     /// Computes `out = lhs · rhs` and accumulates the `fused` products into it.
     ///
     /// The result has the bits of [`gemm`](Self::gemm) followed by
-    /// [`gemm_accumulate`](Self::gemm_accumulate) for each of `fused`.
+    /// [`gemm_accumulate`](Self::gemm_accumulate) for each of `fused`, whose columns must not
+    /// overlap.
     ///
     /// # Panics
     /// As [`gemm`](Self::gemm), for every product.
     pub(crate) fn gemm_fused(
         &self,
         size: (usize, usize, usize),
-        sides: (Lhs<'_>, Rhs<'_>),
+        operands: (Lhs<'_>, Rhs<'_>),
         fused: &[FusedGemm<'_>],
         out: &mut [f32],
         stride: usize,
@@ -141,9 +142,9 @@ impl Kernel {
         let is_aligned = |fused: &&FusedGemm<'_>| fused.cols.start.is_multiple_of(PANEL);
         let aligned: Vec<FusedGemm<'_>> = fused.iter().filter(is_aligned).cloned().collect();
         let output = GemmOutput { data: &mut *out, stride, initial: InitialSum::Zero };
-        self.multiply(size, sides, &aligned, output);
-        for other in fused.iter().filter(|fused| !is_aligned(fused)) {
-            self.accumulate_separately(size.rows, other, out, stride);
+        self.multiply(size, operands, &aligned, output);
+        for unaligned in fused.iter().filter(|fused| !is_aligned(fused)) {
+            self.accumulate_separately(size.rows, unaligned, out, stride);
         }
     }
 
@@ -163,7 +164,7 @@ impl Kernel {
         self.multiply(size.into(), (lhs, rhs), &[], output);
     }
 
-    /// Accumulates a product that cannot be fused into its columns of `out`.
+    /// Accumulates a product into its columns of `out` without fusing it.
     fn accumulate_separately(
         &self,
         rows: usize,
@@ -190,7 +191,7 @@ impl Kernel {
             return;
         }
         let out_len = out.len();
-        check(size, lhs, rhs, out_len, stride);
+        check_bounds(size, lhs, rhs, out_len, stride);
         if depth == 0 {
             if initial == InitialSum::Zero {
                 out.chunks_mut(stride).take(rows).for_each(|row| row[..cols].fill(0.0));
@@ -220,10 +221,11 @@ impl Kernel {
                 "fused columns {cols:?} outside {size:?}"
             );
             let size = GemmShape { rows, depth, cols: cols.len() };
-            check(size, lhs, rhs, out_len - cols.start, stride);
+            check_bounds(size, lhs, rhs, out_len - cols.start, stride);
             let (first_col, initial) = (cols.start, InitialSum::Output);
             epilogue.push(CheckedGemm { size, lhs, rhs, first_col, initial, ..product });
         }
+        // Multiply-adds per row.
         let work: usize =
             epilogue.iter().chain([&product]).map(|one| one.size.depth * one.size.cols).sum();
         let product = CheckedGemm { epilogue: &epilogue, ..product };
@@ -237,7 +239,7 @@ impl Kernel {
 
 /// Panics unless every address that a product reads or writes lies inside its slices. The
 /// micro-kernels rely on this and check nothing. `out_len` is the length of the output slice.
-fn check(size: GemmShape, lhs: Lhs<'_>, rhs: Rhs<'_>, out_len: usize, stride: usize) {
+fn check_bounds(size: GemmShape, lhs: Lhs<'_>, rhs: Rhs<'_>, out_len: usize, stride: usize) {
     let GemmShape { rows, depth, cols } = size;
     assert!(
         stride >= cols && fits(out_len, (rows, stride), (cols, 1)),

@@ -15,8 +15,8 @@ use super::{Lhs, Rhs};
 /// Distance in reduction steps between the weights that a single tile reads and those that it
 /// prefetches.
 const PREFETCH_STEPS: usize = 128;
-/// Minimum number of panels that must read a block of a row-major left operand for a copy of the
-/// block to save more time than it costs.
+/// Minimum number of panels that a block of a row-major left operand must be multiplied by, so that
+/// copying the block saves more time than it costs.
 const MIN_PANELS_FOR_LHS_COPY: usize = 8;
 /// Minimum number of reduction steps in such a block.
 const MIN_STEPS_FOR_LHS_COPY: usize = 64;
@@ -214,7 +214,7 @@ impl CheckedGemm<'_> {
 
     /// Returns the weights to prefetch while these steps of `group` are computed: the following
     /// steps of the same panels if the block is `streaming`, else the same steps of the next
-    /// panels. Other right operands than packed weights are not prefetched.
+    /// panels. Only packed weights are prefetched.
     pub(super) fn prefetch(
         &self,
         rhs: RhsPanels,

@@ -22,6 +22,7 @@ fn reference(
     out
 }
 
+/// Returns pseudo-random values between -0.5 and 0.5.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_769) | 1;
     (0..len)
@@ -52,7 +53,7 @@ const SIZES: &[(usize, usize, usize)] = &[
 ];
 
 #[test]
-fn every_level_gives_the_bits_of_one_chain_per_element() {
+fn every_instruction_set_gives_the_bits_of_one_chain_per_element() {
     for isa in Isa::available() {
         for threads in [1, 3] {
             let kernel = Kernel::with_isa(isa, threads);
@@ -156,16 +157,16 @@ fn fused_products_have_the_bits_of_separate_accumulation() {
                 let (x, w) = (noise(rows * depth, 1), noise(cols * depth, 2));
                 let weights = Panels::from_rows(&w, cols, depth, Precision::F32);
                 let down = noise(rows * 10, 3);
-                let sides = [0..split, split..cols];
-                let b = sides.clone().map(|side| {
-                    Panels::from_rows(&noise(side.len() * 5, 4), side.len(), 5, Precision::F32)
+                let parts = [0..split, split..cols];
+                let b = parts.clone().map(|part| {
+                    Panels::from_rows(&noise(part.len() * 5, 4), part.len(), 5, Precision::F32)
                 });
                 let fused: Vec<FusedGemm<'_>> = (0..2)
                     .map(|i| FusedGemm {
                         lhs: Lhs::rows(&down[i * 5..], 10),
                         rhs: Rhs::packed(&b[i]),
                         depth: 5,
-                        cols: sides[i].clone(),
+                        cols: parts[i].clone(),
                     })
                     .collect();
                 let (size, lhs) = ((rows, depth, cols), Lhs::rows(&x, depth));
@@ -177,9 +178,9 @@ fn fused_products_have_the_bits_of_separate_accumulation() {
                     let out = &mut separate[other.cols.start..];
                     kernel.gemm_accumulate(size, other.lhs, other.rhs, out, cols);
                 }
-                let mut once = vec![8.0; rows * cols];
-                kernel.gemm_fused(size, (lhs, rhs), &fused, &mut once, cols);
-                assert_eq!(once, separate, "{isa:?} {threads} {size:?} {split}");
+                let mut together = vec![8.0; rows * cols];
+                kernel.gemm_fused(size, (lhs, rhs), &fused, &mut together, cols);
+                assert_eq!(together, separate, "{isa:?} {threads} {size:?} {split}");
             }
         }
     }
