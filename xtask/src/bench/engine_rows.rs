@@ -22,11 +22,11 @@ pub(super) enum PerformanceTarget {
     /// Minimum speed relative to the peer.
     Speed(f64),
     /// Minimum speed and maximum peak memory, both relative to the peer.
-    SpeedAndMemory(f64, f64),
+    SpeedAndMemory { min_speed: f64, max_memory: f64 },
     /// Maximum time in seconds.
     Seconds(f64),
-    /// Reported only.
-    None,
+    /// None: the row is only reported.
+    ReportOnly,
 }
 
 /// Kind of workload. `benches/engine.rs` of the engine implements the workloads.
@@ -133,7 +133,8 @@ const fn engine_row(
 }
 
 /// Training is at least as fast as the peer and uses at most half of its memory.
-const TRAINING: PerformanceTarget = PerformanceTarget::SpeedAndMemory(1.0, 0.5);
+const TRAINING: PerformanceTarget =
+    PerformanceTarget::SpeedAndMemory { min_speed: 1.0, max_memory: 0.5 };
 /// The time per token grows at most linearly with the length of the context.
 const LINEAR: PerformanceTarget = PerformanceTarget::Speed(2048.0 / 4032.0);
 
@@ -141,10 +142,9 @@ const LINEAR: PerformanceTarget = PerformanceTarget::Speed(2048.0 / 4032.0);
 /// [`engine_row`].
 pub(super) const ROWS: [Row; 25] = {
     use Peer::{Llama, Torch};
-    use PerformanceTarget::{Seconds, Speed};
+    use PerformanceTarget::{ReportOnly, Seconds, Speed};
     use WorkloadKind::{Adapters, Decode, Load, LoadedAdapters, LongContext, Ragged, Train};
 
-    const REPORT_ONLY: PerformanceTarget = PerformanceTarget::None;
     [
         row(Train, A_F32, "train", 5, Torch, TRAINING),
         row(Train, A_BF16, "train", 5, Torch, TRAINING),
@@ -152,11 +152,11 @@ pub(super) const ROWS: [Row; 25] = {
         row(Train, B_BF16, "train", 1, Torch, TRAINING),
         row(Ragged, A_F32, "ragged", 2, Torch, Speed(2.0)),
         row(Ragged, B_F32, "ragged", 1, Torch, Speed(2.0)),
-        row(Decode, A_F32, "decode1", 3, Torch, REPORT_ONLY),
-        row(Decode, A_F32, "decode1", 3, Llama, REPORT_ONLY),
-        row(Decode, A_F32, "decode8", 3, Llama, REPORT_ONLY),
-        row(Decode, A_BF16, "decode1", 3, Llama, REPORT_ONLY),
-        row(Decode, A_BF16, "decode8", 3, Llama, REPORT_ONLY),
+        row(Decode, A_F32, "decode1", 3, Torch, ReportOnly),
+        row(Decode, A_F32, "decode1", 3, Llama, ReportOnly),
+        row(Decode, A_F32, "decode8", 3, Llama, ReportOnly),
+        row(Decode, A_BF16, "decode1", 3, Llama, ReportOnly),
+        row(Decode, A_BF16, "decode8", 3, Llama, ReportOnly),
         row(Decode, B_BF16, "decode1", 1, Torch, Speed(1.8)),
         row(Decode, B_BF16, "decode1", 1, Llama, Speed(0.95)),
         row(Decode, B_BF16, "decode8", 1, Llama, Speed(1.2)),
@@ -164,13 +164,13 @@ pub(super) const ROWS: [Row; 25] = {
         row(Decode, B_F32, "decode8", 1, Llama, Speed(0.9)),
         engine_row(Adapters, A_F32, "adapters8", 3, "adapters1", Speed(0.8)),
         engine_row(Adapters, B_BF16, "adapters8", 1, "adapters1", Speed(0.8)),
-        engine_row(Adapters, A_F32, "adapters32", 3, "adapters1", REPORT_ONLY),
+        engine_row(Adapters, A_F32, "adapters32", 3, "adapters1", ReportOnly),
         engine_row(LoadedAdapters, A_F32, "live8", 3, "live1", Speed(0.9)),
         engine_row(LoadedAdapters, A_F32, "live64", 3, "live1", Speed(0.9)),
-        engine_row(LongContext, A_F32, "context2048", 3, "context512", REPORT_ONLY),
+        engine_row(LongContext, A_F32, "context2048", 3, "context512", ReportOnly),
         engine_row(LongContext, A_F32, "context4032", 3, "context2048", LINEAR),
         row(Load, B_BF16, "load", 2, Peer::None, Seconds(2.0)),
-        row(Load, B_F32, "load", 2, Peer::None, REPORT_ONLY),
+        row(Load, B_F32, "load", 2, Peer::None, ReportOnly),
     ]
 };
 
@@ -211,12 +211,12 @@ impl Row {
         let peak = get(ours, "peak").ok_or_else(missing)?;
         let memory = get(theirs, "peak").map(|other| peak / other);
         let (target, met) = match self.target {
-            PerformanceTarget::None => (String::new(), true),
-            PerformanceTarget::Speed(least) => (format!("≥ {least:.2}×"), speed >= Some(least)),
-            PerformanceTarget::Seconds(most) => (format!("≤ {most} s"), seconds <= most),
-            PerformanceTarget::SpeedAndMemory(least, most) => (
-                format!("≥ {least:.2}×, memory ≤ {most}×"),
-                speed >= Some(least) && memory.is_some_and(|memory| memory <= most),
+            PerformanceTarget::ReportOnly => (String::new(), true),
+            PerformanceTarget::Speed(min) => (format!("≥ {min:.2}×"), speed >= Some(min)),
+            PerformanceTarget::Seconds(max) => (format!("≤ {max} s"), seconds <= max),
+            PerformanceTarget::SpeedAndMemory { min_speed, max_memory } => (
+                format!("≥ {min_speed:.2}×, memory ≤ {max_memory}×"),
+                speed >= Some(min_speed) && memory.is_some_and(|memory| memory <= max_memory),
             ),
         };
         let peer = match (self.peer, self.peer_work) {
@@ -233,10 +233,12 @@ impl Row {
             _ => format!("{seconds:.3} s"),
         };
         // A peer that was stopped at its timeout takes longer than the time shown.
-        let more = if theirs.contains_key("longer") { "> " } else { "" };
-        let first = number(get(ours, "first").map(|first| first * 1e3), " ms to first token");
+        let longer = if theirs.contains_key("longer") { "> " } else { "" };
+        let first_token_ms = get(ours, "first").map(|seconds| seconds * 1e3);
+        let first_token = number(first_token_ms, " ms to first token");
         println!(
-            "| {} | {} | {} | {} {first} | {peer}{more}{} | {more}{} | {target} | {peak:.0} {} | {} |",
+            "| {} | {} | {} | {} {first_token} | {peer}{longer}{} | {longer}{} | {target} \
+             | {peak:.0} {} | {} |",
             self.model,
             self.precision,
             self.work,
@@ -245,7 +247,7 @@ impl Row {
             number(speed, "×"),
             number(memory, "× of the peer"),
             match self.target {
-                PerformanceTarget::None => "",
+                PerformanceTarget::ReportOnly => "",
                 _ if met => "met",
                 _ => "missed",
             }
