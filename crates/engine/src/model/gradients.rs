@@ -78,8 +78,8 @@ pub(crate) trait GradientSink: Send {
     /// Called for each row of a norm with its input, `1 / rms`, and the gradient with respect to
     /// its output.
     fn norm(&mut self, which: NormWeight, x: &[f32], inverse: f32, grad: &[f32]);
-    /// Called for each slice of the unembedding, which has the `cols` tokens from token `from`, with
-    /// its input and the gradient with respect to the logits.
+    /// Called for each slice of the unembedding, the `cols` tokens from token `from`, with its
+    /// input and the gradient with respect to the logits.
     fn unembedding(&mut self, model: &Model, from: usize, cols: usize, x: &[f32], grad: &[f32]);
     /// Called with the gradient with respect to the embeddings of `tokens`.
     fn embedding(&mut self, tokens: &[u32], grad: &[f32]);
