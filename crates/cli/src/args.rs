@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args as ArgGroup, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
@@ -170,14 +169,33 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a whole number. Unlike the standard library's, the error says what is expected.
-pub(crate) fn whole_number<N: FromStr>(text: &str) -> Result<N, String> {
-    text.parse().map_err(|_| "expected a whole number".to_owned())
+pub(crate) fn whole_number<N: TryFrom<i128>>(text: &str) -> Result<N, String> {
+    number(text, "expected a whole number", |_| true)
 }
 
 /// Parses a whole number above 0.
-pub(crate) fn positive<N: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<N, String> {
-    let parsed = text.parse().ok().filter(|number: &N| *number > N::from(0));
-    parsed.ok_or_else(|| "expected a whole number above 0".to_owned())
+pub(crate) fn positive<N: TryFrom<i128>>(text: &str) -> Result<N, String> {
+    number(text, "expected a whole number above 0", |number| number > 0)
+}
+
+/// Parses a whole number from `MIN` to `MAX`.
+pub(crate) fn number_between<const MIN: u16, const MAX: u16>(text: &str) -> Result<u16, String> {
+    let range = i128::from(MIN)..=i128::from(MAX);
+    let expected = format!("expected a whole number from {MIN} to {MAX}");
+    number(text, &expected, |number| range.contains(&number))
+}
+
+/// Parses a whole number that `is_valid` accepts. `expected` is the error for any other text.
+fn number<N: TryFrom<i128>>(
+    text: &str,
+    expected: &str,
+    is_valid: impl Fn(i128) -> bool,
+) -> Result<N, String> {
+    let number = text.parse().ok().filter(|number| is_valid(*number)).ok_or(expected)?;
+    N::try_from(number).map_err(|_| match number {
+        ..0 => "the number must not be negative".to_owned(),
+        _ => "the number is too large".to_owned(),
+    })
 }
 
 /// Parses a time such as `2026-07-13` or `2026-07-13T12:00:00Z`, in UTC unless it has an offset.
@@ -219,6 +237,14 @@ mod tests {
         assert_eq!(whole_number::<u64>("0"), Ok(0));
         assert_eq!(whole_number::<i64>("-1"), Ok(-1));
         assert_eq!(whole_number::<u32>("abc").unwrap_err(), "expected a whole number");
+        assert_eq!(whole_number::<u64>("-1").unwrap_err(), "the number must not be negative");
+        assert_eq!(whole_number::<u32>("4294967296").unwrap_err(), "the number is too large");
+        assert_eq!(positive::<u32>("4294967296").unwrap_err(), "the number is too large");
+        assert_eq!(number_between::<0, 65535>("65535"), Ok(65535));
+        for wrong in ["65536", "-1", "http"] {
+            let error = number_between::<0, 65535>(wrong).unwrap_err();
+            assert_eq!(error, "expected a whole number from 0 to 65535");
+        }
         assert_eq!(positive::<usize>("3"), Ok(3));
         for wrong in ["0", "abc", "1.5", ""] {
             assert_eq!(positive::<u32>(wrong).unwrap_err(), "expected a whole number above 0");

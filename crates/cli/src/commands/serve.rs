@@ -10,7 +10,7 @@ use futures_util::future::{Either, select};
 use serde_json::json;
 use tinkex_server::{Server, ServerOptions};
 
-use crate::args::whole_number;
+use crate::args::{number_between, whole_number};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
@@ -42,7 +42,13 @@ pub(crate) struct ServeArgs {
     )]
     host: IpAddr,
     /// Port to listen on; 0 chooses a free port
-    #[arg(long, value_name = "PORT", default_value_t = 8080, help_heading = "Network")]
+    #[arg(
+        long,
+        value_name = "PORT",
+        default_value_t = 8080,
+        value_parser = number_between::<0, { u16::MAX }>,
+        help_heading = "Network"
+    )]
     port: u16,
     /// Disable extensions of the protocol that older clients may not support
     #[arg(long, help_heading = "Network")]

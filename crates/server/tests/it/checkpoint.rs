@@ -148,10 +148,7 @@ async fn a_new_model_cannot_replace_a_copy() {
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
-    let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
-    let (_, saved) = http.post("/save_weights", save).await;
-    http.result(&saved).await;
-    let path = format!("tinker://{model}/weights/a");
+    let path = http.save(&model, 1, "a").await;
     let copy = json!({"source_path": path, "session_id": session, "model_seq_id": 1});
     let (status, copied) = http.post("/copy_weights", copy).await;
     assert_eq!(status, 200, "{copied}");
@@ -173,12 +170,10 @@ async fn a_retried_load_gets_the_same_id_after_its_checkpoint_is_deleted() {
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
-    let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
-    let (_, saved) = http.post("/save_weights", save).await;
-    http.result(&saved).await;
+    let path = http.save(&model, 1, "a").await;
     let load = json!({
-        "session_id": session, "model_seq_id": 1, "path": format!("tinker://{model}/weights/a"),
-        "optimizer": false, "type": "load_weights",
+        "session_id": session, "model_seq_id": 1, "path": path, "optimizer": false,
+        "type": "load_weights",
     });
     let (status, loaded) = http.post("/load_weights", load.clone()).await;
     assert_eq!(status, 200, "{loaded}");

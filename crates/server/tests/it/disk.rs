@@ -43,9 +43,7 @@ async fn requests_on_a_full_disk_are_rejected_and_change_nothing() {
     let http = Http::new(&process.url);
     let session = http.session().await;
     let model = http.model(&session).await;
-    let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
-    let (_, saved) = http.post("/save_weights", save).await;
-    http.result(&saved).await;
+    http.save(&model, 1, "a").await;
     let sampler = http.sampler(&session).await;
     let (before, folders_before) =
         (visible_state(&http, &session, &model).await, folders(data.path()));

@@ -188,6 +188,16 @@ impl Http {
         assert_eq!(status, 200, "{future}");
         self.result(&future).await["model_id"].as_str().unwrap().to_owned()
     }
+
+    /// Saves a training checkpoint, waits until it is written and returns its path.
+    pub(crate) async fn save(&self, model: &str, seq: u64, name: &str) -> String {
+        let request = serde_json::json!({
+            "model_id": model, "path": name, "seq_id": seq, "type": "save_weights",
+        });
+        let (status, future) = self.post("/save_weights", request).await;
+        assert_eq!(status, 200, "{future}");
+        self.result(&future).await["path"].as_str().unwrap().to_owned()
+    }
 }
 
 /// Returns the body of a `create_model` request with `model_seq_id` `n`.

@@ -53,9 +53,7 @@ async fn run(kills: &[u64]) -> (Vec<u64>, Vec<u8>) {
     for future in &futures {
         losses.push(loss(&http, future).await);
     }
-    let save = json!({"model_id": model, "path": "end", "seq_id": 61, "type": "save_weights"});
-    let (_, saved) = http.post("/save_weights", save).await;
-    assert!(http.result(&saved).await["path"].is_string());
+    http.save(&model, 61, "end").await;
     let folder = std::fs::read_dir(data.path().join("weights"))
         .unwrap()
         .map(|entry| entry.unwrap().path())

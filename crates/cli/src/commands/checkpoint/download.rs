@@ -8,6 +8,7 @@ use serde_json::json;
 use tinkex::TinkerPath;
 use tinkex::wire::CheckpointKind;
 
+use crate::args::number_between;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
@@ -34,8 +35,8 @@ pub(crate) struct DownloadArgs {
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<String>,
     /// Number of parallel downloads
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=32))]
-    parallel: u8,
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = number_between::<1, 32>)]
+    parallel: u16,
 }
 
 /// Parses the path of a checkpoint that can be downloaded: external weights, or training weights,
