@@ -1,6 +1,7 @@
 //! [`Error`]: the error of every fallible call.
 
 use std::any::Any;
+use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +17,16 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Error returned by the calls of this crate.
 ///
 /// `Display` states what failed, on what, and the cause, on one line; [`hint`](Self::hint) says
-/// what to do about it. An error never contains a credential. Cloning is cheap and keeps the source
-/// chain.
+/// what to do about it, and the alternate form `{:#}` includes it. An error never contains a
+/// credential. Cloning is cheap and keeps the source chain.
+///
+/// ```
+/// use tinkex::{Env, ServiceClient};
+///
+/// let error = ServiceClient::builder().env(Env::empty()).build().unwrap_err();
+/// assert_eq!(error.to_string(), "no API key found");
+/// assert!(format!("{error:#}").starts_with("no API key found; hint: Set TINKER_API_KEY"));
+/// ```
 #[derive(Clone)]
 pub struct Error(Box<ErrorDetails>);
 
@@ -41,7 +50,15 @@ struct ErrorDetails {
 }
 
 /// Classification of an [`Error`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+///
+/// `Display` and [`as_str`](Self::as_str) give the name, for logs and metrics:
+///
+/// ```
+/// use tinkex::ErrorKind;
+///
+/// assert_eq!(ErrorKind::RateLimited.to_string(), "rate_limited");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The credential is missing, malformed or rejected (401).
@@ -85,6 +102,31 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// Returns the name of the kind in lower case, with underscores.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Auth => "auth",
+            Self::Billing => "billing",
+            Self::Certificate => "certificate",
+            Self::Closed => "closed",
+            Self::Config => "config",
+            Self::Conflict => "conflict",
+            Self::Connect => "connect",
+            Self::Decode => "decode",
+            Self::Expired => "expired",
+            Self::InvalidInput => "invalid_input",
+            Self::NotFound => "not_found",
+            Self::Panicked => "panicked",
+            Self::Permission => "permission",
+            Self::RateLimited => "rate_limited",
+            Self::Rejected => "rejected",
+            Self::Server => "server",
+            Self::Timeout => "timeout",
+            Self::WorkFailed => "work_failed",
+        }
+    }
+
     pub(crate) fn from_status(status: u16) -> Self {
         match status {
             401 => Self::Auth,
@@ -96,6 +138,12 @@ impl ErrorKind {
             500.. => Self::Server,
             _ => Self::Rejected,
         }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
     }
 }
 
@@ -220,7 +268,8 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns what was attempted, if known: for a request its method and path.
+    /// Returns what was attempted, if known: for a request its method and path, for invalid input
+    /// the name of the method that was called.
     #[must_use]
     pub fn operation(&self) -> Option<&str> {
         Some(self.0.operation.as_str()).filter(|operation| !operation.is_empty())
@@ -236,6 +285,21 @@ impl Error {
     #[must_use]
     pub fn body(&self) -> Option<&str> {
         self.0.body.as_deref()
+    }
+
+    /// Returns the body of the server's response as JSON, or `None` if it is empty or not JSON.
+    /// Decodes the text on every call.
+    ///
+    /// ```
+    /// # fn show(error: &tinkex::Error) {
+    /// if let Some(body) = error.body_json() {
+    ///     println!("the server's error code is {}", body["code"]);
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn body_json(&self) -> Option<serde_json::Value> {
+        serde_json::from_str(self.body()?).ok()
     }
 
     /// Returns which side caused a failed request, if the server reported it.
@@ -303,14 +367,21 @@ impl Error {
         }
     }
 
-    /// Returns whether the request itself was at fault: a status from 400 to 499 except 408, or a
-    /// failed request whose category is [`ErrorCategory::User`]. Expired results do not count.
+    /// Returns whether the request itself was at fault: [`ErrorKind::InvalidInput`], a status from
+    /// 400 to 499 except 408, or a failed request whose category is [`ErrorCategory::User`].
+    /// Expired results do not count.
     #[must_use]
     pub fn is_user_error(&self) -> bool {
         let rejected = |status: u16| (400..500).contains(&status) && status != 408;
-        self.0.category == Some(ErrorCategory::User)
+        self.0.kind == ErrorKind::InvalidInput
+            || self.0.category == Some(ErrorCategory::User)
             || (self.0.kind != ErrorKind::Expired && self.0.status.is_some_and(rejected))
     }
+}
+
+/// Converts an argument of the method `call`, which the error names.
+pub(crate) fn convert<T>(call: &str, value: impl TryInto<T, Error: Into<Error>>) -> Result<T> {
+    value.try_into().map_err(|error| error.into().during(call))
 }
 
 /// Returns whether a response with this status may be retried.
@@ -329,7 +400,11 @@ impl fmt::Display for Error {
             }
             f.write_str(": ")?;
         }
-        f.write_str(&details.message)
+        f.write_str(&details.message)?;
+        match details.hint {
+            Some(hint) if f.alternate() => write!(f, "; hint: {hint}"),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -356,6 +431,13 @@ impl StdError for Error {
 impl From<InvalidInput> for Error {
     fn from(error: InvalidInput) -> Self {
         Self::new(ErrorKind::InvalidInput, error.to_string())
+    }
+}
+
+/// For arguments of type `impl TryInto<T>` that already are a `T`.
+impl From<Infallible> for Error {
+    fn from(never: Infallible) -> Self {
+        match never {}
     }
 }
 
@@ -414,9 +496,13 @@ mod tests {
                         transport(HttpFailureKind::Timeout)
                     }
                     "connection" => transport(HttpFailureKind::Connect),
-                    "value_error" | "generic_sdk_error" => {
-                        Error::new(ErrorKind::InvalidInput, "scripted")
+                    // Unlike in the Python SDK, invalid input is a user error.
+                    "value_error" => {
+                        let error = Error::new(ErrorKind::InvalidInput, "scripted");
+                        assert!(error.is_user_error() && !error.is_retryable());
+                        continue;
                     }
+                    "generic_sdk_error" => Error::new(ErrorKind::Config, "scripted"),
                     "promise_expired(410)" => Error::from_response(410, b"", None).expired(),
                     failed if failed.starts_with("request_failed") => {
                         let category = failed.rsplit(['=', '_']).next().unwrap();
@@ -451,5 +537,34 @@ mod tests {
             error.to_string(),
             "GET /api/v1/sessions failed after 3 attempts (41.0 s): server responded with status 503: busy"
         );
+    }
+    #[test]
+    fn the_body_is_available_as_text_and_as_json() {
+        let error =
+            Error::from_response(422, b"{\"detail\":[{\"loc\":[\"body\",\"rank\"]}]}", None);
+        assert_eq!(error.body_json().unwrap()["detail"][0]["loc"][1], "rank");
+        let page = Error::from_response(502, b"<html>bad gateway</html>", None);
+        assert_eq!((page.body(), page.body_json()), (Some("<html>bad gateway</html>"), None));
+        assert_eq!(Error::from_response(500, b"", None).body_json(), None);
+    }
+
+    #[test]
+    fn the_alternate_form_contains_the_hint() {
+        let error = Error::from_response(401, b"", None).during("GET /api/v1/sessions");
+        let plain = "GET /api/v1/sessions failed: server responded with status 401";
+        assert_eq!(error.to_string(), plain);
+        assert_eq!(format!("{error:#}"), format!("{plain}; hint: {}", Hint::CheckApiKey));
+        let without = Error::from_response(503, b"", None);
+        assert_eq!(format!("{without:#}"), without.to_string());
+    }
+
+    #[test]
+    fn kinds_have_distinct_names_and_an_order() {
+        let statuses = [400, 401, 402, 403, 404, 409, 429, 500];
+        let kinds: std::collections::BTreeSet<_> =
+            statuses.map(ErrorKind::from_status).into_iter().collect();
+        let names: std::collections::BTreeSet<_> = kinds.iter().map(|kind| kind.as_str()).collect();
+        assert_eq!(names.len(), statuses.len());
+        assert_eq!(format!("{:>8}", ErrorKind::Auth), "    auth");
     }
 }

@@ -110,6 +110,7 @@ mod validated;
 #[cfg(test)]
 mod fixture;
 
+pub use ::{bytes, http};
 pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind};
 #[cfg(feature = "console")]
 pub use console::log_to_console;

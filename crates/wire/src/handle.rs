@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
@@ -18,6 +19,16 @@ use crate::{DecodeError, DecodeErrorKind};
 /// other process uses its own.
 ///
 /// The handle contains the header overrides in plain text. Do not put secrets into them.
+///
+/// ```
+/// use tinkex_wire::SamplerHandle;
+///
+/// # fn run(handle: SamplerHandle) -> Result<(), Box<dyn std::error::Error>> {
+/// let text = handle.to_text();
+/// let restored: SamplerHandle = text.parse()?;
+/// assert_eq!(restored, handle);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SamplerHandle {
@@ -98,6 +109,15 @@ impl Serialize for NoKey {
 impl<'de> Deserialize<'de> for NoKey {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         serde::de::IgnoredAny::deserialize(deserializer).map(|_| Self)
+    }
+}
+
+impl FromStr for SamplerHandle {
+    type Err = DecodeError;
+
+    /// Decodes the text of [`to_text`](Self::to_text).
+    fn from_str(text: &str) -> Result<Self, DecodeError> {
+        Self::from_text(text)
     }
 }
 

@@ -163,7 +163,7 @@ pub use telemetry::{
 };
 pub use tensor::{DType, Shape, TensorData, TensorElement, TensorValues};
 pub use time::Timestamp;
-pub use tokens::Tokens;
+pub use tokens::{Tokens, TokensIntoIter};
 pub use training::{
     CreateModel, ForwardBackward, ForwardBackwardOutput, GetInfo, LoraConfig, Metrics,
     ModelCreated, ModelData, ModelInfo, PassMode,

@@ -19,7 +19,8 @@ use crate::tokens::Tokens;
 /// let logprobs = Logprobs::from(vec![f32::NAN, -0.25]);
 /// assert_eq!(logprobs.get(0), None);
 /// assert_eq!(logprobs.get(1), Some(-0.25));
-/// assert_eq!(logprobs.iter().flatten().sum::<f32>(), -0.25);
+/// assert_eq!(logprobs.sum(), -0.25);
+/// assert_eq!(logprobs.to_vec(), [None, Some(-0.25)]);
 /// ```
 #[derive(Clone, Default)]
 pub struct Logprobs(SharedSlice<f32>);
@@ -46,6 +47,19 @@ impl Logprobs {
     /// Iterates over all positions in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Option<f32>> {
         self.0.iter().copied().map(known)
+    }
+
+    /// Returns the sum of all values that are present: the log-probability of the whole sequence,
+    /// or 0 if there are none. Adds in `f64`, so that long sequences lose no precision.
+    #[must_use]
+    pub fn sum(&self) -> f64 {
+        self.iter().flatten().map(f64::from).sum()
+    }
+
+    /// Returns a copy of all positions in order; `None` marks a missing value.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<Option<f32>> {
+        self.iter().collect()
     }
 
     /// Returns the raw values; NaN marks a missing value.

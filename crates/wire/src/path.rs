@@ -19,6 +19,7 @@ const SCHEME: &str = "tinker://";
 /// assert_eq!(path.kind(), CheckpointKind::Training);
 /// assert_eq!(path.checkpoint_id(), "weights/step-100");
 /// assert_eq!(path.to_string(), "tinker://s:train:0/weights/step-100");
+/// assert_eq!(TinkerPath::try_from("tinker://s:train:0/weights/step-100")?, path);
 /// # Ok::<_, tinkex_wire::InvalidInput>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -145,6 +146,36 @@ impl FromStr for TinkerPath {
         let kind = CheckpointKind::from_segment(segment)
             .ok_or_else(|| invalid("has an unknown checkpoint kind"))?;
         Self::new(run, kind, name)
+    }
+}
+
+impl TryFrom<&str> for TinkerPath {
+    type Error = InvalidInput;
+
+    fn try_from(text: &str) -> Result<Self, InvalidInput> {
+        text.parse()
+    }
+}
+
+impl TryFrom<String> for TinkerPath {
+    type Error = InvalidInput;
+
+    fn try_from(text: String) -> Result<Self, InvalidInput> {
+        text.parse()
+    }
+}
+
+impl TryFrom<&String> for TinkerPath {
+    type Error = InvalidInput;
+
+    fn try_from(text: &String) -> Result<Self, InvalidInput> {
+        text.parse()
+    }
+}
+
+impl From<&Self> for TinkerPath {
+    fn from(path: &Self) -> Self {
+        path.clone()
     }
 }
 

@@ -1,5 +1,7 @@
 //! Results of sampling.
 
+use std::fmt;
+
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -79,6 +81,12 @@ setters!(SampledSequence {
 });
 
 /// Reason why sampling stopped.
+///
+/// ```
+/// use tinkex_wire::StopReason;
+///
+/// assert_eq!(StopReason::Length.to_string(), "length");
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -102,6 +110,12 @@ impl StopReason {
             Self::Length => "length",
             Self::Unknown => "unknown",
         }
+    }
+}
+
+impl fmt::Display for StopReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
     }
 }
 

@@ -1,7 +1,8 @@
 //! [`Tokens`]: a shared sequence of token ids.
 
 use std::fmt;
-use std::ops::{Deref, RangeBounds};
+use std::iter::FusedIterator;
+use std::ops::{Deref, Range, RangeBounds};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -16,7 +17,9 @@ use crate::slice::SharedSlice;
 /// use tinkex_wire::Tokens;
 ///
 /// let tokens = Tokens::from([1, 2, 3]);
-/// assert_eq!(tokens.slice(..2), Tokens::from(vec![1_u32, 2]));
+/// assert_eq!(tokens.slice(..2), [1, 2]);
+/// assert_eq!(Vec::from(tokens.clone()), vec![1, 2, 3]);
+/// assert_eq!(tokens.into_iter().max(), Some(3));
 /// ```
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Tokens(SharedSlice<u32>);
@@ -106,15 +109,80 @@ impl From<&Self> for Tokens {
     }
 }
 
-impl PartialEq<[u32]> for Tokens {
-    fn eq(&self, other: &[u32]) -> bool {
-        **self == *other
+/// Compares with other sequences of token ids, in both directions.
+macro_rules! compare_with {
+    ($($(const $n:ident)? $other:ty),* $(,)?) => {$(
+        impl$(<const $n: usize>)? PartialEq<$other> for Tokens {
+            fn eq(&self, other: &$other) -> bool {
+                **self == other[..]
+            }
+        }
+
+        impl$(<const $n: usize>)? PartialEq<Tokens> for $other {
+            fn eq(&self, other: &Tokens) -> bool {
+                self[..] == **other
+            }
+        }
+    )*};
+}
+
+compare_with!([u32], &[u32], Vec<u32>, const N [u32; N], const N &[u32; N]);
+
+/// Copies the ids, because clones may share them.
+impl From<Tokens> for Vec<u32> {
+    fn from(tokens: Tokens) -> Self {
+        tokens.to_vec()
+    }
+}
+
+impl From<&Tokens> for Vec<u32> {
+    fn from(tokens: &Tokens) -> Self {
+        tokens.to_vec()
     }
 }
 
 impl AsRef<[u32]> for Tokens {
     fn as_ref(&self) -> &[u32] {
         self
+    }
+}
+
+/// Owned iterator over the ids of [`Tokens`]. Copies nothing.
+#[derive(Clone, Debug)]
+pub struct TokensIntoIter {
+    tokens: Tokens,
+    range: Range<usize>,
+}
+
+impl Iterator for TokensIntoIter {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<u32> {
+        self.range.next().map(|index| self.tokens[index])
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.range.size_hint()
+    }
+}
+
+impl DoubleEndedIterator for TokensIntoIter {
+    fn next_back(&mut self) -> Option<u32> {
+        self.range.next_back().map(|index| self.tokens[index])
+    }
+}
+
+impl ExactSizeIterator for TokensIntoIter {}
+
+impl FusedIterator for TokensIntoIter {}
+
+impl IntoIterator for Tokens {
+    type Item = u32;
+    type IntoIter = TokensIntoIter;
+
+    fn into_iter(self) -> TokensIntoIter {
+        let range = 0..self.len();
+        TokensIntoIter { tokens: self, range }
     }
 }
 
@@ -160,5 +228,22 @@ mod tests {
         let ids = vec![5_i32, -1];
         let at = ids.as_ptr().cast::<u32>();
         assert_eq!(Tokens::from(ids).as_ptr(), at);
+    }
+    #[test]
+    fn tokens_compare_with_and_convert_to_ordinary_sequences() {
+        let tokens = Tokens::from([1, 2, 3]);
+        let same = vec![1_u32, 2, 3];
+        assert!(tokens == same && same == tokens && tokens == same[..] && tokens == &same[..]);
+        assert!(tokens == [1, 2, 3] && [1, 2, 3] == tokens && tokens == &[1, 2, 3]);
+        assert!(tokens != [1, 2] && tokens != vec![3, 2, 1]);
+        assert_eq!(Vec::<u32>::from(&tokens), same);
+        let part = tokens.slice(1..);
+        assert_eq!(part.clone().into_iter().len(), 2);
+        assert_eq!(part.into_iter().rev().collect::<Vec<_>>(), [3, 2]);
+        let mut total = 0;
+        for token in tokens {
+            total += token;
+        }
+        assert_eq!(total, 6);
     }
 }

@@ -101,7 +101,7 @@ pub(crate) async fn step(model: &TrainingClient, batch: Vec<Datum>) -> Outcome<(
 /// Creates a client with a dummy key and without environment variables.
 pub(crate) fn builder(url: &str) -> Outcome<ServiceClientBuilder> {
     let env = tinkex::Env::from_pairs([("TINKER_TELEMETRY", "0")]);
-    Ok(ServiceClient::builder().base_url(url.parse()?).api_key("tml-bench").env(env))
+    Ok(ServiceClient::builder().base_url(url).api_key("tml-bench").env(env))
 }
 
 /// Starts sample `n`.

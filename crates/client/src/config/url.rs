@@ -94,6 +94,36 @@ impl FromStr for BaseUrl {
     }
 }
 
+impl TryFrom<&str> for BaseUrl {
+    type Error = Error;
+
+    fn try_from(text: &str) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+impl TryFrom<String> for BaseUrl {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+impl TryFrom<&String> for BaseUrl {
+    type Error = Error;
+
+    fn try_from(text: &String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+impl From<&Self> for BaseUrl {
+    fn from(url: &Self) -> Self {
+        url.clone()
+    }
+}
+
 impl fmt::Display for BaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)

@@ -24,7 +24,7 @@ use tinkex_wire::{CheckpointKind, TinkerPath};
 use tokio::time::Instant;
 
 use crate::clock;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, convert};
 use crate::rest_client::RestClient;
 use crate::service::ServiceClient;
 
@@ -50,10 +50,9 @@ type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 ///
 /// ```no_run
 /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
-/// let path = "tinker://run/weights/final".parse()?;
 /// let checkpoint = service
 ///     .rest()
-///     .download(path, "adapter")
+///     .download("tinker://run/weights/final", "adapter")
 ///     .exclude("*.md")
 ///     .on_progress(|now| println!("{} of {:?} bytes", now.bytes, now.bytes_total))
 ///     .await?;
@@ -72,7 +71,8 @@ type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 #[must_use = "a download does nothing until it is awaited"]
 pub struct CheckpointDownload {
     service: ServiceClient,
-    path: TinkerPath,
+    /// Path, or the error if the argument is not one; the download returns it.
+    path: Result<TinkerPath>,
     folder: PathBuf,
     replace: bool,
     include: Vec<String>,
@@ -143,10 +143,14 @@ impl RestClient {
     /// Downloads the files of a checkpoint into `folder`, in the format that `peft` loads.
     ///
     /// A training checkpoint is exported first, in a session of its own that is closed afterwards.
-    pub fn download(&self, path: TinkerPath, folder: impl Into<PathBuf>) -> CheckpointDownload {
+    pub fn download(
+        &self,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
+        folder: impl Into<PathBuf>,
+    ) -> CheckpointDownload {
         CheckpointDownload {
             service: self.service().clone(),
-            path,
+            path: convert("download", path),
             folder: folder.into(),
             replace: false,
             include: Vec::new(),
@@ -257,20 +261,22 @@ impl CheckpointDownload {
     }
 
     async fn run(self) -> Result<DownloadedCheckpoint> {
-        if self.path.kind() == CheckpointKind::Sampler {
-            let message = format!("cannot download {}: sampler weights have no files", self.path);
+        let path = self.path.clone()?;
+        if path.kind() == CheckpointKind::Sampler {
+            let message = format!("cannot download {path}: sampler weights have no files");
             let hint = "Download a training checkpoint (weights) or external weights.";
-            return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
+            let error = Error::new(ErrorKind::InvalidInput, message).with_hint(hint);
+            return Err(error.during("download"));
         }
         let (folder, replace) = (self.folder.clone(), self.replace);
         let staging = resume::blocking(move || StagingFolder::open(&folder, replace)).await?;
-        if self.path.kind() == CheckpointKind::External {
-            let urls = self.request_urls(&self.path, false).await?;
-            return self.fetch_all(staging, &self.path, false, urls).await;
+        if path.kind() == CheckpointKind::External {
+            let urls = self.request_urls(&path, false).await?;
+            return self.fetch_all(staging, &path, None, urls).await;
         }
-        let export = Export::create(&self.service, &self.path).await?;
+        let export = Export::create(&self.service, &path).await?;
         let downloaded = match self.request_urls(&export.path, true).await {
-            Ok(urls) => self.fetch_all(staging, &export.path, true, urls).await,
+            Ok(urls) => self.fetch_all(staging, &path, Some(&export), urls).await,
             Err(error) => Err(error),
         };
         export.remove(downloaded.is_ok()).await;
@@ -293,10 +299,11 @@ impl CheckpointDownload {
         &self,
         staging: StagingFolder,
         path: &TinkerPath,
-        exported: bool,
+        export: Option<&Export>,
         urls: ExternalWeightsUrls,
     ) -> Result<DownloadedCheckpoint> {
-        let names = self.select(&urls)?;
+        let names = self.select(path, &urls)?;
+        let (path, exported) = (export.map_or(path, |export| &export.path), export.is_some());
         let tracker = ProgressTracker::new(&names, self.on_progress.clone());
         let current = tokio::sync::Mutex::new((urls, Instant::now()));
         let (staging_ref, current, tracker) = (&staging, &current, &tracker);
@@ -332,7 +339,7 @@ impl CheckpointDownload {
     }
 
     /// Returns the names of the files to download, after checking that all are safe.
-    fn select(&self, urls: &ExternalWeightsUrls) -> Result<Vec<String>> {
+    fn select(&self, path: &TinkerPath, urls: &ExternalWeightsUrls) -> Result<Vec<String>> {
         for name in urls.urls.keys() {
             folder::check_name(name)?;
         }
@@ -345,9 +352,9 @@ impl CheckpointDownload {
         let names: Vec<String> = urls.urls.keys().filter(is_selected).cloned().collect();
         let not_found = |message: String| Err(Error::new(ErrorKind::NotFound, message));
         match (urls.urls.len(), names.is_empty()) {
-            (0, _) => not_found(format!("{} has no files", self.path)),
+            (0, _) => not_found(format!("{path} has no files")),
             (all, true) => {
-                not_found(format!("no pattern selects any of the {all} files of {}", self.path))
+                not_found(format!("no pattern selects any of the {all} files of {path}"))
             }
             (_, false) => Ok(names),
         }

@@ -12,7 +12,7 @@ use tinkex_wire::{
     header as wire_header,
 };
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, convert};
 use crate::transport::{RequestOptions, header};
 
 use super::page::{self, ListPage};
@@ -59,7 +59,11 @@ impl RestClient {
     ///
     /// # Errors
     /// If the checkpoint does not exist.
-    pub async fn get_weights_info(&self, path: &TinkerPath) -> Result<WeightsInfo> {
+    pub async fn get_weights_info(
+        &self,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
+    ) -> Result<WeightsInfo> {
+        let path: TinkerPath = convert("get_weights_info", path)?;
         let request = WeightsInfoRequest::new(path.to_string());
         self.call("get_weights_info_by_tinker_path", &request).await
     }
@@ -68,25 +72,35 @@ impl RestClient {
     ///
     /// # Errors
     /// If the checkpoint does not exist.
-    pub async fn delete_checkpoint(&self, path: &TinkerPath) -> Result<()> {
-        self.call("delete_checkpoint_from_tinker_path", &DeleteCheckpoint::new(path.clone())).await
+    pub async fn delete_checkpoint(
+        &self,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
+    ) -> Result<()> {
+        let path = convert("delete_checkpoint", path)?;
+        self.call("delete_checkpoint_from_tinker_path", &DeleteCheckpoint::new(path)).await
     }
 
     /// Makes a checkpoint readable by everyone.
     ///
     /// # Errors
     /// If the checkpoint does not exist.
-    pub async fn publish_checkpoint(&self, path: &TinkerPath) -> Result<()> {
-        self.call("publish_checkpoint_from_tinker_path", &PublishCheckpoint::new(path.clone()))
-            .await
+    pub async fn publish_checkpoint(
+        &self,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
+    ) -> Result<()> {
+        let path = convert("publish_checkpoint", path)?;
+        self.call("publish_checkpoint_from_tinker_path", &PublishCheckpoint::new(path)).await
     }
 
     /// Makes a published checkpoint private again.
     ///
     /// # Errors
     /// If the checkpoint does not exist.
-    pub async fn unpublish_checkpoint(&self, path: &TinkerPath) -> Result<()> {
-        let request = UnpublishCheckpoint::new(path.clone());
+    pub async fn unpublish_checkpoint(
+        &self,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
+    ) -> Result<()> {
+        let request = UnpublishCheckpoint::new(convert("unpublish_checkpoint", path)?);
         self.call("unpublish_checkpoint_from_tinker_path", &request).await
     }
 
@@ -95,9 +109,13 @@ impl RestClient {
     ///
     /// # Errors
     /// If the checkpoint does not exist, or the server does not accept the time.
-    pub async fn set_checkpoint_ttl(&self, path: &TinkerPath, ttl: Option<Duration>) -> Result<()> {
+    pub async fn set_checkpoint_ttl(
+        &self,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
+        ttl: Option<Duration>,
+    ) -> Result<()> {
         let ttl_seconds = ttl.map(|ttl| ttl.as_secs());
-        let request = SetCheckpointTtl::new(path.clone(), ttl_seconds);
+        let request = SetCheckpointTtl::new(convert("set_checkpoint_ttl", path)?, ttl_seconds);
         self.call("set_checkpoint_ttl_from_tinker_path", &request).await
     }
 
@@ -108,9 +126,10 @@ impl RestClient {
     /// If the checkpoint does not exist or is of another kind.
     pub async fn get_external_weights_urls(
         &self,
-        path: &TinkerPath,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
     ) -> Result<ExternalWeightsUrls> {
-        let request = ExternalWeightsUrlsRequest::new(path.clone());
+        let path = convert("get_external_weights_urls", path)?;
+        let request = ExternalWeightsUrlsRequest::new(path);
         self.call("get_external_weights_urls", &request).await
     }
 
@@ -120,17 +139,19 @@ impl RestClient {
     /// # Errors
     /// If neither `copy` nor the client names a project, or the source cannot be read.
     pub async fn copy_weights(&self, copy: CopyCheckpoint) -> Result<TinkerPath> {
+        let source = copy.source?;
         let project = copy.project_id.as_deref().or(self.service.project_id());
         let Some(project) = project else {
-            let message = format!("cannot copy {}: no target project is set", copy.source);
+            let message = format!("cannot copy {source}: no target project is set");
             let hint = "Pass a project, or set TINKER_PROJECT_ID.";
-            return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
+            let error = Error::new(ErrorKind::InvalidInput, message).with_hint(hint);
+            return Err(error.during("copy_weights"));
         };
         let mut headers = method_headers("copy_weights");
         if let Some(token) = &copy.source_token {
             header::put_secret(&mut headers, wire_header::WEIGHTS_ACCESS_TOKEN, token)?;
         }
-        let request = CopyWeights::into_project(copy.source.to_string(), project)
+        let request = CopyWeights::into_project(source.to_string(), project)
             .ttl_seconds(copy.ttl.map(|ttl| ttl.as_secs()));
         let key = uuid::Uuid::new_v4().to_string();
         let options =
@@ -144,7 +165,8 @@ impl RestClient {
 #[derive(Clone, Debug)]
 #[must_use = "pass it to `RestClient::copy_weights`"]
 pub struct CopyCheckpoint {
-    source: TinkerPath,
+    /// Path, or the error if the argument is not one; `copy_weights` returns it.
+    source: Result<TinkerPath>,
     project_id: Option<String>,
     ttl: Option<Duration>,
     source_token: Option<Secret>,
@@ -152,7 +174,9 @@ pub struct CopyCheckpoint {
 
 impl CopyCheckpoint {
     /// Copies `source` into the client's project, without expiry.
-    pub fn new(source: TinkerPath) -> Self {
+    /// [`RestClient::copy_weights`] reports an invalid path.
+    pub fn new(source: impl TryInto<TinkerPath, Error: Into<Error>>) -> Self {
+        let source = convert("copy_weights", source);
         Self { source, project_id: None, ttl: None, source_token: None }
     }
 

@@ -7,7 +7,7 @@ use tinkex_wire::rest::{
 };
 use tinkex_wire::{ModelId, SamplerId, TinkerPath};
 
-use crate::error::Result;
+use crate::error::{Error, Result, convert};
 
 use super::RestClient;
 use super::page::{self, ListPage};
@@ -55,9 +55,10 @@ impl RestClient {
     /// If the run does not exist or is out of scope.
     pub async fn get_training_run_by_path(
         &self,
-        path: &TinkerPath,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
         access_scope: AccessScope,
     ) -> Result<TrainingRun> {
+        let path: TinkerPath = convert("get_training_run_by_path", path)?;
         let request = GetTrainingRun::new(path.run().clone()).query(access_scope);
         self.call("get_training_run_by_tinker_path", &request).await
     }

@@ -132,7 +132,7 @@ impl SamplingClient {
     /// # Errors
     /// [`ErrorKind::Auth`] without a credential; [`ErrorKind::Config`] outside a tokio runtime.
     pub fn from_handle(handle: &SamplerHandle) -> Result<Self> {
-        let mut builder = ServiceClient::builder().base_url(handle.holder.base_url.parse()?);
+        let mut builder = ServiceClient::builder().base_url(&handle.holder.base_url);
         for (name, value) in handle.holder.default_headers_overrides.iter().flatten() {
             builder = builder.header(name, value);
         }
@@ -202,7 +202,7 @@ impl SamplingClient {
             .prompt_logprobs(Some(true));
         // `sample_no_retries` returns lost samples to the caller; it does not cover
         // log-probabilities.
-        self.start(request, self.0.session.resubmits(), |response| {
+        self.start("compute_logprobs", request, self.0.session.resubmits(), |response| {
             let message = "the response contains no prompt log-probabilities";
             let missing = || Error::new(ErrorKind::Decode, message);
             response.prompt_logprobs.ok_or_else(missing)
@@ -226,8 +226,10 @@ impl SamplingClient {
         self.0.session.resubmits() && !self.0.session.config().sample_no_retries
     }
 
+    /// Starts a request. `call` names the method in errors about invalid input.
     fn start<T: Send + 'static>(
         &self,
+        call: &'static str,
         mut request: SampleRequest,
         resubmit: bool,
         finish: impl FnOnce(SampleResponse) -> Result<T> + Send + 'static,
@@ -235,7 +237,7 @@ impl SamplingClient {
         request.sampling_session_id = Some(self.0.id.clone());
         let request = match Validated::new(request) {
             Ok(request) => request,
-            Err(error) => return SampleFuture::failed(error.into()),
+            Err(error) => return SampleFuture::failed(Error::from(error).during(call)),
         };
         // Boxed to keep the memory of a waiting sample small; see `SamplingShared::sample`.
         let (shared, request) = (Arc::clone(&self.0), Box::new(request));

@@ -103,7 +103,7 @@ impl SampleRequestBuilder {
     /// server if it supports cancellation. [`SampleFuture::detach`] lets it continue.
     pub fn send(self) -> SampleFuture<SampleResponse> {
         let resubmit = self.client.resubmits_samples();
-        self.client.start(self.request, resubmit, Ok)
+        self.client.start("sample", self.request, resubmit, Ok)
     }
 }
 

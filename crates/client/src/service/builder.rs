@@ -7,7 +7,7 @@ use std::time::Duration;
 use tinkex_wire::JsonObject;
 
 use crate::config::{BaseUrl, Env};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::settings::{ClientSettings, SettingsInput};
 use crate::transport::http::HttpService;
 use crate::transport::retry_policy::RetryPolicy;
@@ -17,23 +17,23 @@ use super::ServiceClient;
 /// Builder of a [`ServiceClient`].
 ///
 /// Settings that are not set come from environment variables, which are read once, in
-/// [`build`](Self::build).
+/// [`build`](Self::build). Clone a builder to create several clients with common settings.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tinkex::{RetryPolicy, ServiceClient};
 ///
 /// let service = ServiceClient::builder()
-///     .base_url("http://localhost:8000".parse()?)
+///     .base_url("http://localhost:8000")
 ///     .api_key("tml-example")
 ///     .retry(RetryPolicy::default().with_retry_timeout(Duration::from_secs(30)))
 ///     .build()?;
 /// # Ok::<_, tinkex::Error>(())
 /// ```
-#[derive(Default)]
+#[derive(Clone, Default)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct ServiceClientBuilder {
-    base_url: Option<BaseUrl>,
+    base_url: Option<Result<BaseUrl>>,
     api_key: Option<String>,
     env: Option<Env>,
     headers: Vec<(String, String)>,
@@ -51,8 +51,9 @@ pub struct ServiceClientBuilder {
 
 impl ServiceClientBuilder {
     /// Sets the server's base URL. Defaults to `TINKER_BASE_URL`, else the hosted service.
-    pub fn base_url(mut self, url: BaseUrl) -> Self {
-        self.base_url = Some(url);
+    /// [`build`](Self::build) reports an invalid URL.
+    pub fn base_url(mut self, url: impl TryInto<BaseUrl, Error: Into<Error>>) -> Self {
+        self.base_url = Some(url.try_into().map_err(Into::into));
         self
     }
 
@@ -147,7 +148,7 @@ impl ServiceClientBuilder {
     /// If no credential is found or a setting is invalid.
     pub fn build(self) -> Result<ServiceClient> {
         let settings = ClientSettings::new(SettingsInput {
-            base_url: self.base_url,
+            base_url: self.base_url.transpose()?,
             api_key: self.api_key,
             env: self.env.unwrap_or_else(Env::from_process),
             headers: self.headers,

@@ -16,7 +16,7 @@ use tokio::sync::{OnceCell, watch};
 
 use crate::config::BaseUrl;
 use crate::connection::Connection;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, convert};
 use crate::future::ApiFuture;
 use crate::loss::CustomLoss;
 use crate::rest_client::{AdminClient, RestClient};
@@ -131,17 +131,17 @@ impl ServiceClient {
     /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
     /// use tinkex::RestoreMode;
     ///
-    /// let path = "tinker://run/weights/step-100".parse()?;
-    /// let model =
-    ///     service.create_training_client_from(&path, RestoreMode::WithOptimizer).await?;
+    /// let path = "tinker://run/weights/step-100";
+    /// let model = service.create_training_client_from(path, RestoreMode::WithOptimizer).await?;
     /// # Ok(()) }
     /// ```
     pub fn create_training_client_from(
         &self,
-        path: &TinkerPath,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
         restore: RestoreMode,
     ) -> CreateFromState {
-        CreateFromState::new(self.clone(), path.clone(), restore)
+        let path = convert("create_training_client_from", path);
+        CreateFromState::new(self.clone(), path, restore)
     }
 
     /// Creates a sampling client for a base model.
@@ -157,13 +157,26 @@ impl ServiceClient {
 
     /// Creates a sampling client for a sampler checkpoint.
     ///
+    /// ```no_run
+    /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
+    /// let path = "tinker://run/sampler_weights/final";
+    /// let sampler = service.create_sampling_client_from(path).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
-    /// If the checkpoint does not exist or is a training checkpoint.
-    pub async fn create_sampling_client_from(&self, path: &TinkerPath) -> Result<SamplingClient> {
+    /// If the path is invalid, or the checkpoint does not exist or is a training checkpoint.
+    pub async fn create_sampling_client_from(
+        &self,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
+    ) -> Result<SamplingClient> {
+        const CALL: &str = "create_sampling_client_from";
+        let path = convert(CALL, path)?;
         if path.kind() != CheckpointKind::Sampler {
             let message = format!("cannot sample from {path}: not a sampler checkpoint");
             return Err(Error::new(ErrorKind::InvalidInput, message)
-                .with_hint("Save the weights with save_weights_for_sampler."));
+                .with_hint("Save the weights with save_weights_for_sampler.")
+                .during(CALL));
         }
         self.sampling(SamplingWeights::Checkpoint(path.to_string())).await
     }

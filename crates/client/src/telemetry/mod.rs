@@ -121,9 +121,8 @@ fn describe(error: &(dyn std::error::Error + 'static)) -> (Severity, EventKind) 
         error.downcast_ref::<Error>().map_or_else(|| "Error".to_owned(), kind_name)
     };
     let mut causes = std::iter::successors(Some(error), |error| error.source());
-    let user_error = causes.find_map(|cause| {
-        cause.downcast_ref::<Error>().filter(|cause| counts_as_user_error(cause))
-    });
+    let user_error = causes
+        .find_map(|cause| cause.downcast_ref::<Error>().filter(|cause| cause.is_user_error()));
     let Some(user_error) = user_error else {
         let (error_type, error_message) = (type_name(error), message(error));
         let kind = EventKind::UnhandledException { error_message, error_type, traceback: None };
@@ -150,12 +149,6 @@ pub(crate) fn safe_message(error: &Error) -> String {
         return "no usable credential".to_owned();
     }
     error.to_string()
-}
-
-/// Returns whether telemetry records the error as a user error: also if the request was invalid and
-/// therefore not sent.
-fn counts_as_user_error(error: &Error) -> bool {
-    error.is_user_error() || error.kind() == ErrorKind::InvalidInput
 }
 
 fn kind_name(error: &Error) -> String {

@@ -118,15 +118,16 @@ async fn create_model<S: SubmitRequest>(
 /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
 /// use tinkex::RestoreMode;
 ///
-/// let path = "tinker://run/weights/step-100".parse()?;
-/// let model = service.create_training_client_from(&path, RestoreMode::WithOptimizer).await?;
+/// let path = "tinker://run/weights/step-100";
+/// let model = service.create_training_client_from(path, RestoreMode::WithOptimizer).await?;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "no model is created until the builder is awaited"]
 pub struct CreateFromState {
     service: ServiceClient,
-    path: TinkerPath,
+    /// Path, or the error if the argument is not one; `create` returns it.
+    path: Result<TinkerPath>,
     restore: RestoreMode,
     base_model: Option<String>,
     optimizer: Option<OptimizerConfig>,
@@ -135,7 +136,11 @@ pub struct CreateFromState {
 }
 
 impl CreateFromState {
-    pub(crate) fn new(service: ServiceClient, path: TinkerPath, restore: RestoreMode) -> Self {
+    pub(crate) fn new(
+        service: ServiceClient,
+        path: Result<TinkerPath>,
+        restore: RestoreMode,
+    ) -> Self {
         let (base_model, optimizer, user_metadata) = (None, None, None);
         Self { service, path, restore, base_model, optimizer, user_metadata, key: None }
     }
@@ -176,10 +181,13 @@ impl CreateFromState {
     /// Not cancel safe: after the request was sent, the server creates the model even if this
     /// future is dropped.
     pub async fn create(self) -> Result<TrainingClient> {
-        if self.path.kind() != CheckpointKind::Training {
-            let message = format!("cannot train from {}: not a training checkpoint", self.path);
-            let hint = "Save the model with save_state.";
-            return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
+        let path = self.path.clone()?;
+        if path.kind() != CheckpointKind::Training {
+            let message = format!("cannot train from {path}: not a training checkpoint");
+            let error = Error::new(ErrorKind::InvalidInput, message);
+            return Err(error
+                .with_hint("Save the model with save_state.")
+                .during("create_training_client_from"));
         }
         let session = self.service.session().await?;
         let other_key = self.key.as_ref().map(|key| session.with_other_key(key)).transpose()?;
@@ -188,9 +196,9 @@ impl CreateFromState {
             None => None,
         };
         if session.config().create_model_via_load_weights {
-            self.create_by_loading(&session, token).await
+            self.create_by_loading(&session, &path, token).await
         } else {
-            self.create_and_load(&session, other_key, token).await
+            self.create_and_load(&session, &path, other_key, token).await
         }
     }
 
@@ -199,11 +207,12 @@ impl CreateFromState {
     async fn create_by_loading(
         self,
         session: &Arc<Session>,
+        path: &TinkerPath,
         weights_access_token: Option<Secret>,
     ) -> Result<TrainingClient> {
         let index = session.next_model();
         let expected_id = ModelId::in_session(session.id(), index);
-        let request = LoadWeights::as_new_model(session.id().clone(), index, self.path.to_string())
+        let request = LoadWeights::as_new_model(session.id().clone(), index, path.to_string())
             .base_model(self.base_model)
             .user_metadata(self.user_metadata)
             .optimizer(self.restore == RestoreMode::WithOptimizer)
@@ -218,10 +227,11 @@ impl CreateFromState {
     async fn create_and_load(
         self,
         session: &Arc<Session>,
+        path: &TinkerPath,
         other_key: Option<OtherKeyConnection>,
         token: Option<Secret>,
     ) -> Result<TrainingClient> {
-        let request = WeightsInfoRequest::new(self.path.to_string());
+        let request = WeightsInfoRequest::new(path.to_string());
         // The configuration is readable only with a key that may read the checkpoint.
         let transport =
             other_key.as_ref().map_or(session.transport(), OtherKeyConnection::transport);
@@ -230,13 +240,13 @@ impl CreateFromState {
         let restored =
             (self.restore == RestoreMode::WithOptimizer).then(|| info.optimizer_config.clone());
         let create = CreateLora {
-            lora: lora_config(&self.path, &info)?,
+            lora: lora_config(path, &info)?,
             optimizer: self.optimizer.or(restored).unwrap_or_default(),
             user_metadata: self.user_metadata,
             ..CreateLora::new(self.service, self.base_model.unwrap_or(info.base_model))
         };
         let model = create.create().await?;
-        model.load(&self.path, self.restore, std::future::ready(Ok(token))).await?;
+        model.load(path, self.restore, std::future::ready(Ok(token))).await?;
         Ok(model)
     }
 }

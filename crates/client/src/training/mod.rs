@@ -24,7 +24,7 @@ use tinkex_wire::{
     Seq, SubmitRequest, TinkerPath,
 };
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, convert};
 use crate::future::ApiFuture;
 use crate::future::poll::{Poller, Submitted};
 use crate::future::queue_log::{QueueLog, QueuedWork};
@@ -162,7 +162,7 @@ impl TrainingClient {
         loss: impl Into<LossSpec>,
     ) -> ApiFuture<BatchOutput> {
         let queued = self.enqueue_batch(PassMode::ForwardBackward, data, &loss.into());
-        queued.unwrap_or_else(ApiFuture::failed)
+        queued.unwrap_or_else(|error| ApiFuture::failed(error.during("forward_backward")))
     }
 
     /// Computes `loss` over `data` without a gradient.
@@ -171,7 +171,7 @@ impl TrainingClient {
     /// Fails like [`forward_backward`](Self::forward_backward).
     pub fn forward(&self, data: Vec<Datum>, loss: impl Into<LossSpec>) -> ApiFuture<BatchOutput> {
         let queued = self.enqueue_batch(PassMode::Forward, data, &loss.into());
-        queued.unwrap_or_else(ApiFuture::failed)
+        queued.unwrap_or_else(|error| ApiFuture::failed(error.during("forward")))
     }
 
     /// Updates the weights with the gradient accumulated since the previous step.
@@ -181,7 +181,7 @@ impl TrainingClient {
     pub fn optim_step(&self, params: impl Into<OptimParams>) -> ApiFuture<OptimStepOutput> {
         match self.validate_step(params.into()) {
             Ok(step) => self.enqueue_step(step),
-            Err(error) => ApiFuture::failed(error),
+            Err(error) => ApiFuture::failed(error.during("optim_step")),
         }
     }
 
@@ -211,7 +211,10 @@ impl TrainingClient {
             let gradients = self.enqueue_batch(PassMode::ForwardBackward, data, &loss.into())?;
             Ok((gradients, self.enqueue_step(step)))
         });
-        queued.unwrap_or_else(|error| (ApiFuture::failed(error.clone()), ApiFuture::failed(error)))
+        queued.unwrap_or_else(|error| {
+            let error = error.during("step");
+            (ApiFuture::failed(error.clone()), ApiFuture::failed(error))
+        })
     }
 
     /// Saves the weights and the optimizer state, and returns the path of the checkpoint.
@@ -235,7 +238,7 @@ impl TrainingClient {
     pub fn save_state(&self, options: impl Into<SaveOptions>) -> ApiFuture<TinkerPath> {
         let options = options.into();
         if let Err(error) = options.validate(SaveKind::State) {
-            return ApiFuture::failed(error);
+            return ApiFuture::failed(error.during("save_state"));
         }
         let request = move |model, seq| {
             let (ttl_seconds, metadata) = (options.ttl_seconds(), options.user_metadata());
@@ -261,7 +264,7 @@ impl TrainingClient {
     ) -> ApiFuture<TinkerPath> {
         let options = options.into();
         if let Err(error) = options.validate(SaveKind::Sampler) {
-            return ApiFuture::failed(error);
+            return ApiFuture::failed(error.during("save_weights_for_sampler"));
         }
         let request = move |model, seq| {
             let (ttl_seconds, metadata) = (options.ttl_seconds(), options.user_metadata());
@@ -289,7 +292,7 @@ impl TrainingClient {
     ) -> ApiFuture<ExternalWeights> {
         let options = options.into();
         if let Err(error) = options.validate(SaveKind::External) {
-            return ApiFuture::failed(error);
+            return ApiFuture::failed(error.during("save_weights_external"));
         }
         let request = move |model, seq| {
             let ttl_seconds = options.ttl_seconds();
@@ -329,9 +332,17 @@ impl TrainingClient {
     /// Loads a checkpoint into this model.
     ///
     /// # Errors
+    /// [`ErrorKind::InvalidInput`] if the path is invalid; nothing is queued in that case.
     /// [`ErrorKind::WorkFailed`] if the checkpoint does not exist or does not fit this model.
-    pub fn load_state(&self, path: &TinkerPath, restore: RestoreMode) -> ApiFuture<()> {
-        self.load(path, restore, ready(Ok(None)))
+    pub fn load_state(
+        &self,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
+        restore: RestoreMode,
+    ) -> ApiFuture<()> {
+        match convert("load_state", path) {
+            Ok(path) => self.load(&path, restore, ready(Ok(None))),
+            Err(error) => ApiFuture::failed(error),
+        }
     }
 
     /// Loads a checkpoint that only another API key may read.
@@ -340,16 +351,20 @@ impl TrainingClient {
     /// Fails like [`load_state`](Self::load_state), and if the server does not accept `key`.
     pub fn load_state_with_key(
         &self,
-        path: &TinkerPath,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
         restore: RestoreMode,
         key: impl Into<Secret>,
     ) -> ApiFuture<()> {
+        let path = match convert("load_state_with_key", path) {
+            Ok(path) => path,
+            Err(error) => return ApiFuture::failed(error),
+        };
         let (shared, key) = (Arc::clone(&self.0), key.into());
         let token = async move {
             let other_key = shared.session.with_other_key(&key)?;
             Ok(Some(other_key.access_token().await?))
         };
-        self.load(path, restore, token)
+        self.load(&path, restore, token)
     }
 
     /// Loads a checkpoint. `token` resolves to the token that grants access to it, if this client's

@@ -5,6 +5,9 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,6 +22,20 @@ use crate::hint::Hint;
 ///
 /// An implementation sends each request exactly once and does not follow redirects. The client
 /// retries and follows redirects itself, because it must not send a credential to another server.
+///
+/// Implemented for `Arc<T>`, so that a program can keep the service that it passes to
+/// [`ServiceClientBuilder::http`](crate::ServiceClientBuilder::http), and for closures that return
+/// the future of a response:
+///
+/// ```
+/// use tinkex::{ServiceClient, bytes::Bytes, http::{Request, Response}};
+///
+/// let service = ServiceClient::builder()
+///     .api_key("tml-example")
+///     .http(|_: Request<Bytes>| async { Ok(Response::new(Bytes::from_static(b"{}"))) })
+///     .build()?;
+/// # Ok::<_, tinkex::Error>(())
+/// ```
 pub trait HttpService: Send + Sync + 'static {
     /// Sends `request` and waits at most `timeout` for the complete response.
     fn send(
@@ -43,7 +60,54 @@ pub trait HttpService: Send + Sync + 'static {
     }
 }
 
-/// Body of a response, received in parts.
+impl<T: HttpService + ?Sized> HttpService for Arc<T> {
+    fn send(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        (**self).send(lane, request, timeout)
+    }
+
+    fn send_streaming(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
+        (**self).send_streaming(lane, request, timeout)
+    }
+}
+
+impl<F, R> HttpService for F
+where
+    F: Fn(Request<Bytes>) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<Response<Bytes>, HttpFailure>> + Send + 'static,
+{
+    fn send(
+        &self,
+        _: Lane,
+        request: Request<Bytes>,
+        _: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        Box::pin(self(request))
+    }
+}
+
+/// Body of a response, received in parts: a [`Stream`] of them.
+///
+/// ```
+/// use futures_util::TryStreamExt;
+/// use tinkex::{HttpFailure, ResponseBody, bytes::Bytes};
+///
+/// # async fn run() -> Result<(), HttpFailure> {
+/// let body = ResponseBody::from(Bytes::from_static(b"text"));
+/// let parts: Vec<Bytes> = body.try_collect().await?;
+/// assert_eq!(parts.concat(), b"text");
+/// # Ok(()) }
+/// # futures_util::FutureExt::now_or_never(run()).unwrap().unwrap();
+/// ```
 pub struct ResponseBody(BoxStream<'static, Result<Bytes, HttpFailure>>);
 
 impl ResponseBody {
@@ -58,6 +122,18 @@ impl ResponseBody {
     }
 }
 
+impl Stream for ResponseBody {
+    type Item = Result<Bytes, HttpFailure>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_next_unpin(context)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
 impl From<Bytes> for ResponseBody {
     fn from(body: Bytes) -> Self {
         Self::new(stream::iter((!body.is_empty()).then_some(Ok(body))))
@@ -67,6 +143,12 @@ impl From<Bytes> for ResponseBody {
 impl fmt::Debug for ResponseBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
     }
 }
 

@@ -182,7 +182,7 @@ async fn endless_redirects_and_unencrypted_targets_are_refused_without_a_retry()
 
     let to_plain_http = [("location", "http://storage.test/f?sig=hidden")];
     let fake = ScriptedServer::started().respond_with(LIST, 307, &to_plain_http, Value::Null);
-    let encrypted = fake.builder().base_url("https://server.test".parse().unwrap());
+    let encrypted = fake.builder().base_url("https://server.test");
     let client = encrypted.build().unwrap();
     let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Rejected, 1));
@@ -228,7 +228,7 @@ async fn bodies_do_not_follow_a_redirect_to_another_server() {
     const COPY: &str = "POST /api/v1/copy_weights";
     let to_other_server = [("location", "https://elsewhere.test/x")];
     let copy = || {
-        let source = "tinker://r/weights/a".parse().unwrap();
+        let source = "tinker://r/weights/a";
         tinkex::CopyCheckpoint::new(source).into_project("p").source_token("tml-other")
     };
     let fake = ScriptedServer::started().respond_with(COPY, 307, &to_other_server, Value::Null);

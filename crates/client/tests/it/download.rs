@@ -188,7 +188,7 @@ async fn changed_content_and_servers_without_ranges_restart_the_download() {
 async fn a_complete_file_is_not_paired_with_the_entity_tag_of_another() {
     let folder = TempDir::new().unwrap();
     let target = folder.path().join("adapter");
-    let path = || "tinker://run/external_weights/hf".parse().unwrap();
+    let path = || "tinker://run/external_weights/hf";
     let download_with = async |response: Option<(u16, &str)>| {
         let fake = ScriptedServer::started().respond(URLS, 200, urls(&["a", "b"]));
         let fake = match response {
@@ -255,7 +255,7 @@ const URLS: &str =
 async fn a_folder_appears_complete_or_not_at_all() {
     let folder = TempDir::new().unwrap();
     let target = folder.path().join("adapter");
-    let path = || "tinker://run/external_weights/hf".parse().unwrap();
+    let path = || "tinker://run/external_weights/hf";
     let names = ["a.json", "deep/b.bin", "skip.txt"];
 
     let fake = ScriptedServer::started()
@@ -307,7 +307,7 @@ async fn unsafe_file_names_are_rejected_before_anything_is_written() {
         (&[], ErrorKind::NotFound),
     ] {
         let fake = ScriptedServer::started().respond(URLS, 200, urls(names));
-        let path = "tinker://run/external_weights/hf".parse().unwrap();
+        let path = "tinker://run/external_weights/hf";
         let download = fake.client().rest().download(path, folder.path().join("x"));
         let error = download.await.unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
@@ -315,7 +315,7 @@ async fn unsafe_file_names_are_rejected_before_anything_is_written() {
         fake.finish();
     }
     let fake = ScriptedServer::new();
-    let sampler = "tinker://run/sampler_weights/s".parse().unwrap();
+    let sampler = "tinker://run/sampler_weights/s";
     let error = fake.client().rest().download(sampler, folder.path()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }

@@ -147,7 +147,7 @@ impl FakeServer {
     pub(crate) fn builder(&self) -> ServiceClientBuilder {
         ServiceClient::builder()
             .env(Env::empty())
-            .base_url("http://server.test".parse().unwrap())
+            .base_url("http://server.test")
             .api_key("tml-server")
             .poll_immediately()
             .http(self.clone())

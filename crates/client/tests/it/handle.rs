@@ -48,7 +48,7 @@ async fn a_handle_contains_no_key() {
         "a restored session sends heartbeats"
     );
 
-    let elsewhere = there.builder().base_url("http://elsewhere.test".parse().unwrap());
+    let elsewhere = there.builder().base_url("http://elsewhere.test");
     let error = elsewhere.build().unwrap().restore_sampling_client(&handle).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     let mut expected = handle;

@@ -98,7 +98,7 @@ async fn read_request(stream: &mut TcpStream) -> Option<String> {
 fn client_builder(address: &str) -> ServiceClientBuilder {
     ServiceClient::builder()
         .env(Env::empty())
-        .base_url(address.parse().unwrap())
+        .base_url(address)
         .api_key("tml-test")
         .retry(RetryPolicy::disabled())
 }

@@ -58,7 +58,7 @@ async fn transient_failures_are_retried_with_the_same_key() {
         ("late", ScriptedServer::started().time_out(COPY)),
     ] {
         let fake = fake.respond(COPY, 200, path.clone());
-        let copy = tinkex::CopyCheckpoint::new("tinker://r/weights/a".parse().unwrap());
+        let copy = tinkex::CopyCheckpoint::new("tinker://r/weights/a");
         let copied = fake.client().rest().copy_weights(copy.into_project("p")).await;
         assert_eq!(copied.unwrap().to_string(), "tinker://r/weights/a", "{name}");
         let received = fake.received();
@@ -151,7 +151,7 @@ async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
         json!({"tinker_path": "tinker://copy/weights/a"}),
     );
     let client = fake.builder().project_id("own").build().unwrap();
-    let source = "tinker://r/weights/a".parse().unwrap();
+    let source = "tinker://r/weights/a";
     let copy = tinkex::CopyCheckpoint::new(source)
         .ttl(Duration::from_secs(3600))
         .source_token("tml-other");
@@ -172,7 +172,7 @@ async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
     fake.finish();
 
     let fake = ScriptedServer::new();
-    let source = "tinker://r/weights/a".parse().unwrap();
+    let source = "tinker://r/weights/a";
     let without_project =
         fake.client().rest().copy_weights(tinkex::CopyCheckpoint::new(source)).await;
     assert_eq!(without_project.unwrap_err().kind(), ErrorKind::InvalidInput, "nothing was sent");
@@ -227,8 +227,7 @@ async fn samples_are_not_resubmitted_after_the_retry_timeout() {
         let server = FakeServer::new(json!({}));
         server.samples(vec![lost.clone(); 10_000]);
         // A separate server: backoffs are shared by base URL and key.
-        let builder =
-            server.builder().base_url(format!("http://timeout-{i}.test").parse().unwrap());
+        let builder = server.builder().base_url(format!("http://timeout-{i}.test"));
         let service =
             builder.retry(RetryPolicy::default().with_retry_timeout(timeout)).build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();

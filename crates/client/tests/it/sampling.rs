@@ -30,10 +30,7 @@ fn prompt_of(bytes: u64) -> ModelInput {
 /// Configures a client for a server and API key that no other test uses, because the backoff is
 /// shared per server and key.
 fn isolated(server: &FakeServer, key: &str) -> tinkex::ServiceClientBuilder {
-    server
-        .builder()
-        .base_url(format!("http://{key}.test").parse().unwrap())
-        .api_key(format!("tml-{key}"))
+    server.builder().base_url(format!("http://{key}.test")).api_key(format!("tml-{key}"))
 }
 
 async fn sampler(service: &ServiceClient) -> tinkex::SamplingClient {
@@ -266,8 +263,8 @@ async fn invalid_input_is_rejected_before_sending() {
     assert!(server.requests("/asample").is_empty());
 
     let service = server.builder().build().unwrap();
-    let wrong = "tinker://r/weights/a".parse().unwrap();
-    let error = service.create_sampling_client_from(&wrong).await.unwrap_err();
+    let wrong = "tinker://r/weights/a";
+    let error = service.create_sampling_client_from(wrong).await.unwrap_err();
     assert!(error.hint().unwrap().as_str().contains("save_weights_for_sampler"));
 }
 

@@ -129,7 +129,7 @@ impl ScriptedServer {
         ServiceClient::builder()
             .without_telemetry()
             .env(Env::empty())
-            .base_url("http://server.test".parse().unwrap())
+            .base_url("http://server.test")
             .api_key("tml-test-key-0123456789")
             .http(self.clone())
     }

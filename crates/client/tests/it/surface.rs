@@ -7,9 +7,10 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use serde_json::json;
+use tinkex::rest::AccessScope;
 use tinkex::{
-    AdamParams, Env, Error, ErrorKind, FinishReason, Hint, HttpFailure, HttpService, Lane,
-    RetryPolicy, SamplingParams, ServiceClient,
+    AdamParams, BaseUrl, CopyCheckpoint, Env, Error, ErrorKind, FinishReason, Hint, HttpFailure,
+    HttpService, Lane, LossFn, RestoreMode, RetryPolicy, SamplingParams, ServiceClient, TinkerPath,
 };
 use tokio::time::sleep;
 
@@ -77,7 +78,7 @@ impl HttpService for PanickingService {
 async fn a_panic_in_a_background_task_is_reported() {
     let service = ServiceClient::builder()
         .env(Env::empty())
-        .base_url("http://server.test".parse().unwrap())
+        .base_url("http://server.test")
         .api_key("tml-x")
         .retry(RetryPolicy::disabled())
         .without_telemetry()
@@ -109,4 +110,79 @@ async fn a_detached_sample_continues_and_a_dropped_one_does_not() {
     drop(sample());
     sleep(Duration::from_secs(10)).await;
     assert_eq!(server.requests("/asample").len(), sent, "the dropped sample was not sent");
+}
+
+#[tokio::test(start_paused = true)]
+async fn paths_and_urls_are_accepted_as_text_and_as_types() {
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().build().unwrap();
+    let path: TinkerPath = "tinker://r/weights/a".parse().unwrap();
+    let rest = service.rest();
+    rest.get_weights_info("tinker://r/weights/a").await.unwrap();
+    rest.get_weights_info(path.to_string()).await.unwrap();
+    rest.get_weights_info(&path.to_string()).await.unwrap();
+    rest.get_weights_info(&path).await.unwrap();
+    rest.get_weights_info(path.clone()).await.unwrap();
+    let sent = server.requests("/weights_info");
+    assert!(sent.iter().all(|request| request.json()["tinker_path"] == path.to_string()));
+
+    let url: BaseUrl = "http://other.test".parse().unwrap();
+    for builder in [
+        server.builder().base_url("http://other.test"),
+        server.builder().base_url("http://other.test".to_owned()),
+        server.builder().base_url(&url),
+        server.builder().base_url(url.clone()),
+    ] {
+        assert_eq!(*builder.clone().build().unwrap().base_url(), url);
+    }
+    let error = server.builder().base_url("other.test").build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().starts_with("invalid base URL \"other.test\": "), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn invalid_input_is_a_user_error_that_names_the_call() {
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().build().unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    let rest = service.rest();
+    let params = SamplingParams::new().temperature(f64::NAN);
+    let adam = AdamParams::with_learning_rate(f64::NAN);
+    let wrong = "tinker:/r/weights/a";
+    let (only, empty) = (RestoreMode::WeightsOnly, tinkex::SaveOptions::new(""));
+    let pass = LossFn::CrossEntropy;
+    let errors = [
+        ("sample", sampler.sample([1], params).await.unwrap_err()),
+        ("forward_backward", model.forward_backward(vec![], pass.clone()).await.unwrap_err()),
+        ("forward", model.forward(vec![], pass.clone()).await.unwrap_err()),
+        ("optim_step", model.optim_step(adam).await.unwrap_err()),
+        ("save_state", model.save_state(empty.clone()).await.unwrap_err()),
+        ("save_weights_external", model.save_weights_external(empty).await.unwrap_err()),
+        ("load_state", model.load_state(wrong, only).await.unwrap_err()),
+        ("load_state_with_key", model.load_state_with_key(wrong, only, "k").await.unwrap_err()),
+        ("create_sampling_client_from", {
+            service.create_sampling_client_from(wrong).await.unwrap_err()
+        }),
+        ("create_training_client_from", {
+            service.create_training_client_from(wrong, only).await.unwrap_err()
+        }),
+        ("get_weights_info", rest.get_weights_info(wrong).await.unwrap_err()),
+        ("delete_checkpoint", rest.delete_checkpoint(wrong).await.unwrap_err()),
+        ("publish_checkpoint", rest.publish_checkpoint(wrong).await.unwrap_err()),
+        ("unpublish_checkpoint", rest.unpublish_checkpoint(wrong).await.unwrap_err()),
+        ("set_checkpoint_ttl", rest.set_checkpoint_ttl(wrong, None).await.unwrap_err()),
+        ("get_external_weights_urls", rest.get_external_weights_urls(wrong).await.unwrap_err()),
+        ("get_training_run_by_path", {
+            rest.get_training_run_by_path(wrong, AccessScope::Owned).await.unwrap_err()
+        }),
+        ("copy_weights", rest.copy_weights(CopyCheckpoint::new(wrong)).await.unwrap_err()),
+        ("download", rest.download(wrong, "folder").await.unwrap_err()),
+    ];
+    for (call, error) in errors {
+        assert_eq!((error.kind(), error.operation()), (ErrorKind::InvalidInput, Some(call)));
+        assert!(error.is_user_error() && !error.is_retryable(), "{call}");
+        assert!(error.to_string().starts_with(&format!("{call} failed: ")), "{error}");
+        assert_eq!(error.attempts(), 0, "{call}");
+    }
 }

@@ -221,11 +221,11 @@ async fn save_options_are_sent_and_validated() {
 /// Covers R-SVC.
 #[tokio::test(start_paused = true)]
 async fn checkpoint_is_read_with_another_api_key() {
-    let path = || "tinker://theirs/weights/a".parse().unwrap();
+    let path = || "tinker://theirs/weights/a";
     for exchanged in [false, true] {
         let server = FakeServer::new(json!({"pjwt_auth_enabled": exchanged}));
         let service = server.builder().build().unwrap();
-        let create = service.create_training_client_from(&path(), RestoreMode::WeightsOnly);
+        let create = service.create_training_client_from(path(), RestoreMode::WeightsOnly);
         let model = create.weights_key("tml-theirs").create().await.unwrap();
         let token = if exchanged { "eyJ-of-tml-theirs" } else { "tml-theirs" };
         let own = if exchanged { "eyJ-of-tml-server" } else { "tml-server" };
@@ -234,10 +234,10 @@ async fn checkpoint_is_read_with_another_api_key() {
         let load = server.requests("/load_weights").pop().unwrap();
         assert_eq!(load.json()["weights_access_token"], token);
         assert_eq!(load.header("x-api-key"), Some(own), "the model needs the own key");
-        model.load_state_with_key(&path(), RestoreMode::WithOptimizer, "tml-theirs").await.unwrap();
+        model.load_state_with_key(path(), RestoreMode::WithOptimizer, "tml-theirs").await.unwrap();
         let load = server.requests("/load_weights").pop().unwrap().json();
         assert_eq!((&load["weights_access_token"], &load["seq_id"]), (&json!(token), &json!(2)));
-        model.load_state(&path(), RestoreMode::WeightsOnly).await.unwrap();
+        model.load_state(path(), RestoreMode::WeightsOnly).await.unwrap();
         let load = server.requests("/load_weights").pop().unwrap().json();
         assert!(load.get("weights_access_token").is_none());
     }
@@ -246,13 +246,13 @@ async fn checkpoint_is_read_with_another_api_key() {
 /// Covers R-OLD.
 #[tokio::test(start_paused = true)]
 async fn training_resumes_from_a_checkpoint() {
-    let path = || "tinker://r/weights/a".parse().unwrap();
+    let path = || "tinker://r/weights/a";
     for (restore, optimizer) in
         [(RestoreMode::WeightsOnly, "adamw"), (RestoreMode::WithOptimizer, "dimuon")]
     {
         let server = FakeServer::new(json!({}));
         let service = server.builder().build().unwrap();
-        let model = service.create_training_client_from(&path(), restore).create().await.unwrap();
+        let model = service.create_training_client_from(path(), restore).create().await.unwrap();
         let create = server.requests("/create_model").pop().unwrap().json();
         assert_eq!(create["optimizer_config"]["type"], optimizer);
         assert_eq!(
@@ -269,7 +269,7 @@ async fn training_resumes_from_a_checkpoint() {
     // With `create_model_via_load_weights`, one request creates and loads the model.
     let server = FakeServer::new(json!({"create_model_via_load_weights": true}));
     let service = server.builder().build().unwrap();
-    let create = service.create_training_client_from(&path(), RestoreMode::WeightsOnly);
+    let create = service.create_training_client_from(path(), RestoreMode::WeightsOnly);
     let model = create.base_model("base:long").await.unwrap();
     assert_eq!(model.model_id(), &"s:train:0");
     let load = server.requests("/load_weights").pop().unwrap().json();
@@ -284,8 +284,8 @@ async fn training_resumes_from_a_checkpoint() {
     assert_eq!(server.requests("/optim_step")[0].json()["seq_id"], 1);
     assert!(server.requests("/create_model").is_empty());
 
-    let wrong = "tinker://r/sampler_weights/a".parse().unwrap();
-    let error = service.create_training_client_from(&wrong, RestoreMode::WeightsOnly).await;
+    let wrong = "tinker://r/sampler_weights/a";
+    let error = service.create_training_client_from(wrong, RestoreMode::WeightsOnly).await;
     assert!(error.unwrap_err().hint().unwrap().as_str().contains("save_state"));
 }
 
@@ -417,7 +417,7 @@ async fn polls_answered_at_once_are_spaced_out() {
     // `FakeServer::builder` disables the poll interval, so this builds a client by hand.
     let service = tinkex::ServiceClient::builder()
         .env(tinkex::Env::empty())
-        .base_url("http://server.test".parse().unwrap())
+        .base_url("http://server.test")
         .api_key("tml-server")
         .http(server.clone())
         .build()

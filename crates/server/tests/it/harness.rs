@@ -66,12 +66,7 @@ impl TestServer {
 }
 
 pub(crate) fn client(url: &str) -> ServiceClient {
-    ServiceClient::builder()
-        .env(Env::empty())
-        .base_url(url.parse().unwrap())
-        .api_key("tml-test")
-        .build()
-        .unwrap()
+    ServiceClient::builder().env(Env::empty()).base_url(url).api_key("tml-test").build().unwrap()
 }
 
 /// Returns an HTTP client that does not know the API.
