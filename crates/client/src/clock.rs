@@ -1,18 +1,36 @@
-//! Wall-clock time that follows tokio's clock, so that tests with paused time control both.
+//! [`WallClock`]: the time of day, which tests can replace.
 
-use std::sync::OnceLock;
+use std::fmt;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tokio::time::Instant;
+/// Source of the wall-clock time.
+///
+/// Expiry times of tokens and URLs are compared with it, and not with a monotonic clock: that one
+/// stops while a computer is suspended.
+#[derive(Clone)]
+pub(crate) struct WallClock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
 
-/// Returns the seconds since the Unix epoch.
-pub(crate) fn unix_now() -> f64 {
-    static START: OnceLock<(Instant, f64)> = OnceLock::new();
-    let (instant, unix) = *START.get_or_init(|| (Instant::now(), system_time()));
-    unix + Instant::now().saturating_duration_since(instant).as_secs_f64()
+impl WallClock {
+    pub(crate) fn new(now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    /// Returns the seconds since the Unix epoch; 0 before it.
+    pub(crate) fn unix_now(&self) -> f64 {
+        (self.0)().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+    }
 }
 
-/// Returns the system's wall-clock time in seconds since the Unix epoch; 0 before it.
-fn system_time() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+impl Default for WallClock {
+    /// Returns the clock of the system.
+    fn default() -> Self {
+        Self::new(SystemTime::now)
+    }
+}
+
+impl fmt::Debug for WallClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WallClock")
+    }
 }

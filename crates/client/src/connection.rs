@@ -123,7 +123,7 @@ fn configure(
         .set_max_billing_wait(Duration::from_secs(config.billing_exception_max_pause_duration_sec));
     if config.pjwt_auth_enabled {
         let command_only = config.credential_default_source == "credential_cmd";
-        transport.exchange_tokens(settings.credential(command_only)?);
+        transport.exchange_tokens(settings.credential(command_only)?, settings.clock.clone());
     } else if let Credential::Command(_) = settings.credential(false)? {
         let message = "server accepts API keys only, but only a credential command is set";
         return Err(Error::new(ErrorKind::Auth, message).with_hint("Set TINKER_API_KEY."));

@@ -191,6 +191,12 @@ impl Error {
         Self::new(ErrorKind::Closed, "client is closed").with_hint(Hint::CreateNewClient)
     }
 
+    /// Creates the error for work whose tokio runtime ended before the work did.
+    pub(crate) fn runtime_ended() -> Self {
+        Self::new(ErrorKind::Closed, "tokio runtime ended before the request finished")
+            .with_hint("Keep the runtime of a call running until its future has resolved.")
+    }
+
     /// Creates the error for calls outside a tokio runtime.
     pub(crate) fn no_runtime() -> Self {
         Self::new(ErrorKind::Config, "no tokio runtime is running on this thread")

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ::http::HeaderMap;
 use tinkex_wire::{JsonObject, Secret};
 
+use crate::clock::WallClock;
 use crate::config::{BaseUrl, Credential, Env, is_on};
 use crate::error::Result;
 use crate::transport::http::HttpService;
@@ -35,6 +36,7 @@ pub(crate) struct ClientSettings {
     pub(crate) max_samples: Option<u32>,
     pub(crate) progress_timeout: Option<Duration>,
     pub(crate) poll_timeout: Option<Duration>,
+    pub(crate) clock: WallClock,
     /// Headers set by the caller.
     pub(crate) header_overrides: Vec<(String, String)>,
 }
@@ -55,6 +57,7 @@ pub(crate) struct SettingsInput {
     pub(crate) max_samples: Option<u32>,
     pub(crate) progress_timeout: Option<Duration>,
     pub(crate) poll_timeout: Option<Duration>,
+    pub(crate) clock: WallClock,
 }
 
 /// Splits a comma-separated list, without empty and repeated items.
@@ -100,6 +103,7 @@ impl ClientSettings {
             max_samples: input.max_samples,
             progress_timeout: input.progress_timeout,
             poll_timeout: input.poll_timeout,
+            clock: input.clock,
             env: input.env,
             retry: input.retry,
             http,

@@ -23,7 +23,7 @@ use tinkex_wire::rest::ExternalWeightsUrls;
 use tinkex_wire::{CheckpointKind, TinkerPath};
 use tokio::time::Instant;
 
-use crate::clock;
+use crate::clock::WallClock;
 use crate::error::{Error, ErrorKind, Result, convert};
 use crate::rest_client::RestClient;
 use crate::service::ServiceClient;
@@ -311,7 +311,9 @@ impl CheckpointDownload {
             let url = {
                 // Hold the lock while requesting new URLs, so that only one task requests them.
                 let mut urls = current.lock().await;
-                if expires_soon(&urls.0) && urls.1.elapsed() > TRUSTED_URL_AGE {
+                if expires_soon(&urls.0, &self.service.settings().clock)
+                    && urls.1.elapsed() > TRUSTED_URL_AGE
+                {
                     *urls = (self.request_urls(path, exported).await?, Instant::now());
                 }
                 let url = urls.0.urls.get(&name).cloned();
@@ -371,10 +373,10 @@ impl IntoFuture for CheckpointDownload {
 }
 
 /// Returns whether the URLs expire within [`EXPIRY_MARGIN`].
-fn expires_soon(urls: &ExternalWeightsUrls) -> bool {
+fn expires_soon(urls: &ExternalWeightsUrls, clock: &WallClock) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "only whole seconds matter")]
     let expires = urls.expires.unix_micros() as f64 / 1e6;
-    expires - clock::unix_now() < EXPIRY_MARGIN
+    expires - clock.unix_now() < EXPIRY_MARGIN
 }
 
 /// Progress of one file.

@@ -17,7 +17,7 @@ use std::task::{Context, Poll};
 use futures_util::FutureExt as _;
 use tokio::sync::oneshot;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::task::{self, Task};
 
 pub(crate) use batch_poll::BatchPoll;
@@ -47,6 +47,9 @@ pub(crate) use batch_poll::BatchPoll;
 ///
 /// # Cancel safety
 /// Dropping the future, for example in `select!`, loses the result but not the request.
+///
+/// [`ErrorKind::Config`]: crate::ErrorKind::Config
+/// [`ErrorKind::Panicked`]: crate::ErrorKind::Panicked
 #[must_use = "dropping an ApiFuture loses the result while the request continues; await it or call `detach`"]
 pub struct ApiFuture<T> {
     result: oneshot::Receiver<Result<T>>,
@@ -90,6 +93,9 @@ impl<T: Send + 'static> ApiFuture<T> {
 ///
 /// # Cancel safety
 /// Dropping the future, for example in `select!`, cancels the sample.
+///
+/// [`ErrorKind::Config`]: crate::ErrorKind::Config
+/// [`ErrorKind::Panicked`]: crate::ErrorKind::Panicked
 #[must_use = "dropping a SampleFuture cancels the sample; await it or call `detach`"]
 pub struct SampleFuture<T> {
     result: oneshot::Receiver<Result<T>>,
@@ -135,12 +141,9 @@ fn receive<T>(
     result: &mut oneshot::Receiver<Result<T>>,
     context: &mut Context<'_>,
 ) -> Poll<Result<T>> {
-    Pin::new(result).poll(context).map(|received| {
-        received.unwrap_or_else(|_| {
-            let message = "tokio runtime shut down before the request finished";
-            Err(Error::new(ErrorKind::Closed, message))
-        })
-    })
+    Pin::new(result)
+        .poll(context)
+        .map(|received| received.unwrap_or_else(|_| Err(Error::runtime_ended())))
 }
 
 impl<T> Future for ApiFuture<T> {

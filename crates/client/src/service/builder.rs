@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tinkex_wire::JsonObject;
 
+use crate::clock::WallClock;
 use crate::config::{BaseUrl, Env};
 use crate::error::{Error, Result};
 use crate::settings::{ClientSettings, SettingsInput};
@@ -47,6 +48,7 @@ pub struct ServiceClientBuilder {
     max_samples: Option<u32>,
     progress_timeout: Option<Duration>,
     poll_timeout: Option<Duration>,
+    clock: WallClock,
 }
 
 impl ServiceClientBuilder {
@@ -136,6 +138,25 @@ impl ServiceClientBuilder {
         self
     }
 
+    /// Sets the wall clock that the expiry of tokens and signed URLs is compared with. Defaults to
+    /// the clock of the system; tests with paused time replace it.
+    ///
+    /// ```
+    /// use std::time::SystemTime;
+    /// use tinkex::ServiceClient;
+    /// use tokio::time::Instant;
+    ///
+    /// // A wall clock that follows the clock of a paused runtime.
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// let (started, start) = (SystemTime::now(), Instant::now());
+    /// let builder = ServiceClient::builder().wall_clock(move || started + start.elapsed());
+    /// # })
+    /// ```
+    pub fn wall_clock(mut self, now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        self.clock = WallClock::new(now);
+        self
+    }
+
     /// Disables telemetry, like `TINKER_TELEMETRY=0`.
     pub fn without_telemetry(mut self) -> Self {
         self.without_telemetry = true;
@@ -162,6 +183,7 @@ impl ServiceClientBuilder {
             max_samples: self.max_samples,
             progress_timeout: self.progress_timeout,
             poll_timeout: self.poll_timeout,
+            clock: self.clock,
         })?;
         Ok(ServiceClient::new(Arc::new(settings)))
     }

@@ -13,7 +13,7 @@ use super::dynamic::DynamicSettings;
 
 /// Sends queued cancellations in batches, until the queue is closed.
 ///
-/// A failed cancellation is not retried: it only saves the server some work.
+/// A cancellation is sent exactly once: it only saves the server some work.
 pub(super) async fn send_cancellations(
     transport: Arc<Transport>,
     settings: Arc<DynamicSettings>,
@@ -24,7 +24,8 @@ pub(super) async fn send_cancellations(
         let cancellations =
             take_batch(first, &mut queue, limit).into_iter().map(async |request_id| {
                 let request = CancelFuture::new(request_id);
-                if let Err(error) = transport.send(&request, &RequestOptions::default()).await {
+                let options = RequestOptions { single_attempt: true, ..RequestOptions::default() };
+                if let Err(error) = transport.send(&request, &options).await {
                     tracing::debug!(%error, "cancellation failed");
                 }
             });

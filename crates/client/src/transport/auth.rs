@@ -1,6 +1,7 @@
-//! Authentication: the credential, or a token that it is exchanged for.
+//! Authentication: the secret of a credential, and the claims of a token that it is exchanged for.
+//!
+//! [`TokenCache`](super::token::TokenCache) exchanges and renews tokens.
 
-use std::sync::Mutex;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -8,13 +9,13 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde_json::Value;
 use tinkex_wire::Secret;
+use tokio::time::timeout;
 
-use crate::clock::unix_now;
 use crate::config::Credential;
 use crate::error::{Error, ErrorKind};
 
-/// Remaining lifetime, in seconds, below which a token is exchanged before it is used.
-const MIN_LIFETIME: f64 = 60.0;
+/// Longest run of a credential command. A command that takes longer is killed.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Credential {
     /// Returns the secret. Runs the command of a [`Credential::Command`].
@@ -27,7 +28,8 @@ impl Credential {
     }
 }
 
-/// Runs a shell command and returns what it prints, without surrounding white space.
+/// Runs a shell command and returns what it prints, without surrounding white space. The command is
+/// killed after [`COMMAND_TIMEOUT`], and when the future is dropped.
 async fn run_command(command: &str) -> Result<Secret, Error> {
     let failed = |cause: String| {
         Error::new(ErrorKind::Auth, format!("credential command failed: {cause}"))
@@ -38,8 +40,11 @@ async fn run_command(command: &str) -> Result<Secret, Error> {
         .args([flag, command])
         .stdin(std::process::Stdio::null())
         .kill_on_drop(true)
-        .output()
+        .output();
+    let seconds = COMMAND_TIMEOUT.as_secs();
+    let output = timeout(COMMAND_TIMEOUT, output)
         .await
+        .map_err(|_| failed(format!("it did not end within {seconds} s and was killed")))?
         .map_err(|error| failed(error.to_string()))?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -49,64 +54,6 @@ async fn run_command(command: &str) -> Result<Secret, Error> {
     match printed.trim() {
         "" => Err(failed("no output".to_owned())),
         credential => Ok(credential.into()),
-    }
-}
-
-/// Token that the credential was exchanged for. It is renewed shortly before it expires.
-#[derive(Debug, Default)]
-pub(crate) struct TokenCache {
-    current: Mutex<Option<Secret>>,
-    /// Held during an exchange, so that concurrent requests share one.
-    exchanging: tokio::sync::Mutex<()>,
-}
-
-impl TokenCache {
-    /// Returns the current token, or the result of `exchange`. If the exchange fails, returns the
-    /// old token: the server decides whether it has expired.
-    pub(crate) async fn get<F>(&self, exchange: impl FnOnce() -> F) -> Result<Secret, Error>
-    where
-        F: Future<Output = Result<Secret, Error>>,
-    {
-        if let Some(token) = self.fresh() {
-            return Ok(token);
-        }
-        let _guard = self.exchanging.lock().await;
-        if let Some(token) = self.fresh() {
-            return Ok(token);
-        }
-        match self.store(exchange().await) {
-            Ok(token) => Ok(token),
-            Err(error) => match self.lock().clone() {
-                Some(old) => {
-                    tracing::warn!(%error, "cannot renew the token; using the old one");
-                    Ok(old)
-                }
-                None => Err(error),
-            },
-        }
-    }
-
-    /// Replaces the token, even if it is still valid.
-    pub(crate) async fn renew<F>(&self, exchange: impl FnOnce() -> F) -> Result<Secret, Error>
-    where
-        F: Future<Output = Result<Secret, Error>>,
-    {
-        let _guard = self.exchanging.lock().await;
-        self.store(exchange().await)
-    }
-
-    fn store(&self, exchanged: Result<Secret, Error>) -> Result<Secret, Error> {
-        exchanged.inspect(|token| *self.lock() = Some(token.clone()))
-    }
-
-    /// Returns the current token if its remaining lifetime is long enough.
-    fn fresh(&self) -> Option<Secret> {
-        let current = self.lock();
-        current.as_ref().filter(|token| seconds_left(token, unix_now()) > MIN_LIFETIME).cloned()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Secret>> {
-        self.current.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -196,7 +143,8 @@ mod tests {
             let left = seconds_left(&token, now);
             assert_eq!(json!(left), case["seconds_until_expiry"], "{case}");
             assert_eq!(json!(expiry(&token)), case["expiry"], "{case}");
-            assert_eq!(json!(left <= MIN_LIFETIME), case["on_demand_refresh_needed"], "{case}");
+            let stale = left <= super::super::token::MIN_LIFETIME;
+            assert_eq!(json!(stale), case["on_demand_refresh_needed"], "{case}");
             let delay = refresh_in(&token, now).as_secs_f64();
             assert_eq!(json!(delay), case["background_delay"], "{case}");
         }
@@ -223,33 +171,6 @@ mod tests {
         assert!(Identity::of(&token(&passport), false).is_some());
     }
 
-    #[tokio::test]
-    async fn concurrent_requests_share_one_exchange() {
-        let tokens = TokenCache::default();
-        let exchanges = std::sync::atomic::AtomicU32::new(0);
-        let long = token(&json!({"exp": unix_now() + 3600.0}));
-        let get = || {
-            tokens.get(async || {
-                exchanges.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                tokio::task::yield_now().await;
-                Ok(long.clone())
-            })
-        };
-        let all = futures_util::future::join_all((0..20).map(|_| get())).await;
-        assert!(all.into_iter().all(|token| token.unwrap() == long));
-        assert_eq!(exchanges.into_inner(), 1);
-    }
-
-    #[tokio::test]
-    async fn an_old_token_is_used_if_the_exchange_fails() {
-        let tokens = TokenCache::default();
-        let failing = async || Err(Error::new(ErrorKind::Auth, "no"));
-        assert!(tokens.get(failing).await.is_err(), "there is no old token");
-        let old = token(&json!({"exp": unix_now() + 10.0}));
-        assert_eq!(tokens.get(async || Ok(old.clone())).await.unwrap(), old);
-        assert_eq!(tokens.get(failing).await.unwrap(), old);
-    }
-
     #[cfg(unix)]
     #[tokio::test]
     async fn a_command_must_succeed_and_print_something() {
@@ -260,5 +181,23 @@ mod tests {
         assert!(fetch("true").await.is_err());
         let key = ApiKey::new("tml-1").unwrap();
         assert_eq!(Credential::Key(key).fetch().await.unwrap().expose(), "tml-1");
+    }
+    /// With paused time the timeout ends as soon as the runtime has nothing else to do.
+    #[cfg(unix)]
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_does_not_end_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ids, survived) = (folder.path().join("id"), folder.path().join("survived"));
+        let command = format!(
+            "echo $$ > {}; read line < /dev/zero; touch {}",
+            ids.display(),
+            survived.display()
+        );
+        let start = tokio::time::Instant::now();
+        let error = Credential::Command(command).fetch().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Auth);
+        assert!(error.to_string().contains("60 s"), "{error}");
+        assert_eq!(start.elapsed(), COMMAND_TIMEOUT);
+        assert!(!survived.exists());
     }
 }

@@ -20,6 +20,7 @@ mod request_policy;
 mod retry;
 mod retry_decision;
 pub(crate) mod retry_policy;
+mod token;
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -27,7 +28,6 @@ use std::time::Duration;
 use ::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use tinkex_wire::codec::compress;
 use tinkex_wire::{
     ApiRequest, ApiResponse, AuthTokenRequest, BodyCodec, Route, Secret, header as wire_header,
@@ -37,6 +37,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 use url::Url;
 
+use crate::clock::WallClock;
 use crate::config::{BaseUrl, Credential};
 use crate::error::{Error, ErrorKind, Result};
 use crate::targets;
@@ -44,7 +45,6 @@ use crate::task::{self, Task};
 use crate::telemetry::EventQueue;
 
 pub use auth::Identity;
-use auth::TokenCache;
 use backoff::RequestBackoff;
 use billing::BillingState;
 pub(crate) use billing::DELAY as BILLING_DELAY;
@@ -55,6 +55,7 @@ use redirect::RedirectChain;
 use request_policy::{RequestCredential, RequestPolicy};
 use retry::RetryState;
 use retry_policy::RetryPolicy;
+use token::{Exchange, TokenCache};
 
 /// Maximum number of headers that the transport adds to a request.
 const OWN_HEADERS: usize = 7;
@@ -133,8 +134,10 @@ impl Transport {
     }
 
     /// Exchanges `credential` for tokens, and authenticates further requests with them.
-    pub(crate) fn exchange_tokens(&self, credential: Credential) {
-        let _ = self.exchange.set(TokenExchange { credential, token: TokenCache::default() });
+    /// `clock` tells whether a token is fresh.
+    pub(crate) fn exchange_tokens(&self, credential: Credential, clock: WallClock) {
+        let token = TokenCache::new(clock);
+        let _ = self.exchange.set(TokenExchange { credential, token });
     }
 
     /// Sets how long requests wait for a billing problem to be settled.
@@ -157,6 +160,10 @@ impl Transport {
         self.closed.send_replace(true);
     }
 
+    fn is_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
     /// Waits until the transport is closed.
     pub(crate) async fn until_closed(&self) {
         // Cannot fail: `self` owns the sender.
@@ -166,7 +173,7 @@ impl Transport {
     fn check_open(&self, route: Route) -> Result<()> {
         // The final requests may need a new token.
         let allowed = matches!(route, Route::FinishSession | Route::Telemetry | Route::AuthToken);
-        if *self.closed.borrow() && !allowed {
+        if self.is_closed() && !allowed {
             return Err(Error::closed());
         }
         Ok(())
@@ -292,20 +299,47 @@ impl Transport {
         Ok(headers)
     }
 
-    /// Sends the request once and follows redirects.
+    /// Authenticates and sends the request. If the server rejects an exchanged token (401), replaces
+    /// the token and sends the request once more.
     async fn attempt(
         &self,
         encoded: &EncodedRequest,
         options: &RequestOptions,
         state: &RetryState,
     ) -> std::result::Result<Response<Bytes>, FailedAttempt> {
-        let secret = match encoded.policy.credential {
-            RequestCredential::Credential => self.credential.fetch().await,
-            RequestCredential::ExchangedCredential => self.exchange_credential().fetch().await,
-            RequestCredential::Token => self.token().await,
-        };
-        // Even if the cause is a lost connection: fetching a token has retries of its own.
-        let secret = secret.map_err(FailedAttempt::permanent)?;
+        let mut token_replaced = false;
+        loop {
+            let (secret, tokens) = match encoded.policy.credential {
+                RequestCredential::Credential => (self.credential.fetch().await, None),
+                RequestCredential::ExchangedCredential => {
+                    (self.exchange_credential().fetch().await, None)
+                }
+                RequestCredential::Token => (self.token().await, self.token_cache()),
+            };
+            // Even if the cause is a lost connection: fetching a token has retries of its own.
+            let secret = secret.map_err(FailedAttempt::permanent)?;
+            let sent = self.send_with_secret(encoded, options, state, &secret).await;
+            match (&sent, tokens) {
+                (Err(failed), Some(tokens))
+                    if failed.error.status() == Some(401) && !token_replaced =>
+                {
+                    tracing::debug!("server rejected the token (401); exchanging it once more");
+                    tokens.reject(&secret);
+                    token_replaced = true;
+                }
+                _ => return sent,
+            }
+        }
+    }
+
+    /// Sends the request once and follows redirects.
+    async fn send_with_secret(
+        &self,
+        encoded: &EncodedRequest,
+        options: &RequestOptions,
+        state: &RetryState,
+        secret: &Secret,
+    ) -> std::result::Result<Response<Bytes>, FailedAttempt> {
         let (mut method, mut uri) = (encoded.method.clone(), encoded.uri.clone());
         let mut body = encoded.body.clone();
         let (mut body_dropped, mut other_origin) = (false, false);
@@ -314,7 +348,7 @@ impl Transport {
             let mut request = Request::new(body.clone());
             *request.method_mut() = method.clone();
             *request.uri_mut() = uri.clone();
-            let mut headers = self.headers(encoded, options, state, &secret)?;
+            let mut headers = self.headers(encoded, options, state, secret)?;
             if body_dropped {
                 headers.remove(CONTENT_TYPE);
                 headers.remove(CONTENT_ENCODING);
@@ -349,48 +383,28 @@ impl Transport {
         self.exchange.get().map_or(&self.credential, |exchange| &exchange.credential)
     }
 
+    /// Returns the tokens that the credential is exchanged for, on servers that require it.
+    fn token_cache(&self) -> Option<&TokenCache> {
+        self.exchange.get().map(|exchange| &exchange.token)
+    }
+
     async fn token(&self) -> Result<Secret> {
-        match self.exchange.get() {
-            None => self.credential.fetch().await,
-            Some(exchange) => exchange.token.get(|| self.exchange_token()).await,
-        }
+        let Some(tokens) = self.token_cache() else { return self.credential.fetch().await };
+        let token = tokens.get(|| self.exchange_token()).await?;
+        self.refresh_task.get_or_init(|| Task::spawn(token::keep_fresh(Weak::clone(&self.this))));
+        Ok(token)
     }
 
     /// Exchanges the credential for a token.
     ///
     /// Boxed, because the recursion needs a fixed size: sending a request may need a token, and
     /// fetching the token sends a request, which needs none.
-    fn exchange_token(&self) -> BoxFuture<'_, Result<Secret>> {
+    fn exchange_token(&self) -> Exchange {
+        let transport = self.this.upgrade();
         Box::pin(async {
-            let token = self.send(&AuthTokenRequest {}, &RequestOptions::default()).await?.jwt;
-            let refresh = || Task::spawn(refresh_tokens(Weak::clone(&self.this), token.clone()));
-            self.refresh_task.get_or_init(refresh);
-            Ok(token)
+            let transport = transport.ok_or_else(Error::closed)?;
+            Ok(transport.send(&AuthTokenRequest {}, &RequestOptions::default()).await?.jwt)
         })
-    }
-}
-
-/// Renews the token before it expires, until the transport is dropped or closed.
-async fn refresh_tokens(transport: Weak<Transport>, token: Secret) {
-    const AFTER_FAILURE: Duration = Duration::from_secs(60);
-    // Limits the rate if tokens are short-lived or the local clock is ahead.
-    const MIN_INTERVAL: Duration = Duration::from_secs(60);
-    let delay_for = |token: &_| auth::refresh_in(token, crate::clock::unix_now()).max(MIN_INTERVAL);
-    let mut delay = delay_for(&token);
-    loop {
-        tokio::time::sleep(delay).await;
-        let Some(transport) = transport.upgrade() else { return };
-        if *transport.closed.borrow() {
-            return;
-        }
-        let Some(exchange) = transport.exchange.get() else { return };
-        delay = match exchange.token.renew(|| transport.exchange_token()).await {
-            Ok(token) => delay_for(&token),
-            Err(error) => {
-                tracing::debug!(%error, "cannot renew the token");
-                AFTER_FAILURE
-            }
-        };
     }
 }
 
@@ -400,7 +414,7 @@ async fn compress_off_thread(body: Bytes) -> Result<Bytes> {
     match compressed {
         Ok(compressed) => Ok(compressed?),
         Err(error) if error.is_panic() => Err(Error::panicked(&*error.into_panic())),
-        Err(_) => Err(Error::new(ErrorKind::Closed, "tokio runtime is shutting down")),
+        Err(_) => Err(Error::runtime_ended()),
     }
 }
 

@@ -1,10 +1,14 @@
 //! Connecting: settings, credentials, tokens, redirects.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
 use base64::Engine as _;
 use serde_json::{Value, json};
 use tinkex::rest::{AuditLogRequest, ListSessions};
 use tinkex::{Env, ErrorKind, Lane, ServiceClient};
-use tokio::time::{Duration, sleep};
+use tokio::time::{Duration, Instant, sleep};
 
 use crate::scripted_server::ScriptedServer;
 
@@ -131,11 +135,70 @@ async fn tokens_are_renewed_before_they_expire() {
         .respond(LIST, 200, no_sessions())
         .respond(TOKEN, 200, json!({"jwt": new}))
         .respond(LIST, 200, no_sessions());
-    let client = fake.client();
+    let (started, start) = (SystemTime::now(), Instant::now());
+    let client = fake.builder().wall_clock(move || started + start.elapsed()).build().unwrap();
     client.rest().list_sessions(&ListSessions::default()).await.unwrap();
     sleep(Duration::from_secs(3310)).await;
     client.rest().list_sessions(&ListSessions::default()).await.unwrap();
     assert_eq!(fake.last().header("x-api-key"), Some(&*new));
+    fake.finish();
+}
+
+/// The clock of timers stops while a computer is suspended; the wall clock does not.
+#[tokio::test(start_paused = true)]
+async fn bug_a_token_that_expired_during_suspend_is_renewed_at_once_after_resume() {
+    let (old, new) = (jwt(3600), jwt(20_000));
+    let fake = ScriptedServer::new()
+        .respond(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .respond(TOKEN, 200, json!({"jwt": old}))
+        .respond(DYNAMIC, 200, json!({}))
+        .respond(LIST, 200, no_sessions())
+        .respond(TOKEN, 200, json!({"jwt": new}))
+        .respond(LIST, 200, no_sessions());
+    let suspended = Arc::new(AtomicU64::new(0));
+    let (started, seconds) = (SystemTime::now(), Arc::clone(&suspended));
+    let now = move || started + Duration::from_secs(seconds.load(Ordering::Relaxed));
+    let client = fake.builder().wall_clock(now).build().unwrap();
+    client.rest().list_sessions(&ListSessions::default()).await.unwrap();
+    sleep(Duration::from_secs(100)).await;
+    suspended.store(2 * 3600, Ordering::Relaxed);
+    // Far below the 3300 s that the renewal would sleep for.
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!(fake.last().lane, Lane::Auth, "renewed without a request that needs the token");
+    client.rest().list_sessions(&ListSessions::default()).await.unwrap();
+    assert_eq!(fake.last().header("x-api-key"), Some(&*new));
+    fake.finish();
+}
+
+/// Covers R-JWT.
+#[tokio::test(start_paused = true)]
+async fn a_rejected_token_is_exchanged_once_more_and_the_request_is_sent_again() {
+    let (old, new) = (jwt(3600), jwt(7200));
+    let fake = ScriptedServer::new()
+        .respond(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .respond(TOKEN, 200, json!({"jwt": old}))
+        .respond(DYNAMIC, 200, json!({}))
+        .respond(LIST, 401, json!({"detail": "revoked"}))
+        .respond(TOKEN, 200, json!({"jwt": new}))
+        .respond(LIST, 200, no_sessions())
+        // A second 401 in a row is not about the token.
+        .respond(LIST, 401, json!({"detail": "revoked"}))
+        .respond(TOKEN, 200, json!({"jwt": old}))
+        .respond(LIST, 401, json!({"detail": "still no"}));
+    let client = fake.client();
+    client.rest().list_sessions(&ListSessions::default()).await.unwrap();
+    assert_eq!(fake.last().header("x-api-key"), Some(&*new));
+    let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+    assert_eq!((error.kind(), error.status()), (ErrorKind::Auth, Some(401)));
+    assert!(error.to_string().contains("still no"), "{error}");
+    fake.finish();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rejected_key_is_reported_without_another_request() {
+    let fake = ScriptedServer::started().respond(LIST, 401, json!({"detail": "no"}));
+    let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::Auth, 1));
     fake.finish();
 }
 

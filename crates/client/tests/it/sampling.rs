@@ -193,6 +193,20 @@ async fn unnamed_weights_can_be_sampled_from() {
     assert_eq!(sample["sampling_session_id"], "s:sample:9");
 }
 
+#[tokio::test(start_paused = true)]
+async fn bug_a_failed_cancellation_is_not_repeated() {
+    let server = FakeServer::new(json!({}));
+    server.dynamic_config(json!({"sample_cancel_enabled": true}));
+    let sampler = sampler(&isolated(&server, "cancelled-once").build().unwrap()).await;
+    server.respond("q0", vec![json!("conn")]);
+    let waiting = sampler.sample([1], params()).send();
+    sleep(Duration::from_secs(5)).await;
+    server.lose_once("/cancel_future");
+    drop(waiting);
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(server.requests("/cancel_future").len(), 1);
+}
+
 /// Covers X13.
 #[tokio::test(start_paused = true)]
 async fn dropped_sample_is_cancelled_if_the_server_supports_it() {
