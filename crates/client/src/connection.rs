@@ -22,8 +22,18 @@ pub(crate) struct Connection {
     transport: Arc<Transport>,
     config: ClientConfig,
     initial_dynamic_config: DynamicConfig,
-    first_protocol: bool,
+    has_dynamic_config: bool,
+    /// Set once the server has shown which encoding of training passes it accepts.
+    pass_encoding: OnceLock<PassEncoding>,
     reporter: OnceLock<Reporter>,
+}
+
+/// Encoding in which a server accepts training passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PassEncoding {
+    Proto,
+    /// For servers of the first protocol version.
+    Json,
 }
 
 impl Connection {
@@ -34,13 +44,22 @@ impl Connection {
         let config: ClientConfig = config.unwrap_or_default();
         configure(&transport, settings, &config)?;
         let dynamic = fetch_optional(&transport, &DynamicConfigRequest::default()).await?;
-        Ok(Arc::new(Self {
+        Ok(Self::new(transport, config, dynamic))
+    }
+
+    fn new(
+        transport: Arc<Transport>,
+        config: ClientConfig,
+        dynamic: Option<DynamicConfig>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
             transport,
             config,
-            first_protocol: dynamic.is_none(),
+            has_dynamic_config: dynamic.is_some(),
             initial_dynamic_config: dynamic.unwrap_or_default(),
+            pass_encoding: OnceLock::new(),
             reporter: OnceLock::new(),
-        }))
+        })
     }
 
     /// Creates a connection with a configuration that another connection fetched. Sends nothing.
@@ -51,8 +70,7 @@ impl Connection {
     ) -> Result<Arc<Self>> {
         let transport = settings.transport()?;
         configure(&transport, settings, &config)?;
-        let (first_protocol, reporter) = (false, OnceLock::new());
-        Ok(Arc::new(Self { transport, config, initial_dynamic_config, first_protocol, reporter }))
+        Ok(Self::new(transport, config, Some(initial_dynamic_config)))
     }
 
     /// Starts telemetry, or assigns it to a session if it was started without one.
@@ -72,12 +90,20 @@ impl Connection {
         &self.initial_dynamic_config
     }
 
-    /// Returns whether the server speaks the first version of the protocol, without protobuf.
-    ///
-    /// Such a server is recognized by its lack of a dynamic configuration, which the protocol
-    /// gained after protobuf.
-    pub(crate) fn is_first_protocol(&self) -> bool {
-        self.first_protocol
+    /// Returns whether the server has a dynamic configuration. Servers without one implement only a
+    /// part of the protocol.
+    pub(crate) fn has_dynamic_config(&self) -> bool {
+        self.has_dynamic_config
+    }
+
+    /// Returns the encoding of training passes that the server accepts, if known.
+    pub(crate) fn pass_encoding(&self) -> Option<PassEncoding> {
+        self.pass_encoding.get().copied()
+    }
+
+    /// Records which encoding of training passes the server accepts. The first call decides.
+    pub(crate) fn set_pass_encoding(&self, encoding: PassEncoding) {
+        let _ = self.pass_encoding.set(encoding);
     }
 
     pub(crate) fn config(&self) -> &ClientConfig {

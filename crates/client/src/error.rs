@@ -360,6 +360,11 @@ impl Error {
         self.0.hint == Some(Hint::SetCredential)
     }
 
+    /// Returns whether the server lacks the endpoint, as opposed to the requested object.
+    pub(crate) fn is_missing_endpoint(&self) -> bool {
+        self.0.hint == Some(Hint::CheckEndpoint)
+    }
+
     /// Returns whether the same request may succeed later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {

@@ -5,8 +5,8 @@
 //! so that the encoder does not inspect megabytes of examples a second time.
 
 use tinkex_wire::{
-    ApiRequest, DecodeError, InvalidInput, OptimStep, RequestBody, ResultPayload, Route,
-    SampleRequest, Seq, SubmitRequest,
+    ApiRequest, DecodeError, ForwardBackward, InvalidInput, OptimStep, RequestBody, ResultPayload,
+    Route, SampleRequest, Seq, SubmitRequest,
 };
 
 /// Request that passed [`ApiRequest::validate`].
@@ -74,6 +74,12 @@ impl<R: SubmitRequest> SubmitRequest for Validated<R> {
 
     fn decode_output(payload: &ResultPayload) -> Result<Self::Output, DecodeError> {
         R::decode_output(payload)
+    }
+}
+
+impl Numbered for ForwardBackward {
+    fn set_seq(&mut self, seq: Seq) {
+        self.seq_id = Some(seq);
     }
 }
 

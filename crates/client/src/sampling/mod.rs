@@ -313,7 +313,7 @@ impl SamplingShared {
             cancel.disarm();
         }
         let mut response = result?;
-        if self.session.connection().is_first_protocol() {
+        if request.get().prompt_logprobs_last_n.is_none() {
             align_prompt_logprobs(&mut response, request.get().prompt.token_count());
         }
         request.get().validate_response(&response)?;
@@ -350,8 +350,8 @@ impl fmt::Debug for SamplingClient {
     }
 }
 
-/// Inserts NaN for the first prompt token if the server omitted it, as servers of the first
-/// protocol do. Without it, every log-probability would be attributed to the previous token.
+/// Inserts NaN for the first prompt token if the server omitted it, as SkyRL does. Without it,
+/// every log-probability would be attributed to the previous token.
 fn align_prompt_logprobs(response: &mut SampleResponse, prompt_len: Option<usize>) {
     if let Some(logprobs) = &mut response.prompt_logprobs
         && prompt_len == Some(logprobs.len() + 1)

@@ -35,11 +35,16 @@ impl SequenceRange {
 
     /// Obtains the range of an additional client.
     pub(super) async fn join(session: &Session, sampler: &SamplerId) -> Result<Self> {
+        let random = || fastrand::u64(1..=MAX_RANDOM_CLONE);
         let clone = if session.config().sample_join_sampling_session {
             let request = JoinSamplingSession::new(sampler.clone());
-            session.transport().send(&request, &RequestOptions::default()).await?.client_counter
+            match session.transport().send(&request, &RequestOptions::default()).await {
+                Ok(joined) => joined.client_counter,
+                Err(error) if error.is_missing_endpoint() => random(),
+                Err(error) => return Err(error),
+            }
         } else {
-            fastrand::u64(1..=MAX_RANDOM_CLONE)
+            random()
         };
         Ok(Self::of_clone(session, sampler, clone))
     }

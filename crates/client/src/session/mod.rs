@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use crate::connection::Connection;
 use crate::dispatch::{Admission, Limit};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::settings::ClientSettings;
 use crate::task::Task;
 use crate::telemetry::TelemetryScope;
@@ -219,12 +219,8 @@ impl Session {
         let request = FinishSession::new(self.id.clone(), finish);
         self.transport().close();
         let finished = match self.transport().send(&request, &RequestOptions::default()).await {
-            // The first protocol cannot finish a session.
-            Err(error)
-                if self.connection.is_first_protocol() && error.kind() == ErrorKind::NotFound =>
-            {
-                Ok(())
-            }
+            // Minimal servers cannot finish a session; it ends after its last heartbeat.
+            Err(error) if error.is_missing_endpoint() => Ok(()),
             finished => self.connection.record_failure(finished),
         };
         self.leave().await;

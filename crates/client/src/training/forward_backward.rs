@@ -3,24 +3,23 @@
 use futures_util::future::{join_all, try_join_all};
 use tinkex_wire::{Datum, ForwardBackward, LossConfig, LossFn, PassMode};
 
+use crate::connection::PassEncoding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::poll::Submitted;
-use crate::transport::RequestOptions;
 use crate::validated::Validated;
 
 use super::call_order::Reservation;
 use super::chunk::{self, BatchChunk, ChunkLimits};
-use super::chunk_request::ChunkRequest;
 use super::merge::{self, BatchOutput};
-use super::{LossSource, LossSpec, TrainingShared};
+use super::{LossSource, LossSpec, TrainingShared, pass_encoding};
 
 /// Validated requests of one batch, without sequence numbers.
 pub(super) struct BatchRequests(Vec<QueuedChunk>);
 
-struct QueuedChunk {
-    request: Validated<ChunkRequest>,
+pub(super) struct QueuedChunk {
+    pub(super) request: Validated<ForwardBackward>,
     /// Estimated size in bytes.
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl BatchRequests {
@@ -46,21 +45,20 @@ impl BatchRequests {
             datums: config.fwdbwd_max_chunk_len,
             bytes: config.fwdbwd_max_chunk_bytes_count,
         };
-        let encoding = match model.session.connection().is_first_protocol() {
-            true => ChunkRequest::Json,
-            false => ChunkRequest::Proto,
-        };
         let chunks: Result<Vec<QueuedChunk>> = chunk::split(data, limits)
             .into_iter()
             .map(|BatchChunk { data, bytes }| {
                 let pass = ForwardBackward::new(model.model_id.clone(), data, loss_fn.clone())
                     .loss_fn_config(loss_fn_config.clone())
                     .mode(mode);
-                let request = Validated::new(encoding(pass))?;
-                Ok(QueuedChunk { request, bytes })
+                Ok(QueuedChunk { request: Validated::new(pass)?, bytes })
             })
             .collect();
-        Ok(Self(chunks?))
+        let chunks = chunks?;
+        if model.session.connection().pass_encoding() == Some(PassEncoding::Json) {
+            pass_encoding::validate_json(&chunks)?;
+        }
+        Ok(Self(chunks))
     }
 
     /// Creates the requests for a loss that the server computes.
@@ -99,6 +97,9 @@ impl TrainingShared {
         batch: BatchRequests,
     ) -> Vec<Result<Submitted>> {
         let mut chunks = batch.0;
+        if let Err(error) = self.choose_pass_encoding(&chunks).await {
+            return vec![Err(error)];
+        }
         let numbers = reservation.assign(chunks.len());
         for (chunk, number) in chunks.iter_mut().zip(numbers) {
             chunk.request.set_seq(number);
@@ -107,22 +108,15 @@ impl TrainingShared {
         if self.session.config().parallel_fwdbwd_chunks {
             // Send the first chunk last: the server starts at the lowest sequence number, so all
             // chunks are queued by then and can be executed as one batch.
-            let rest = join_all(rest.iter().map(|chunk| self.submit_chunk(chunk))).await;
-            let first = self.submit_chunk(first).await;
+            let rest = join_all(rest.iter().map(|chunk| self.submit_chunk(chunk, &chunks))).await;
+            let first = self.submit_chunk(first, &chunks).await;
             return std::iter::once(first).chain(rest).collect();
         }
         let mut submitted = Vec::with_capacity(chunks.len());
         for chunk in &chunks {
-            submitted.push(self.submit_chunk(chunk).await);
+            submitted.push(self.submit_chunk(chunk, &chunks).await);
         }
         submitted
-    }
-
-    async fn submit_chunk(&self, chunk: &QueuedChunk) -> Result<Submitted> {
-        let _permit = self.session.upload_budget().acquire(chunk.bytes).await;
-        let compress = matches!(chunk.request.get(), ChunkRequest::Proto(_))
-            && self.session.config().proto_compress_fwdbwd;
-        self.submit(&chunk.request, &RequestOptions { compress, ..RequestOptions::default() }).await
     }
 
     /// Polls the results of all chunks concurrently and merges them.

@@ -2,11 +2,11 @@
 
 mod call_order;
 mod chunk;
-mod chunk_request;
 mod create;
 mod custom;
 mod forward_backward;
 mod merge;
+mod pass_encoding;
 mod save;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;

@@ -10,12 +10,12 @@ mod custom;
 mod download;
 mod event_log;
 mod fake_server;
-mod first_protocol;
 mod handle;
 mod http2;
 mod instrument;
 mod isolation;
 mod loopback;
+mod other_servers;
 #[cfg(feature = "tokenizer")]
 mod push;
 mod rest_client;

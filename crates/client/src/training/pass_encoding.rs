@@ -1,0 +1,134 @@
+//! Sends training passes in the encoding that the server accepts: protobuf or JSON.
+//!
+//! Servers of the current protocol accept protobuf only, those of the first protocol version JSON
+//! only, and only the endpoint itself tells them apart. The first pass of a connection therefore
+//! decides for all that follow:
+//!
+//! * A server with a dynamic configuration is sent protobuf. If it refuses the encoding, the pass
+//!   is sent once more, as JSON.
+//! * A server without one (SkyRL, TuFT) is first sent a pass without content, as protobuf. Both
+//!   kinds of server reject it, each in its own way. The real pass is no substitute: SkyRL 0.3.0
+//!   responds to protobuf with 500 if the bytes are not UTF-8, which would be retried.
+//!
+//! No pass is trained twice: a pass is repeated in JSON only if the server refused it in protobuf.
+
+use bytes::Bytes;
+use tinkex_wire::{
+    ApiRequest, ForwardBackward, InvalidInput, JsonForwardBackward, RequestBody, Route,
+    SubmitRequest, SubmitResponse,
+};
+
+use crate::connection::PassEncoding;
+use crate::error::{Error, Result};
+use crate::future::poll::Submitted;
+use crate::transport::RequestOptions;
+
+use super::TrainingShared;
+use super::forward_backward::QueuedChunk;
+
+/// Training pass without model, data or loss, which every server rejects.
+struct EmptyPass;
+
+impl ApiRequest for EmptyPass {
+    type Response = SubmitResponse;
+    const ROUTE: Route = ForwardBackward::ROUTE;
+
+    fn encode_body(&self) -> std::result::Result<RequestBody, InvalidInput> {
+        Ok(RequestBody::Proto(Bytes::new()))
+    }
+}
+
+impl TrainingShared {
+    /// Finds out the encoding that the server accepts if it is unknown and must be known before the
+    /// first pass, and checks that `batch` can be encoded.
+    pub(super) async fn choose_pass_encoding(&self, batch: &[QueuedChunk]) -> Result<()> {
+        let connection = self.session.connection();
+        if connection.pass_encoding().is_none() && !connection.has_dynamic_config() {
+            match self.session.transport().send(&EmptyPass, &RequestOptions::default()).await {
+                Err(error) if refuses_proto(&error) => {
+                    connection.set_pass_encoding(PassEncoding::Json);
+                    validate_json(batch)?;
+                }
+                // The server read the protobuf and rejected the pass for its content.
+                Ok(_) => connection.set_pass_encoding(PassEncoding::Proto),
+                Err(error) if matches!(error.status(), Some(400 | 404 | 422)) => {
+                    connection.set_pass_encoding(PassEncoding::Proto);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one chunk of `batch`.
+    pub(super) async fn submit_chunk(
+        &self,
+        chunk: &QueuedChunk,
+        batch: &[QueuedChunk],
+    ) -> Result<Submitted> {
+        let _permit = self.session.upload_budget().acquire(chunk.bytes).await;
+        let connection = self.session.connection();
+        if connection.pass_encoding() == Some(PassEncoding::Json) {
+            return self.submit_json(chunk).await;
+        }
+        let refusal = match self.submit_proto(chunk).await {
+            Err(error) if connection.pass_encoding().is_none() && refuses_proto(&error) => error,
+            submitted => return submitted,
+        };
+        // Before the first chunk is sent as JSON: either all chunks can be trained or none.
+        validate_json(batch)?;
+        match self.submit_json(chunk).await {
+            // The server accepts neither encoding of this pass.
+            Err(error) if refuses_json(&error) => Err(refusal),
+            submitted => submitted,
+        }
+    }
+
+    async fn submit_proto(&self, chunk: &QueuedChunk) -> Result<Submitted> {
+        let compress = self.session.config().proto_compress_fwdbwd;
+        self.submit_pass(&chunk.request, PassEncoding::Proto, compress).await
+    }
+
+    async fn submit_json(&self, chunk: &QueuedChunk) -> Result<Submitted> {
+        let request = JsonForwardBackward(chunk.request.get());
+        self.submit_pass(&request, PassEncoding::Json, false).await
+    }
+
+    /// Sends `request` and records its encoding if the server accepts it.
+    async fn submit_pass(
+        &self,
+        request: &impl SubmitRequest,
+        encoding: PassEncoding,
+        compress: bool,
+    ) -> Result<Submitted> {
+        let options = RequestOptions { compress, ..RequestOptions::default() };
+        let submitted = self.submit(request, &options).await?;
+        self.session.connection().set_pass_encoding(encoding);
+        Ok(submitted)
+    }
+}
+
+/// Checks that all chunks can be encoded as JSON.
+pub(super) fn validate_json(batch: &[QueuedChunk]) -> Result<()> {
+    batch.iter().try_for_each(|chunk| Ok(JsonForwardBackward(chunk.request.get()).validate()?))
+}
+
+/// Returns whether the server refused the encoding, rather than the content, of a protobuf pass.
+fn refuses_proto(error: &Error) -> bool {
+    error.status() == Some(415) || error.is_missing_endpoint() || is_unreadable_body(error)
+}
+
+/// Returns whether the server refused the encoding of a JSON pass. A server of the current protocol
+/// has no endpoint for passes without gradient, which JSON passes need.
+fn refuses_json(error: &Error) -> bool {
+    error.status() == Some(415) || error.is_missing_endpoint()
+}
+
+/// Returns whether a server that expects JSON could not read the body at all. Its validation errors
+/// name the place of a fault, which is `body` for the body as a whole.
+fn is_unreadable_body(error: &Error) -> bool {
+    let body = error.body().filter(|_| error.status() == Some(422));
+    let Some(Ok(body)) = body.map(serde_json::from_str::<serde_json::Value>) else { return false };
+    let faults = body["detail"].as_array().map(Vec::as_slice).unwrap_or_default();
+    faults.iter().any(|fault| fault["loc"].as_array().is_some_and(|path| path == &["body"]))
+}
