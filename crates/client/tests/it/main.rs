@@ -18,6 +18,7 @@ mod loopback;
 mod other_servers;
 #[cfg(feature = "tokenizer")]
 mod push;
+mod request_parity;
 mod rest_client;
 mod retry;
 mod sampling;

@@ -1,5 +1,5 @@
-//! Checks that `docs/scenarios.md` maps every scenario to existing tests, and that every fixture is
-//! used.
+//! Checks of the documentation about tests: `docs/scenarios.md` maps every scenario to existing
+//! tests, `docs/performance.md` names every benchmark, and every fixture is used.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ const IDS: &str = "T0.1.1 T0.1.2 T0.1.3 T0.1.4 T0.1.5 T0.1.6 T1.1.1 T1.1.2 T1.1.
     T3.1.1 T3.1.2 T3.1.3 T3.2.1 T3.2.2 T3.2.3 T3.2.4 T3.2.5 T4.1.1a T4.1.1b T4.1.2 T4.1.3 T4.1.4 \
     T4.2.1 T4.2.2 T4.2.3 T4.2.4 T4.2.5 T4.3.1 T4.3.2 T4.3.3 T5.1 T5.2.1 T5.2.2 T5.2.3 T5.3.1 T5.3.2 \
     T6.1.1 T6.1.2 T6.1.3 T6.1.4 T6.2 T6.3.1 T6.3.2 T7.1.1 T7.1.2 T7.1.3 T7.2.1 P4C.1 P4C.2 P4C.3 P4C.4 P4C.5 P4C.6 P4C.7 P4C.8 \
-    P6B.1 P6B.2 P6B.3 P6B.4 P6B.5 P6C.1 P6C.2 P6C.3 P6C.4 P6C.5 P6C.6 AUD.1 AUD.2 AUD.3 \
+    P6B.1 P6B.2 P6B.3 P6B.4 P6B.5 P6C.1 P6C.2 P6C.3 P6C.4 P6C.5 P6C.6 P6C.7 AUD.1 AUD.2 AUD.3 \
     AUD.4 AUD.5 AUD.6 AUD.7 AUD.8 AUD.9 R-JWT R-HOLD R-COPY R-RH R-SVC R-POLL R-TEL R-OLD X1 X2 X3 X4 \
     X5 X6 X7 X8 X9 X10 X11 X12 X13 X14 X15 X16 X17";
 
@@ -19,56 +19,182 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-#[test]
-fn every_scenario_has_an_existing_test() {
-    let map = fs::read_to_string(root().join("docs/scenarios.md")).unwrap();
-    let mut mapped = BTreeSet::new();
-    for row in map.lines().filter(|line| line.starts_with("| ") && line.contains('`')) {
-        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let (id, tests) = (cells[1], cells[3]);
-        mapped.insert(id);
-        for test in tests.split(", ") {
-            let names: Vec<&str> = test.split('`').filter(|part| !part.trim().is_empty()).collect();
-            let [file, name] = names[..] else {
-                panic!("{id}: {test:?} does not name a file and a test")
-            };
-            let text = fs::read_to_string(root().join("crates").join(file)).unwrap_or_default();
-            let at = text.find(&format!("fn {name}("));
-            let at = at.unwrap_or_else(|| panic!("{id}: {file} has no test {name}"));
-            let above: Vec<&str> = text[..at].lines().rev().take(4).collect();
-            assert!(above.iter().any(|line| line.contains("test")), "{name} is not a test");
-            let covers = |line: &&str| {
-                line.trim_start().strip_prefix("/// Covers ").is_some_and(|ids| {
-                    ids.trim_end_matches('.').split(", ").any(|covered| covered == id)
-                })
-            };
-            assert!(above.iter().any(covers), "{name} does not say that it covers {id}");
-        }
-    }
-    let expected: BTreeSet<&str> = IDS.split_whitespace().collect();
-    assert_eq!(mapped, expected);
-}
-
-/// Covers X17.
-#[test]
-fn every_fixture_is_read_by_a_test() {
-    let mut sources = String::new();
-    let mut folders = vec![root().join("crates/client"), root().join("crates/wire")];
+/// Returns the Rust files under `folder`, in a fixed order.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let (mut files, mut folders) = (BTreeSet::new(), vec![folder.to_owned()]);
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
             } else if path.extension().is_some_and(|end| end == "rs") {
-                sources += &fs::read_to_string(path).unwrap();
+                files.insert(path);
             }
         }
     }
-    for entry in fs::read_dir(root().join("fixtures/behaviour")).unwrap() {
-        let file = entry.unwrap().file_name().into_string().unwrap();
-        // Read by name, or listed in the table of the wire crate's tests.
-        let uses =
-            [format!("cases(\"{file}\")"), format!("load(\"{file}\")"), format!("(\"{file}\", ")];
-        assert!(uses.iter().any(|text| sources.contains(text)), "no test reads {file}");
+    files.into_iter().collect()
+}
+
+/// Test that a document names: file relative to `crates`, and function.
+struct NamedTest<'a> {
+    file: &'a str,
+    function: &'a str,
+}
+
+impl<'a> NamedTest<'a> {
+    /// Parses a list of the form `` `file` `function`, `file` `function` ``.
+    fn list(cell: &'a str) -> Vec<Self> {
+        cell.split(", ")
+            .map(|test| {
+                let names: Vec<&str> =
+                    test.split('`').filter(|part| !part.trim().is_empty()).collect();
+                let [file, function] = names[..] else {
+                    panic!("{test:?} does not name a file and a test")
+                };
+                Self { file, function }
+            })
+            .collect()
+    }
+
+    /// Returns the doc comment and the attributes of the test.
+    ///
+    /// # Panics
+    /// If the function does not exist or is not a test.
+    fn attributes(&self) -> Vec<String> {
+        let Self { file, function } = self;
+        let text = fs::read_to_string(root().join("crates").join(file)).unwrap_or_default();
+        let at = text.find(&format!("fn {function}("));
+        let at = at.unwrap_or_else(|| panic!("{file} has no test {function}"));
+        let start_of_line = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
+        let attributes: Vec<String> = text[..start_of_line]
+            .lines()
+            .rev()
+            .map(str::trim)
+            .take_while(|line| line.starts_with("///") || line.starts_with("#["))
+            .map(str::to_owned)
+            .collect();
+        let is_test =
+            |line: &String| line.starts_with("#[test") || line.starts_with("#[tokio::test");
+        assert!(attributes.iter().any(is_test), "{function} in {file} is not a test");
+        attributes
+    }
+}
+
+/// Returns the cells of the rows of a table whose header starts with `first`.
+fn table_rows<'a>(document: &'a str, first: &str) -> Vec<Vec<&'a str>> {
+    let cells = |row: &'a str| row.split('|').map(str::trim).collect::<Vec<_>>();
+    document
+        .lines()
+        .skip_while(|line| !line.starts_with(&format!("| {first} |")))
+        .skip(2)
+        .take_while(|line| line.starts_with('|'))
+        .map(cells)
+        .collect()
+}
+
+#[test]
+fn every_scenario_has_an_existing_test() {
+    let map = fs::read_to_string(root().join("docs/scenarios.md")).unwrap();
+    let mut mapped = BTreeSet::new();
+    for row in table_rows(&map, "Id") {
+        let (id, tests) = (row[1], row[3]);
+        assert!(mapped.insert(id), "{id} has two rows");
+        for test in NamedTest::list(tests) {
+            let covers = |line: &String| {
+                line.strip_prefix("/// Covers ").is_some_and(|ids| {
+                    ids.trim_end_matches('.').split(", ").any(|covered| covered == id)
+                })
+            };
+            let covered = test.attributes().iter().any(covers);
+            assert!(covered, "{} does not say that it covers {id}", test.function);
+        }
+    }
+    let expected: BTreeSet<&str> = IDS.split_whitespace().collect();
+    assert_eq!(mapped, expected);
+}
+
+#[test]
+fn every_covered_scenario_is_mapped() {
+    let map = fs::read_to_string(root().join("docs/scenarios.md")).unwrap();
+    for path in sources(&root().join("crates")) {
+        let text = fs::read_to_string(&path).unwrap();
+        let mut lines = text.lines().map(str::trim);
+        while let Some(line) = lines.next() {
+            let Some(ids) = line.strip_prefix("/// Covers ") else { continue };
+            let function = lines.find_map(|line| line.split("fn ").nth(1)).unwrap();
+            let function = function.split('(').next().unwrap();
+            for id in ids.trim_end_matches('.').split(", ") {
+                let row = map.lines().find(|row| row.starts_with(&format!("| {id} |")));
+                let row = row.unwrap_or_else(|| panic!("{function} covers {id}, an unknown id"));
+                assert!(row.contains(&format!("`{function}`")), "{id} does not list {function}");
+            }
+        }
+    }
+}
+
+/// Covers P6C.7.
+#[test]
+fn the_performance_baseline_is_documented_and_no_test_asserts_on_real_time() {
+    let document = fs::read_to_string(root().join("docs/performance.md")).unwrap();
+    let benchmarks = fs::read_to_string(root().join("xtask/src/bench/mod.rs")).unwrap();
+    let names = benchmarks.split("expected one of: ").nth(1).unwrap().split('"').next().unwrap();
+    for name in names.split(", ") {
+        let command = format!("`cargo xtask bench {name}`");
+        assert!(document.contains(&command), "docs/performance.md does not name {command}");
+    }
+
+    // Time in tests is tokio's, which is paused. Fuzzers measure how long they run.
+    for path in sources(&root().join("crates")) {
+        let text = fs::read_to_string(&path).unwrap();
+        let in_tests = path.components().any(|part| part.as_os_str() == "tests");
+        let tests = if in_tests { 0 } else { text.find("\nmod tests {").unwrap_or(text.len()) };
+        let name = path.strip_prefix(root()).unwrap().to_string_lossy();
+        let text = text[tests..].replace("#[test]", "#[tokio::test]");
+        for test in text.split("#[tokio::test").skip(1).filter(|part| part.contains(".elapsed()")) {
+            let (attribute, rest) = test.split_once(']').unwrap();
+            let paused = attribute.contains("start_paused = true");
+            let reads_the_date = test.contains("UNIX_EPOCH.elapsed()");
+            let function = rest.split("fn ").nth(1).unwrap().split('(').next().unwrap();
+            assert!(paused || reads_the_date, "{name}: {function} asserts on real time");
+        }
+    }
+}
+
+/// Covers X17.
+#[test]
+fn every_fixture_is_read_by_a_test() {
+    let text: String = sources(&root().join("crates"))
+        .iter()
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    for folder in ["behaviour", "semantics"] {
+        for entry in fs::read_dir(root().join("fixtures").join(folder)).unwrap() {
+            let file = entry.unwrap().file_name().into_string().unwrap();
+            if file == "README.md" {
+                continue;
+            }
+            // Read by name, or listed in the table of the wire crate's tests.
+            let uses = [
+                format!("cases(\"{file}\")"),
+                format!("load(\"{file}\")"),
+                format!("semantics(\"{file}\")"),
+                format!("load(\"../../fixtures/semantics/{file}\")"),
+                format!("(\"{file}\", "),
+            ];
+            assert!(uses.iter().any(|call| text.contains(call)), "no test reads {folder}/{file}");
+        }
+    }
+    // Tests read all files of these folders and fail for a file that they do not use.
+    for (folder, file, function) in [
+        ("wire", "wire/tests/it/golden.rs", "all_recorded_exchanges_round_trip"),
+        ("cli", "cli/tests/it/replay.rs", "recorded_commands_behave_like_the_python_cli"),
+    ] {
+        assert!(root().join("fixtures").join(folder).is_dir());
+        NamedTest { file, function }.attributes();
+    }
+    let known = ["behaviour", "cli", "semantics", "wire"];
+    for entry in fs::read_dir(root().join("fixtures")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(known.contains(&&*name), "no test reads fixtures/{name}");
     }
 }

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use tinkex_wire::*;
 
+use crate::fixtures::Recorded;
+
 /// Scenarios that this crate covers. T0.1.5 (sharing of a rate limit) and T0.1.6 (sharing of a
 /// tokenizer between threads) are covered by the client.
 const SCENARIOS: [&str; 13] = [
@@ -31,7 +33,7 @@ fn from_json<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-/// Covers T0.1.1, T1.1.3.
+/// Covers T1.1.3.
 #[test]
 fn stop_reasons_are_decoded_with_a_fallback() {
     for (reason, word) in [(StopReason::Stop, "stop"), (StopReason::Length, "length")] {
@@ -43,6 +45,30 @@ fn stop_reasons_are_decoded_with_a_fallback() {
     // Protobuf number 7 is unknown.
     let response = SampleResponse::from_proto(b"\x0a\x02\x08\x07").unwrap();
     assert_eq!(response.sequences[0].stop_reason, StopReason::Unknown);
+}
+
+/// Covers T0.1.1.
+#[test]
+fn recorded_stop_reasons_are_decoded() {
+    // The first sample ends at a stop sequence, the other two at `max_tokens`.
+    for (name, recorded, reason) in [
+        ("retrieve_future_asample_minimal", "STOP_REASON_STOP", StopReason::Stop),
+        ("retrieve_future_asample_stop_string_seed", "STOP_REASON_LENGTH", StopReason::Length),
+    ] {
+        let decoded = crate::fixtures::load("wire", &format!("{name}.response.decoded.json"));
+        for sequence in decoded["sequences"].as_array().unwrap() {
+            assert_eq!(sequence["stop_reason"], recorded, "the recording changed");
+        }
+        let response = Recorded(crate::fixtures::load("wire", &format!("{name}.response.json")));
+        let response = SampleResponse::from_proto(&response.plain_body()).unwrap();
+        assert!(!response.sequences.is_empty());
+        for sequence in &response.sequences {
+            assert_eq!(sequence.stop_reason, reason, "{name}");
+            // Servers with JSON results send the lower-case word.
+            let word = recorded.strip_prefix("STOP_REASON_").unwrap().to_lowercase();
+            assert_eq!(from_json::<StopReason>(json!(word)), reason);
+        }
+    }
 }
 
 /// Covers T0.1.2, T1.1.2.
@@ -87,21 +113,42 @@ fn images_are_encoded_as_recorded() {
 
 /// Covers T0.1.4, T1.2.2.
 #[test]
-fn prompt_logprobs_can_be_true_false_or_omitted() {
-    let recorded = crate::fixtures::load("wire", "asample_minimal.request.json");
-    for setting in [None, Some(true), Some(false)] {
-        let mut request = SampleRequest::new([1, 2, 3, 4], SamplingParams::new());
-        request.sampling_session_id = Some("11111111-2222-4333-8444-555555555555:sample:0".into());
-        request.seq_id = Some(Seq::new(0));
-        request.prompt_logprobs = setting;
-        let mut expected = recorded["body"].clone();
-        match setting {
-            None => drop(expected.as_object_mut().unwrap().remove("prompt_logprobs")),
-            Some(setting) => expected["prompt_logprobs"] = json!(setting),
-        }
-        assert_eq!(to_json(&request), expected);
-        assert_eq!(from_json_text::<SampleRequest>(&expected), request);
+fn prompt_logprobs_true_false_and_null_have_golden_bodies() {
+    let session = "11111111-2222-4333-8444-555555555555:sample:0";
+    let request = |n: u64, params: SamplingParams, setting: Option<bool>| {
+        SampleRequest::new([1, 2, 3, 4], params)
+            .sampling_session_id(Some(session.into()))
+            .seq_id(Seq::new(n))
+            .prompt_logprobs(setting)
+    };
+    for (name, request) in [
+        ("asample_minimal", request(0, SamplingParams::new(), Some(false))),
+        ("asample_prompt_logprobs", request(5, SamplingParams::new().max_tokens(1), Some(true))),
+    ] {
+        let recorded = crate::fixtures::load("wire", &format!("{name}.request.json"));
+        assert_eq!(to_json(&request), recorded["body"], "{name}");
+        assert_eq!(from_json_text::<SampleRequest>(&recorded["body"]), request, "{name}");
     }
+    // The field is omitted for null, like every null field of a request, and null is accepted.
+    for (setting, field) in [
+        (Some(true), r#""prompt_logprobs":true,"#),
+        (Some(false), r#""prompt_logprobs":false,"#),
+        (None, ""),
+    ] {
+        let request = request(0, SamplingParams::new(), setting);
+        let golden = format!(r#"{{"type":"sample","num_samples":1,"#,)
+            + r#""prompt":{"chunks":[{"type":"encoded_text","tokens":[1,2,3,4]}]},"#
+            + r#""sampling_params":{"temperature":1.0,"top_k":-1,"top_p":1.0},"#
+            + &format!(r#""sampling_session_id":"{session}","seq_id":0,{field}"#)
+            + r#""topk_prompt_logprobs":0,"topk_sample_logprobs":0,"prompt_alt_tokens_k":0,"#
+            + r#""record_stability_info":false}"#;
+        let RequestBody::Json(body) = request.body().unwrap() else { panic!("not JSON") };
+        assert_eq!(str::from_utf8(&body).unwrap(), golden);
+        assert_eq!(codec::json::decode::<SampleRequest>(&body).unwrap(), request);
+    }
+    let mut with_null = to_json(request(0, SamplingParams::new(), None));
+    with_null["prompt_logprobs"] = Value::Null;
+    assert_eq!(from_json_text::<SampleRequest>(&with_null).prompt_logprobs, None);
 }
 
 /// Decodes the text of a JSON value, as a server does.
