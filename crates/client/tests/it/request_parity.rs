@@ -166,7 +166,7 @@ async fn sampling_sessions_equal_those_of_the_python_sdk() {
     let service = server.builder().build().unwrap();
     service.create_sampling_client("Qwen/Qwen3-8B").await.unwrap();
     let path = format!("tinker://{SESSION}:train:0/sampler_weights/s1");
-    service.create_sampling_client_from(&path.parse().unwrap()).await.unwrap();
+    service.create_sampling_client_from(&path).await.unwrap();
     let sent = server.requests("/create_sampling_session");
     let names = ["create_sampling_session_base_model", "create_sampling_session_model_path"];
     assert_eq!(sent.len(), names.len());
