@@ -37,7 +37,7 @@
 //! | Manage runs, checkpoints, sessions | [`RestClient`], [`AdminClient`], [`rest`] |
 //! | Handle errors | [`Error`], [`ErrorKind`], [`Hint`] |
 //! | Log and measure | [`targets`] |
-//! | Test without a network | [`HttpService`] |
+//! | Test without a network | `testing::FakeServer` (feature `testing`), [`HttpService`] |
 //!
 //! # Features
 //!
@@ -46,6 +46,7 @@
 //! * `console`: `log_to_console`, a log on standard error.
 //! * `tokenizer`: `Tokenizer` and `Hub`, tokenizers from a folder, the hub cache or a model hub.
 //! * `chat`: `Chat`, conversations to prompts and training examples with the model's chat template.
+//! * `testing`: `testing::FakeServer`, a scripted server for the tests of your program.
 //!
 //! # Guarantees
 //!
@@ -71,7 +72,7 @@
 struct Readme;
 
 /// Compiles the examples of the client guide.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "testing"))]
 #[doc = include_str!("../../../docs/client.md")]
 struct Guide;
 
@@ -101,6 +102,8 @@ mod sync;
 pub mod targets;
 mod task;
 mod telemetry;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
 mod training;

@@ -26,6 +26,8 @@ mod scenarios;
 mod scripted_server;
 mod session;
 mod surface;
+#[cfg(feature = "testing")]
+mod testing;
 #[cfg(feature = "tokenizer")]
 mod tiny;
 #[cfg(feature = "tokenizer")]

@@ -1,0 +1,179 @@
+//! The public fake server: default answers, scripted replies and recorded requests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::TryStreamExt as _;
+use serde_json::json;
+use tinkex::testing::{FakeServer, Reply, Route};
+use tinkex::wire::{ForwardBackwardOutput, SampledSequence};
+use tinkex::{
+    AdamParams, Datum, ErrorCategory, ErrorKind, FinishReason, LossFn, OptimStepOutput,
+    RestoreMode, RetryPolicy, SampleResponse, SamplingParams,
+};
+
+fn data() -> Vec<Datum> {
+    vec![Datum::completion([1, 2], [3, 4]).unwrap(), Datum::completion([1], [5]).unwrap()]
+}
+
+fn params() -> SamplingParams {
+    SamplingParams::new().max_tokens(2)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_whole_program_runs_on_the_default_answers() {
+    let server = FakeServer::new();
+    let service = server.builder().build().unwrap();
+    assert_eq!(service.server_capabilities().await.unwrap().supported_models.len(), 1);
+    let model = service.create_lora_training_client("tiny").rank(4).await.unwrap();
+    let info = model.get_info().await.unwrap();
+    assert_eq!((info.model_name.as_deref(), info.lora_rank), (Some("tiny"), Some(4)));
+
+    let pass = model.forward_backward(data(), LossFn::CrossEntropy).await.unwrap();
+    let outputs: Vec<usize> =
+        (0..2).map(|n| pass.outputs.get(n).unwrap().f32("logprobs").unwrap().len()).collect();
+    assert_eq!(outputs, [3, 1], "one log-probability per target token");
+    model.optim_step(AdamParams::with_learning_rate(1e-3)).await.unwrap();
+    let state = model.save_state("one").await.unwrap();
+    assert_eq!(state.to_string(), format!("tinker://{}/weights/one", model.model_id()));
+    model.load_state(&state, RestoreMode::WithOptimizer).await.unwrap();
+    let path = model.save_weights_for_sampler("two").await.unwrap();
+    assert_eq!(model.save_weights_external("three").await.unwrap().size_bytes, Some(1024));
+
+    let ephemeral = model.save_weights_and_get_sampling_client().await.unwrap();
+    let named = service.create_sampling_client_from(&path).await.unwrap();
+    assert_ne!(ephemeral.sampler_id(), named.sampler_id());
+    for sampler in [ephemeral, named] {
+        let response = sampler.sample([1, 2], params()).num_samples(3).await.unwrap();
+        assert_eq!(response.sequences.len(), 3);
+        assert_eq!(response.sequences[2].tokens, [1, 2]);
+        assert_eq!(response.sequences[2].logprobs.as_ref().unwrap().sum(), -1.0);
+        let logprobs = sampler.compute_logprobs([1, 2, 3]).await.unwrap();
+        assert_eq!(logprobs.to_vec(), [None, Some(-0.5), Some(-0.5)]);
+    }
+    let resumed = service.create_training_client_from(&state, RestoreMode::WeightsOnly).await;
+    assert_ne!(resumed.unwrap().model_id(), model.model_id());
+    let rest = service.rest();
+    let runs: Vec<_> = rest.training_runs(Default::default()).try_collect().await.unwrap();
+    let checkpoints: Vec<_> = rest.user_checkpoints().try_collect().await.unwrap();
+    assert!(runs.is_empty() && checkpoints.is_empty());
+    service.close(FinishReason::Success, None).await.unwrap();
+    assert_eq!(server.calls_to(Route::FinishSession).len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn replies_are_used_in_order_and_then_the_default_applies() {
+    let response = |token: u32| {
+        SampleResponse::default().sequences(vec![SampledSequence::default().tokens([token])])
+    };
+    let server = FakeServer::new()
+        .on(Route::Sample, Reply::status(429).retry_after(Duration::from_millis(2500)))
+        .on(Route::Sample, Reply::sampled([9]))
+        .on(Route::Sample, Reply::sample(&response(8)).times(2));
+    let service = server.builder().build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    let mut tokens = Vec::new();
+    for _ in 0..4 {
+        let response = sampler.sample([1], params()).await.unwrap();
+        tokens.extend(response.sequences[0].tokens.clone());
+    }
+    assert_eq!(tokens, [9, 8, 8, 1, 2]);
+    let calls = server.calls_to(Route::Sample);
+    assert_eq!(calls.len(), 5);
+    assert!(calls[1].at - calls[0].at >= Duration::from_millis(2500));
+
+    server.queue(Route::Sample, Reply::failed(ErrorCategory::User, "no such token"));
+    let error = sampler.sample([1], params()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WorkFailed);
+    assert!(error.is_user_error() && error.to_string().contains("no such token"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_of_training_are_scripted() {
+    let output = ForwardBackwardOutput::default().metrics([("loss:sum".to_owned(), 7.5)].into());
+    let stepped = OptimStepOutput::new([("lr".to_owned(), 0.25)].into());
+    let server = FakeServer::new()
+        .on(Route::ForwardBackward, Reply::forward_backward(&output))
+        .on(Route::OptimStep, Reply::optim_step(&stepped))
+        .on(Route::SaveWeights, Reply::status(409).with_json(json!({"detail": "exists"})));
+    let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
+    let pass = model.forward_backward(data(), LossFn::CrossEntropy).await.unwrap();
+    assert_eq!(pass.loss(), Some(7.5));
+    let step = model.optim_step(AdamParams::with_learning_rate(1e-3)).await.unwrap();
+    assert_eq!(step.metrics.unwrap()["lr"], 0.25);
+    let error = model.save_state("taken").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict);
+    assert_eq!(error.body_json().unwrap()["detail"], "exists");
+}
+
+#[tokio::test(start_paused = true)]
+async fn functions_compute_replies_from_requests() {
+    let server = FakeServer::new().on_call(Route::Sample, |call| match call.json()["num_samples"]
+        .as_u64()
+    {
+        Some(1) => Reply::ok(),
+        _ => Reply::status(400).text("one at a time"),
+    });
+    let service = server.builder().build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    sampler.sample([1], params()).await.unwrap();
+    let error = sampler.sample([1], params()).num_samples(2).await.unwrap_err();
+    assert_eq!((error.status(), error.body()), (Some(400), Some("one at a time")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_of_the_connection_are_scripted() {
+    let server = FakeServer::new()
+        .on(Route::ListSessions, Reply::connection_lost())
+        .on(Route::ListSessions, Reply::timeout())
+        .on(Route::ListSessions, Reply::never());
+    let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let rest = service.rest();
+    let list = || async { rest.list_sessions(&Default::default()).await };
+    assert_eq!(list().await.unwrap_err().kind(), ErrorKind::Connect);
+    assert_eq!(list().await.unwrap_err().kind(), ErrorKind::Timeout);
+    let waiting = tokio::time::timeout(Duration::from_secs(3600), list()).await;
+    assert!(waiting.is_err(), "no response ever arrives");
+    list().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_are_recorded_and_secrets_are_not_printed() {
+    let server = FakeServer::new();
+    let service = server.builder().api_key("tml-hidden").header("x-team", "blue").build().unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
+    model.forward_backward(data(), LossFn::CrossEntropy).await.unwrap();
+    let pass = &server.calls_to(Route::ForwardBackward)[0];
+    assert_eq!(pass.header("x-team"), Some("blue"));
+    assert_eq!(pass.header("x-api-key"), Some("tml-hidden"));
+    assert_eq!(pass.json()["forward_backward_input"]["loss_fn"], "cross_entropy");
+    assert_eq!(pass.forward_backward().unwrap().data, data());
+    assert_eq!((pass.method.as_str(), &*pass.path), ("POST", "/api/v1/forward_backward"));
+    assert!(!format!("{:?}", server.calls()).contains("hidden"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unscripted_route_fails_with_its_name() {
+    let server = FakeServer::new();
+    let rest = server.builder().build().unwrap().rest();
+    let error = rest.get_sampler("s:sample:0").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.to_string().contains("script Route::GetSampler"), "{error}");
+}
+
+/// `Arc<T>` and closures are services too.
+#[tokio::test(start_paused = true)]
+async fn shared_services_and_closures_send_requests() {
+    let server = Arc::new(FakeServer::new());
+    let service = server.builder().http(Arc::clone(&server)).build().unwrap();
+    service.rest().list_sessions(&Default::default()).await.unwrap();
+    assert_eq!(server.calls_to(Route::ListSessions).len(), 1);
+
+    let teapot = |_: http::Request<bytes::Bytes>| async {
+        Ok(http::Response::builder().status(418).body(bytes::Bytes::new()).unwrap())
+    };
+    let service = server.builder().http(teapot).build().unwrap();
+    let error = service.rest().get_api_key().await.unwrap_err();
+    assert_eq!(error.status(), Some(418));
+}
