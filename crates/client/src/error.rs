@@ -83,8 +83,8 @@ pub enum ErrorKind {
     InvalidInput,
     /// The requested object does not exist (404).
     NotFound,
-    /// A background task of the client panicked. This is a bug in the client or in a callback that
-    /// was passed to it.
+    /// A background task of the client or the caller's HTTP service panicked. This is a bug in the
+    /// client, in the service or in a callback that was passed to the client.
     Panicked,
     /// The credential lacks the permission for this request (403).
     Permission,
@@ -205,9 +205,7 @@ impl Error {
 
     /// Creates the error for a background task that panicked with `payload`.
     pub(crate) fn panicked(payload: &(dyn Any + Send)) -> Self {
-        let text = payload.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        let text = text.unwrap_or("no message");
+        let text = panic_message(payload);
         Self::new(ErrorKind::Panicked, format!("background task panicked: {text}"))
     }
 
@@ -393,6 +391,12 @@ impl Error {
 /// Converts an argument of the method `call`, which the error names.
 pub(crate) fn convert<T>(call: &str, value: impl TryInto<T, Error: Into<Error>>) -> Result<T> {
     value.try_into().map_err(|error| error.into().during(call))
+}
+
+/// Returns the message of a panic with `payload`.
+pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 /// Returns whether a response with this status may be retried.

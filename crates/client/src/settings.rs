@@ -9,6 +9,9 @@ use tinkex_wire::{JsonObject, Secret};
 use crate::clock::WallClock;
 use crate::config::{BaseUrl, Credential, Env, is_on};
 use crate::error::Result;
+use crate::transport::backoff::Backoff;
+use crate::transport::backoff_registry::BackoffRegistry;
+use crate::transport::custom_http::CustomHttp;
 use crate::transport::http::HttpService;
 use crate::transport::network::Network;
 use crate::transport::retry_policy::RetryPolicy;
@@ -26,6 +29,7 @@ pub(crate) struct ClientSettings {
     headers: HeaderMap,
     pub(crate) retry: RetryPolicy,
     http: Arc<dyn HttpService>,
+    backoffs: Arc<BackoffRegistry>,
     pub(crate) project_id: Option<String>,
     pub(crate) display_name: Option<String>,
     pub(crate) user_metadata: JsonObject,
@@ -48,7 +52,7 @@ pub(crate) struct SettingsInput {
     pub(crate) env: Env,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) retry: RetryPolicy,
-    pub(crate) http: Option<Arc<dyn HttpService>>,
+    pub(crate) http: Option<CustomHttp>,
     pub(crate) project_id: Option<String>,
     pub(crate) display_name: Option<String>,
     pub(crate) user_metadata: JsonObject,
@@ -83,9 +87,9 @@ impl ClientSettings {
     /// # Errors
     /// If no credential is found or a setting is invalid.
     pub(crate) fn new(input: SettingsInput) -> Result<Self> {
-        let http = match input.http {
-            Some(http) => http,
-            None => Arc::new(Network::new(&input.env)?),
+        let (http, backoffs): (Arc<dyn HttpService>, _) = match input.http {
+            Some(custom) => (custom.service, custom.backoffs),
+            None => (Arc::new(Network::new(&input.env)?), BackoffRegistry::of_process()),
         };
         let project = input.env.get("TINKER_PROJECT_ID").map(str::to_owned);
         let settings = Self {
@@ -107,6 +111,7 @@ impl ClientSettings {
             env: input.env,
             retry: input.retry,
             http,
+            backoffs,
         };
         settings.credential(false)?;
         Ok(settings)
@@ -122,6 +127,11 @@ impl ClientSettings {
     pub(crate) fn credential(&self, command_only: bool) -> Result<Credential> {
         let command_only = command_only && !self.key_only;
         Credential::find(self.api_key.as_deref(), &self.env, command_only)
+    }
+
+    /// Returns the backoff after a 429, which all clients of this server and credential share.
+    pub(crate) fn backoff(&self) -> Result<Arc<Backoff>> {
+        Ok(self.backoffs.get(&self.base_url, &self.credential(false)?))
     }
 
     /// Returns the model hub, reached through the same HTTP service.

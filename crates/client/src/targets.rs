@@ -7,15 +7,15 @@
 //! | Target | Message | Level | Fields |
 //! |---|---|---|---|
 //! | [`HTTP`] | `request start` | trace | `method`, `path`, `lane`, `base_url`, `retry_count` |
-//! | [`HTTP`] | `request stop` | debug | as above, `duration`, `status` (number) |
-//! | [`HTTP`] | `request exception` | debug | as above, `duration`, `error` |
-//! | [`RETRY`] | `retrying request` | debug | `lane`, `origin` (except for requests to the API server), `error`, `status` (number, if there was a response), `seconds` (delay, floating point), `attempt` |
-//! | [`RETRY`] | `giving up` | debug | `error`, `attempts`, `elapsed` |
+//! | [`HTTP`] | `request stop` | debug | as above, `duration` (seconds), `status` (number) |
+//! | [`HTTP`] | `request exception` | debug | as above, `duration` (seconds), `error` |
+//! | [`RETRY`] | `retrying request` | debug | `lane`, `origin` (except for requests to the API server), `error`, `status` (number, if there was a response), `seconds` (delay), `attempt` |
+//! | [`RETRY`] | `giving up` | debug | `error`, `attempts`, `elapsed` (seconds) |
 //! | [`POLL`] | `poll failed` | debug | `event`, `request_id`, `request_type`, `polls`, `error` |
 //! | [`OUTAGE`] | `connection lost while waiting for a result; polling continues` | warn | none |
 //! | [`QUEUE`] | `queue.state_change` | info | `work`, `id`, `state`, `reason` |
 //!
-//! `lane` is the [`Lane::as_str`](crate::Lane::as_str) of the request;
+//! Durations are floating-point numbers of seconds. `lane` is the [`Lane::as_str`](crate::Lane::as_str) of the request;
 //! [`Lane::from_name`](crate::Lane::from_name) reads it back. `origin` is the scheme, host and port
 //! that a download or a hub request was sent to, for example `https://huggingface.co`.
 

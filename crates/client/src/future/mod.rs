@@ -16,6 +16,7 @@ use std::task::{Context, Poll};
 
 use futures_util::FutureExt as _;
 use tokio::sync::oneshot;
+use tracing::Instrument as _;
 
 use crate::error::{Error, Result};
 use crate::task::{self, Task};
@@ -66,17 +67,19 @@ impl<T> ApiFuture<T> {
 }
 
 impl<T: Send + 'static> ApiFuture<T> {
-    /// Runs `work` in a task of its own, which continues if the future is dropped.
+    /// Runs `work` in a task of its own, in the caller's span. The task continues if the future is
+    /// dropped.
     pub(crate) fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         if let Err(error) = task::require_runtime() {
             return Self::failed(error);
         }
         let (sender, result) = oneshot::channel();
-        task::spawn_detached(task::catching_panics(work).map(|result| {
+        let work = task::catching_panics(work).map(|result| {
             if let Err(Err(error)) = sender.send(result) {
                 tracing::debug!(%error, "detached request failed");
             }
-        }));
+        });
+        task::spawn_detached(work.in_current_span());
         Self { result }
     }
 }
@@ -118,14 +121,15 @@ impl<T> SampleFuture<T> {
 }
 
 impl<T: Send + 'static> SampleFuture<T> {
-    /// Runs `work` in a task of its own, which is aborted if the future is dropped.
+    /// Runs `work` in a task of its own, in the caller's span. The task is aborted if the future is
+    /// dropped.
     pub(crate) fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         if let Err(error) = task::require_runtime() {
             return Self::failed(error);
         }
         let (sender, result) = oneshot::channel();
         let work = task::catching_panics(work).map(|result| drop(sender.send(result)));
-        Self { result, task: Some(Task::spawn(work)) }
+        Self { result, task: Some(Task::spawn(work.in_current_span())) }
     }
 }
 

@@ -10,6 +10,7 @@ use crate::clock::WallClock;
 use crate::config::{BaseUrl, Env};
 use crate::error::{Error, Result};
 use crate::settings::{ClientSettings, SettingsInput};
+use crate::transport::custom_http::CustomHttp;
 use crate::transport::http::HttpService;
 use crate::transport::retry_policy::RetryPolicy;
 
@@ -39,7 +40,7 @@ pub struct ServiceClientBuilder {
     env: Option<Env>,
     headers: Vec<(String, String)>,
     retry: RetryPolicy,
-    http: Option<Arc<dyn HttpService>>,
+    http: Option<CustomHttp>,
     project_id: Option<String>,
     display_name: Option<String>,
     user_metadata: JsonObject,
@@ -87,8 +88,12 @@ impl ServiceClientBuilder {
 
     /// Sets the service that sends HTTP requests, for example a proxy, a recorder or a fake.
     /// Defaults to the network.
+    ///
+    /// Clients of this builder and its clones share the backoff after a 429 with each other only,
+    /// not with other clients of the same server and key. A panic of the service becomes an error of
+    /// kind [`ErrorKind::Panicked`](crate::ErrorKind::Panicked).
     pub fn http(mut self, service: impl HttpService) -> Self {
-        self.http = Some(Arc::new(service));
+        self.http = Some(CustomHttp::new(service));
         self
     }
 

@@ -26,9 +26,9 @@ pub(super) async fn keep_alive(transport: Arc<Transport>, session_id: SessionId)
                 return;
             }
             Err(error) if last_success.elapsed() > WARN_AFTER => {
-                let failing_for = last_success.elapsed();
+                let failing_for = last_success.elapsed().as_secs_f64();
                 let session = &heartbeat.session_id;
-                tracing::warn!(%session, ?failing_for, %error, "heartbeats are failing");
+                tracing::warn!(%session, failing_for, %error, "heartbeats are failing");
             }
             Err(error) => tracing::debug!(%error, "heartbeat failed"),
         }

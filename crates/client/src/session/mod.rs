@@ -24,7 +24,6 @@ use crate::error::{Error, Result};
 use crate::settings::ClientSettings;
 use crate::task::Task;
 use crate::telemetry::TelemetryScope;
-use crate::transport::backoff_registry::BackoffRegistry;
 use crate::transport::{RequestOptions, Transport};
 
 pub(crate) use cancel::CancelGuard;
@@ -105,7 +104,7 @@ impl Session {
             Task::spawn(dynamic::refresh(Arc::clone(transport), Arc::clone(&dynamic))),
             Task::spawn(cancel),
         ];
-        let backoff = BackoffRegistry::get(&settings.base_url, &settings.credential(false)?);
+        let backoff = settings.backoff()?;
         Ok(Arc::new(Self {
             admission: Admission::new(config.sample_dispatch_bytes_semaphore_size, backoff),
             settings: Arc::clone(settings),

@@ -12,6 +12,7 @@ use tokio::sync::OnceCell;
 use crate::config::{BaseUrl, Env, is_on};
 use crate::error::{Error, ErrorKind, Result};
 use crate::push::hub_api::HubApi;
+use crate::transport::custom_http::CatchPanics;
 use crate::transport::http::HttpService;
 use crate::transport::network::Network;
 
@@ -135,7 +136,7 @@ impl Hub {
     /// Sets the service that sends requests: a proxy, a recorder or a fake.
     #[must_use]
     pub fn http(self, service: impl HttpService) -> Self {
-        self.shared_http(Arc::new(service))
+        self.shared_http(CatchPanics::wrap(service))
     }
 
     pub(crate) fn shared_http(mut self, service: Arc<dyn HttpService>) -> Self {

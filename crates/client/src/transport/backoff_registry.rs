@@ -1,4 +1,4 @@
-//! [`BackoffRegistry`]: the backoffs of this process.
+//! [`BackoffRegistry`]: the backoffs of this process, or of one custom HTTP service.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -12,22 +12,28 @@ use super::backoff::Backoff;
 /// Base URL and SHA-256 of the credential.
 type BackoffKey = (String, [u8; 32]);
 
-/// Process-wide registry that gives all clients of one base URL and credential the same
-/// [`Backoff`].
-#[derive(Default)]
+/// Registry that gives all clients of one base URL and credential the same [`Backoff`].
+///
+/// Clients that use the network share the [process-wide](Self::of_process) registry. A custom HTTP
+/// service has a registry of its own.
+#[derive(Debug, Default)]
 pub(crate) struct BackoffRegistry(Mutex<HashMap<BackoffKey, Weak<Backoff>>>);
 
-static REGISTRY: LazyLock<BackoffRegistry> = LazyLock::new(BackoffRegistry::default);
-
 impl BackoffRegistry {
+    /// Returns the registry of all clients that use the network.
+    pub(crate) fn of_process() -> Arc<Self> {
+        static REGISTRY: LazyLock<Arc<BackoffRegistry>> = LazyLock::new(Arc::default);
+        Arc::clone(&REGISTRY)
+    }
+
     /// Returns the backoff of a base URL and credential. It is dropped with its last client.
-    pub(crate) fn get(base_url: &BaseUrl, credential: &Credential) -> Arc<Backoff> {
+    pub(crate) fn get(&self, base_url: &BaseUrl, credential: &Credential) -> Arc<Backoff> {
         let secret = match credential {
             Credential::Key(key) => key.expose(),
             Credential::Command(command) => command,
         };
         let key = (base_url.as_str().to_owned(), Sha256::digest(secret.as_bytes()).into());
-        let mut backoffs = REGISTRY.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut backoffs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(backoff) = backoffs.get(&key).and_then(Weak::upgrade) {
             return backoff;
         }
@@ -84,7 +90,8 @@ mod tests {
         let threads: Vec<_> = (0..8)
             .map(|_| {
                 std::thread::spawn(move || {
-                    BackoffRegistry::get(&base("https://one.test:443/"), &key("tml-a"))
+                    let registry = BackoffRegistry::of_process();
+                    registry.get(&base("https://one.test:443/"), &key("tml-a"))
                 })
             })
             .collect();
@@ -96,7 +103,7 @@ mod tests {
             ("https://one.test/path", "tml-a"),
         ] {
             assert!(
-                !Arc::ptr_eq(&BackoffRegistry::get(&base(url), &key(other)), &same[0]),
+                !Arc::ptr_eq(&BackoffRegistry::of_process().get(&base(url), &key(other)), &same[0]),
                 "{url} {other}"
             );
         }

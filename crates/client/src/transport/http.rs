@@ -274,6 +274,8 @@ pub enum HttpFailureKind {
     Decode,
     /// The request could not be built, for example because of its URL. It was not sent.
     InvalidRequest,
+    /// The service panicked. The client creates this failure itself.
+    Panicked,
 }
 
 impl HttpFailure {
@@ -307,6 +309,7 @@ impl fmt::Display for HttpFailure {
             HttpFailureKind::Certificate => "server certificate was rejected",
             HttpFailureKind::Decode => "cannot decode the response body",
             HttpFailureKind::InvalidRequest => "cannot build the request",
+            HttpFailureKind::Panicked => "HTTP service panicked",
         })
     }
 }
@@ -325,6 +328,10 @@ impl From<HttpFailure> for Error {
             HttpFailureKind::Certificate => (ErrorKind::Certificate, Some(Hint::CheckCertificate)),
             HttpFailureKind::Decode => (ErrorKind::Decode, Some(Hint::CheckServer)),
             HttpFailureKind::InvalidRequest => (ErrorKind::InvalidInput, None),
+            HttpFailureKind::Panicked => {
+                // The message of a panic is its cause, and often the failed assertion of a test.
+                return Self::new(ErrorKind::Panicked, format!("{failure}: {}", failure.source));
+            }
         };
         let mut error = Self::new(kind, failure.to_string()).with_boxed_source(failure.source);
         if let Some(hint) = hint {

@@ -47,12 +47,12 @@ impl<'a> RequestEvents<'a> {
 
     pub(super) fn stop(self, result: &Result<Response<Bytes>, HttpFailure>) {
         let Self { method, path, lane, base_url, retry_count, start } = self;
-        let duration = start.elapsed();
+        let duration = start.elapsed().as_secs_f64();
         let outcome = match result {
             Ok(response) => {
                 let status = response.status().as_u16();
                 tracing::debug!(
-                    target: targets::HTTP, %method, path, lane, base_url, retry_count, ?duration,
+                    target: targets::HTTP, %method, path, lane, base_url, retry_count, duration,
                     status, "request stop"
                 );
                 match status {
@@ -63,7 +63,7 @@ impl<'a> RequestEvents<'a> {
             }
             Err(error) => {
                 tracing::debug!(
-                    target: targets::HTTP, %method, path, lane, base_url, retry_count, ?duration,
+                    target: targets::HTTP, %method, path, lane, base_url, retry_count, duration,
                     ?error, "request exception"
                 );
                 "lost"
@@ -71,8 +71,7 @@ impl<'a> RequestEvents<'a> {
         };
         metrics::counter!("tinkex_requests_total", "lane" => lane, "outcome" => outcome)
             .increment(1);
-        metrics::histogram!("tinkex_request_duration_seconds", "lane" => lane)
-            .record(duration.as_secs_f64());
+        metrics::histogram!("tinkex_request_duration_seconds", "lane" => lane).record(duration);
     }
 }
 

@@ -8,6 +8,7 @@ mod auth;
 pub(crate) mod backoff;
 pub(crate) mod backoff_registry;
 mod billing;
+pub(crate) mod custom_http;
 pub(crate) mod delay;
 pub(crate) mod failed_attempt;
 pub(crate) mod header;

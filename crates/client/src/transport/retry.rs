@@ -130,7 +130,8 @@ impl RetryState {
             }
             RetryDecision::GiveUp(_) => {
                 let (error, attempts) = (failed.error, self.attempts);
-                tracing::debug!(target: targets::RETRY, %error, attempts, ?elapsed, "giving up");
+                tracing::debug!(target: targets::RETRY, %error, attempts, elapsed = elapsed.as_secs_f64(),
+                    "giving up");
                 return Err(error.after(attempts, elapsed));
             }
         }

@@ -39,6 +39,8 @@ async fn requests_retries_and_queue_states_are_recorded() {
     ] {
         assert!(steps[1].contains(field), "{field}: {}", steps[1]);
     }
+    let duration = steps[1].split(" duration=").nth(1).unwrap().split(' ').next().unwrap();
+    assert!(duration.parse::<f64>().is_ok_and(f64::is_finite), "a number of seconds: {duration}");
     assert_eq!(lines.with(&["tinkex::http TRACE", "optim_step"]).len(), 2, "two starts");
     assert_eq!(lines.with(&["tinkex::retry", "retrying request"]).len(), 1);
     let changes = lines.with(&["tinkex::queue", "queue.state_change"]);

@@ -40,7 +40,11 @@ async fn train_and_sample(service: &ServiceClient) -> (usize, SamplingClient) {
 #[tokio::test(start_paused = true)]
 async fn two_services_train_and_sample_without_crosstalk() {
     let (one, two) = (FakeServer::new(json!({})), FakeServer::new(json!({})));
-    let (a, b) = (service(&one, "tml-crosstalk-a"), service(&two, "tml-crosstalk-b"));
+    // Clones of a builder share the backoffs of its HTTP service.
+    let (a, b) =
+        (one.builder().api_key("tml-crosstalk-a"), two.builder().api_key("tml-crosstalk-b"));
+    let (same_key, other_key) = (a.clone().build().unwrap(), b.clone().build().unwrap());
+    let (a, b) = (a.build().unwrap(), b.build().unwrap());
     one.samples(vec![json!({"status": 429, "retry-after": "50"})]);
     let start = Instant::now();
     let busy = async {
@@ -53,8 +57,6 @@ async fn two_services_train_and_sample_without_crosstalk() {
     };
     let observer = async {
         sleep(Duration::from_secs(5)).await;
-        let (same_key, other_key) =
-            (service(&one, "tml-crosstalk-a"), service(&two, "tml-crosstalk-b"));
         let same_key = same_key.create_sampling_client("base").await.unwrap();
         let other_key = other_key.create_sampling_client("base").await.unwrap();
         (same_key.backoff_remaining(), other_key.backoff_remaining())

@@ -7,6 +7,7 @@
 mod chat;
 mod connect;
 mod custom;
+mod custom_http;
 mod download;
 mod event_log;
 mod fake_server;

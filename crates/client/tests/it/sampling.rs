@@ -133,9 +133,9 @@ async fn concurrent_samples_all_succeed_despite_failures() {
 #[tokio::test(start_paused = true)]
 async fn backoff_is_shared_per_server_and_api_key() {
     let (limited_server, free_server) = (FakeServer::new(json!({})), FakeServer::new(json!({})));
-    let limited = sampler(&isolated(&limited_server, "limited").build().unwrap()).await;
-    let sibling = isolated(&limited_server, "limited").build().unwrap();
-    let sibling = sampler(&sibling).await;
+    let limited = isolated(&limited_server, "limited");
+    let sibling = sampler(&limited.clone().build().unwrap()).await;
+    let limited = sampler(&limited.build().unwrap()).await;
     let free = sampler(&isolated(&free_server, "free").build().unwrap()).await;
     limited_server.samples(vec![json!(429)]);
     let start = Instant::now();

@@ -1,0 +1,79 @@
+//! [`CustomHttp`]: the caller's own [`HttpService`].
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::stream::StreamExt as _;
+use http::{Request, Response};
+
+use crate::error::panic_message;
+
+use super::backoff_registry::BackoffRegistry;
+use super::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody};
+
+/// Service that the caller passed to a builder, and the backoffs of the clients that use it.
+///
+/// Such a service is often a fake. Two fakes with the same URL and key are different servers, so a
+/// 429 of one must not delay requests to the other.
+#[derive(Clone)]
+pub(crate) struct CustomHttp {
+    pub(crate) service: Arc<dyn HttpService>,
+    pub(crate) backoffs: Arc<BackoffRegistry>,
+}
+
+impl CustomHttp {
+    pub(crate) fn new(service: impl HttpService) -> Self {
+        Self { service: CatchPanics::wrap(service), backoffs: Arc::default() }
+    }
+}
+
+/// Turns panics of a service into failures, so that they are reported as what they are and do not
+/// end a background task of the client.
+pub(crate) struct CatchPanics<S>(S);
+
+impl<S: HttpService> CatchPanics<S> {
+    pub(crate) fn wrap(service: S) -> Arc<dyn HttpService> {
+        Arc::new(Self(service))
+    }
+}
+
+impl<S: HttpService> HttpService for CatchPanics<S> {
+    fn send(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        // The call itself may panic, and not only its future.
+        let sent = async move { self.0.send(lane, request, timeout).await };
+        let sent = AssertUnwindSafe(sent).catch_unwind();
+        Box::pin(sent.map(|sent| sent.unwrap_or_else(|payload| Err(panicked(&*payload)))))
+    }
+
+    fn send_streaming(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
+        let sent = async move { self.0.send_streaming(lane, request, timeout).await };
+        let sent = AssertUnwindSafe(sent).catch_unwind();
+        Box::pin(sent.map(|sent| match sent {
+            Ok(response) => response.map(|response| response.map(catching_panics)),
+            Err(payload) => Err(panicked(&*payload)),
+        }))
+    }
+}
+
+fn catching_panics(body: ResponseBody) -> ResponseBody {
+    let parts = AssertUnwindSafe(body).catch_unwind();
+    ResponseBody::new(parts.map(|part| part.unwrap_or_else(|payload| Err(panicked(&*payload)))))
+}
+
+fn panicked(payload: &(dyn Any + Send)) -> HttpFailure {
+    HttpFailure::new(HttpFailureKind::Panicked, panic_message(payload))
+}
