@@ -36,9 +36,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let data: Vec<Datum> = examples.filter_map(valid).collect();
     for batch in data.chunks(64) {
         let params = AdamParams::with_learning_rate(1e-4);
-        let (gradients, step) = model.step(batch.to_vec(), LossFn::CrossEntropy, params);
-        println!("{:?}", gradients.await?.metrics);
-        step.await?;
+        let output = model.step(batch.to_vec(), LossFn::CrossEntropy, params).await?;
+        println!("{:?}", output.pass.metrics);
     }
 
     let sampler = model.save_weights_and_get_sampling_client().await?;

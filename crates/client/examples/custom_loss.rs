@@ -31,10 +31,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     for step in 1..=10 {
         let data = vec![example([1, 2, 3], [4, 5], 1.0)?, example([1, 2, 3], [6], -1.0)?];
-        let pass = model.forward_backward(data, &loss);
-        let optim = model.optim_step(AdamParams::with_learning_rate(1e-4));
-        println!("step {step}: loss {:.4}", pass.await?.metrics["loss:sum"].as_f64());
-        optim.await?;
+        let output = model.step(data, &loss, AdamParams::with_learning_rate(1e-4)).await?;
+        println!("step {step}: loss {:?}", output.loss());
     }
     service.close(FinishReason::Success, None).await?;
     Ok(())

@@ -17,18 +17,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut queued = std::collections::VecDeque::new();
     for step in 0..20 {
         let params = AdamParams::with_learning_rate(2e-4);
-        queued.push_back((step, model.step(batch.clone(), LossFn::CrossEntropy, params)));
+        queued.push_back((step, model.step(batch.clone(), LossFn::CrossEntropy, params).send()));
         if queued.len() < 3 {
             continue;
         }
-        let Some((step, (gradients, update))) = queued.pop_front() else { break };
-        let loss = gradients.await?.loss();
-        update.await?;
-        println!("step {step}: loss {loss:?}");
+        let Some((step, output)) = queued.pop_front() else { break };
+        println!("step {step}: loss {:?}", output.await?.loss());
     }
-    for (_, (gradients, update)) in queued {
-        gradients.await?;
-        update.await?;
+    for (_, output) in queued {
+        output.await?;
     }
     println!("saved {}", model.save_state("example").await?);
     Ok(())

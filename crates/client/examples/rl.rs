@@ -42,9 +42,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         if !batch.is_empty() {
             let adam = AdamParams::with_learning_rate(1e-4);
-            let (gradients, update) = model.step(batch, LossFn::ImportanceSampling, adam);
-            gradients.await?;
-            update.await?;
+            model.step(batch, LossFn::ImportanceSampling, adam).await?;
         }
     }
     Ok(())

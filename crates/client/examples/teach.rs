@@ -19,9 +19,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let data: Vec<Datum> = chat.open_jsonl(&file)?.collect::<Result<_, _>>()?;
     for _ in 0..30 {
         let adam = AdamParams::with_learning_rate(3e-3);
-        let (gradients, step) = model.step(data.clone(), LossFn::CrossEntropy, adam);
-        println!("loss {:?}", gradients.await?.loss());
-        step.await?;
+        let output = model.step(data.clone(), LossFn::CrossEntropy, adam).await?;
+        println!("loss {:?}", output.loss());
     }
     let sampler = model.save_weights_and_get_sampling_client().await?;
     let params = SamplingParams::new().max_tokens(64).temperature(0.0).stop(chat.stop()?);

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,6 +48,8 @@ struct ErrorDetails {
     source: Option<Arc<dyn StdError + Send + Sync>>,
     /// Whether the caller's own deadline ended the call, so that a retry is not wanted.
     deadline: bool,
+    /// Datums of a partly failed batch whose gradients the server holds.
+    accumulated: Vec<Range<usize>>,
 }
 
 /// Classification of an [`Error`].
@@ -163,6 +166,7 @@ impl Error {
             retry_after: None,
             source: None,
             deadline: false,
+            accumulated: Vec::new(),
         }))
     }
 
@@ -251,6 +255,29 @@ impl Error {
         self
     }
 
+    /// Replaces the message, which excludes the operation.
+    pub(crate) fn map_message(mut self, change: impl FnOnce(String) -> String) -> Self {
+        self.0.message = change(std::mem::take(&mut self.0.message));
+        self
+    }
+
+    /// Sets the datums of a partly failed batch whose gradients the server holds, in the order of
+    /// the batch. Adjacent ranges are joined.
+    pub(crate) fn with_accumulated(mut self, datums: impl Iterator<Item = Range<usize>>) -> Self {
+        let mut joined: Vec<Range<usize>> = Vec::new();
+        for range in datums {
+            match joined.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => joined.push(range),
+            }
+        }
+        if !joined.is_empty() {
+            self.0.hint.get_or_insert(Hint::ReloadCheckpoint);
+        }
+        self.0.accumulated = joined;
+        self
+    }
+
     /// Sets what was attempted, unless it is set already: the innermost caller is the most precise.
     pub(crate) fn during(mut self, operation: impl Into<String>) -> Self {
         if self.0.operation.is_empty() {
@@ -336,6 +363,16 @@ impl Error {
         self.0.retry_after
     }
 
+    /// Returns the datums of a partly failed batch whose gradients the server holds, as ranges of
+    /// indices into the batch. Empty for any other error.
+    ///
+    /// A batch that exceeds the server's limits is sent in several requests. If one of them fails,
+    /// the gradients of the others stay accumulated, and the next `optim_step` applies them.
+    #[must_use]
+    pub fn accumulated_datums(&self) -> &[Range<usize>] {
+        &self.0.accumulated
+    }
+
     /// Returns advice on what to do about the error, if there is any.
     #[must_use]
     pub fn hint(&self) -> Option<Hint> {
@@ -416,6 +453,10 @@ impl fmt::Display for Error {
             f.write_str(": ")?;
         }
         f.write_str(&details.message)?;
+        for (i, datums) in details.accumulated.iter().enumerate() {
+            f.write_str(if i == 0 { "; the server holds the gradients of " } else { ", " })?;
+            write!(f, "data[{}..{}]", datums.start, datums.end)?;
+        }
         match details.hint {
             Some(hint) if f.alternate() => write!(f, "; hint: {hint}"),
             _ => Ok(()),

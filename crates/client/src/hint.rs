@@ -41,6 +41,8 @@ pub enum Hint {
     CheckServer,
     /// The prompt and the requested tokens exceed the model's context length.
     ShortenPrompt,
+    /// A batch failed partly, and the server holds gradients of the rest.
+    ReloadCheckpoint,
     /// The client was closed.
     CreateNewClient,
     /// The call was made outside a tokio runtime.
@@ -76,6 +78,10 @@ impl Hint {
             Self::ShortenPrompt => {
                 "Shorten the prompt or lower max_tokens; server_capabilities lists the model's \
                  context length."
+            }
+            Self::ReloadCheckpoint => {
+                "Load the last checkpoint before the next optim_step, which would apply the \
+                 gradients that the server holds."
             }
             Self::CreateNewClient => "Create another ServiceClient to continue.",
             Self::EnterRuntime => {

@@ -12,9 +12,9 @@
 //! // 2. Train. A call starts its request at once; the server executes them in call order.
 //! let model = service.create_lora_training_client("Qwen/Qwen3-8B").rank(16).await?;
 //! let data = vec![Datum::completion([1, 2, 3], [4, 5])?];
-//! let (pass, step) = model.step(data, LossFn::CrossEntropy, AdamParams::with_learning_rate(1e-4));
-//! println!("{:?}", pass.await?.metrics);
-//! step.await?;
+//! let adam = AdamParams::with_learning_rate(1e-4);
+//! let step = model.step(data, LossFn::CrossEntropy, adam).await?;
+//! println!("{:?}", step.loss());
 //!
 //! // 3. Sample from the trained weights.
 //! let sampler = model.save_weights_and_get_sampling_client().await?;
@@ -127,16 +127,16 @@ pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
     self as wire, AdamParams, Datum, DimuonParams, ErrorCategory, FinishReason, JsonObject,
     Logprobs, LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, Metadata, ModelId,
-    ModelInfo, ModelInput, OptimParams, OptimStepOutput, OptimizerConfig, RequestId,
-    SampleResponse, SampledSequence, SamplerHandle, SamplerId, SamplingParams, Secret,
-    ServerCapabilities, SessionId, StopCondition, StopReason, SupportedModel, TensorData,
-    Timestamp, TinkerPath, Tokens, rest,
+    ModelInfo, ModelInput, OptimParams, OptimizerConfig, RequestId, SampleResponse,
+    SampledSequence, SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities,
+    SessionId, StopCondition, StopReason, SupportedModel, TensorData, Timestamp, TinkerPath,
+    Tokens, rest,
 };
 #[cfg(feature = "console")]
 pub use tracing;
 pub use training::{
-    BatchOutput, CreateFromState, CreateLora, ExternalWeights, LossSpec, MetricValue, RestoreMode,
-    SaveOptions, TrainingClient,
+    BatchOutput, CreateFromState, CreateLora, ExternalWeights, LossSpec, MetricValue, OptimOutput,
+    RestoreMode, SaveOptions, StepOutput, TrainingClient, TrainingStepBuilder,
 };
 pub use transport::Identity;
 pub use transport::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody};

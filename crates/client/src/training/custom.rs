@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
-use std::sync::Arc;
 
 use tinkex_wire::loss_input::{TARGET_TOKENS, WEIGHTS};
 use tinkex_wire::{Datum, LossConfig, LossFn, PassMode, TensorData};
@@ -17,6 +16,7 @@ use crate::loss::{CustomLoss, LOGPROBS, LossValue};
 
 use super::forward_backward::BatchRequests;
 use super::merge::{BatchOutput, MetricValue};
+use super::pass::PreparedPass;
 use super::{TrainingClient, TrainingShared};
 
 /// Error returned by a caller's loss function.
@@ -60,86 +60,104 @@ impl TrainingClient {
             + Send
             + 'static,
     {
-        self.compute(PassMode::ForwardBackward, data, loss).unwrap_or_else(ApiFuture::failed)
+        let pass = self.0.prepare_local(PassMode::ForwardBackward, data, LocalLoss::new(loss));
+        match pass {
+            Ok(pass) => self.enqueue_pass(pass),
+            Err(error) => ApiFuture::failed(error.during("forward_backward_custom")),
+        }
     }
+}
 
-    /// Runs a pass with a traced loss that the client executes.
-    pub(super) fn compute_traced(
-        &self,
-        mode: PassMode,
-        data: Vec<Datum>,
-        loss: CustomLoss,
-    ) -> Result<ApiFuture<BatchOutput>> {
-        loss.check(&data)?;
-        self.compute(mode, data, move |data, logprobs| Ok(loss.evaluate(data, logprobs)?))
-    }
+/// Loss that the client computes.
+pub(super) struct LocalLoss(Box<LossFunction>);
 
-    /// Runs a pass with a loss that the client executes.
-    fn compute<F>(
-        &self,
-        mode: PassMode,
-        data: Vec<Datum>,
-        loss: F,
-    ) -> Result<ApiFuture<BatchOutput>>
+type LossFunction =
+    dyn FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError> + Send;
+
+/// Loss that the client computed, with its metrics.
+pub(super) struct LossResult {
+    loss: f64,
+    metrics: BTreeMap<String, f64>,
+}
+
+impl LocalLoss {
+    fn new<F>(loss: F) -> Self
     where
         F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError>
             + Send
             + 'static,
     {
-        let shared = Arc::clone(&self.0);
-        let forward = shared.cross_entropy(PassMode::Forward, with_weights(&data, None)?)?;
-        let mut reservation = shared.call_order.reserve();
-        Ok(ApiFuture::start(async move {
-            let work = async {
-                reservation.wait().await;
-                let submitted = shared.submit_batch(&mut reservation, forward).await;
-                let output = shared.poll_batch(submitted).await?;
-                let logprobs = logprobs(&output, data.len())?;
-                let (value, data) = run_loss(loss, data, logprobs).await?;
-                if mode == PassMode::Forward {
-                    return Ok(with_metrics(output, value.loss, value.metrics));
-                }
-                let backward = shared.cross_entropy(PassMode::ForwardBackward, data)?;
-                let submitted = shared.submit_batch(&mut reservation, backward).await;
-                drop(reservation);
-                let output = shared.poll_batch(submitted).await?;
-                Ok(with_metrics(output, value.loss, value.metrics))
-            };
-            let result = shared.session.run_until_closed(work).await;
-            shared.session.connection().record_failure(result)
-        }))
+        Self(Box::new(loss))
+    }
+
+    /// Computes the loss from the output of a forward pass. Returns it with the data of the pass
+    /// that accumulates its gradient.
+    ///
+    /// Runs on the blocking thread pool: the function may take long or panic, and must not delay
+    /// the tasks that do I/O.
+    pub(super) async fn compute(
+        self,
+        output: &BatchOutput,
+        data: Vec<Datum>,
+    ) -> Result<(LossResult, Vec<Datum>)> {
+        let logprobs = logprobs(output, data.len())?;
+        let work = tokio::task::spawn_blocking(move || {
+            let value = (self.0)(&data, &logprobs).map_err(|error| {
+                let message = format!("loss function failed: {error}");
+                Error::new(ErrorKind::InvalidInput, message).with_boxed_source(error)
+            })?;
+            validate_loss(&value, &logprobs)?;
+            let data = with_weights(&data, Some((&value, &logprobs)))?;
+            Ok((LossResult { loss: value.loss, metrics: value.metrics }, data))
+        });
+        work.await.unwrap_or_else(|error| {
+            Err(Error::new(ErrorKind::InvalidInput, format!("loss function panicked: {error}")))
+        })
     }
 }
 
-/// Computes a loss and the data of the second pass, on the blocking thread pool: the function may
-/// take long or panic, and must not delay the tasks that do I/O.
-async fn run_loss<F>(
-    loss: F,
-    data: Vec<Datum>,
-    logprobs: Vec<TensorData>,
-) -> Result<(LossValue, Vec<Datum>)>
-where
-    F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError>
-        + Send
-        + 'static,
-{
-    let work = tokio::task::spawn_blocking(move || {
-        let value = loss(&data, &logprobs).map_err(|error| {
-            let message = format!("loss function failed: {error}");
-            Error::new(ErrorKind::InvalidInput, message).with_boxed_source(error)
-        })?;
-        validate_loss(&value, &logprobs)?;
-        let data = with_weights(&data, Some((&value, &logprobs)))?;
-        Ok((value, data))
-    });
-    work.await.unwrap_or_else(|error| {
-        Err(Error::new(ErrorKind::InvalidInput, format!("loss function panicked: {error}")))
-    })
+impl LossResult {
+    /// Adds the loss and its metrics to the output. The loss of the pass itself, a weighted cross
+    /// entropy, is reported as `surrogate_loss:sum`.
+    pub(super) fn add_to(self, mut output: BatchOutput) -> BatchOutput {
+        const LOSS: &str = "loss:sum";
+        if let Some(surrogate) = output.metrics.remove(LOSS) {
+            output.metrics.insert("surrogate_loss:sum".to_owned(), surrogate);
+        }
+        let custom =
+            self.metrics.into_iter().map(|(name, value)| (name, MetricValue::Number(value)));
+        output.metrics.extend(custom);
+        output.metrics.insert(LOSS.to_owned(), MetricValue::Number(self.loss));
+        output
+    }
 }
 
 impl TrainingShared {
+    /// Prepares a pass with a traced loss that the client computes.
+    pub(super) fn prepare_traced(
+        &self,
+        mode: PassMode,
+        data: Vec<Datum>,
+        loss: CustomLoss,
+    ) -> Result<PreparedPass> {
+        loss.check(&data)?;
+        let loss = LocalLoss::new(move |data, logprobs| Ok(loss.evaluate(data, logprobs)?));
+        self.prepare_local(mode, data, loss)
+    }
+
+    /// Prepares a pass with a loss that the client computes.
+    fn prepare_local(
+        &self,
+        mode: PassMode,
+        data: Vec<Datum>,
+        loss: LocalLoss,
+    ) -> Result<PreparedPass> {
+        let forward = self.cross_entropy(PassMode::Forward, with_weights(&data, None)?)?;
+        Ok(PreparedPass::OnClient { mode, forward, data, loss })
+    }
+
     /// Prepares the requests of a cross-entropy pass.
-    fn cross_entropy(&self, mode: PassMode, data: Vec<Datum>) -> Result<BatchRequests> {
+    pub(super) fn cross_entropy(&self, mode: PassMode, data: Vec<Datum>) -> Result<BatchRequests> {
         BatchRequests::new(self, mode, data, &LossFn::CrossEntropy, &LossConfig::new())
     }
 }
@@ -233,17 +251,4 @@ fn validate_loss(value: &LossValue, logprobs: &[TensorData]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Adds the loss and its metrics to the output. The loss of the pass itself, a weighted cross
-/// entropy, is reported as `surrogate_loss:sum`.
-fn with_metrics(mut output: BatchOutput, loss: f64, metrics: BTreeMap<String, f64>) -> BatchOutput {
-    const LOSS: &str = "loss:sum";
-    if let Some(surrogate) = output.metrics.remove(LOSS) {
-        output.metrics.insert("surrogate_loss:sum".to_owned(), surrogate);
-    }
-    let custom = metrics.into_iter().map(|(name, value)| (name, MetricValue::Number(value)));
-    output.metrics.extend(custom);
-    output.metrics.insert(LOSS.to_owned(), MetricValue::Number(loss));
-    output
 }

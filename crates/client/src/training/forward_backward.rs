@@ -1,7 +1,9 @@
 //! Sends a batch as chunks and collects their results.
 
-use futures_util::future::{join_all, try_join_all};
-use tinkex_wire::{Datum, ForwardBackward, LossConfig, LossFn, PassMode};
+use std::ops::Range;
+
+use futures_util::future::join_all;
+use tinkex_wire::{Datum, ForwardBackward, ForwardBackwardOutput, LossConfig, LossFn, PassMode};
 
 use crate::connection::PassEncoding;
 use crate::error::{Error, ErrorKind, Result};
@@ -11,13 +13,54 @@ use crate::validated::Validated;
 use super::call_order::Reservation;
 use super::chunk::{self, BatchChunk, ChunkLimits};
 use super::merge::{self, BatchOutput};
-use super::{LossSource, LossSpec, TrainingShared, pass_encoding};
+use super::{LossSource, LossSpec, TrainingShared, finite, pass_encoding};
+
+/// Requests of a batch that were sent.
+pub(super) struct SubmittedBatch {
+    mode: PassMode,
+    chunks: Vec<SubmittedChunk>,
+}
+
+struct SubmittedChunk {
+    /// Indices of its datums in the batch.
+    datums: Range<usize>,
+    outcome: Result<Submitted>,
+}
+
+impl SubmittedBatch {
+    /// Returns the error of the batch if the server refused a chunk of it. The error names the
+    /// datums of the accepted chunks, whose gradients the server accumulates.
+    pub(super) fn refusal(&self) -> Option<Error> {
+        let outcomes = self.chunks.iter().map(|chunk| (&chunk.datums, chunk.outcome.as_ref()));
+        first_error(self.mode, outcomes)
+    }
+}
+
+/// Returns the first error of a batch's chunks. For a pass that computes gradients, it names the
+/// datums of the successful chunks.
+fn first_error<'a, T: 'a>(
+    mode: PassMode,
+    outcomes: impl Iterator<Item = (&'a Range<usize>, std::result::Result<T, &'a Error>)> + Clone,
+) -> Option<Error> {
+    let error = outcomes.clone().find_map(|(_, outcome)| outcome.err())?.clone();
+    if mode == PassMode::Forward {
+        return Some(error);
+    }
+    let accumulated =
+        outcomes.filter(|(_, outcome)| outcome.is_ok()).map(|(datums, _)| datums.clone());
+    Some(error.with_accumulated(accumulated))
+}
 
 /// Validated requests of one batch, without sequence numbers.
-pub(super) struct BatchRequests(Vec<QueuedChunk>);
+pub(super) struct BatchRequests {
+    mode: PassMode,
+    chunks: Vec<QueuedChunk>,
+}
 
 pub(super) struct QueuedChunk {
     pub(super) request: Validated<ForwardBackward>,
+    /// Indices of its datums in the batch.
+    pub(super) datums: Range<usize>,
     /// Estimated size in bytes.
     pub(super) bytes: u64,
 }
@@ -40,25 +83,33 @@ impl BatchRequests {
         if data.is_empty() {
             return Err(Error::new(ErrorKind::InvalidInput, "invalid batch: it has no examples"));
         }
+        if *loss_fn != LossFn::Custom {
+            finite::check(&data)?;
+        }
         let config = model.session.config();
         let limits = ChunkLimits {
             datums: config.fwdbwd_max_chunk_len,
             bytes: config.fwdbwd_max_chunk_bytes_count,
         };
+        let mut start = 0;
         let chunks: Result<Vec<QueuedChunk>> = chunk::split(data, limits)
             .into_iter()
             .map(|BatchChunk { data, bytes }| {
+                let datums = start..start + data.len();
+                start = datums.end;
                 let pass = ForwardBackward::new(model.model_id.clone(), data, loss_fn.clone())
                     .loss_fn_config(loss_fn_config.clone())
                     .mode(mode);
-                Ok(QueuedChunk { request: Validated::new(pass)?, bytes })
+                let request =
+                    Validated::new(pass).map_err(|error| Error::from(error).in_datums(&datums))?;
+                Ok(QueuedChunk { request, datums, bytes })
             })
             .collect();
         let chunks = chunks?;
         if model.session.connection().pass_encoding() == Some(PassEncoding::Json) {
             pass_encoding::validate_json(&chunks)?;
         }
-        Ok(Self(chunks))
+        Ok(Self { mode, chunks })
     }
 
     /// Creates the requests for a loss that the server computes.
@@ -95,42 +146,63 @@ impl TrainingShared {
         &self,
         reservation: &mut Reservation,
         batch: BatchRequests,
-    ) -> Vec<Result<Submitted>> {
-        let mut chunks = batch.0;
+    ) -> SubmittedBatch {
+        let BatchRequests { mode, mut chunks } = batch;
         if let Err(error) = self.choose_pass_encoding(&chunks).await {
-            return vec![Err(error)];
+            let datums = 0..chunks.last().map_or(0, |chunk| chunk.datums.end);
+            let chunks = vec![SubmittedChunk { datums, outcome: Err(error) }];
+            return SubmittedBatch { mode, chunks };
         }
         let numbers = reservation.assign(chunks.len());
         for (chunk, number) in chunks.iter_mut().zip(numbers) {
             chunk.request.set_seq(number);
         }
-        let Some((first, rest)) = chunks.split_first() else { return Vec::new() };
-        if self.session.config().parallel_fwdbwd_chunks {
+        let outcomes = match chunks.split_first() {
             // Send the first chunk last: the server starts at the lowest sequence number, so all
             // chunks are queued by then and can be executed as one batch.
-            let rest = join_all(rest.iter().map(|chunk| self.submit_chunk(chunk, &chunks))).await;
-            let first = self.submit_chunk(first, &chunks).await;
-            return std::iter::once(first).chain(rest).collect();
-        }
-        let mut submitted = Vec::with_capacity(chunks.len());
-        for chunk in &chunks {
-            submitted.push(self.submit_chunk(chunk, &chunks).await);
-        }
-        submitted
+            Some((first, rest)) if self.session.config().parallel_fwdbwd_chunks => {
+                let rest =
+                    join_all(rest.iter().map(|chunk| self.submit_chunk(chunk, &chunks))).await;
+                let first = self.submit_chunk(first, &chunks).await;
+                std::iter::once(first).chain(rest).collect()
+            }
+            _ => {
+                let mut outcomes = Vec::with_capacity(chunks.len());
+                for chunk in &chunks {
+                    outcomes.push(self.submit_chunk(chunk, &chunks).await);
+                }
+                outcomes
+            }
+        };
+        let chunks = chunks
+            .into_iter()
+            .zip(outcomes)
+            .map(|(chunk, outcome)| SubmittedChunk { datums: chunk.datums, outcome })
+            .collect();
+        SubmittedBatch { mode, chunks }
     }
 
     /// Polls the results of all chunks concurrently and merges them.
     ///
-    /// Fails with the first error without waiting for the other chunks: the server may never
-    /// execute the chunks behind a rejected one.
-    pub(super) async fn poll_batch(
-        &self,
-        submitted: Vec<Result<Submitted>>,
-    ) -> Result<BatchOutput> {
-        let submitted: Vec<Submitted> = submitted.into_iter().collect::<Result<_>>()?;
-        let results = submitted
-            .iter()
-            .map(async |chunk| self.poller().result::<ForwardBackward>(chunk).await);
-        Ok(merge::merge(try_join_all(results).await?))
+    /// If the server refused a chunk, fails without waiting for the others: the server may never
+    /// execute the chunks behind a refused one. Otherwise waits for all results, so that the error
+    /// names every datum whose gradient the server accumulated.
+    pub(super) async fn poll_batch(&self, batch: SubmittedBatch) -> Result<BatchOutput> {
+        if let Some(error) = batch.refusal() {
+            return Err(error);
+        }
+        let results = join_all(batch.chunks.iter().map(|chunk| self.poll_chunk(chunk))).await;
+        let outcomes = batch.chunks.iter().map(|chunk| &chunk.datums);
+        let outcomes = outcomes.zip(results.iter().map(|result| result.as_ref()));
+        if let Some(error) = first_error(batch.mode, outcomes) {
+            return Err(error);
+        }
+        Ok(merge::merge(results.into_iter().flatten().collect()))
+    }
+
+    async fn poll_chunk(&self, chunk: &SubmittedChunk) -> Result<ForwardBackwardOutput> {
+        let submitted = chunk.outcome.as_ref().map_err(Error::clone)?;
+        let result = self.poller().result::<ForwardBackward>(submitted).await;
+        result.map_err(|error| error.in_datums(&chunk.datums))
     }
 }

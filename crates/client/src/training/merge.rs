@@ -60,6 +60,12 @@ impl MetricValue {
     }
 }
 
+impl From<f64> for MetricValue {
+    fn from(number: f64) -> Self {
+        Self::Number(number)
+    }
+}
+
 /// Merges the outputs of all chunks, given in the order of the batch.
 pub(crate) fn merge(chunks: Vec<ForwardBackwardOutput>) -> BatchOutput {
     let metrics = {

@@ -4,10 +4,15 @@ mod call_order;
 mod chunk;
 mod create;
 mod custom;
+mod datum_index;
+mod enqueue;
+mod finite;
 mod forward_backward;
 mod merge;
+mod pass;
 mod pass_encoding;
 mod save;
+mod step;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
 
@@ -19,28 +24,25 @@ use std::future::ready;
 use std::sync::Arc;
 
 use tinkex_wire::{
-    Datum, GetInfo, LoadWeights, LossConfig, LossFn, ModelId, ModelInfo, OptimParams, OptimStep,
-    OptimStepOutput, PassMode, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret,
-    Seq, SubmitRequest, TinkerPath,
+    Datum, GetInfo, LoadWeights, LossConfig, LossFn, ModelId, ModelInfo, OptimParams, PassMode,
+    SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret, TinkerPath,
 };
 
 use crate::error::{Error, ErrorKind, Result, convert};
 use crate::future::ApiFuture;
-use crate::future::poll::{Poller, Submitted};
 use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::loss::CustomLoss;
 use crate::sampling::SamplingClient;
 use crate::session::Session;
 use crate::transport::RequestOptions;
-use crate::validated::Validated;
 
 use call_order::CallOrder;
-use forward_backward::BatchRequests;
 use save::SaveKind;
 
 pub use create::{CreateFromState, CreateLora};
 pub use merge::{BatchOutput, MetricValue};
 pub use save::{ExternalWeights, SaveOptions};
+pub use step::{OptimOutput, StepOutput, TrainingStepBuilder};
 
 /// Client for one model in training.
 ///
@@ -151,18 +153,29 @@ impl TrainingClient {
     /// Computes `loss` over `data` and adds its gradient to the model's accumulated gradient.
     ///
     /// A batch that exceeds the server's request limits is sent in several requests, and their
-    /// outputs are merged.
+    /// outputs are merged. All of them are validated before the first is sent.
+    ///
+    /// **If one of these requests fails, the gradients of the others stay on the server**, and the
+    /// next [`optim_step`](Self::optim_step) applies them, also one that is already queued. Train
+    /// with [`step`](Self::step), which does not send its optimizer step after a refused request,
+    /// or with its [`fenced`](TrainingStepBuilder::fenced) form, which waits for the result of the
+    /// pass. After such a failure, [`Error::accumulated_datums`] names the datums; load the last
+    /// checkpoint ([`load_state`](Self::load_state)) to discard their gradients.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if `data` is empty or cannot be encoded; nothing is queued in
-    /// that case. [`ErrorKind::WorkFailed`] if the server cannot compute the loss.
+    /// [`ErrorKind::InvalidInput`] if `data` is empty, holds NaN or infinite weights, advantages or
+    /// clip bounds, or cannot be encoded; nothing is queued in that case.
+    /// [`ErrorKind::WorkFailed`] if the server cannot compute the loss. Indices in messages refer
+    /// to `data`.
     pub fn forward_backward(
         &self,
         data: Vec<Datum>,
         loss: impl Into<LossSpec>,
     ) -> ApiFuture<BatchOutput> {
-        let queued = self.enqueue_batch(PassMode::ForwardBackward, data, &loss.into());
-        queued.unwrap_or_else(|error| ApiFuture::failed(error.during("forward_backward")))
+        match self.prepare_pass(PassMode::ForwardBackward, data, &loss.into()) {
+            Ok(pass) => self.enqueue_pass(pass),
+            Err(error) => ApiFuture::failed(error.during("forward_backward")),
+        }
     }
 
     /// Computes `loss` over `data` without a gradient.
@@ -170,51 +183,49 @@ impl TrainingClient {
     /// # Errors
     /// Fails like [`forward_backward`](Self::forward_backward).
     pub fn forward(&self, data: Vec<Datum>, loss: impl Into<LossSpec>) -> ApiFuture<BatchOutput> {
-        let queued = self.enqueue_batch(PassMode::Forward, data, &loss.into());
-        queued.unwrap_or_else(|error| ApiFuture::failed(error.during("forward")))
+        match self.prepare_pass(PassMode::Forward, data, &loss.into()) {
+            Ok(pass) => self.enqueue_pass(pass),
+            Err(error) => ApiFuture::failed(error.during("forward")),
+        }
     }
 
     /// Updates the weights with the gradient accumulated since the previous step.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if a parameter is out of range; nothing is queued in that case.
-    pub fn optim_step(&self, params: impl Into<OptimParams>) -> ApiFuture<OptimStepOutput> {
-        match self.validate_step(params.into()) {
-            Ok(step) => self.enqueue_step(step),
-            Err(error) => ApiFuture::failed(error.during("optim_step")),
-        }
+    pub fn optim_step(&self, params: impl Into<OptimParams>) -> ApiFuture<OptimOutput> {
+        self.enqueue_step(params.into())
     }
 
-    /// Queues [`forward_backward`](Self::forward_backward) and [`optim_step`](Self::optim_step)
-    /// together, or neither if one of them has invalid input.
+    /// Returns a builder of a training step: [`forward_backward`](Self::forward_backward) and the
+    /// [`optim_step`](Self::optim_step) that applies its gradient.
+    ///
+    /// **Nothing is queued until the builder is awaited, or [`send`](TrainingStepBuilder::send) or
+    /// [`split`](TrainingStepBuilder::split) is called.**
+    ///
+    /// The optimizer step is sent as soon as the server has accepted every request of the pass,
+    /// without waiting for its result, so that the server executes both without a pause. If the
+    /// server refuses a request of the pass, the optimizer step is not sent, and later calls
+    /// continue in order. If the pass fails after it was accepted, the optimizer step is already
+    /// sent and applies the gradients that were accumulated;
+    /// [`fenced`](TrainingStepBuilder::fenced) prevents that.
     ///
     /// ```no_run
     /// # async fn run(model: tinkex::TrainingClient, batch: Vec<tinkex::Datum>) -> tinkex::Result<()> {
     /// use tinkex::{AdamParams, LossFn};
     ///
     /// let params = AdamParams::with_learning_rate(1e-4);
-    /// let (gradients, step) = model.step(batch, LossFn::CrossEntropy, params);
-    /// println!("loss: {:?}", gradients.await?.loss());
-    /// step.await?;
+    /// let output = model.step(batch, LossFn::CrossEntropy, params).await?;
+    /// println!("loss: {:?}", output.loss());
     /// # Ok(()) }
     /// ```
-    ///
-    /// # Errors
-    /// Each future fails like the method it stands for. Both fail if the input of one is invalid.
     pub fn step(
         &self,
         data: Vec<Datum>,
         loss: impl Into<LossSpec>,
         params: impl Into<OptimParams>,
-    ) -> (ApiFuture<BatchOutput>, ApiFuture<OptimStepOutput>) {
-        let queued = self.validate_step(params.into()).and_then(|step| {
-            let gradients = self.enqueue_batch(PassMode::ForwardBackward, data, &loss.into())?;
-            Ok((gradients, self.enqueue_step(step)))
-        });
-        queued.unwrap_or_else(|error| {
-            let error = error.during("step");
-            (ApiFuture::failed(error.clone()), ApiFuture::failed(error))
-        })
+    ) -> TrainingStepBuilder {
+        TrainingStepBuilder::new(self.clone(), data, loss.into(), params.into())
     }
 
     /// Saves the weights and the optimizer state, and returns the path of the checkpoint.
@@ -397,111 +408,10 @@ impl TrainingClient {
         let request = GetInfo::new(self.0.model_id.clone());
         self.0.session.transport().send(&request, &RequestOptions::default()).await
     }
-
-    fn validate_step(&self, params: OptimParams) -> Result<Validated<OptimStep>> {
-        Ok(Validated::new(OptimStep::new(self.0.model_id.clone(), params))?)
-    }
-
-    fn enqueue_step(&self, mut step: Validated<OptimStep>) -> ApiFuture<OptimStepOutput> {
-        let request = move |_, seq| {
-            step.set_seq(seq);
-            step
-        };
-        self.enqueue(request, Ok)
-    }
-
-    /// Queues one request and converts its result with `finish`.
-    fn enqueue<S, T>(
-        &self,
-        request: impl FnOnce(ModelId, Seq) -> S + Send + 'static,
-        finish: impl FnOnce(S::Output) -> Result<T> + Send + 'static,
-    ) -> ApiFuture<T>
-    where
-        S: SubmitRequest<Output: Send> + Send + Sync + 'static,
-        T: Send + 'static,
-    {
-        let request = move |(), model, seq| request(model, seq);
-        self.enqueue_after(ready(Ok(())), request, finish)
-    }
-
-    /// Queues one request that is built from the output of `prepare`.
-    ///
-    /// Reserves the request's position before `prepare` runs, so that the call order is kept.
-    fn enqueue_after<P, S, T>(
-        &self,
-        prepare: impl Future<Output = Result<P>> + Send + 'static,
-        request: impl FnOnce(P, ModelId, Seq) -> S + Send + 'static,
-        finish: impl FnOnce(S::Output) -> Result<T> + Send + 'static,
-    ) -> ApiFuture<T>
-    where
-        P: Send + 'static,
-        S: SubmitRequest<Output: Send> + Send + Sync + 'static,
-        T: Send + 'static,
-    {
-        let shared = Arc::clone(&self.0);
-        let mut reservation = shared.call_order.reserve();
-        ApiFuture::start(async move {
-            let work = async {
-                let prepared = prepare.await?;
-                reservation.wait().await;
-                let request = request(prepared, shared.model_id.clone(), reservation.assign_one());
-                let submitted = shared.submit(&request, &RequestOptions::default()).await;
-                // Release the position before polling, so that the next request is sent meanwhile.
-                drop(reservation);
-                shared.poller().result::<S>(&submitted?).await
-            };
-            let result = shared.session.run_until_closed(work).await;
-            finish(shared.session.connection().record_failure(result)?)
-        })
-    }
-
-    /// Queues the requests of a batch.
-    ///
-    /// # Errors
-    /// Fails without queueing anything if the batch is invalid.
-    fn enqueue_batch(
-        &self,
-        mode: PassMode,
-        data: Vec<Datum>,
-        loss: &LossSpec,
-    ) -> Result<ApiFuture<BatchOutput>> {
-        if let LossSource::Traced(traced) = &loss.0
-            && !traced.is_on_server()
-        {
-            return self.compute_traced(mode, data, traced.clone());
-        }
-        let shared = Arc::clone(&self.0);
-        let batch = BatchRequests::with_loss(&shared, mode, data, loss)?;
-        let mut reservation = shared.call_order.reserve();
-        Ok(ApiFuture::start(async move {
-            let work = async {
-                reservation.wait().await;
-                let submitted = shared.submit_batch(&mut reservation, batch).await;
-                drop(reservation);
-                shared.poll_batch(submitted).await
-            };
-            let result = shared.session.run_until_closed(work).await;
-            shared.session.connection().record_failure(result)
-        }))
-    }
 }
 
 fn missing_path() -> Error {
     Error::new(ErrorKind::Decode, "checkpoint saved, but the server returned no path")
-}
-
-impl TrainingShared {
-    async fn submit<S: SubmitRequest>(
-        &self,
-        request: &S,
-        options: &RequestOptions,
-    ) -> Result<Submitted> {
-        Submitted::send(&self.session, request, options).await
-    }
-
-    fn poller(&self) -> Poller<'_> {
-        Poller::new(&self.session, &self.log)
-    }
 }
 
 impl fmt::Debug for TrainingClient {

@@ -86,16 +86,18 @@ impl TrainingShared {
 
     async fn submit_proto(&self, chunk: &QueuedChunk) -> Result<Submitted> {
         let compress = self.session.config().proto_compress_fwdbwd;
-        self.submit_pass(&chunk.request, PassEncoding::Proto, compress).await
+        let submitted = self.submit_encoded(&chunk.request, PassEncoding::Proto, compress).await;
+        submitted.map_err(|error| error.in_datums(&chunk.datums))
     }
 
     async fn submit_json(&self, chunk: &QueuedChunk) -> Result<Submitted> {
         let request = JsonForwardBackward(chunk.request.get());
-        self.submit_pass(&request, PassEncoding::Json, false).await
+        let submitted = self.submit_encoded(&request, PassEncoding::Json, false).await;
+        submitted.map_err(|error| error.in_datums(&chunk.datums))
     }
 
     /// Sends `request` and records its encoding if the server accepts it.
-    async fn submit_pass(
+    async fn submit_encoded(
         &self,
         request: &impl SubmitRequest,
         encoding: PassEncoding,
@@ -110,7 +112,10 @@ impl TrainingShared {
 
 /// Checks that all chunks can be encoded as JSON.
 pub(super) fn validate_json(batch: &[QueuedChunk]) -> Result<()> {
-    batch.iter().try_for_each(|chunk| Ok(JsonForwardBackward(chunk.request.get()).validate()?))
+    batch.iter().try_for_each(|chunk| {
+        let valid = JsonForwardBackward(chunk.request.get()).validate();
+        valid.map_err(|error| Error::from(error).in_datums(&chunk.datums))
+    })
 }
 
 /// Returns whether the server refused the encoding, rather than the content, of a protobuf pass.

@@ -161,7 +161,8 @@ impl Transport {
         self.closed.send_replace(true);
     }
 
-    fn is_closed(&self) -> bool {
+    /// Returns whether the transport is closed.
+    pub(crate) fn is_closed(&self) -> bool {
         *self.closed.borrow()
     }
 

@@ -5,7 +5,7 @@ use tinkex::loss::{CustomLoss, LossValue};
 use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, PassMode};
 use tinkex::{AdamParams, Datum, ErrorKind, LossFn};
 
-use crate::fake_server::{FakeServer, cases};
+use crate::fake_server::{FakeServer, cases, passes};
 
 fn datum(tokens: u32) -> Datum {
     Datum::builder((0..tokens).collect::<Vec<_>>())
@@ -24,12 +24,6 @@ fn pass_output(logprobs: &[Vec<f32>], metrics: &[(&str, f64)]) -> Value {
         .loss_fn_outputs(record)
         .metrics(metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect());
     json!({"proto": output.to_proto().to_vec()})
-}
-
-/// Returns the forward and backward passes that the server received.
-fn passes(server: &FakeServer) -> Vec<ForwardBackward> {
-    let requests = server.requests("/forward_backward");
-    requests.iter().map(|request| ForwardBackward::from_proto(&request.body).unwrap()).collect()
 }
 
 fn numbers(value: &Value) -> Vec<Vec<f32>> {

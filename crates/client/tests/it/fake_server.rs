@@ -25,8 +25,8 @@ pub(crate) struct FakeServer(Arc<Mutex<State>>);
 #[derive(Default)]
 struct State {
     config: Value,
-    /// Sequence numbers of training requests that are rejected with status 422.
-    rejected: Vec<u64>,
+    /// Responses to rejected training requests, by sequence number; see [`to_response`].
+    rejected: HashMap<u64, Value>,
     /// Start and end of accepting each training request, in order of occurrence.
     log: Vec<String>,
     /// Poll responses by request id, in order; the last one is repeated.
@@ -78,6 +78,12 @@ pub(crate) fn cases(file: &str) -> Vec<Value> {
     file["cases"].as_array().unwrap().clone()
 }
 
+/// Returns the passes that the server received, in order.
+pub(crate) fn passes(server: &FakeServer) -> Vec<ForwardBackward> {
+    let requests = server.requests("/forward_backward");
+    requests.iter().map(|request| ForwardBackward::from_proto(&request.body).unwrap()).collect()
+}
+
 impl FakeServer {
     pub(crate) fn new(config: Value) -> Self {
         crate::event_log::keep_events();
@@ -88,7 +94,12 @@ impl FakeServer {
 
     /// Rejects the training request with this sequence number, with status 422.
     pub(crate) fn reject(&self, seq: u64) {
-        self.0.lock().unwrap().rejected.push(seq);
+        self.reject_with(seq, json!(422));
+    }
+
+    /// Rejects the training request with this sequence number; see [`to_response`].
+    pub(crate) fn reject_with(&self, seq: u64, response: Value) {
+        self.0.lock().unwrap().rejected.insert(seq, response);
     }
 
     /// Sets the poll responses of a request.
@@ -168,9 +179,9 @@ impl FakeServer {
     async fn train(&self, seq: u64) -> Value {
         self.note(format!("start {seq}"));
         sleep(ACCEPTING).await;
-        let rejected = self.0.lock().unwrap().rejected.contains(&seq);
-        self.note(format!("{} {seq}", if rejected { "fail" } else { "done" }));
-        if rejected { json!(422) } else { json!({"request_id": format!("r{seq}")}) }
+        let rejected = self.0.lock().unwrap().rejected.get(&seq).cloned();
+        self.note(format!("{} {seq}", if rejected.is_some() { "fail" } else { "done" }));
+        rejected.unwrap_or_else(|| json!({"request_id": format!("r{seq}")}))
     }
 
     /// Returns the scripted response to a request; see [`to_response`].

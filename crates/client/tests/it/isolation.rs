@@ -23,12 +23,11 @@ async fn train_and_sample(service: &ServiceClient) -> (usize, SamplingClient) {
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let data = || vec![Datum::completion([1, 2], [3]).unwrap(); 4];
-    let steps = (0..10).map(|_| model.step(data(), LossFn::CrossEntropy, AdamParams::default()));
-    let steps: Vec<_> = steps.collect();
+    let step = || model.step(data(), LossFn::CrossEntropy, AdamParams::default()).send();
+    let steps: Vec<_> = (0..10).map(|_| step()).collect();
     let samples: Vec<_> = (0..120).map(|_| sampler.sample([1, 2, 3], params()).send()).collect();
     let mut done = 0;
-    for (pass, step) in steps {
-        pass.await.unwrap();
+    for step in steps {
         step.await.unwrap();
         done += 1;
     }

@@ -26,6 +26,7 @@ mod sampling;
 mod scenarios;
 mod scripted_server;
 mod session;
+mod step;
 mod surface;
 #[cfg(feature = "testing")]
 mod testing;

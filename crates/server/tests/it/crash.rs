@@ -66,13 +66,12 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
                 let first = u32::try_from(n).unwrap() + 3;
                 let batch = vec![Datum::completion([first, 4, 5], [9, 10]).unwrap(); 2];
                 let adam = AdamParams::with_learning_rate(1e-2);
-                in_flight.push_back(model.step(batch, LossFn::CrossEntropy, adam));
+                in_flight.push_back(model.step(batch, LossFn::CrossEntropy, adam).send());
             }
             if n >= AHEAD
-                && let Some((pass, step)) = in_flight.pop_front()
+                && let Some(step) = in_flight.pop_front()
             {
-                losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
-                step.await.unwrap();
+                losses.push(step.await.unwrap().pass.metrics["loss:sum"].as_f64().to_bits());
                 finished.send_replace(losses.len());
             }
             if n % 10 == 9 {

@@ -222,9 +222,8 @@ pub(crate) async fn train(model: &TrainingClient, steps: usize) -> Vec<u64> {
     for _ in 0..steps {
         let batch = vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 2];
         let adam = AdamParams::with_learning_rate(1e-2);
-        let (pass, step) = model.step(batch, LossFn::CrossEntropy, adam);
-        losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
-        step.await.unwrap();
+        let step = model.step(batch, LossFn::CrossEntropy, adam).await.unwrap();
+        losses.push(step.pass.metrics["loss:sum"].as_f64().to_bits());
     }
     losses
 }

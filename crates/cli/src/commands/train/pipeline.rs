@@ -167,11 +167,10 @@ impl Pipeline {
         let data = batch.into_iter().map(|example| example.datum.clone()).collect();
         let learning_rate = self.plan.learning_rate_at(step);
         let adam = self.adam.learning_rate(learning_rate);
-        let (pass, optim) = self.model.step(data, LossFn::CrossEntropy, adam);
+        let output = self.model.step(data, LossFn::CrossEntropy, adam).send();
         let step = step + 1;
         let stepped = async move {
-            let loss = mean_loss(&pass.await?, weight)?;
-            optim.await?;
+            let loss = mean_loss(&output.await?.pass, weight)?;
             Ok(TrainEvent::Step(StepResult { step, loss, tokens, learning_rate }))
         };
         self.pending.push_back(stepped.boxed());

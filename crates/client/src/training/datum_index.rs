@@ -1,0 +1,58 @@
+//! Datum indices in error messages: relative to the whole batch, not to a chunk of it.
+
+use std::ops::Range;
+
+use crate::error::Error;
+
+/// Name of the list of datums in the messages of this crate and of servers.
+const DATA: &str = "data[";
+
+impl Error {
+    /// Converts datum indices in the message from a chunk to its batch. `datums` are the chunk's
+    /// datums in the batch.
+    pub(super) fn in_datums(self, datums: &Range<usize>) -> Self {
+        if datums.start == 0 {
+            return self;
+        }
+        self.map_message(|message| shift(&message, datums))
+    }
+}
+
+/// Replaces `data[i]` by `data[start + i]`. An index outside the chunk is kept, because the message
+/// means something else.
+fn shift(message: &str, datums: &Range<usize>) -> String {
+    let mut shifted = String::with_capacity(message.len() + 8);
+    let mut rest = message;
+    while let Some(at) = rest.find(DATA) {
+        let (before, after) = rest.split_at(at + DATA.len());
+        let own_name = !rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        shifted.push_str(before);
+        let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
+        match after[..digits].parse::<usize>() {
+            Ok(index) if own_name && index < datums.len() && after[digits..].starts_with(']') => {
+                shifted.push_str(&(datums.start + index).to_string());
+            }
+            _ => shifted.push_str(&after[..digits]),
+        }
+        rest = &after[digits..];
+    }
+    shifted + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn datum_indices_are_relative_to_the_batch() {
+        for (message, expected) in [
+            ("data[952].weights: too short", "data[3000].weights: too short"),
+            ("data[0]: a, data[1]: b", "data[2048]: a, data[2049]: b"),
+            ("metadata[1] and data[x] and data[7", "metadata[1] and data[x] and data[7"),
+            ("data[953] is not in the chunk", "data[953] is not in the chunk"),
+            ("no index", "no index"),
+        ] {
+            assert_eq!(shift(message, &(2048..3001)), expected);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Queues the requests of a model in call order and runs them in tasks of their own.
+
+use std::future::ready;
+use std::sync::Arc;
+
+use tinkex_wire::{ModelId, Seq, SubmitRequest};
+
+use crate::error::Result;
+use crate::future::ApiFuture;
+use crate::future::poll::{Poller, Submitted};
+use crate::transport::RequestOptions;
+
+use super::call_order::Reservation;
+use super::{TrainingClient, TrainingShared};
+
+impl TrainingClient {
+    /// Reserves a position in the call order and runs `work` with it in a task of its own.
+    pub(super) fn enqueue_work<T, W>(
+        &self,
+        work: impl FnOnce(Arc<TrainingShared>, Reservation) -> W,
+    ) -> ApiFuture<T>
+    where
+        T: Send + 'static,
+        W: Future<Output = Result<T>> + Send + 'static,
+    {
+        let shared = Arc::clone(&self.0);
+        let work = work(Arc::clone(&shared), shared.call_order.reserve());
+        self.start(async move {
+            let result = work.await;
+            shared.session.connection().record_failure(result)
+        })
+    }
+
+    /// Runs `work` in a task of its own until the client is closed.
+    pub(super) fn start<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> ApiFuture<T> {
+        let shared = Arc::clone(&self.0);
+        ApiFuture::start(async move { shared.session.run_until_closed(work).await })
+    }
+
+    /// Queues one request and converts its result with `finish`.
+    pub(super) fn enqueue<S, T>(
+        &self,
+        request: impl FnOnce(ModelId, Seq) -> S + Send + 'static,
+        finish: impl FnOnce(S::Output) -> Result<T> + Send + 'static,
+    ) -> ApiFuture<T>
+    where
+        S: SubmitRequest<Output: Send> + Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let request = move |(), model, seq| request(model, seq);
+        self.enqueue_after(ready(Ok(())), request, finish)
+    }
+
+    /// Queues one request that is built from the output of `prepare`.
+    ///
+    /// Reserves the request's position before `prepare` runs, so that the call order is kept.
+    pub(super) fn enqueue_after<P, S, T>(
+        &self,
+        prepare: impl Future<Output = Result<P>> + Send + 'static,
+        request: impl FnOnce(P, ModelId, Seq) -> S + Send + 'static,
+        finish: impl FnOnce(S::Output) -> Result<T> + Send + 'static,
+    ) -> ApiFuture<T>
+    where
+        P: Send + 'static,
+        S: SubmitRequest<Output: Send> + Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        self.enqueue_work(|shared, mut reservation| async move {
+            let prepared = prepare.await?;
+            reservation.wait().await;
+            let request = request(prepared, shared.model_id.clone(), reservation.assign_one());
+            finish(shared.send_next(reservation, &request).await?)
+        })
+    }
+}
+
+impl TrainingShared {
+    /// Sends a request that has a sequence number, and waits for its result.
+    pub(super) async fn send_next<S: SubmitRequest>(
+        &self,
+        reservation: Reservation,
+        request: &S,
+    ) -> Result<S::Output> {
+        let submitted = self.submit(request, &RequestOptions::default()).await;
+        // Release the position before polling, so that the next request is sent meanwhile.
+        drop(reservation);
+        self.poller().result::<S>(&submitted?).await
+    }
+
+    pub(super) async fn submit<S: SubmitRequest>(
+        &self,
+        request: &S,
+        options: &RequestOptions,
+    ) -> Result<Submitted> {
+        Submitted::send(&self.session, request, options).await
+    }
+
+    pub(super) fn poller(&self) -> Poller<'_> {
+        Poller::new(&self.session, &self.log)
+    }
+}

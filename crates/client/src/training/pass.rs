@@ -1,0 +1,107 @@
+//! Passes over a batch: the server or the client computes the loss.
+
+use tinkex_wire::{Datum, PassMode};
+
+use crate::error::{Error, Result};
+use crate::future::ApiFuture;
+
+use super::call_order::Reservation;
+use super::custom::{LocalLoss, LossResult};
+use super::forward_backward::{BatchRequests, SubmittedBatch};
+use super::merge::BatchOutput;
+use super::{LossSource, LossSpec, TrainingClient, TrainingShared};
+
+/// Pass whose requests were validated and not yet sent.
+pub(super) enum PreparedPass {
+    /// The server computes the loss.
+    OnServer(BatchRequests),
+    /// The client computes the loss, from the log-probabilities of a forward pass.
+    OnClient { mode: PassMode, forward: BatchRequests, data: Vec<Datum>, loss: LocalLoss },
+}
+
+/// Pass that was sent.
+pub(super) enum SubmittedPass {
+    /// The result of the batch is the output.
+    Batch(SubmittedBatch),
+    /// The batch accumulates the gradient of a loss that the client computed.
+    Gradient(SubmittedBatch, LossResult),
+    /// The client computed the loss, and no gradient is wanted.
+    Evaluated(BatchOutput),
+}
+
+impl SubmittedPass {
+    /// Returns the error of the pass if the server refused a chunk of it.
+    pub(super) fn refusal(&self) -> Option<Error> {
+        match self {
+            Self::Batch(batch) | Self::Gradient(batch, _) => batch.refusal(),
+            Self::Evaluated(_) => None,
+        }
+    }
+}
+
+impl TrainingClient {
+    /// Validates the requests of a pass. Sends and queues nothing.
+    pub(super) fn prepare_pass(
+        &self,
+        mode: PassMode,
+        data: Vec<Datum>,
+        loss: &LossSpec,
+    ) -> Result<PreparedPass> {
+        match &loss.0 {
+            LossSource::Traced(traced) if !traced.is_on_server() => {
+                self.0.prepare_traced(mode, data, traced.clone())
+            }
+            _ => Ok(PreparedPass::OnServer(BatchRequests::with_loss(&self.0, mode, data, loss)?)),
+        }
+    }
+
+    /// Queues a pass.
+    pub(super) fn enqueue_pass(&self, pass: PreparedPass) -> ApiFuture<BatchOutput> {
+        self.enqueue_work(|shared, mut reservation| async move {
+            reservation.wait().await;
+            let submitted = shared.submit_pass(&mut reservation, pass).await?;
+            drop(reservation);
+            shared.poll_pass(submitted).await
+        })
+    }
+}
+
+impl TrainingShared {
+    /// Sends a pass. A loss that the client computes needs the result of a forward pass first.
+    ///
+    /// # Errors
+    /// Fails if the client cannot compute the loss. A refused chunk is part of the success value.
+    pub(super) async fn submit_pass(
+        &self,
+        reservation: &mut Reservation,
+        pass: PreparedPass,
+    ) -> Result<SubmittedPass> {
+        match pass {
+            PreparedPass::OnServer(batch) => {
+                Ok(SubmittedPass::Batch(self.submit_batch(reservation, batch).await))
+            }
+            PreparedPass::OnClient { mode, forward, data, loss } => {
+                let submitted = self.submit_batch(reservation, forward).await;
+                let output = self.poll_batch(submitted).await?;
+                let (result, data) = loss.compute(&output, data).await?;
+                if mode == PassMode::Forward {
+                    return Ok(SubmittedPass::Evaluated(result.add_to(output)));
+                }
+                let backward = self.cross_entropy(PassMode::ForwardBackward, data)?;
+                let submitted = self.submit_batch(reservation, backward).await;
+                Ok(SubmittedPass::Gradient(submitted, result))
+            }
+        }
+    }
+
+    /// Waits for the output of a pass.
+    pub(super) async fn poll_pass(&self, pass: SubmittedPass) -> Result<BatchOutput> {
+        match pass {
+            SubmittedPass::Batch(batch) => self.poll_batch(batch).await,
+            SubmittedPass::Gradient(batch, result) => {
+                Ok(result.add_to(self.poll_batch(batch).await?))
+            }
+            SubmittedPass::Evaluated(output) => Ok(output),
+        }
+    }
+}

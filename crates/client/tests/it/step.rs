@@ -1,0 +1,225 @@
+//! Training steps: when the optimizer step is sent, and what a failed pass leaves behind.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tinkex::loss::CustomLoss;
+use tinkex::wire::PassMode;
+use tinkex::{AdamParams, Datum, ErrorKind, Hint, LossFn, TrainingClient};
+use tokio::time::{Instant, sleep};
+
+use crate::fake_server::{ACCEPTING, FakeServer, passes};
+
+fn batch(n: usize) -> Vec<Datum> {
+    vec![Datum::completion([1, 2], [3]).unwrap(); n]
+}
+
+fn step(model: &TrainingClient, data: Vec<Datum>) -> tinkex::TrainingStepBuilder {
+    model.step(data, LossFn::CrossEntropy, AdamParams::default())
+}
+
+/// Server configuration with two examples per chunk.
+fn two_per_chunk(parallel: bool) -> Value {
+    json!({"fwdbwd_max_chunk_len": 2, "parallel_fwdbwd_chunks": parallel})
+}
+
+fn failed(message: &str) -> Value {
+    json!({"error": message, "category": "user"})
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_queues_nothing_until_it_is_awaited_sent_or_split() {
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
+    let unused = step(&model, batch(1));
+    sleep(Duration::from_secs(60)).await;
+    assert!(server.log().is_empty());
+    step(&model, batch(1)).send().detach();
+    drop(step(&model, batch(1)).split());
+    unused.await.unwrap();
+    assert_eq!(server.requests("/forward_backward").len(), 3);
+    assert_eq!(server.requests("/optim_step").len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_returns_the_outputs_of_the_pass_and_of_the_optimizer() {
+    let server = FakeServer::new(two_per_chunk(false));
+    let model = server.model().await;
+    server.respond("r3", vec![json!({"metrics": {"grad:mean": 0.5}})]);
+    let output = step(&model, batch(3)).await.unwrap();
+    assert_eq!(output.pass.outputs.len(), 3);
+    assert_eq!(output.optim.metrics["grad:mean"].as_f64(), 0.5);
+    assert_eq!(output.loss(), output.pass.loss());
+}
+
+/// The optimizer step does not wait for the result of the pass, unless the step is fenced.
+#[tokio::test(start_paused = true)]
+async fn the_optimizer_step_is_sent_once_the_pass_is_accepted() {
+    for (fenced, sent_after) in [(false, ACCEPTING), (true, ACCEPTING + Duration::from_secs(3))] {
+        let server = FakeServer::new(json!({}));
+        let model = server.model().await;
+        // The result of the pass takes three seconds of polling.
+        let slow = vec![json!("conn"), json!("conn"), json!({"loss_fn_outputs": []})];
+        server.respond("r1", slow);
+        let start = Instant::now();
+        let queued = step(&model, batch(1));
+        let queued = if fenced { queued.fenced() } else { queued }.send();
+        let later = model.forward(batch(1), LossFn::CrossEntropy);
+        queued.await.unwrap();
+        later.await.unwrap();
+        let optim = server.requests("/optim_step").pop().unwrap();
+        assert_eq!(optim.at - start, sent_after, "fenced: {fenced}");
+        assert_eq!(optim.json()["seq_id"], 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_chunk_keeps_the_optimizer_step_from_being_sent() {
+    for parallel in [false, true] {
+        let server = FakeServer::new(two_per_chunk(parallel));
+        let model = server.model().await;
+        server.reject(2);
+        let (pass, optim) = step(&model, batch(5)).split();
+        let later = step(&model, batch(1)).send();
+        let error = pass.await.unwrap_err();
+        assert_eq!((error.kind(), error.status()), (ErrorKind::Rejected, Some(422)));
+        assert_eq!(error.accumulated_datums(), [0..2, 4..5]);
+        assert_eq!(error.hint(), Some(Hint::ReloadCheckpoint));
+        let text = error.to_string();
+        assert!(
+            text.ends_with(
+                "the optimizer step was not sent; the server holds the gradients of \
+                 data[0..2], data[4..5]"
+            ),
+            "{text}"
+        );
+        assert_eq!(optim.await.unwrap_err().to_string(), text);
+        later.await.unwrap();
+        // The second step uses the next numbers: the step that was not sent leaves no gap.
+        let numbers: Vec<u64> =
+            passes(&server).iter().map(|pass| pass.seq_id.unwrap().get()).collect();
+        assert_eq!(*numbers.last().unwrap(), 4, "parallel: {parallel}");
+        let optim: Vec<Value> = server
+            .requests("/optim_step")
+            .iter()
+            .map(|sent| sent.json()["seq_id"].clone())
+            .collect();
+        assert_eq!(optim, [json!(5)], "parallel: {parallel}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_pass_keeps_a_fenced_optimizer_step_from_being_sent() {
+    let server = FakeServer::new(two_per_chunk(false));
+    let model = server.model().await;
+    server.respond("r2", vec![failed("data[1]: importance ratio overflow")]);
+    let error = step(&model, batch(5)).fenced().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WorkFailed);
+    assert_eq!(error.accumulated_datums(), [0..2, 4..5]);
+    assert!(error.to_string().contains("data[3]: importance ratio overflow"), "{error}");
+    assert!(error.to_string().contains("the optimizer step was not sent"), "{error}");
+    assert!(server.requests("/optim_step").is_empty());
+    // Later calls go on without a gap.
+    model.optim_step(AdamParams::default()).await.unwrap();
+    assert_eq!(server.requests("/optim_step")[0].json()["seq_id"], 4);
+}
+
+/// Without a fence the optimizer step is sent before the result is known. The error says so.
+#[tokio::test(start_paused = true)]
+async fn a_pass_that_fails_after_it_was_accepted_reports_that_the_step_was_sent() {
+    let server = FakeServer::new(two_per_chunk(false));
+    let model = server.model().await;
+    server.respond("r1", vec![failed("out of memory")]);
+    let error = step(&model, batch(3)).await.unwrap_err();
+    assert!(error.to_string().contains("the optimizer step was already sent"), "{error}");
+    assert_eq!(error.accumulated_datums(), std::slice::from_ref(&(2..3)));
+    assert_eq!(server.requests("/optim_step").len(), 1);
+}
+
+/// Bug 3 of issue 13: the index was relative to the chunk.
+#[tokio::test(start_paused = true)]
+async fn bug_3_datum_indices_in_errors_refer_to_the_batch() {
+    let server = FakeServer::new(json!({"fwdbwd_max_chunk_len": 1024}));
+    let model = server.model().await;
+    server.reject_with(3, json!([400, {"detail": "data[952]: weights: expected 2 values"}]));
+    let error = step(&model, batch(3001)).await.unwrap_err();
+    assert!(error.to_string().contains("data[3000]: weights"), "{error}");
+    assert!(error.body().unwrap().contains("data[952]"), "the server's own words are kept");
+    assert_eq!(error.accumulated_datums(), std::slice::from_ref(&(0..2048)));
+    assert!(server.requests("/optim_step").is_empty());
+}
+
+/// Bug 3 of issue 13: a NaN advantage failed one chunk, and the optimizer step moved the weights.
+#[tokio::test(start_paused = true)]
+async fn bug_3_a_batch_with_a_number_that_is_not_finite_is_not_sent() {
+    let rollout = |logprob: f32, advantage: f32| {
+        Datum::builder([1, 2])
+            .loss_input("target_tokens", vec![2_i64, 3])
+            .loss_input("logprobs", vec![-1.0, logprob])
+            .loss_input("advantages", vec![0.0, advantage])
+            .build()
+            .unwrap()
+    };
+    let server = FakeServer::new(two_per_chunk(false));
+    let model = server.model().await;
+    for (bad, input, value) in [
+        (rollout(-1.0, f32::NAN), "advantages", "NaN"),
+        (rollout(-1.0, f32::INFINITY), "advantages", "inf"),
+        (rollout(f32::NAN, 1.0), "logprobs", "NaN"),
+        (rollout(f32::INFINITY, 1.0), "logprobs", "inf"),
+    ] {
+        let mut data = vec![rollout(-1.0, 1.0); 4];
+        data[3] = bad;
+        let error = model
+            .step(data.clone(), LossFn::ImportanceSampling, AdamParams::default())
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let text = error.to_string();
+        let expected = format!("data[3].loss_fn_inputs[{input:?}]: element 1 is {value}");
+        assert!(text.contains(&expected), "{text}");
+        let pass = model.forward_backward(data, LossFn::ImportanceSampling).await;
+        assert_eq!(pass.unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+    assert!(server.log().is_empty(), "nothing is sent");
+    // A token that the sampler excluded has no probability, and no advantage.
+    let excluded = vec![rollout(f32::NEG_INFINITY, 0.0)];
+    model.forward_backward(excluded, LossFn::ImportanceSampling).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_with_invalid_input_queues_nothing() {
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
+    let (pass, optim) = step(&model, Vec::new()).split();
+    assert_eq!(pass.await.unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(optim.await.unwrap_err().kind(), ErrorKind::InvalidInput);
+    let nan = AdamParams::with_learning_rate(f64::NAN);
+    let error = model.step(batch(1), LossFn::CrossEntropy, nan).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(server.log().is_empty());
+}
+
+/// A loss that the client computes needs two passes. The optimizer step follows the second.
+#[tokio::test(start_paused = true)]
+async fn a_step_trains_with_a_loss_that_the_client_computes() {
+    let traced = CustomLoss::trace("sum", |trace| -trace.input("logprobs", 1).sum()).unwrap();
+    let server = FakeServer::new(two_per_chunk(false));
+    let model = server.model().await;
+    let data: Vec<Datum> = (0..3)
+        .map(|_| Datum::builder([1]).loss_input("target_tokens", vec![2_i64]).build().unwrap())
+        .collect();
+    let output = model.step(data.clone(), &traced, AdamParams::default()).await.unwrap();
+    // The server returns the negative sequence number as log-probability of each datum.
+    assert_eq!(output.loss(), Some(1.0 + 1.0 + 2.0));
+    let modes: Vec<PassMode> = passes(&server).iter().map(|pass| pass.mode).collect();
+    use PassMode::{Forward, ForwardBackward};
+    assert_eq!(modes, [Forward, Forward, ForwardBackward, ForwardBackward]);
+    assert_eq!(server.requests("/optim_step")[0].json()["seq_id"], 5);
+    // A failed forward pass accumulates nothing.
+    server.reject(6);
+    let error = model.step(data, &traced, AdamParams::default()).await.unwrap_err();
+    assert_eq!(error.status(), Some(422));
+    assert!(error.accumulated_datums().is_empty(), "{error}");
+    assert_eq!(server.requests("/optim_step").len(), 1);
+}
