@@ -6,10 +6,10 @@ use std::time::Duration;
 use futures_util::TryStreamExt as _;
 use serde_json::json;
 use tinkex::testing::{FakeServer, Reply, Route};
-use tinkex::wire::{ForwardBackwardOutput, SampledSequence};
+use tinkex::wire::{ForwardBackwardOutput, OptimStepOutput, SampledSequence};
 use tinkex::{
-    AdamParams, Datum, ErrorCategory, ErrorKind, FinishReason, LossFn, OptimStepOutput,
-    RestoreMode, RetryPolicy, SampleResponse, SamplingParams,
+    AdamParams, Datum, ErrorCategory, ErrorKind, FinishReason, LossFn, RestoreMode, RetryPolicy,
+    SampleResponse, SamplingParams,
 };
 
 fn data() -> Vec<Datum> {
@@ -101,7 +101,7 @@ async fn results_of_training_are_scripted() {
     let pass = model.forward_backward(data(), LossFn::CrossEntropy).await.unwrap();
     assert_eq!(pass.loss(), Some(7.5));
     let step = model.optim_step(AdamParams::with_learning_rate(1e-3)).await.unwrap();
-    assert_eq!(step.metrics.unwrap()["lr"], 0.25);
+    assert_eq!(step.metrics["lr"].as_f64(), 0.25);
     let error = model.save_state("taken").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict);
     assert_eq!(error.body_json().unwrap()["detail"], "exists");
