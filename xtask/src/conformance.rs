@@ -3,12 +3,12 @@
 //! The checks are in `crates/server/tests/python/conformance.py`. Each SDK version has its own
 //! Python environment under `target/conformance`.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use crate::python::{self, Packages};
-use crate::step::{XtaskError, cargo, root, target};
+use crate::step::{XtaskError, root, target};
+use crate::test_server::{MODEL, TestServer};
 
 /// One run of the checks.
 struct ConformanceRun {
@@ -25,7 +25,6 @@ const RUNS: &[ConformanceRun] = &[
     ConformanceRun { sdk_version: "0.25.0", efficient: true, torch: false },
 ];
 const CHECKS: &str = "crates/server/tests/python/conformance.py";
-const MODEL: &str = "tiny";
 
 pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     let (mut only, mut torch) = (None, true);
@@ -42,7 +41,7 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
             other => return Err(XtaskError::new(format!("conformance: unknown option {other}"))),
         }
     }
-    cargo("server", &["build", "--locked", "--package", "tinkex-server"]).run()?;
+    TestServer::build()?;
     for run in RUNS.iter().filter(|run| only.is_none_or(|only| *only == run.sdk_version)) {
         let torch = torch && run.torch;
         let suffix = if torch { "-torch" } else { "" };
@@ -60,8 +59,6 @@ fn check(python: &Path, run: &ConformanceRun, torch: bool) -> Result<(), XtaskEr
     let mode = if efficient { "efficient" } else { "plain" };
     println!("\n==> conformance: tinker {sdk_version}, {mode} protocol options");
     let data = target().join("conformance").join(format!("data-{sdk_version}-{mode}"));
-    // Remove the data of an earlier run, if any.
-    let _ = std::fs::remove_dir_all(&data);
     let server = TestServer::start(&data, efficient)?;
     let status = Command::new(python)
         .arg(root().join(CHECKS))
@@ -73,42 +70,4 @@ fn check(python: &Path, run: &ConformanceRun, torch: bool) -> Result<(), XtaskEr
         return Ok(());
     }
     Err(XtaskError::new(format!("conformance with tinker {sdk_version} failed: {status}")))
-}
-
-/// Server process, killed on drop.
-struct TestServer {
-    child: Child,
-    url: String,
-}
-
-impl TestServer {
-    fn start(data: &Path, efficient: bool) -> Result<Self, XtaskError> {
-        let failed =
-            |error: std::io::Error| XtaskError::new(format!("cannot start the server: {error}"));
-        let model = root().join("crates/engine/tests/golden/qwen3");
-        let mut command = Command::new(target().join("debug/tinkex-server"));
-        command.args(["--port", "0", "--quiet", "--no-hub-cache", "--data-dir"]).arg(data);
-        command.args(["--model", &format!("{MODEL}={}", model.display())]);
-        if !efficient {
-            command.arg("--plain");
-        }
-        let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
-        let mut url = String::new();
-        if let Some(stdout) = child.stdout.take() {
-            BufReader::new(stdout).read_line(&mut url).map_err(failed)?;
-        }
-        let server = Self { child, url: url.trim().to_owned() };
-        if server.url.starts_with("http://") {
-            return Ok(server);
-        }
-        Err(XtaskError::new("the server exited before it was ready; see its error above"))
-    }
-}
-
-impl Drop for TestServer {
-    fn drop(&mut self) {
-        // Both calls fail if the server has already exited; the checks have then failed already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

@@ -10,10 +10,13 @@ mod arch;
 mod bench;
 mod conformance;
 mod contract;
+mod coverage;
 mod fuzz;
 mod python;
+mod record;
 mod screenshot;
 mod step;
+mod test_server;
 mod type_names;
 
 use std::process::ExitCode;
@@ -50,6 +53,11 @@ Usage: cargo xtask <command>
                     --base-url URL        Base URL of the server
                     --api-key-file FILE   File that contains the API key
                     --model NAME          Base model [default: the first that the server lists]
+  record          Record the exchanges of the official Python SDK with a new server as fixtures/sdk,
+                  and list what changed
+                    --sdk VERSION  Version of the SDK [default: 0.36.0]
+  coverage        Measure line coverage of tinkex-wire and tinkex; fails below the minimum
+                  (needs `rustup component add llvm-tools`)
   crash           Train while the server is killed and its disk fills up, with 25 random seeds
   fuzz [server]   Fuzz all decoders of the wire crate, or all routes of a server
                     --seconds N   Duration [default: 60]
@@ -85,6 +93,8 @@ fn run(arguments: &[&str]) -> Result<(), XtaskError> {
         ["bench", what, options @ ..] => bench::run(what, options),
         ["conformance", options @ ..] => conformance::run(options),
         ["contract", options @ ..] => contract::run(options),
+        ["record", options @ ..] => record::run(options),
+        ["coverage"] => coverage::run(),
         ["crash"] => crash(),
         ["fuzz", options @ ..] => fuzz::run(options),
         [] | ["help" | "--help" | "-h"] => {

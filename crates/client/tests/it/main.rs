@@ -19,6 +19,7 @@ mod loopback;
 mod other_servers;
 #[cfg(feature = "tokenizer")]
 mod push;
+mod replay;
 mod request_parity;
 mod rest_client;
 mod retry;

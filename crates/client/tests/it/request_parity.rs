@@ -55,11 +55,13 @@ impl RecordedRequest {
     }
 }
 
-/// Asserts that two passes have equal fields. The order of loss inputs is not significant.
-fn assert_same_pass(sent: &ForwardBackward, recorded: &ForwardBackward, name: &str) {
+/// Asserts that two passes have equal fields. The order of loss inputs and of the settings of the
+/// loss is not significant.
+pub(crate) fn assert_same_pass(sent: &ForwardBackward, recorded: &ForwardBackward, name: &str) {
     assert_eq!(sent.mode, recorded.mode, "{name}");
     assert_eq!(sent.loss_fn, recorded.loss_fn, "{name}");
-    assert_eq!(sent.loss_fn_config, recorded.loss_fn_config, "{name}");
+    let settings: BTreeMap<_, _> = sent.loss_fn_config.iter().collect();
+    assert_eq!(settings, recorded.loss_fn_config.iter().collect(), "{name}");
     assert_eq!(sent.data.len(), recorded.data.len(), "{name}");
     for (sent, recorded) in sent.data.iter().zip(&recorded.data) {
         assert_eq!(sent.model_input(), recorded.model_input(), "{name}");

@@ -187,12 +187,17 @@ fn every_fixture_is_read_by_a_test() {
     // Tests read all files of these folders and fail for a file that they do not use.
     for (folder, file, function) in [
         ("wire", "wire/tests/it/golden.rs", "all_recorded_exchanges_round_trip"),
+        (
+            "sdk",
+            "client/tests/it/replay.rs",
+            "the_recorded_program_of_the_python_sdk_sends_the_same_requests",
+        ),
         ("cli", "cli/tests/it/replay.rs", "recorded_commands_behave_like_the_python_cli"),
     ] {
         assert!(root().join("fixtures").join(folder).is_dir());
         NamedTest { file, function }.attributes();
     }
-    let known = ["behaviour", "cli", "semantics", "wire"];
+    let known = ["behaviour", "cli", "sdk", "semantics", "wire"];
     for entry in fs::read_dir(root().join("fixtures")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         assert!(known.contains(&&*name), "no test reads fixtures/{name}");

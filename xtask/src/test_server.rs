@@ -1,0 +1,58 @@
+//! A local server with the small golden model, for commands that run the Python SDK.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::step::{XtaskError, cargo, root, target};
+
+/// Name of the base model of the server.
+pub(crate) const MODEL: &str = "tiny";
+
+/// Server process, killed on drop.
+pub(crate) struct TestServer {
+    child: Child,
+    pub(crate) url: String,
+}
+
+impl TestServer {
+    /// Builds the server program.
+    pub(crate) fn build() -> Result<(), XtaskError> {
+        cargo("server", &["build", "--locked", "--package", "tinkex-server"]).run()
+    }
+
+    /// Starts a server with an empty data folder.
+    ///
+    /// `efficient` offers batched polling, protobuf and compression; otherwise none of them.
+    pub(crate) fn start(data: &Path, efficient: bool) -> Result<Self, XtaskError> {
+        let failed =
+            |error: std::io::Error| XtaskError::new(format!("cannot start the server: {error}"));
+        // Remove the data of an earlier run, if any.
+        let _ = std::fs::remove_dir_all(data);
+        let model = root().join("crates/engine/tests/golden/qwen3");
+        let mut command = Command::new(target().join("debug/tinkex-server"));
+        command.args(["--port", "0", "--quiet", "--no-hub-cache", "--data-dir"]).arg(data);
+        command.args(["--model", &format!("{MODEL}={}", model.display())]);
+        if !efficient {
+            command.arg("--plain");
+        }
+        let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
+        let mut url = String::new();
+        if let Some(stdout) = child.stdout.take() {
+            BufReader::new(stdout).read_line(&mut url).map_err(failed)?;
+        }
+        let server = Self { child, url: url.trim().to_owned() };
+        if server.url.starts_with("http://") {
+            return Ok(server);
+        }
+        Err(XtaskError::new("the server exited before it was ready; see its error above"))
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        // Both calls fail if the server has already exited; its user has then failed already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
