@@ -7,7 +7,7 @@
 use std::error::Error;
 
 use tinkex::loss::{CustomLoss, regularize};
-use tinkex::{AdamParams, Datum, FinishReason, ServiceClient};
+use tinkex::{AdamParams, Datum, ServiceClient};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -34,8 +34,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let output = model.step(data, &loss, AdamParams::with_learning_rate(1e-4)).await?;
         println!("step {step}: loss {:?}", output.loss());
     }
-    service.close(FinishReason::Success, None).await?;
-    Ok(())
+    let result = Ok(());
+    service.finish(&result).await;
+    result
 }
 
 /// Creates a datum for a preferred (`sign` 1) or rejected (-1) completion.

@@ -3,7 +3,7 @@
 //! # Overview
 //!
 //! ```no_run
-//! use tinkex::{AdamParams, Datum, FinishReason, LossFn, SamplingParams, ServiceClient};
+//! use tinkex::{AdamParams, Datum, LossFn, SamplingParams, ServiceClient};
 //!
 //! # async fn run() -> tinkex::Result<()> {
 //! // 1. Configure. Nothing is sent yet; `ServiceClient::builder` has more settings.
@@ -24,7 +24,7 @@
 //! // 4. Save a checkpoint, look it up, and finish the session.
 //! let path = model.save_state("first").await?;
 //! println!("{path}: {:?}", service.rest().get_weights_info(&path).await?);
-//! service.close(FinishReason::Success, None).await?;
+//! service.finish(&tinkex::Result::Ok(())).await;
 //! # Ok(()) }
 //! ```
 //!
@@ -125,12 +125,11 @@ pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
 pub use sampling::{SampleRequestBuilder, SamplingClient};
 pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
-    self as wire, AdamParams, Datum, DimuonParams, ErrorCategory, FinishReason, JsonObject,
-    Logprobs, LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, Metadata, ModelId,
-    ModelInfo, ModelInput, OptimParams, OptimizerConfig, RequestId, SampleResponse,
-    SampledSequence, SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities,
-    SessionId, StopCondition, StopReason, SupportedModel, TensorData, Timestamp, TinkerPath,
-    Tokens, rest,
+    self as wire, AdamParams, Datum, DimuonParams, ErrorCategory, JsonObject, Logprobs, LoraConfig,
+    LossConfig, LossFn, LossOutput, LossOutputs, Metadata, ModelId, ModelInfo, ModelInput,
+    OptimParams, OptimizerConfig, RequestId, SampleResponse, SampledSequence, SamplerHandle,
+    SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, StopCondition, StopReason,
+    SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
 };
 #[cfg(feature = "console")]
 pub use tracing;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tinkex_wire::{FinishReason, JsonObject, TinkerPath};
+use tinkex_wire::{JsonObject, TinkerPath};
 
 use crate::error::Result;
 use crate::service::ServiceClient;
@@ -25,10 +25,9 @@ impl Export {
         let service = service.with_new_session();
         match Self::save(&service, path).await {
             Ok(path) => Ok(Self { service, path }),
-            Err(error) => {
-                let message = Some(error.to_string());
-                let _ = service.close(FinishReason::Errored, message).await;
-                Err(error)
+            failed @ Err(_) => {
+                service.finish(&failed).await;
+                failed.map(|path| Self { service, path })
             }
         }
     }
@@ -48,9 +47,7 @@ impl Export {
             let path = &self.path;
             tracing::warn!(%error, %path, "cannot delete the export; it expires within an hour");
         }
-        let reason = if success { FinishReason::Success } else { FinishReason::Errored };
-        if let Err(error) = self.service.close(reason, None).await {
-            tracing::debug!(%error, "cannot close the export's session");
-        }
+        let result = if success { Ok(()) } else { Err("the download failed") };
+        self.service.finish(&result).await;
     }
 }

@@ -1,6 +1,7 @@
 //! [`ServiceClient`]: the entry point of the crate.
 
 mod builder;
+mod finish;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -54,7 +55,9 @@ struct ServiceShared {
     /// Sessions of other processes, in which this client samples through handles.
     restored: Mutex<HashMap<RestoredKey, Weak<Session>>>,
     closed: AtomicBool,
-    /// Whether `close` has finished.
+    /// Whether `abort` was called.
+    aborted: AtomicBool,
+    /// Whether `finish` or `abort` has ended.
     close_finished: watch::Sender<bool>,
 }
 
@@ -83,6 +86,7 @@ impl ServiceClient {
             session: OnceCell::new(),
             restored: Mutex::default(),
             closed: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
             close_finished: watch::channel(false).0,
         }))
     }
@@ -236,33 +240,6 @@ impl ServiceClient {
         .await
     }
 
-    /// Finishes the session on the server and closes the client.
-    ///
-    /// All further calls of this client, its clones and the clients made from them fail with
-    /// [`ErrorKind::Closed`]. A second call waits for the first and succeeds. If all clients are
-    /// dropped instead, the server ends the session some time after its last heartbeat, without a
-    /// reason.
-    ///
-    /// # Errors
-    /// If the server cannot be notified. The client is closed nevertheless.
-    ///
-    /// # Cancel safety
-    /// Closing continues if the future is dropped.
-    pub async fn close(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
-        task::require_runtime()?;
-        if self.0.closed.swap(true, Ordering::AcqRel) {
-            let _ = self.0.close_finished.subscribe().wait_for(|finished| *finished).await;
-            return Ok(());
-        }
-        let shared = Arc::clone(&self.0);
-        ApiFuture::start(async move {
-            let closed = shared.close(reason, detail).await;
-            shared.close_finished.send_replace(true);
-            closed
-        })
-        .await
-    }
-
     /// Records an error of the application in telemetry, if enabled.
     pub fn report(&self, error: &(dyn std::error::Error + 'static)) {
         if let Some(events) = self.opened().and_then(Connection::events) {
@@ -343,8 +320,8 @@ impl ServiceClient {
         };
         let session = self.0.session.get_or_try_init(open).await?;
         if let Err(closed) = self.check_open() {
-            // `close` ran while the session was being created, and did not close it.
-            let _ = session.close(FinishReason::Interrupted, None).await;
+            // The client was closed while the session was being created, and did not close it.
+            session.close(FinishReason::Interrupted, None).await;
             return Err(closed);
         }
         Ok(Arc::clone(session))
@@ -397,24 +374,6 @@ impl ServiceShared {
         let session = Session::restore(&self.settings, handle)?;
         restored.insert(key, Arc::downgrade(&session));
         Ok(session)
-    }
-
-    async fn close(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
-        let finished = match self.session.get() {
-            Some(session) => session.close(reason, detail).await,
-            None => Ok(()),
-        };
-        let restored: Vec<_> = {
-            let restored = self.restored.lock().unwrap_or_else(PoisonError::into_inner);
-            restored.values().filter_map(Weak::upgrade).collect()
-        };
-        for session in restored {
-            session.leave().await;
-        }
-        if let Some(connection) = self.connection.get() {
-            connection.close().await;
-        }
-        finished
     }
 }
 

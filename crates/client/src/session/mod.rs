@@ -5,18 +5,22 @@ mod custom;
 mod dynamic;
 mod heartbeat;
 mod other_key;
+mod pending_calls;
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join_all, select};
 use tinkex_wire::{
     ClientConfig, CreateSession, FinishDetails, FinishReason, FinishSession, HandleHolder, LossId,
     RequestId, SamplerHandle, SessionId,
 };
 use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
 
 use crate::connection::Connection;
 use crate::dispatch::{Admission, Limit};
@@ -29,6 +33,13 @@ use crate::transport::{RequestOptions, Transport};
 pub(crate) use cancel::CancelGuard;
 use dynamic::DynamicSettings;
 pub(crate) use other_key::OtherKeyConnection;
+pub(crate) use pending_calls::PendingCalls;
+
+/// Time without any response after which the server counts as gone when a client finishes. As long
+/// as the default retry timeout, so that finishing outlasts a restart of the server.
+const MAX_SILENCE: Duration = Duration::from_secs(300);
+/// Longest time that reporting the end of a session takes.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Open session. Heartbeats keep it alive until it is closed or dropped.
 pub(crate) struct Session {
@@ -46,6 +57,8 @@ pub(crate) struct Session {
     admission: Admission,
     cancellations: mpsc::UnboundedSender<RequestId>,
     tasks: Mutex<Vec<Task>>,
+    /// Pending calls of each model.
+    models: Mutex<Vec<Weak<PendingCalls>>>,
     closed: AtomicBool,
 }
 
@@ -111,6 +124,7 @@ impl Session {
             dynamic,
             cancellations,
             tasks: Mutex::new(tasks),
+            models: Mutex::default(),
             closed: AtomicBool::new(false),
             next_model: AtomicU32::new(0),
             next_sampler: AtomicU32::new(0),
@@ -207,23 +221,55 @@ impl Session {
         &self.download_budget
     }
 
+    /// Returns a tracker of the calls of a new model. [`drain`](Self::drain) waits for them.
+    pub(crate) fn track_calls(&self) -> Arc<PendingCalls> {
+        let calls = Arc::new(PendingCalls::default());
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        models.retain(|model| model.strong_count() > 0);
+        models.push(Arc::downgrade(&calls));
+        calls
+    }
+
+    /// Waits until all queued calls of all models have ended, or until the server has not responded
+    /// for [`MAX_SILENCE`]. Heartbeats make sure that a server that is reachable responds.
+    pub(crate) async fn drain(&self) {
+        let models: Vec<Arc<PendingCalls>> = {
+            let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+            models.iter().filter_map(Weak::upgrade).collect()
+        };
+        let ended = join_all(models.iter().map(|calls| calls.ended()));
+        let silent = async {
+            while let Some(left) = MAX_SILENCE.checked_sub(self.transport().silence()) {
+                sleep(left.max(Duration::from_millis(1))).await;
+            }
+        };
+        if let Either::Right(_) = select(ended, pin!(silent)).await {
+            tracing::warn!("queued requests are dropped: the server does not respond");
+        }
+    }
+
     /// Finishes the session on the server and closes the connection, even if the server does not
-    /// respond. A second call has no effect.
-    pub(crate) async fn close(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
+    /// respond within [`FINISH_TIMEOUT`]. A second call has no effect.
+    pub(crate) async fn close(&self, reason: FinishReason, detail: Option<String>) {
         if self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
+            return;
         }
         self.stop_tasks();
         let finish = FinishDetails::new(reason, detail);
         let request = FinishSession::new(self.id.clone(), finish);
         self.transport().close();
-        let finished = match self.transport().send(&request, &RequestOptions::default()).await {
+        let options = RequestOptions::default();
+        match timeout(FINISH_TIMEOUT, self.transport().send(&request, &options)).await {
+            Ok(Ok(_)) => {}
             // Minimal servers cannot finish a session; it ends after its last heartbeat.
-            Err(error) if error.is_missing_endpoint() => Ok(()),
-            finished => self.connection.record_failure(finished),
-        };
+            Ok(Err(error)) if error.is_missing_endpoint() => {}
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot report the end of the session");
+                let _ = self.connection.record_failure::<()>(Err(error));
+            }
+            Err(_) => tracing::warn!("cannot report the end of the session in time"),
+        }
         self.leave().await;
-        finished
     }
 
     /// Closes the connection without finishing the session: another process may own it.

@@ -37,7 +37,12 @@ impl TrainingClient {
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> ApiFuture<T> {
         let shared = Arc::clone(&self.0);
-        ApiFuture::start(async move { shared.session.run_until_closed(work).await })
+        let call = shared.pending_calls.begin();
+        ApiFuture::start(async move {
+            let result = shared.session.run_until_closed(work).await;
+            drop(call);
+            result
+        })
     }
 
     /// Queues one request and converts its result with `finish`.

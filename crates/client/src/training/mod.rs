@@ -33,7 +33,7 @@ use crate::future::ApiFuture;
 use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::loss::CustomLoss;
 use crate::sampling::SamplingClient;
-use crate::session::Session;
+use crate::session::{PendingCalls, Session};
 use crate::transport::RequestOptions;
 
 use call_order::CallOrder;
@@ -79,6 +79,7 @@ struct TrainingShared {
     session: Arc<Session>,
     model_id: ModelId,
     call_order: CallOrder,
+    pending_calls: Arc<PendingCalls>,
     log: QueueLog,
 }
 
@@ -141,7 +142,8 @@ pub enum RestoreMode {
 impl TrainingClient {
     pub(crate) fn new(session: Arc<Session>, model_id: ModelId) -> Self {
         let log = QueueLog::new(QueuedWork::Training, model_id.as_str());
-        Self(Arc::new(TrainingShared { session, model_id, call_order: CallOrder::new(), log }))
+        let (call_order, pending_calls) = (CallOrder::new(), session.track_calls());
+        Self(Arc::new(TrainingShared { session, model_id, call_order, pending_calls, log }))
     }
 
     /// Returns the id that the server gave the model.
@@ -393,6 +395,19 @@ impl TrainingClient {
                 .weights_access_token(token)
         };
         self.enqueue_after(token, request, |_| Ok(()))
+    }
+
+    /// Waits until every request of this model that was queued before has a result or an error.
+    ///
+    /// Futures of these requests resolve to the same results as without it, and dropped futures
+    /// are waited for too. Requests that are queued during the wait do not prolong it. Returns at
+    /// once if nothing is queued, for example after
+    /// [`ServiceClient::abort`](crate::ServiceClient::abort).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropping the future only ends the wait.
+    pub async fn flush(&self) {
+        self.0.pending_calls.ended().await;
     }
 
     /// Returns the model's base model, LoRA rank and tokenizer.

@@ -14,6 +14,7 @@ pub(crate) mod failed_attempt;
 pub(crate) mod header;
 pub(crate) mod http;
 mod instrument;
+mod last_response;
 pub(crate) mod network;
 mod pool;
 pub(crate) mod redirect;
@@ -52,6 +53,7 @@ pub(crate) use billing::DELAY as BILLING_DELAY;
 use failed_attempt::FailedAttempt;
 use http::HttpService;
 use instrument::RequestEvents;
+use last_response::LastResponse;
 use redirect::RedirectChain;
 use request_policy::{RequestCredential, RequestPolicy};
 use retry::RetryState;
@@ -77,6 +79,7 @@ pub(crate) struct Transport {
     refresh_task: OnceLock<Task>,
     events: OnceLock<Arc<EventQueue>>,
     closed: watch::Sender<bool>,
+    last_response: LastResponse,
 }
 
 /// A credential that is exchanged for short-lived tokens.
@@ -131,6 +134,7 @@ impl Transport {
             refresh_task: OnceLock::new(),
             events: OnceLock::new(),
             closed: watch::channel(false).0,
+            last_response: LastResponse::new(),
         })
     }
 
@@ -164,6 +168,11 @@ impl Transport {
     /// Returns whether the transport is closed.
     pub(crate) fn is_closed(&self) -> bool {
         *self.closed.borrow()
+    }
+
+    /// Returns the time since the server's last response, or since the transport was created.
+    pub(crate) fn silence(&self) -> Duration {
+        self.last_response.elapsed()
     }
 
     /// Waits until the transport is closed.
@@ -363,6 +372,7 @@ impl Transport {
             let sent = self.http.send(lane, request, encoded.policy.timeout).await;
             events.stop(&sent);
             let response = sent.map_err(Error::from)?;
+            self.last_response.record();
             let next = redirects.next(&uri, &response).map_err(FailedAttempt::permanent)?;
             let Some(next) = next else { return check_status(response) };
             if !redirect::keeps_method(response.status()) && method != Method::GET {

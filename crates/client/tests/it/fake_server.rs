@@ -39,6 +39,8 @@ struct State {
     dynamic_config: Value,
     /// Path whose next request loses its connection.
     lost: Option<String>,
+    /// Whether every request loses its connection.
+    gone: bool,
     /// Number of sampling sessions that were created.
     samplers: u32,
     /// Path whose responses are delayed, and the delay.
@@ -123,6 +125,11 @@ impl FakeServer {
         self.0.lock().unwrap().lost = Some(path.to_owned());
     }
 
+    /// Loses the connection of all further requests.
+    pub(crate) fn go_away(&self) {
+        self.0.lock().unwrap().gone = true;
+    }
+
     /// Sets the dynamic configuration.
     pub(crate) fn dynamic_config(&self, config: Value) {
         self.0.lock().unwrap().dynamic_config = config;
@@ -187,7 +194,7 @@ impl FakeServer {
     /// Returns the scripted response to a request; see [`to_response`].
     async fn handle(&self, request: &ReceivedRequest) -> Value {
         let lost = self.0.lock().unwrap().lost.take_if(|lost| request.path.ends_with(&**lost));
-        if lost.is_some() {
+        if lost.is_some() || self.0.lock().unwrap().gone {
             return json!("conn");
         }
         let delayed = self.0.lock().unwrap().delayed.clone();

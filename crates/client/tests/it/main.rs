@@ -11,6 +11,7 @@ mod custom_http;
 mod download;
 mod event_log;
 mod fake_server;
+mod finish;
 mod handle;
 mod http2;
 mod instrument;

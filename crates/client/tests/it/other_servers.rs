@@ -2,7 +2,7 @@
 //! protocol and without protobuf, and servers that refuse protobuf in other ways.
 
 use serde_json::{Value, json};
-use tinkex::{Datum, ErrorKind, FinishReason, LossFn, TensorData};
+use tinkex::{Datum, ErrorKind, LossFn, TensorData};
 
 use crate::scripted_server::ScriptedServer;
 
@@ -85,10 +85,7 @@ async fn a_server_without_protobuf_is_sent_json() {
     assert_eq!(pass.loss(), Some(f64::from(8.628_008_f32)), "the sum over tokens");
     let forward = model.forward(batch(), LossFn::CrossEntropy).await.unwrap();
     assert_eq!(forward.outputs.get(0).unwrap().f32("logprobs").unwrap().len(), 2);
-    service
-        .close(FinishReason::Success, None)
-        .await
-        .expect("the first protocol cannot finish a session");
+    service.finish(&tinkex::Result::Ok(())).await;
     fake.finish();
 
     let received = fake.received();

@@ -1,7 +1,7 @@
 //! Sessions: creation, heartbeats, telemetry and closing.
 
 use serde_json::{Value, json};
-use tinkex::{AdamParams, Env, ErrorKind, FinishReason, JsonObject, RetryPolicy, SamplingParams};
+use tinkex::{AdamParams, Env, ErrorKind, JsonObject, SamplingParams};
 use tokio::time::{Duration, sleep};
 
 use crate::event_log::EventLog;
@@ -36,9 +36,9 @@ async fn a_session_is_created_on_first_use_and_shared() {
     assert_eq!(numbers, [0, 1]);
     assert_eq!(models[0]["lora_config"]["rank"], 16);
 
-    service.close(FinishReason::Success, Some("done".to_owned())).await.unwrap();
+    service.finish(&tinkex::Result::Ok(())).await;
     let finish = server.requests("/finish").pop().unwrap().json();
-    assert_eq!(finish, json!({"reason": {"type": "success"}, "detail": "done"}));
+    assert_eq!(finish, json!({"reason": {"type": "success"}, "detail": null}));
 }
 
 /// Covers T4.3.2, X14.
@@ -86,7 +86,7 @@ async fn heartbeats_match_the_python_sdk() {
 
 /// Covers R-HOLD.
 #[tokio::test(start_paused = true)]
-async fn closing_finishes_the_session_and_stops_all_tasks() {
+async fn abort_finishes_the_session_as_interrupted_and_stops_all_tasks() {
     let server = FakeServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
@@ -95,13 +95,13 @@ async fn closing_finishes_the_session_and_stops_all_tasks() {
     server.respond("r1", vec![json!("conn")]);
     let waiting = model.optim_step(AdamParams::default());
     sleep(Duration::from_secs(2)).await;
-    service.close(FinishReason::Errored, None).await.unwrap();
-    service.close(FinishReason::Success, None).await.unwrap();
+    service.abort().await;
+    service.finish(&tinkex::Result::Ok(())).await;
     let ends: Vec<Value> =
         server.requests("/finish").iter().map(|request| request.json()).collect();
     assert_eq!(
         ends,
-        [json!({"reason": {"type": "errored"}, "detail": null})],
+        [json!({"reason": {"type": "interrupted"}, "detail": null})],
         "the first reason is sent"
     );
     assert_eq!(waiting.await.unwrap_err().kind(), ErrorKind::Closed);
@@ -119,17 +119,6 @@ async fn closing_finishes_the_session_and_stops_all_tasks() {
     drop((service, model, sampler));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_client_closes_even_if_the_server_does_not_respond() {
-    let server = FakeServer::new(json!({}));
-    let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
-    let _model = service.create_lora_training_client("base").create().await.unwrap();
-    server.lose_once("/finish");
-    let error = service.close(FinishReason::Success, None).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Connect);
-    assert_eq!(service.server_capabilities().await.unwrap_err().kind(), ErrorKind::Closed);
-}
-
 /// Covers R-TEL, X6.
 #[tokio::test(start_paused = true)]
 async fn telemetry_contains_no_secrets() {
@@ -141,7 +130,7 @@ async fn telemetry_contains_no_secrets() {
     server.respond("r2", vec![json!({"error": "lost it", "category": "server"})]);
     model.optim_step(AdamParams::default()).await.unwrap_err();
     service.report(&std::io::Error::other("the program's own"));
-    service.close(FinishReason::Success, None).await.unwrap();
+    service.finish(&tinkex::Result::Ok(())).await;
     let mut events = Vec::new();
     for request in server.requests("/telemetry") {
         let text = String::from_utf8(request.body.to_vec()).unwrap();
@@ -188,7 +177,7 @@ async fn telemetry_can_be_disabled() {
         service.create_lora_training_client("base").create().await.unwrap();
         service.report(&std::io::Error::other("not recorded"));
         sleep(Duration::from_secs(60)).await;
-        service.close(FinishReason::Success, None).await.unwrap();
+        service.finish(&Err::<(), _>("not recorded")).await;
     }
     assert!(server.requests("/telemetry").is_empty());
 }
@@ -217,34 +206,11 @@ async fn a_session_created_during_close_is_finished() {
     let opening = service.create_lora_training_client("base").create();
     let closing = async {
         sleep(Duration::from_secs(1)).await;
-        service.close(FinishReason::Success, None).await
+        service.finish(&tinkex::Result::Ok(())).await;
     };
-    let (opened, closed) = tokio::join!(opening, closing);
-    closed.unwrap();
+    let (opened, ()) = tokio::join!(opening, closing);
     assert_eq!(opened.unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(server.requests("/finish").len(), 1, "the session is finished on the server");
     sleep(Duration::from_secs(60)).await;
     assert!(server.requests("/session_heartbeat").is_empty());
-}
-
-#[tokio::test(start_paused = true)]
-async fn closing_continues_when_its_future_is_dropped() {
-    let server = FakeServer::new(json!({}));
-    server.delay("/finish", Duration::from_secs(20));
-    let service = server.builder().build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
-    // The server never responds, and the future is dropped.
-    server.respond("r1", vec![json!("hang")]);
-    let stuck = model.optim_step(AdamParams::default());
-    sleep(Duration::from_secs(2)).await;
-    let short = tokio::time::timeout(Duration::from_secs(1), {
-        service.close(FinishReason::Success, None)
-    });
-    short.await.unwrap_err();
-    let start = tokio::time::Instant::now();
-    assert_eq!(stuck.await.unwrap_err().kind(), ErrorKind::Closed);
-    assert_eq!(start.elapsed(), Duration::ZERO, "pending requests fail at once");
-    service.close(FinishReason::Errored, None).await.unwrap();
-    assert_eq!(start.elapsed().as_secs(), 19, "the second call waits for the first");
-    assert_eq!(server.requests("/finish").len(), 1);
 }

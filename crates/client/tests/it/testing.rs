@@ -8,8 +8,8 @@ use serde_json::json;
 use tinkex::testing::{FakeServer, Reply, Route};
 use tinkex::wire::{ForwardBackwardOutput, OptimStepOutput, SampledSequence};
 use tinkex::{
-    AdamParams, Datum, ErrorCategory, ErrorKind, FinishReason, LossFn, RestoreMode, RetryPolicy,
-    SampleResponse, SamplingParams,
+    AdamParams, Datum, ErrorCategory, ErrorKind, LossFn, RestoreMode, RetryPolicy, SampleResponse,
+    SamplingParams,
 };
 
 fn data() -> Vec<Datum> {
@@ -57,7 +57,7 @@ async fn a_whole_program_runs_on_the_default_answers() {
     let runs: Vec<_> = rest.training_runs(Default::default()).try_collect().await.unwrap();
     let checkpoints: Vec<_> = rest.user_checkpoints().try_collect().await.unwrap();
     assert!(runs.is_empty() && checkpoints.is_empty());
-    service.close(FinishReason::Success, None).await.unwrap();
+    service.finish(&tinkex::Result::Ok(())).await;
     assert_eq!(server.calls_to(Route::FinishSession).len(), 1);
 }
 

@@ -3,9 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::json;
-use tinkex::{
-    AdamParams, FinishReason, RestoreMode, SaveOptions, ServiceClient, TinkerPath, TrainingClient,
-};
+use tinkex::{AdamParams, RestoreMode, SaveOptions, ServiceClient, TinkerPath, TrainingClient};
 
 use crate::commands::weights;
 use crate::context::CommandContext;
@@ -197,15 +195,14 @@ impl ActiveRun {
                 return Err(error.add_hint(hint));
             }
         };
-        let reason =
-            if outcome.stopped { FinishReason::Interrupted } else { FinishReason::Success };
-        // Errors are ignored: the checkpoints are saved, and the session's status is informative only.
-        let _ = self.service.close(reason, None).await;
         if outcome.stopped {
+            // Everything is saved, so nothing is queued.
+            self.service.abort().await;
             let message = format!("stopped at step {} and saved a checkpoint", outcome.step);
             return Err(CommandError::new(Exit::Interrupted, message)
                 .hint(format!("Resume with: {resume}")));
         }
+        self.service.finish(&Ok::<(), CommandError>(())).await;
         let sampler = self.state.sampler.clone().unwrap_or_default();
         let (first, last) = (self.metrics.steps.first(), self.metrics.steps.last());
         let evals = (self.metrics.evals.first(), self.metrics.evals.last());

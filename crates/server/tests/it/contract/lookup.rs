@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tinkex::rest::{AccessScope, ListSessions, ListTrainingRuns};
-use tinkex::{Env, ErrorKind, FinishReason, SaveOptions, ServiceClient, TinkerPath};
+use tinkex::{Env, ErrorKind, SaveOptions, ServiceClient, TinkerPath};
 
 use super::Subject;
 use super::training::{model, train};
@@ -119,7 +119,7 @@ pub(super) async fn a_closed_client_returns_an_error(subject: Subject) {
     let builder =
         ServiceClient::builder().env(Env::empty()).base_url(subject.service.base_url().clone());
     let closed = builder.api_key("tml-other").build().unwrap();
-    closed.close(FinishReason::Success, None).await.unwrap();
+    closed.abort().await;
     let error = closed.create_sampling_client(&*subject.model).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error:?}");
     assert_eq!(train(&model, 1).await.len(), 1, "the other client still works");

@@ -1,0 +1,33 @@
+//! [`LastResponse`]: when the server last responded to any request.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Time of the last response. Responses are recorded without a lock.
+pub(super) struct LastResponse {
+    created: Instant,
+    /// Milliseconds from `created` to the last response.
+    millis: AtomicU64,
+}
+
+impl LastResponse {
+    pub(super) fn new() -> Self {
+        Self { created: Instant::now(), millis: AtomicU64::new(0) }
+    }
+
+    /// Records a response.
+    pub(super) fn record(&self) {
+        self.millis.fetch_max(self.age(), Ordering::Relaxed);
+    }
+
+    /// Returns the time since the last response, or since this value was created.
+    pub(super) fn elapsed(&self) -> Duration {
+        Duration::from_millis(self.age() - self.millis.load(Ordering::Relaxed).min(self.age()))
+    }
+
+    fn age(&self) -> u64 {
+        u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
