@@ -47,6 +47,8 @@ pub enum Hint {
     CreateNewClient,
     /// The call was made outside a tokio runtime.
     EnterRuntime,
+    /// A call of the blocking interface was made inside an async runtime.
+    UseAsyncClient,
     /// Advice for one specific error, with its text.
     Other(&'static str),
 }
@@ -86,6 +88,9 @@ impl Hint {
             Self::CreateNewClient => "Create another ServiceClient to continue.",
             Self::EnterRuntime => {
                 "Make the call inside a tokio runtime, for example in #[tokio::main]."
+            }
+            Self::UseAsyncClient => {
+                "Use the async clients there, or make the call on a thread without a runtime."
             }
             Self::Other(text) => text,
         }

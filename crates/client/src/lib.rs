@@ -46,6 +46,7 @@
 //! * `console`: `log_to_console`, a log on standard error.
 //! * `tokenizer`: `Tokenizer` and `Hub`, tokenizers from a folder, the hub cache or a model hub.
 //! * `chat`: `Chat`, conversations to prompts and training examples with the model's chat template.
+//! * `blocking`: the module `blocking`, clients for scripts and programs without async code.
 //! * `testing`: `testing::FakeServer`, a scripted server for the tests of your program.
 //!
 //! # Guarantees
@@ -55,7 +56,7 @@
 //! * **No I/O at construction.** Building a client reads the environment once and sends nothing;
 //!   the first call connects.
 //! * **A tokio runtime executes requests.** Calls outside one return an error of kind
-//!   [`ErrorKind::Config`].
+//!   [`ErrorKind::Config`]; the feature `blocking` has clients with a runtime of their own.
 //! * **Dropping a future.** A training request continues ([`ApiFuture`]); a sample is cancelled
 //!   ([`SampleFuture`]). Both have `detach`.
 //! * **Retries.** Transient failures are retried as the service expects. [`RetryPolicy::disabled`]
@@ -72,10 +73,12 @@
 struct Readme;
 
 /// Compiles the examples of the client guide.
-#[cfg(all(doctest, feature = "testing"))]
+#[cfg(all(doctest, feature = "testing", feature = "blocking"))]
 #[doc = include_str!("../../../docs/client.md")]
 struct Guide;
 
+#[cfg(feature = "blocking")]
+pub mod blocking;
 #[cfg(feature = "chat")]
 mod chat;
 #[cfg(feature = "tokenizer")]

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 #![expect(clippy::needless_pass_by_value, reason = "scripts are easier to read without references")]
 
+#[cfg(all(feature = "blocking", feature = "testing"))]
+mod blocking;
 #[cfg(feature = "chat")]
 mod chat;
 mod connect;

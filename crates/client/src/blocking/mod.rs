@@ -1,0 +1,233 @@
+//! Blocking interface for scripts and programs without async code (feature `blocking`).
+//!
+//! The clients of this module wrap those of the crate and a runtime on a thread of its own. Methods
+//! return results, or a [`Pending`] value whose [`wait`](Pending::wait) returns the result, so that
+//! several requests can be in flight:
+//!
+//! ```no_run
+//! use tinkex::blocking::ServiceClient;
+//! use tinkex::{AdamParams, Datum, LossFn, SamplingParams};
+//!
+//! fn main() -> tinkex::Result<()> {
+//!     let service = ServiceClient::from_env()?;
+//!     let model =
+//!         service.create_lora_training_client("Qwen/Qwen3-8B").with(|create| create.rank(16)).wait()?;
+//!
+//!     let data = vec![Datum::completion([1, 2, 3], [4, 5])?];
+//!     let pass = model.forward_backward(data, LossFn::CrossEntropy);
+//!     let step = model.optim_step(AdamParams::with_learning_rate(1e-4)); // both are in flight
+//!     println!("{:?}", pass.wait()?.loss());
+//!     step.wait()?;
+//!
+//!     let sampler = model.save_weights_and_get_sampling_client().wait()?;
+//!     let params = SamplingParams::new().max_tokens(64);
+//!     let response = sampler.sample([1, 2, 3], params).with(|sample| sample.num_samples(4)).wait()?;
+//!     println!("{:?}", response.sequences[0].tokens);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Where it works
+//!
+//! On threads without an async runtime. Inside a runtime, every call that would block returns an
+//! error of kind [`ErrorKind::Config`](crate::ErrorKind::Config); use the async clients there.
+//!
+//! # End of the program
+//!
+//! The runtime ends with the last client: wait for the requests whose effect matters before that.
+
+mod clients;
+mod runtime;
+
+use std::fmt;
+use std::pin::Pin;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{BoxStream, Stream, StreamExt as _};
+
+use crate::error::Result;
+use crate::service::ServiceClientBuilder;
+
+use runtime::RuntimeThread;
+
+/// Blocking form of [`tinkex::ServiceClient`](crate::ServiceClient).
+pub type ServiceClient = Blocking<crate::ServiceClient>;
+/// Blocking form of [`tinkex::TrainingClient`](crate::TrainingClient).
+pub type TrainingClient = Blocking<crate::TrainingClient>;
+/// Blocking form of [`tinkex::SamplingClient`](crate::SamplingClient).
+pub type SamplingClient = Blocking<crate::SamplingClient>;
+/// Blocking form of [`tinkex::RestClient`](crate::RestClient).
+pub type RestClient = Blocking<crate::RestClient>;
+/// Blocking form of [`tinkex::AdminClient`](crate::AdminClient).
+pub type AdminClient = Blocking<crate::AdminClient>;
+
+/// Client of the crate with a runtime on a thread of its own. Cheap to clone.
+///
+/// [`client`](Self::client) and [`block_on`](Self::block_on) give access to everything of the async
+/// client that has no blocking form.
+#[derive(Clone)]
+pub struct Blocking<C> {
+    client: C,
+    runtime: RuntimeThread,
+}
+
+impl<C> Blocking<C> {
+    /// Returns the async client.
+    #[must_use]
+    pub fn client(&self) -> &C {
+        &self.client
+    }
+
+    /// Runs a future to its end, for example one of [`client`](Self::client).
+    ///
+    /// ```no_run
+    /// # fn run(service: tinkex::blocking::ServiceClient) -> tinkex::Result<()> {
+    /// let time = service.block_on(async { service.client().server_time().await })?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) inside an async runtime; otherwise the error
+    /// of the future.
+    pub fn block_on<T>(&self, future: impl Future<Output = Result<T>>) -> Result<T> {
+        self.runtime.block_on(future)
+    }
+
+    /// Wraps another client with the same runtime.
+    fn wrap<D>(&self, client: D) -> Blocking<D> {
+        Blocking { client, runtime: self.runtime.clone() }
+    }
+
+    /// Returns a call that is not started yet.
+    fn prepare<B>(&self, call: B) -> BlockingCall<B> {
+        BlockingCall { call, runtime: self.runtime.clone() }
+    }
+
+    /// Starts a request.
+    fn start<T, F>(&self, call: impl FnOnce(&C) -> F) -> Pending<T>
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let future = self.runtime.enter(|| call(&self.client));
+        Pending { future: Box::pin(future), runtime: self.runtime.clone() }
+    }
+
+    /// Returns an iterator over the items of a stream.
+    fn iterate<'a, T>(
+        &self,
+        stream: impl Stream<Item = Result<T>> + Send + 'a,
+    ) -> BlockingIter<'a, T> {
+        BlockingIter { stream: stream.boxed(), runtime: self.runtime.clone() }
+    }
+}
+
+impl ServiceClient {
+    /// Creates a client from environment variables, like
+    /// [`tinkex::ServiceClient::from_env`](crate::ServiceClient::from_env).
+    ///
+    /// # Errors
+    /// If no credential is found, a variable is invalid, or the thread cannot be started.
+    pub fn from_env() -> Result<Self> {
+        Self::from_builder(crate::ServiceClient::builder())
+    }
+
+    /// Creates a client with the settings of a builder.
+    ///
+    /// ```
+    /// use tinkex::blocking::ServiceClient;
+    ///
+    /// let builder = tinkex::ServiceClient::builder().api_key("tml-example");
+    /// let service = ServiceClient::from_builder(builder)?;
+    /// # Ok::<_, tinkex::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If no credential is found, a setting is invalid, or the thread cannot be started.
+    pub fn from_builder(builder: ServiceClientBuilder) -> Result<Self> {
+        Ok(Self { client: builder.build()?, runtime: RuntimeThread::start()? })
+    }
+}
+
+impl<C: fmt::Debug> fmt::Debug for Blocking<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Blocking").field(&self.client).finish()
+    }
+}
+
+/// Request that has started; [`wait`](Self::wait) returns its result.
+///
+/// Dropping it has the effect of dropping the future of the async client: a training request
+/// continues while a client exists, and a sample is cancelled.
+#[must_use = "call `wait` for the result"]
+pub struct Pending<T> {
+    future: BoxFuture<'static, Result<T>>,
+    runtime: RuntimeThread,
+}
+
+impl<T> Pending<T> {
+    /// Waits for the result.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) inside an async runtime; otherwise the error
+    /// of the request.
+    pub fn wait(self) -> Result<T> {
+        self.runtime.block_on(self.future)
+    }
+}
+
+impl<T> fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pending")
+    }
+}
+
+/// Call with options that has not started.
+///
+/// [`with`](Self::with) sets the options by the methods of the async client's builder; `wait`
+/// starts the call and waits for its result.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is sent until `wait` or `send` is called"]
+pub struct BlockingCall<B> {
+    call: B,
+    runtime: RuntimeThread,
+}
+
+impl<B> BlockingCall<B> {
+    /// Sets options.
+    ///
+    /// ```no_run
+    /// # fn run(service: tinkex::blocking::ServiceClient) -> tinkex::Result<()> {
+    /// let model = service
+    ///     .create_lora_training_client("Qwen/Qwen3-8B")
+    ///     .with(|create| create.rank(16).seed(7))
+    ///     .wait()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn with(self, options: impl FnOnce(B) -> B) -> Self {
+        Self { call: options(self.call), runtime: self.runtime }
+    }
+}
+
+/// Iterator over a list of the server. Pages are fetched on demand.
+///
+/// Ends after the first error.
+pub struct BlockingIter<'a, T> {
+    stream: BoxStream<'a, Result<T>>,
+    runtime: RuntimeThread,
+}
+
+impl<T> Iterator for BlockingIter<'_, T> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        let stream = Pin::new(&mut self.stream);
+        let next = self.runtime.block_on(async { Ok(stream.get_mut().next().await) });
+        next.unwrap_or_else(|error| Some(Err(error)))
+    }
+}
+
+impl<T> fmt::Debug for BlockingIter<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BlockingIter")
+    }
+}

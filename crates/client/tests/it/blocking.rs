@@ -1,0 +1,119 @@
+//! The blocking interface, end to end on the fake server.
+
+use std::thread;
+
+use serde_json::json;
+use tinkex::blocking::ServiceClient;
+use tinkex::testing::{FakeServer, Reply, Route};
+use tinkex::{
+    AdamParams, Datum, ErrorKind, FinishReason, Hint, LossFn, RestoreMode, SamplingParams,
+};
+
+fn service(server: &FakeServer) -> ServiceClient {
+    ServiceClient::from_builder(server.builder()).unwrap()
+}
+
+fn data() -> Vec<Datum> {
+    vec![Datum::completion([1, 2], [3]).unwrap()]
+}
+
+fn params() -> SamplingParams {
+    SamplingParams::new().max_tokens(3)
+}
+
+#[test]
+fn a_program_without_a_runtime_trains_saves_and_samples() {
+    let server = FakeServer::new();
+    let service = service(&server);
+    assert_eq!(service.server_capabilities().unwrap().supported_models.len(), 1);
+    let create = service.create_lora_training_client("tiny");
+    let model = create.with(|create| create.rank(8)).wait().unwrap();
+    assert_eq!(model.get_info().unwrap().lora_rank, Some(8));
+
+    // Queued before the first result is awaited, and executed in call order.
+    let pass = model.forward_backward(data(), LossFn::CrossEntropy);
+    let step = model.optim_step(AdamParams::with_learning_rate(1e-3));
+    let saved = model.save_state("one");
+    assert_eq!(pass.wait().unwrap().loss(), Some(1.0));
+    step.wait().unwrap();
+    let path = saved.wait().unwrap();
+    let resumed = service.create_training_client_from(&path, RestoreMode::WithOptimizer).wait();
+    assert_ne!(resumed.unwrap().model_id(), model.model_id());
+
+    let sampler = model.save_weights_and_get_sampling_client().wait().unwrap();
+    let prompts = [[1, 2], [3, 4]];
+    let pending =
+        prompts.map(|prompt| sampler.sample(prompt, params()).with(|s| s.num_samples(2)).send());
+    for response in pending {
+        let response = response.wait().unwrap();
+        assert_eq!(response.sequences.len(), 2);
+        assert_eq!(response.sequences[0].tokens, [1, 2, 3]);
+    }
+    assert_eq!(sampler.compute_logprobs([1, 2]).wait().unwrap().sum(), -0.5);
+    service.close(FinishReason::Success, None).unwrap();
+    assert_eq!(server.calls_to(Route::FinishSession).len(), 1);
+    assert_eq!(server.calls_to(Route::Sample).len(), 3);
+}
+
+#[test]
+fn lists_are_iterators_and_errors_are_those_of_the_async_clients() {
+    let runs = json!({
+        "training_runs": [{
+            "training_run_id": "r", "base_model": "tiny", "model_owner": "me", "is_lora": true,
+            "last_request_time": "2026-01-01T00:00:00Z",
+        }],
+        "cursor": {"offset": 0, "limit": 20, "total_count": 1},
+    });
+    let server = FakeServer::new()
+        .on(Route::ListTrainingRuns, Reply::json(runs))
+        .on(Route::ListTrainingRuns, Reply::status(403));
+    let rest = service(&server).rest();
+    let runs: Vec<_> = rest.training_runs(Default::default()).map(Result::unwrap).collect();
+    assert_eq!(runs[0].training_run_id, "r");
+    let mut denied = rest.training_runs(Default::default());
+    assert_eq!(denied.next().unwrap().unwrap_err().kind(), ErrorKind::Permission);
+    assert!(denied.next().is_none());
+    let error = rest.delete_checkpoint("tinker:/x").unwrap_err();
+    assert_eq!(error.operation(), Some("delete_checkpoint"));
+}
+
+#[test]
+fn clients_are_shared_between_threads() {
+    let server = FakeServer::new();
+    let sampler = service(&server).create_sampling_client("tiny").unwrap();
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let sampler = sampler.clone();
+            thread::spawn(move || sampler.sample([1], params()).wait().unwrap())
+        })
+        .collect();
+    for thread in threads {
+        assert_eq!(thread.join().unwrap().sequences.len(), 1);
+    }
+    assert_eq!(server.calls_to(Route::CreateSession).len(), 1);
+}
+
+#[tokio::test]
+async fn a_blocking_call_inside_a_runtime_is_an_error() {
+    let server = FakeServer::new();
+    let service = service(&server);
+    let error = service.server_capabilities().unwrap_err();
+    assert_eq!((error.kind(), error.hint()), (ErrorKind::Config, Some(Hint::UseAsyncClient)));
+    let error = service.create_lora_training_client("tiny").wait().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    // Dropping the clients in a runtime does not panic.
+    drop(service);
+    assert!(server.calls().is_empty());
+}
+
+#[test]
+fn a_dropped_pass_is_executed_before_later_calls() {
+    let server = FakeServer::new();
+    let service = service(&server);
+    let model = service.create_lora_training_client("tiny").wait().unwrap();
+    drop(model.forward_backward(data(), LossFn::CrossEntropy));
+    model.optim_step(AdamParams::with_learning_rate(1e-3)).wait().unwrap();
+    let routes: Vec<_> = server.calls().into_iter().filter_map(|call| call.route).collect();
+    let position = |route| routes.iter().position(|called| *called == route);
+    assert!(position(Route::ForwardBackward).unwrap() < position(Route::OptimStep).unwrap());
+}
