@@ -12,8 +12,8 @@ use tinkex_wire::rest::{
 };
 use tinkex_wire::{
     ApiKeyInfo, Datum, FinishReason, Logprobs, ModelId, ModelInfo, ModelInput, OptimParams,
-    OptimStepOutput, SampleResponse, SamplerHandle, SamplerId, SamplingParams, Secret,
-    ServerCapabilities, SessionId, Timestamp, TinkerPath, WeightsInfo,
+    SampleResponse, SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities,
+    SessionId, Timestamp, TinkerPath, WeightsInfo,
 };
 
 use crate::config::BaseUrl;
@@ -23,7 +23,8 @@ use crate::loss::CustomLoss;
 use crate::rest_client::CopyCheckpoint;
 use crate::sampling::SampleRequestBuilder;
 use crate::training::{
-    BatchOutput, CreateFromState, CreateLora, ExternalWeights, LossSpec, RestoreMode, SaveOptions,
+    BatchOutput, CreateFromState, CreateLora, ExternalWeights, LossSpec, OptimOutput, RestoreMode,
+    SaveOptions, StepOutput, TrainingStepBuilder,
 };
 use crate::transport::Identity;
 
@@ -163,7 +164,7 @@ impl BlockingCall<CreateFromState> {
 delegate! { TrainingClient:
     start forward_backward(data: Vec<Datum>, loss: impl Into<LossSpec>) -> BatchOutput;
     start forward(data: Vec<Datum>, loss: impl Into<LossSpec>) -> BatchOutput;
-    start optim_step(params: impl Into<OptimParams>) -> OptimStepOutput;
+    start optim_step(params: impl Into<OptimParams>) -> OptimOutput;
     start save_state(options: impl Into<SaveOptions>) -> TinkerPath;
     start save_weights_for_sampler(options: impl Into<SaveOptions>) -> TinkerPath;
     start save_weights_external(options: impl Into<SaveOptions>) -> ExternalWeights;
@@ -189,16 +190,15 @@ impl TrainingClient {
         self.client.model_id()
     }
 
-    /// Queues a pass and an optimizer step together; see
+    /// Creates a training step: a pass and the optimizer step that applies its gradient; see
     /// [`tinkex::TrainingClient::step`](crate::TrainingClient::step).
     pub fn step(
         &self,
         data: Vec<Datum>,
         loss: impl Into<LossSpec>,
         params: impl Into<OptimParams>,
-    ) -> (Pending<BatchOutput>, Pending<OptimStepOutput>) {
-        let (pass, step) = self.runtime.enter(|| self.client.step(data, loss, params));
-        (self.start(|_| pass), self.start(|_| step))
+    ) -> BlockingCall<TrainingStepBuilder> {
+        self.prepare(self.client.step(data, loss, params))
     }
 
     /// Saves the weights without a name, and returns a client that samples from them.
@@ -208,6 +208,22 @@ impl TrainingClient {
             let saved = client.save_weights_and_get_sampling_client();
             async move { Ok(SamplingClient { client: saved.await?, runtime }) }
         })
+    }
+}
+
+impl BlockingCall<TrainingStepBuilder> {
+    /// Queues the step. [`Pending::wait`] returns both results.
+    pub fn send(self) -> Pending<StepOutput> {
+        let future = self.runtime.enter(|| self.call.send());
+        Pending { future: Box::pin(future), runtime: self.runtime }
+    }
+
+    /// Queues the step and waits for both results.
+    ///
+    /// # Errors
+    /// As [`TrainingStepBuilder::send`]; also inside an async runtime.
+    pub fn wait(self) -> Result<StepOutput> {
+        self.send().wait()
     }
 }
 

@@ -36,6 +36,8 @@ fn a_program_without_a_runtime_trains_saves_and_samples() {
     let saved = model.save_state("one");
     assert_eq!(pass.wait().unwrap().loss(), Some(1.0));
     step.wait().unwrap();
+    let step = model.step(data(), LossFn::CrossEntropy, AdamParams::with_learning_rate(1e-3));
+    assert_eq!(step.wait().unwrap().loss(), Some(1.0));
     let path = saved.wait().unwrap();
     let resumed = service.create_training_client_from(&path, RestoreMode::WithOptimizer).wait();
     assert_ne!(resumed.unwrap().model_id(), model.model_id());
