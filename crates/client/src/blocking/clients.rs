@@ -1,6 +1,7 @@
 //! Methods of the blocking clients. Each calls the method of the same name of the async client,
 //! which documents it.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,9 +12,9 @@ use tinkex_wire::rest::{
     StorageUsageRequest, TrainingRun, TrainingRunPage,
 };
 use tinkex_wire::{
-    ApiKeyInfo, Datum, FinishReason, Logprobs, ModelId, ModelInfo, ModelInput, OptimParams,
-    SampleResponse, SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities,
-    SessionId, Timestamp, TinkerPath, WeightsInfo,
+    ApiKeyInfo, Datum, Logprobs, ModelId, ModelInfo, ModelInput, OptimParams, SampleResponse,
+    SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, Timestamp,
+    TinkerPath, WeightsInfo,
 };
 
 use crate::config::BaseUrl;
@@ -65,7 +66,6 @@ delegate! { ServiceClient:
     wait server_capabilities() -> ServerCapabilities;
     wait server_time() -> Option<Timestamp>;
     wait create_custom_loss(loss: &CustomLoss) -> CustomLoss;
-    wait close(reason: FinishReason, detail: Option<String>) -> ();
     wait whoami() -> Identity;
 }
 
@@ -118,6 +118,20 @@ impl ServiceClient {
     pub fn restore_sampling_client(&self, handle: &SamplerHandle) -> Result<SamplingClient> {
         let client = self.runtime.enter(|| self.client.restore_sampling_client(handle))?;
         Ok(self.wrap(client))
+    }
+
+    /// Completes queued work, reports the result of the program and closes the client; see
+    /// [`tinkex::ServiceClient::finish`](crate::ServiceClient::finish). Inside an async runtime it
+    /// only logs a warning.
+    pub fn finish<T, E: fmt::Display + 'static>(&self, result: &std::result::Result<T, E>) {
+        self.end(self.runtime.enter(|| self.client.finish(result)));
+    }
+
+    /// Closes the client at once and drops queued work; see
+    /// [`tinkex::ServiceClient::abort`](crate::ServiceClient::abort). Inside an async runtime it
+    /// only logs a warning.
+    pub fn abort(&self) {
+        self.end(self.client.abort());
     }
 
     /// Returns a client for training runs, checkpoints and sessions.
@@ -199,6 +213,13 @@ impl TrainingClient {
         params: impl Into<OptimParams>,
     ) -> BlockingCall<TrainingStepBuilder> {
         self.prepare(self.client.step(data, loss, params))
+    }
+
+    /// Waits until all calls so far have ended; see
+    /// [`tinkex::TrainingClient::flush`](crate::TrainingClient::flush). Inside an async runtime it
+    /// only logs a warning.
+    pub fn flush(&self) {
+        self.end(self.client.flush());
     }
 
     /// Saves the weights without a name, and returns a client that samples from them.

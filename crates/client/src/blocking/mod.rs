@@ -34,7 +34,8 @@
 //!
 //! # End of the program
 //!
-//! The runtime ends with the last client: wait for the requests whose effect matters before that.
+//! The runtime ends with the last client: wait for the requests whose effect matters before that,
+//! or end with [`finish`](ServiceClient::finish), which completes all queued work.
 
 mod clients;
 mod runtime;
@@ -91,6 +92,17 @@ impl<C> Blocking<C> {
     /// of the future.
     pub fn block_on<T>(&self, future: impl Future<Output = Result<T>>) -> Result<T> {
         self.runtime.block_on(future)
+    }
+
+    /// Runs a call that cannot fail, which ends or waits for other calls.
+    fn end(&self, future: impl Future<Output = ()>) {
+        let ended = self.block_on(async {
+            future.await;
+            Ok(())
+        });
+        if let Err(error) = ended {
+            tracing::warn!(%error, "the call has no effect");
+        }
     }
 
     /// Wraps another client with the same runtime.

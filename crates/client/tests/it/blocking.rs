@@ -5,9 +5,7 @@ use std::thread;
 use serde_json::json;
 use tinkex::blocking::ServiceClient;
 use tinkex::testing::{FakeServer, Reply, Route};
-use tinkex::{
-    AdamParams, Datum, ErrorKind, FinishReason, Hint, LossFn, RestoreMode, SamplingParams,
-};
+use tinkex::{AdamParams, Datum, ErrorKind, Hint, LossFn, RestoreMode, SamplingParams};
 
 fn service(server: &FakeServer) -> ServiceClient {
     ServiceClient::from_builder(server.builder()).unwrap()
@@ -52,7 +50,9 @@ fn a_program_without_a_runtime_trains_saves_and_samples() {
         assert_eq!(response.sequences[0].tokens, [1, 2, 3]);
     }
     assert_eq!(sampler.compute_logprobs([1, 2]).wait().unwrap().sum(), -0.5);
-    service.close(FinishReason::Success, None).unwrap();
+    let queued = model.save_state("two");
+    service.finish(&Ok::<_, tinkex::Error>(()));
+    queued.wait().unwrap();
     assert_eq!(server.calls_to(Route::FinishSession).len(), 1);
     assert_eq!(server.calls_to(Route::Sample).len(), 3);
 }
