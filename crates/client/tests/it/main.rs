@@ -22,6 +22,7 @@ mod loopback;
 mod other_servers;
 #[cfg(feature = "tokenizer")]
 mod push;
+mod recorded_server;
 mod replay;
 mod request_parity;
 mod rest_client;

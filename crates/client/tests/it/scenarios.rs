@@ -193,11 +193,12 @@ fn every_fixture_is_read_by_a_test() {
             "the_recorded_program_of_the_python_sdk_sends_the_same_requests",
         ),
         ("cli", "cli/tests/it/replay.rs", "recorded_commands_behave_like_the_python_cli"),
+        ("servers", "client/tests/it/recorded_server.rs", "skyrl_0_4_trains_and_samples"),
     ] {
         assert!(root().join("fixtures").join(folder).is_dir());
         NamedTest { file, function }.attributes();
     }
-    let known = ["behaviour", "cli", "sdk", "semantics", "wire"];
+    let known = ["behaviour", "cli", "sdk", "semantics", "servers", "wire"];
     for entry in fs::read_dir(root().join("fixtures")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         assert!(known.contains(&&*name), "no test reads fixtures/{name}");
