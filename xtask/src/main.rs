@@ -8,6 +8,7 @@
 
 mod arch;
 mod bench;
+mod cluster;
 mod conformance;
 mod contract;
 mod coverage;
@@ -58,6 +59,9 @@ Usage: cargo xtask <command>
                     --sdk VERSION  Version of the SDK [default: 0.36.0]
   coverage        Measure line coverage of tinkex-wire and tinkex; fails below the minimum
                   (needs `rustup component add llvm-tools`)
+  cluster         Run the contract suite and `tinkex` against SkyRL (needs python3.12 and 2 GB of disk)
+                    --skyrl VERSION  Check one release only: 0.4.0 or 0.3.0
+                    --record         Record the exchanges that the tests replay
   crash           Train while the server is killed and its disk fills up, with 25 random seeds
   fuzz [server]   Fuzz all decoders of the wire crate, or all routes of a server
                     --seconds N   Duration [default: 60]
@@ -95,6 +99,7 @@ fn run(arguments: &[&str]) -> Result<(), XtaskError> {
         ["contract", options @ ..] => contract::run(options),
         ["record", options @ ..] => record::run(options),
         ["coverage"] => coverage::run(),
+        ["cluster", options @ ..] => cluster::run(options),
         ["crash"] => crash(),
         ["fuzz", options @ ..] => fuzz::run(options),
         [] | ["help" | "--help" | "-h"] => {

@@ -7,11 +7,15 @@ use std::path::{Path, PathBuf};
 use crate::step::{XtaskError, target, tool};
 
 const REQUIREMENTS: &str = "\
-  This command needs python3 (3.10 or newer, with the venv module) and a package registry.
+  python3 must be 3.10 or newer and have the module venv.
   Run `cargo xtask test --without-python` to skip it in the tests.";
 
-/// Packages of an environment.
+/// Interpreter and packages of an environment.
 pub(crate) struct Packages<'a> {
+    /// Python to create the environment with.
+    pub(crate) interpreter: &'a str,
+    /// Packages that are installed without those that they depend on.
+    pub(crate) without_dependencies: &'a [&'a str],
     /// Packages with build tools, installed first. Builds from source find their programs on `PATH`.
     pub(crate) build_tools: &'a [&'a str],
     /// Options for `pip install`, for example `--no-binary`.
@@ -22,7 +26,13 @@ pub(crate) struct Packages<'a> {
 impl<'a> Packages<'a> {
     /// Packages that are installed from wheels.
     pub(crate) const fn wheels(names: &'a [&'a str]) -> Self {
-        Self { build_tools: &[], pip_options: &[], names }
+        Self {
+            interpreter: "python3",
+            without_dependencies: &[],
+            build_tools: &[],
+            pip_options: &[],
+            names,
+        }
     }
 }
 
@@ -30,8 +40,11 @@ impl<'a> Packages<'a> {
 ///
 /// Creates the environment if it does not exist or has other packages.
 pub(crate) fn environment(folder: &Path, packages: &Packages<'_>) -> Result<PathBuf, XtaskError> {
-    create(folder, packages)
-        .map_err(|failure| XtaskError::new(format!("{failure}\n{REQUIREMENTS}")))
+    create(folder, packages).map_err(|failure| {
+        let interpreter = packages.interpreter;
+        let needs = format!("This command needs {interpreter} and a package registry.");
+        XtaskError::new(format!("{failure}\n  {needs}\n{REQUIREMENTS}"))
+    })
 }
 
 fn create(folder: &Path, packages: &Packages<'_>) -> Result<PathBuf, XtaskError> {
@@ -40,11 +53,12 @@ fn create(folder: &Path, packages: &Packages<'_>) -> Result<PathBuf, XtaskError>
     let python = bin.join("python");
     // The marker is written last. An environment without it is incomplete and is created again.
     let marker = folder.join("installed-packages");
-    let installed = packages.names.join("\n");
+    let installed = [packages.without_dependencies, packages.names].concat().join("\n");
     if std::fs::read_to_string(&marker).is_ok_and(|found| found == installed) {
         return Ok(python);
     }
-    tool("Python environment", "python3", &["-m", "venv", "--clear"]).argument(&folder).run()?;
+    let venv = ["-m", "venv", "--clear"];
+    tool("Python environment", packages.interpreter, &venv).argument(&folder).run()?;
     let pip = || tool("Python packages", &python, &["-m", "pip", "install", "--quiet"]);
     if !packages.build_tools.is_empty() {
         pip().arguments(packages.build_tools).run()?;
@@ -56,6 +70,9 @@ fn create(folder: &Path, packages: &Packages<'_>) -> Result<PathBuf, XtaskError>
         .arguments(packages.names)
         .variable("PATH", &format!("{}:{path}", bin.display()))
         .run()?;
+    for package in packages.without_dependencies {
+        pip().arguments(&["--no-deps", package]).run()?;
+    }
     std::fs::write(&marker, installed)
         .map_err(|error| XtaskError::new(format!("cannot write {}: {error}", marker.display())))?;
     Ok(python)

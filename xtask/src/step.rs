@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::Instant;
 
 /// Error of an xtask command: a message for the user.
@@ -133,6 +133,12 @@ impl Step {
             Ok(status) => Err(self.failed(&status.to_string())),
             Err(error) => Err(self.failed(&error.to_string())),
         }
+    }
+
+    /// Starts the command without waiting for it.
+    pub(crate) fn spawn(mut self) -> Result<Child, XtaskError> {
+        println!("\n==> {}: {}", self.title, self.command_line());
+        self.command.spawn().map_err(|error| self.failed(&error.to_string()))
     }
 
     /// Runs the command and returns its standard output.

@@ -203,7 +203,7 @@ fn llama_environment(models: &Path) -> Result<PathBuf, XtaskError> {
     let packages = Packages {
         build_tools: &["cmake", "ninja"],
         pip_options: &["--no-binary", "llama-cpp-python"],
-        names: &["llama-cpp-python", "gguf", "numpy"],
+        ..Packages::wheels(&["llama-cpp-python", "gguf", "numpy"])
     };
     let python = python::environment(Path::new("bench-llama"), &packages)?;
     for (model, precision) in [("A", "f32"), ("A", "bf16"), ("B", "f32"), ("B", "bf16")] {

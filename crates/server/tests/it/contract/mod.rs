@@ -84,43 +84,76 @@ checks![
     lookup::a_closed_client_returns_an_error,
 ];
 
-/// Runs all checks and returns the names of the skipped ones. Panics if one fails.
-async fn run_checks(subject: Subject) -> Vec<&'static str> {
-    let (mut failed, mut skipped) = (Vec::new(), Vec::new());
-    for Check { name, needs, run } in CHECKS {
-        if let Some(route) = endpoints::first_missing(&subject, needs).await {
-            let (method, path) = (route.method(), route.template());
-            eprintln!("skipped {name}: the server does not implement {method} {path}");
-            skipped.push(*name);
-            continue;
-        }
-        // Run each check in its own task, so that a panic fails only that check.
-        let local = tokio::task::LocalSet::new();
-        let run = async { tokio::task::spawn_local(run(subject.clone())).await };
-        match local.run_until(run).await {
-            Ok(()) => eprintln!("passed  {name}"),
-            Err(_) => {
-                eprintln!("FAILED  {name}");
-                failed.push(*name);
-            }
+/// CheckOutcome of one check.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CheckOutcome {
+    Passed,
+    Failed,
+    /// The check failed, as expected of this server.
+    Differs,
+    /// The check passed, although the server is expected to fail it.
+    NoLongerDiffers,
+    Skipped,
+}
+
+impl CheckOutcome {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed => "FAILED",
+            Self::Differs => "differs",
+            Self::NoLongerDiffers => "NO LONGER DIFFERS",
+            Self::Skipped => "skipped",
         }
     }
-    assert!(failed.is_empty(), "{} of {} checks failed: {failed:?}", failed.len(), CHECKS.len());
-    skipped
+}
+
+/// Runs all checks. `differences` names those that the server is expected to fail.
+async fn run_checks(subject: Subject, differences: &[&str]) -> Vec<(&'static str, CheckOutcome)> {
+    let mut outcomes = Vec::new();
+    for Check { name, needs, run } in CHECKS {
+        let outcome = if let Some(route) = endpoints::first_missing(&subject, needs).await {
+            let (method, path) = (route.method(), route.template());
+            eprintln!("{name}: the server does not implement {method} {path}");
+            CheckOutcome::Skipped
+        } else {
+            // Run each check in its own task, so that a panic fails only that check.
+            let local = tokio::task::LocalSet::new();
+            let run = async { tokio::task::spawn_local(run(subject.clone())).await };
+            let passed = local.run_until(run).await.is_ok();
+            match (passed, differences.contains(name)) {
+                (true, false) => CheckOutcome::Passed,
+                (true, true) => CheckOutcome::NoLongerDiffers,
+                (false, false) => CheckOutcome::Failed,
+                (false, true) => CheckOutcome::Differs,
+            }
+        };
+        eprintln!("{:8}{name}", outcome.as_str());
+        outcomes.push((*name, outcome));
+    }
+    outcomes
+}
+
+/// Asserts that every check passed.
+fn assert_all_passed(outcomes: &[(&str, CheckOutcome)]) {
+    let others: Vec<_> = outcomes
+        .iter()
+        .filter(|(_, outcome)| *outcome != CheckOutcome::Passed)
+        .map(|(name, outcome)| format!("{name} {}", outcome.as_str()))
+        .collect();
+    assert!(others.is_empty(), "{others:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn this_server_passes_the_contract() {
     let test_server = TestServer::new().await;
-    let skipped = run_checks(Subject::of(&test_server)).await;
-    assert!(skipped.is_empty(), "{skipped:?}");
+    assert_all_passed(&run_checks(Subject::of(&test_server), &[]).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn this_server_passes_without_the_efficient_protocol() {
     let test_server = TestServer::with(|options| options.efficient_protocol = false).await;
-    let skipped = run_checks(Subject::of(&test_server)).await;
-    assert!(skipped.is_empty(), "{skipped:?}");
+    assert_all_passed(&run_checks(Subject::of(&test_server), &[]).await);
 }
 
 /// Checks another server; run by `cargo xtask contract`.
@@ -139,5 +172,17 @@ async fn another_server_passes_the_contract() {
     let first = known.into_iter().find_map(|model| model.model_name);
     let model = setting("TINKEX_CONTRACT_MODEL").or(first).expect("the server has a model");
     eprintln!("base model {model}");
-    run_checks(Subject { service, api_key, model }).await;
+    let differences = setting("TINKEX_CONTRACT_DIFFERENCES").unwrap_or_default();
+    let differences: Vec<&str> = differences.split(',').collect();
+    let outcomes = run_checks(Subject { service, api_key, model }, &differences).await;
+    if let Some(report) = setting("TINKEX_CONTRACT_REPORT") {
+        let line =
+            |(name, outcome): &(&str, CheckOutcome)| format!("{} {name}\n", outcome.as_str());
+        std::fs::write(report, outcomes.iter().map(line).collect::<String>()).unwrap();
+    }
+    let unexpected = [CheckOutcome::Failed, CheckOutcome::NoLongerDiffers];
+    let unexpected: Vec<_> =
+        outcomes.iter().filter(|(_, outcome)| unexpected.contains(outcome)).collect();
+    let names: Vec<_> = unexpected.iter().map(|(name, _)| name).collect();
+    assert!(names.is_empty(), "{} of {} checks failed: {names:?}", names.len(), CHECKS.len());
 }

@@ -1,0 +1,160 @@
+//! [`Server`]: a running SkyRL server.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::python::{self, Packages};
+use crate::step::{XtaskError, root, target, tool};
+
+use super::model;
+
+/// Time for the server to load its model and to answer.
+const START_TIMEOUT: Duration = Duration::from_secs(180);
+/// Time for the server to stop after a request to do so.
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What SkyRL's server imports with its JAX backend. Its own list also contains the packages of
+/// the GPU backends, several gigabytes.
+const PACKAGES: &[&str] = &[
+    "jax>=0.8,<1.0",
+    "flax>=0.12.10",
+    "optax>=0.2.5",
+    "tinker>=0.25.0,<0.26.0",
+    "fastapi[standard]",
+    "sqlmodel",
+    "sqlalchemy[asyncio]",
+    "aiosqlite",
+    "psycopg2-binary",
+    "asyncpg",
+    "safetensors>=0.6.2",
+    "transformers>=5.6.1,<=5.16.1",
+    "tokenizers>=0.23.1",
+    "cloudpathlib>=0.23.0",
+    "zstandard>=0.23.0",
+    "xxhash>=3.0.0",
+    "pillow",
+    "rich",
+    "typer",
+    "datasets",
+    "aiohttp",
+];
+
+/// Server process on a loopback address. Stopped when dropped.
+pub(super) struct Server {
+    process: Child,
+    url: String,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Installs SkyRL if needed, and starts it with an empty database.
+    pub(super) fn start(version: &str, port: u16) -> Result<Self, XtaskError> {
+        let folder = Path::new("cluster").join(version);
+        let skyrl = format!("skyrl=={version}");
+        let packages = Packages {
+            interpreter: "python3.12",
+            without_dependencies: &[&skyrl],
+            ..Packages::wheels(PACKAGES)
+        };
+        let python = python::environment(&folder.join("python"), &packages)?;
+        let data = target().join(&folder).join("data");
+        let _ = std::fs::remove_dir_all(&data);
+        let failed = |error: std::io::Error| {
+            XtaskError::new(format!("cannot start SkyRL {version}: {error}"))
+        };
+        std::fs::create_dir_all(&data).map_err(failed)?;
+        let log = target().join(&folder).join("server.log");
+        let output = File::create(&log).map_err(failed)?;
+        let scripts = root().join("xtask/skyrl");
+        println!("\n==> SkyRL {version}: starting on port {port}, log {}", log.display());
+        let process = Command::new(python)
+            .arg(scripts.join("serve.py"))
+            .arg(port.to_string())
+            .args(["--backend", "jax", "--base-model"])
+            .arg(model())
+            .arg("--checkpoints-base")
+            .arg(data.join("checkpoints"))
+            .arg("--database-url")
+            .arg(format!("sqlite:///{}", data.join("tinker.db").display()))
+            .args(["--backend-config", r#"{"max_lora_adapters": 32, "max_lora_rank": 32}"#])
+            .env("PYTHONPATH", scripts.join("stand_in"))
+            .env("HF_HUB_OFFLINE", "1")
+            .env("JAX_PLATFORMS", "cpu")
+            .current_dir(&data)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().map_err(failed)?)
+            .stderr(output)
+            // A group of its own: the server's engine is another process, which ends with it.
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        let mut server = Self { process, url: format!("http://127.0.0.1:{port}"), log };
+        server.wait_until_ready(port)?;
+        Ok(server)
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub(super) fn log_path(&self) -> String {
+        self.log.display().to_string()
+    }
+
+    fn wait_until_ready(&mut self, port: u16) -> Result<(), XtaskError> {
+        let start = Instant::now();
+        while start.elapsed() < START_TIMEOUT {
+            if let Ok(Some(status)) = self.process.try_wait() {
+                let log = self.log_path();
+                return Err(XtaskError::new(format!("SkyRL ended: {status}\n  log: {log}")));
+            }
+            if is_healthy(port) {
+                println!("    ready after {:.0} s", start.elapsed().as_secs_f64());
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        let (seconds, log) = (START_TIMEOUT.as_secs(), self.log_path());
+        Err(XtaskError::new(format!("SkyRL did not start within {seconds} s\n  log: {log}")))
+    }
+
+    /// Sends a signal to the server and its engine.
+    fn signal(&self, signal: &str) {
+        let group = format!("-{}", self.process.id());
+        let _ = tool("stop", "kill", &[signal, "--", &group]).output();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.signal("-TERM");
+        let start = Instant::now();
+        while start.elapsed() < STOP_TIMEOUT {
+            if matches!(self.process.try_wait(), Ok(Some(_))) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        self.signal("-KILL");
+        let _ = self.process.wait();
+    }
+}
+
+/// Returns whether the server on `port` answers.
+fn is_healthy(port: u16) -> bool {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let ask = || {
+        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(b"GET /api/v1/healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        Ok::<_, std::io::Error>(response)
+    };
+    ask().is_ok_and(|response| response.lines().next().is_some_and(|line| line.contains(" 200 ")))
+}
