@@ -221,6 +221,12 @@ impl CommandError {
                          TINKER_BASE_URL)."
                     ));
                 }
+                ErrorHint::Sdk(Hint::StartServer) => {
+                    *hint = ErrorHint::Text(format!(
+                        "Start the server (tinkex serve), or check that {server} is the right \
+                         one (--base-url, TINKER_BASE_URL)."
+                    ));
+                }
                 ErrorHint::Sdk(Hint::CheckId) if local => {
                     *hint = ErrorHint::from(
                         "List what the local server has: tinkex model list --local, tinkex run \

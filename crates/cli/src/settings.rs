@@ -29,8 +29,10 @@ pub(crate) struct CommandSettings {
     pub(crate) base_url: Option<BaseUrl>,
     pub(crate) project_id: Option<String>,
     timeout: Option<Duration>,
-    /// Time to retry temporary failures for; `None` leaves the default to the command.
+    /// Time to retry temporary failures for, if the user has set it.
     retry_for: Option<Duration>,
+    /// Time to retry temporary failures for, unless the user has set it.
+    default_retry_for: Duration,
     wait_for_billing: bool,
     key: KeySource,
 }
@@ -92,6 +94,7 @@ impl CommandSettings {
             ),
             timeout: globals.timeout.or(profile.timeout),
             retry_for: globals.retry_for.or(profile.retry_for),
+            default_retry_for: RETRY_FOR,
             wait_for_billing: globals.wait_for_billing,
             key: KeySource::choose(env, globals, profile.key_id),
         }
@@ -125,12 +128,12 @@ impl CommandSettings {
 
     /// Sets the time to retry temporary failures for, unless the user has set it.
     pub(crate) fn default_retry_for(&mut self, duration: Duration) {
-        self.retry_for.get_or_insert(duration);
+        self.default_retry_for = duration;
     }
 
     /// Builds a client. Sends no request.
     pub(crate) fn client(&self, environment: &Environment) -> Result<ServiceClient, CommandError> {
-        self.client_with_retries(environment, self.retry_for.unwrap_or(RETRY_FOR))
+        self.client_with_retries(environment, self.retry_for.unwrap_or(self.default_retry_for))
     }
 
     /// Builds a client that does not retry, unless the user passed `--retry-for`.
@@ -172,12 +175,16 @@ impl CommandSettings {
     ) -> Result<ServiceClientBuilder, CommandError> {
         let retry =
             if retry_for.is_zero() { RetryPolicy::disabled() } else { RetryPolicy::default() };
-        let mut retry = retry.with_retry_timeout(retry_for);
+        let mut retry = retry.give_up_after(retry_for);
+        if self.retry_for.is_some() {
+            // The user waits for a server that is being started.
+            retry = retry.first_contact_timeout(retry_for);
+        }
         if self.wait_for_billing {
-            retry = retry.with_billing_wait();
+            retry = retry.wait_for_billing();
         }
         if let Some(timeout) = self.timeout {
-            retry = retry.with_request_timeout(timeout);
+            retry = retry.request_timeout(timeout);
         }
         let mut client = ServiceClient::builder()
             .env(environment.variables.clone())

@@ -46,8 +46,9 @@ struct ErrorDetails {
     elapsed: Duration,
     retry_after: Option<Duration>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
-    /// Whether the caller's own deadline ended the call, so that a retry is not wanted.
-    deadline: bool,
+    /// Whether a retry is not wanted whatever the status: the caller's own deadline ended the call,
+    /// or the server declined retries with `x-should-retry: false`.
+    not_retryable: bool,
     /// Datums of a partly failed batch whose gradients the server holds.
     accumulated: Vec<Range<usize>>,
 }
@@ -165,7 +166,7 @@ impl Error {
             elapsed: Duration::ZERO,
             retry_after: None,
             source: None,
-            deadline: false,
+            not_retryable: false,
             accumulated: Vec::new(),
         }))
     }
@@ -187,6 +188,15 @@ impl Error {
         error.0.status = Some(status);
         error.0.retry_after = retry_after;
         error.0.body = (!body.is_empty()).then(|| String::from_utf8_lossy(body).into_owned());
+        error
+    }
+
+    /// Creates the error for a request that was not sent because the shared backoff lasts longer,
+    /// by `remaining`, than the caller waits.
+    pub(crate) fn rate_limited(remaining: Duration) -> Self {
+        let message = "request was not sent: the backoff after a 429 exceeds the time limit";
+        let mut error = Self::new(ErrorKind::RateLimited, message);
+        error.0.retry_after = Some(remaining);
         error
     }
 
@@ -221,12 +231,43 @@ impl Error {
         error
     }
 
-    /// Creates the error for a result that did not arrive within the caller's own limit. It is not
+    /// Creates the error for a result that did not arrive within the caller's own `limit`. It is
+    /// not retryable.
+    pub(crate) fn deadline(limit: Duration) -> Self {
+        let message = format!("result did not arrive within {} s", limit.as_secs_f64());
+        Self::new(ErrorKind::Timeout, message).not_retryable()
+    }
+
+    /// Creates the error for the result of a training request that did not arrive within the
+    /// caller's own `limit`.
+    pub(crate) fn training_deadline(limit: Duration) -> Self {
+        let error = Self::deadline(limit);
+        let message = format!("{}; the request continues on the server", error.0.message);
+        error.with_message(message)
+    }
+
+    /// Creates the error for a call that did not finish within the caller's own `limit`. It is not
     /// retryable.
-    pub(crate) fn deadline() -> Self {
-        let mut error = Self::new(ErrorKind::Timeout, "result did not arrive in time");
-        error.0.deadline = true;
-        error
+    pub(crate) fn call_deadline(limit: Duration) -> Self {
+        let message = format!("call did not finish within {} s", limit.as_secs_f64());
+        Self::new(ErrorKind::Timeout, message).not_retryable()
+    }
+
+    /// Marks the error as not retryable, whatever its status.
+    pub(crate) fn not_retryable(mut self) -> Self {
+        self.0.not_retryable = true;
+        self
+    }
+
+    /// Replaces the cause in the message, for example by one that names the address.
+    pub(crate) fn with_message(mut self, message: impl Into<String>) -> Self {
+        self.0.message = message.into();
+        self
+    }
+
+    /// Returns the cause without the operation.
+    pub(crate) fn message(&self) -> &str {
+        &self.0.message
     }
 
     pub(crate) fn with_request_id(mut self, request_id: RequestId) -> Self {
@@ -345,13 +386,14 @@ impl Error {
         self.0.request_id.as_ref()
     }
 
-    /// Returns how many times the request was sent; 0 if it was not sent.
+    /// Returns how many times the request of the call was sent, over all retries, rounds and
+    /// resubmissions of a sample; 0 if it was not sent. Polls for the result do not count.
     #[must_use]
     pub fn attempts(&self) -> u32 {
         self.0.attempts
     }
 
-    /// Returns the time from the first attempt to the end of the last.
+    /// Returns the time from the start of the call to its failure.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.0.elapsed
@@ -407,7 +449,7 @@ impl Error {
             return category != ErrorCategory::User;
         }
         match self.0.status {
-            _ if self.0.deadline => false,
+            _ if self.0.not_retryable => false,
             Some(status) => is_retryable_status(status),
             None => matches!(self.0.kind, ErrorKind::Connect | ErrorKind::Timeout),
         }

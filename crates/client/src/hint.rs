@@ -35,6 +35,8 @@ pub enum Hint {
     CheckEndpoint,
     /// No connection to the server could be made, or it was interrupted.
     CheckNetwork,
+    /// No server listens at a loopback address.
+    StartServer,
     /// The server's TLS certificate was rejected.
     CheckCertificate,
     /// The response is not that of a Tinker server.
@@ -70,6 +72,10 @@ impl Hint {
                 "Check the base URL (TINKER_BASE_URL); this server may not support the request."
             }
             Self::CheckNetwork => "Check the network and the base URL (TINKER_BASE_URL).",
+            Self::StartServer => {
+                "Start the server, for example with `tinkex serve`, or correct the base URL \
+                 (TINKER_BASE_URL)."
+            }
             Self::CheckCertificate => {
                 "Check the base URL (TINKER_BASE_URL), the system's trusted certificates and its \
                  clock."

@@ -30,10 +30,10 @@
 //!
 //! | Task | Types |
 //! |---|---|
-//! | Connect | [`ServiceClient`], [`ServiceClientBuilder`], [`RetryPolicy`] |
+//! | Connect | [`ServiceClient`], [`ServiceClientBuilder`], [`RetryPolicy`], [`CallOptions`] |
 //! | Train | [`TrainingClient`], [`Datum`], [`LossFn`], [`AdamParams`], [`ApiFuture`] |
 //! | Train with a custom loss | [`loss`] |
-//! | Sample | [`SamplingClient`], [`SamplingParams`], [`SamplerHandle`], [`SampleFuture`] |
+//! | Sample | [`SamplingClient`], [`SamplingParams`], [`SamplerHandle`], [`SampleFuture`], [`SamplingRetry`] |
 //! | Manage runs, checkpoints, sessions | [`RestClient`], [`AdminClient`], [`rest`] |
 //! | Handle errors | [`Error`], [`ErrorKind`], [`Hint`] |
 //! | Log and measure | [`targets`] |
@@ -59,9 +59,10 @@
 //!   [`ErrorKind::Config`]; the feature `blocking` has clients with a runtime of their own.
 //! * **Dropping a future.** A training request continues ([`ApiFuture`]); a sample is cancelled
 //!   ([`SampleFuture`]). Both have `detach`.
-//! * **Retries.** Transient failures are retried as the service expects. [`RetryPolicy::disabled`]
-//!   sends each request exactly once. [`Error::attempts`] and [`Error::elapsed`] report how often
-//!   and how long a request was attempted.
+//! * **Retries.** Transient failures are retried as the service expects. [`RetryPolicy`] bounds a
+//!   call with all its retries; [`RetryPolicy::disabled`] sends its request once.
+//!   [`Error::attempts`] and [`Error::elapsed`] report how often and how long a request was
+//!   attempted.
 //! * **Secrets.** No credential appears in errors, logs, `Debug` output, telemetry, or a request
 //!   that is redirected to another server.
 
@@ -79,6 +80,7 @@ struct Guide;
 
 #[cfg(feature = "blocking")]
 pub mod blocking;
+mod call_options;
 #[cfg(feature = "chat")]
 mod chat;
 #[cfg(feature = "tokenizer")]
@@ -117,6 +119,7 @@ mod validated;
 mod fixture;
 
 pub use ::{bytes, http};
+pub use call_options::CallOptions;
 pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind};
 #[cfg(feature = "console")]
 pub use console::log_to_console;
@@ -125,7 +128,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use future::{ApiFuture, SampleFuture};
 pub use hint::Hint;
 pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
-pub use sampling::{SampleRequestBuilder, SamplingClient};
+pub use sampling::{SampleRequestBuilder, SamplingClient, SamplingRetry};
 pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
     self as wire, AdamParams, Datum, DimuonParams, ErrorCategory, JsonObject, Logprobs, LoraConfig,

@@ -9,6 +9,7 @@ use tinkex_wire::{JsonObject, Secret};
 use crate::clock::WallClock;
 use crate::config::{BaseUrl, Credential, Env, is_on};
 use crate::error::Result;
+use crate::sampling::SamplingRetry;
 use crate::transport::backoff::Backoff;
 use crate::transport::backoff_registry::BackoffRegistry;
 use crate::transport::custom_http::CustomHttp;
@@ -36,9 +37,7 @@ pub(crate) struct ClientSettings {
     pub(crate) tags: Vec<String>,
     pub(crate) adaptive_polling: bool,
     pub(crate) telemetry: bool,
-    /// Maximum number of concurrent samples per sampling client.
-    pub(crate) max_samples: Option<u32>,
-    pub(crate) progress_timeout: Option<Duration>,
+    pub(crate) sampling_retry: SamplingRetry,
     pub(crate) poll_timeout: Option<Duration>,
     pub(crate) clock: WallClock,
     /// Headers set by the caller.
@@ -58,8 +57,7 @@ pub(crate) struct SettingsInput {
     pub(crate) user_metadata: JsonObject,
     pub(crate) adaptive_polling: bool,
     pub(crate) telemetry: bool,
-    pub(crate) max_samples: Option<u32>,
-    pub(crate) progress_timeout: Option<Duration>,
+    pub(crate) sampling_retry: SamplingRetry,
     pub(crate) poll_timeout: Option<Duration>,
     pub(crate) clock: WallClock,
 }
@@ -87,6 +85,7 @@ impl ClientSettings {
     /// # Errors
     /// If no credential is found or a setting is invalid.
     pub(crate) fn new(input: SettingsInput) -> Result<Self> {
+        input.sampling_retry.validate()?;
         let (http, backoffs): (Arc<dyn HttpService>, _) = match input.http {
             Some(custom) => (custom.service, custom.backoffs),
             None => (Arc::new(Network::new(&input.env)?), BackoffRegistry::of_process()),
@@ -104,8 +103,7 @@ impl ClientSettings {
             adaptive_polling: input.adaptive_polling,
             telemetry: input.telemetry && telemetry_enabled(input.env.raw("TINKER_TELEMETRY")),
             header_overrides: input.headers,
-            max_samples: input.max_samples,
-            progress_timeout: input.progress_timeout,
+            sampling_retry: input.sampling_retry,
             poll_timeout: input.poll_timeout,
             clock: input.clock,
             env: input.env,

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tinkex::Lane;
 use tinkex::targets::{HTTP, OUTAGE, RETRY};
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
@@ -34,11 +35,13 @@ pub(super) struct ConnectionNotices {
     /// Hosts whose outage was reported. Every pending request emits events: without this set, an
     /// outage would be reported many times.
     unreachable: Mutex<BTreeSet<RemoteHost>>,
+    /// Text of the latest notice of a retry, and when its delay ends.
+    last_retry: Mutex<Option<(String, Instant)>>,
 }
 
 impl ConnectionNotices {
     pub(super) fn new(console: Console, notices: Notices) -> Self {
-        Self { console, notices, unreachable: Mutex::default() }
+        Self { console, notices, unreachable: Mutex::default(), last_retry: Mutex::default() }
     }
 
     /// Reports a request without a response, unless the outage of the host was reported already.
@@ -50,6 +53,19 @@ impl ConnectionNotices {
         if self.unreachable().insert(host) {
             self.console.log_line(&notice);
         }
+    }
+
+    /// Reports a retry, unless the same notice was printed within its delay: a 429 delays all
+    /// samples of a command at once.
+    fn report_retry(&self, notice: String, seconds: Option<f64>) {
+        let delay = Duration::try_from_secs_f64(seconds.unwrap_or_default()).unwrap_or_default();
+        let now = Instant::now();
+        let mut last = self.last_retry.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.as_ref().is_some_and(|(text, until)| *text == notice && now < *until) {
+            return;
+        }
+        self.console.log_line(&notice);
+        *last = now.checked_add(delay).map(|until| (notice, until));
     }
 
     /// Reports the end of the API server's outage, if it responds. Outages of other hosts do not
@@ -74,15 +90,20 @@ impl<S: Subscriber> Layer<S> for ConnectionNotices {
             RETRY => {
                 let fields = EventFields::of(event);
                 match retry_notice(&fields) {
-                    Some(notice) if self.notices.retries => self.console.log_line(&notice),
+                    Some(notice) if self.notices.retries => {
+                        self.report_retry(notice, fields.seconds);
+                    }
                     Some(_) if fields.status.is_none() => {
                         self.report_outage(RemoteHost::of(&fields));
                     }
                     _ => {}
                 }
             }
-            // Only polls emit this event, and only the API server is polled.
-            OUTAGE => self.report_outage(RemoteHost::ApiServer),
+            // Only polls emit this event, and only the API server is polled. The end of the outage
+            // is an event of a lower level.
+            OUTAGE if *event.metadata().level() == Level::WARN => {
+                self.report_outage(RemoteHost::ApiServer);
+            }
             HTTP if self.unreachable().contains(&RemoteHost::ApiServer) => {
                 self.report_response(&EventFields::of(event));
             }

@@ -119,7 +119,7 @@ pub(crate) fn install(
     let events = tracing_subscriber::fmt::layer()
         .event_format(PlainEvents)
         .with_writer(console.clone())
-        .with_filter(own_targets(level).with_target(OUTAGE, LevelFilter::OFF));
+        .with_filter(without_notices(own_targets(level), level));
     let active = notices.retries || notices.outages;
     // The closure must reject what the level hint excludes: `tracing-subscriber` asserts it in
     // debug builds.
@@ -147,6 +147,13 @@ fn set_subscriber(
             None
         }
     }
+}
+
+/// Excludes the events that [`ConnectionNotices`] reports in its own words. At the debug level the
+/// retries themselves are logged.
+fn without_notices(targets: Targets, level: LevelFilter) -> Targets {
+    let targets = targets.with_target(OUTAGE, LevelFilter::OFF);
+    if level < LevelFilter::DEBUG { targets.with_target(RETRY, LevelFilter::OFF) } else { targets }
 }
 
 /// Returns the level that `-v` or `TINKER_LOG` requests. Other values of `TINKER_LOG` than `info`

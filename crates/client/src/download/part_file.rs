@@ -94,8 +94,8 @@ impl FileFetcher<'_> {
             on_progress,
         };
         let validator = etag.map(|etag| Validator { etag, origin: None });
-        let retries = MAX_RETRIES.min(self.retry.max_retries());
-        let attempts = Attempts::new(retries).within(self.retry.retry_timeout());
+        let retries = MAX_RETRIES.min(self.retry.attempt_limit() - 1);
+        let attempts = Attempts::new(retries).within(self.retry.time_limit());
         download.run(&url, file, validator, None, attempts).await
     }
 

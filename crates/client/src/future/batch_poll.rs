@@ -13,9 +13,10 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, Result};
 use crate::task::Task;
+use crate::transport::retry_policy::RetryPolicy;
 use crate::transport::{BILLING_DELAY, RequestOptions, Transport};
 
-use super::poll_interval::{OutageTimer, PollInterval};
+use super::poll_interval::{self, OutageLimit, PollInterval};
 
 /// Delay after a failed poll.
 const FAILURE_DELAY: Duration = Duration::from_secs(1);
@@ -99,19 +100,19 @@ impl BatchPoll {
         transport: Arc<Transport>,
         target: FuturesTarget,
         adaptive_polling: bool,
-        retry_timeout: Option<Duration>,
+        policy: RetryPolicy,
     ) -> Self {
         let shared = Arc::new(BatchPollShared::default());
-        let (interval, outage) =
-            (PollInterval::new(adaptive_polling), OutageTimer::new(retry_timeout));
-        let task = Task::spawn(poll(Arc::clone(&shared), transport, target, interval, outage));
+        let interval = PollInterval::new(adaptive_polling);
+        let task = Task::spawn(poll(Arc::clone(&shared), transport, target, interval, policy));
         Self { shared, _task: task }
     }
 
     /// Waits until the result of a request is announced.
     ///
     /// # Errors
-    /// If polling has ended with an error, or the server is unreachable for the retry timeout.
+    /// If polling has ended with an error, or the server fails for longer or more often than the
+    /// retry policy allows.
     pub(crate) async fn wait_for(&self, request_id: &RequestId) -> Announcement {
         let announcement = {
             let mut state = self.shared.lock();
@@ -168,9 +169,11 @@ async fn poll(
     transport: Arc<Transport>,
     target: FuturesTarget,
     mut interval: PollInterval,
-    mut outage: OutageTimer,
+    policy: RetryPolicy,
 ) {
     let (mut cursor, mut bad_requests) = (0, 0);
+    let mut outage = OutageLimit::new(&policy);
+    let retry_log = transport.retry_log();
     loop {
         let retrieved = shared.wait_for_work().await;
         let poll = RetrieveFutures::new(target.clone())
@@ -183,34 +186,44 @@ async fn poll(
                 outage.end();
                 let empty = response.completions.is_empty();
                 shared.announce(response, &retrieved);
+                retry_log.poll_succeeded();
                 if empty {
-                    interval.wait(sent_at).await;
+                    poll_interval::wait(interval.next_delay(sent_at)).await;
                 }
                 continue;
             }
             Err(error) => error,
         };
-        match error.status() {
-            Some(402) if transport.wait_for_billing() => sleep(BILLING_DELAY).await,
-            Some(400) if bad_requests < MAX_BAD_REQUESTS => {
+        let delay = match error.status() {
+            Some(402) if policy.waits_for_billing() && transport.wait_for_billing() => {
+                retry_log.poll_failed(&error, BILLING_DELAY);
+                sleep(BILLING_DELAY).await;
+                continue;
+            }
+            Some(400)
+                if bad_requests < MAX_BAD_REQUESTS
+                    && (policy.retries_rejected_polls() || error.body().is_none()) =>
+            {
                 bad_requests += 1;
-                sleep(FAILURE_DELAY).await;
+                FAILURE_DELAY
             }
             Some(404 | 405 | 501) => return shared.end(PollingEnd::NotOffered),
-            None if error.is_retryable() => {
-                if outage.record(sent_at) {
-                    // Later waiters may find the server reachable again.
-                    shared.fail_waiters(&error);
-                    outage.end();
-                }
-                sleep(FAILURE_DELAY).await;
-            }
-            _ if error.is_retryable() => {
+            Some(408) => {
                 outage.end();
                 sleep(FAILURE_DELAY).await;
+                continue;
             }
+            _ if error.is_retryable() => FAILURE_DELAY,
             _ => return shared.end(PollingEnd::Failed(error)),
+        };
+        if outage.record(sent_at, delay) {
+            // Later waiters may find that the server has recovered.
+            shared.fail_waiters(&error);
+            outage.end();
+        } else {
+            retry_log.poll_failed(&error, delay);
         }
+        sleep(delay).await;
     }
 }
 

@@ -13,9 +13,11 @@ mod tests;
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::sync::oneshot;
+use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument as _;
 
 use crate::error::{Error, Result};
@@ -47,22 +49,49 @@ pub(crate) use batch_poll::BatchPoll;
 /// the request panics, the future resolves to [`ErrorKind::Panicked`].
 ///
 /// # Cancel safety
-/// Dropping the future, for example in `select!`, loses the result but not the request.
+/// Dropping the future, for example in `select!` or `tokio::time::timeout`, loses the result but
+/// not the request: the client still submits it, in call order and with all retries, and the server
+/// executes it. The same holds for a future that fails by its [`timeout`](Self::timeout).
 ///
 /// [`ErrorKind::Config`]: crate::ErrorKind::Config
 /// [`ErrorKind::Panicked`]: crate::ErrorKind::Panicked
 #[must_use = "dropping an ApiFuture loses the result while the request continues; await it or call `detach`"]
 pub struct ApiFuture<T> {
     result: oneshot::Receiver<Result<T>>,
+    deadline: Option<Deadline>,
 }
 
 impl<T> ApiFuture<T> {
     /// Lets the request continue and discards its result. A failure is logged at debug level.
     pub fn detach(self) {}
 
+    /// Limits how long the future waits for the result, counted from now.
+    ///
+    /// The request continues on the server, because later requests of the model depend on it: the
+    /// weights change although the future fails.
+    ///
+    /// ```no_run
+    /// # async fn run(model: tinkex::TrainingClient) -> tinkex::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let path = model.save_state("step-100").timeout(Duration::from_secs(60)).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The future resolves to an error of kind [`ErrorKind::Timeout`] once the time is over.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        self.limit(Some(timeout))
+    }
+
+    /// Limits how long the future waits for the result, if a limit is given.
+    pub(crate) fn limit(self, limit: Option<Duration>) -> Self {
+        Self { deadline: limit.map(Deadline::new).or(self.deadline), ..self }
+    }
+
     /// Creates a future that resolves to `error`.
     pub(crate) fn failed(error: Error) -> Self {
-        Self { result: failed(error) }
+        Self { result: failed(error), deadline: None }
     }
 }
 
@@ -80,7 +109,7 @@ impl<T: Send + 'static> ApiFuture<T> {
             }
         });
         task::spawn_detached(work.in_current_span());
-        Self { result }
+        Self { result, deadline: None }
     }
 }
 
@@ -104,6 +133,7 @@ pub struct SampleFuture<T> {
     result: oneshot::Receiver<Result<T>>,
     /// Aborted when the future is dropped.
     task: Option<Task>,
+    deadline: Option<Deadline>,
 }
 
 impl<T> SampleFuture<T> {
@@ -114,9 +144,21 @@ impl<T> SampleFuture<T> {
         }
     }
 
+    /// Limits how long the future waits for the result, counted from now. The sample is cancelled
+    /// once the time is over, as if the future were dropped.
+    ///
+    /// [`SampleRequestBuilder::timeout`](crate::SampleRequestBuilder::timeout) does the same, and
+    /// its error names the last failure.
+    ///
+    /// # Errors
+    /// The future resolves to an error of kind [`ErrorKind::Timeout`] once the time is over.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { deadline: Some(Deadline::new(timeout)), ..self }
+    }
+
     /// Creates a future that resolves to `error`.
     pub(crate) fn failed(error: Error) -> Self {
-        Self { result: failed(error), task: None }
+        Self { result: failed(error), task: None, deadline: None }
     }
 }
 
@@ -129,7 +171,8 @@ impl<T: Send + 'static> SampleFuture<T> {
         }
         let (sender, result) = oneshot::channel();
         let work = task::catching_panics(work).map(|result| drop(sender.send(result)));
-        Self { result, task: Some(Task::spawn(work.in_current_span())) }
+        let task = Some(Task::spawn(work.in_current_span()));
+        Self { result, task, deadline: None }
     }
 }
 
@@ -154,7 +197,13 @@ impl<T> Future for ApiFuture<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        receive(&mut self.result, context)
+        let received = receive(&mut self.result, context);
+        match &mut self.deadline {
+            Some(deadline) if received.is_pending() => {
+                deadline.poll(context).map(|()| Err(Error::training_deadline(deadline.limit)))
+            }
+            _ => received,
+        }
     }
 }
 
@@ -162,7 +211,38 @@ impl<T> Future for SampleFuture<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        receive(&mut self.result, context)
+        let received = receive(&mut self.result, context);
+        let ended = match &mut self.deadline {
+            Some(deadline) if received.is_pending() => {
+                deadline.poll(context).map(|()| Err(Error::deadline(deadline.limit)))
+            }
+            _ => return received,
+        };
+        if ended.is_ready() {
+            // Aborts the task, which cancels the sample.
+            self.task = None;
+        }
+        ended
+    }
+}
+
+/// Time limit of a future. Boxed timer: most futures have none.
+struct Deadline {
+    limit: Duration,
+    at: Option<Instant>,
+    /// Created when the future is polled, which happens inside a runtime.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Deadline {
+    fn new(limit: Duration) -> Self {
+        Self { limit, at: Instant::now().checked_add(limit), timer: None }
+    }
+
+    /// Resolves once the time is over.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(at) = self.at else { return Poll::Pending };
+        self.timer.get_or_insert_with(|| Box::pin(sleep_until(at))).as_mut().poll(context)
     }
 }
 

@@ -15,13 +15,18 @@ use tinkex_wire::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::call_options::CallOptions;
 use crate::dispatch::{Limit, Permit};
 use crate::error::{Error, ErrorKind, Result};
 use crate::session::Session;
+use crate::transport::call_progress::CallProgress;
+use crate::transport::http::Lane;
+use crate::transport::retry_log::RetryReason;
+use crate::transport::retry_policy::RetryPolicy;
 use crate::transport::{BILLING_DELAY, RequestOptions, header};
 
 use super::poll_failures::{NextPoll, PollFailures};
-use super::poll_interval::{OutageTimer, PollInterval};
+use super::poll_interval::{self, OutageLimit, PollInterval};
 use super::queue_log::QueueLog;
 use super::{BatchPoll, report};
 
@@ -30,6 +35,11 @@ pub(crate) struct Poller<'a> {
     session: &'a Session,
     log: &'a QueueLog,
     batch_poll: Option<&'a BatchPoll>,
+    retry: &'a RetryPolicy,
+    poll_timeout: Option<Duration>,
+    /// Whether the request is a sample: it is cancelled if the wait ends, and resubmitted after a
+    /// failure of category `server`.
+    is_sample: bool,
 }
 
 /// Request that the server has accepted.
@@ -39,6 +49,10 @@ pub(crate) struct Submitted {
     pub(crate) request_type: &'static str,
     /// Time that submitting the request took. Reported to the server with the first poll.
     pub(crate) submit_duration: Duration,
+    /// When the call started.
+    pub(crate) call_start: Instant,
+    /// Number of times the request was sent.
+    pub(crate) attempts: u32,
 }
 
 impl Submitted {
@@ -48,10 +62,28 @@ impl Submitted {
         request: &S,
         options: &RequestOptions,
     ) -> Result<Self> {
-        let start = Instant::now();
-        let response = session.transport().send(request, options).await?;
-        let request_type = request.request_type();
-        Ok(Self { response, request_type, submit_duration: start.elapsed() })
+        let (start, mut call) = (Instant::now(), CallProgress::new());
+        let transport = session.transport();
+        let response = transport.send_in_call(request, options, &mut call).await?;
+        transport.retry_log().succeeded(&call, Lane::Train);
+        Ok(Self::new(response, request, start, &call))
+    }
+
+    /// Creates the record of a request that the server accepted in `call`. `start` is when its
+    /// submission started.
+    pub(crate) fn new<S: SubmitRequest>(
+        response: SubmitResponse,
+        request: &S,
+        start: Instant,
+        call: &CallProgress,
+    ) -> Self {
+        Self {
+            response,
+            request_type: request.request_type(),
+            submit_duration: start.elapsed(),
+            call_start: call.start(),
+            attempts: call.attempts(),
+        }
     }
 }
 
@@ -87,12 +119,22 @@ impl PollRequest {
 impl<'a> Poller<'a> {
     /// Creates a poller. `log` reports the queue state of pending requests.
     pub(crate) fn new(session: &'a Session, log: &'a QueueLog) -> Self {
-        Self { session, log, batch_poll: None }
+        let settings = session.settings();
+        let (retry, poll_timeout) = (&settings.retry, settings.poll_timeout);
+        Self { session, log, batch_poll: None, retry, poll_timeout, is_sample: false }
     }
 
-    /// Polls for a result only once `batch_poll`, if any, has announced it.
-    pub(crate) fn with_batch_poll(self, batch_poll: Option<&'a BatchPoll>) -> Self {
-        Self { batch_poll, ..self }
+    /// Sets the retry policy and the poll timeout of a call.
+    pub(crate) fn with_options(self, options: &'a CallOptions) -> Self {
+        let settings = self.session.settings();
+        let (retry, poll_timeout) = (options.retry_policy(settings), options.poll_limit(settings));
+        Self { retry, poll_timeout, ..self }
+    }
+
+    /// Polls for the result of a sample: once `batch_poll`, if any, has announced it, and not again
+    /// after a failure of category `server`, after which the sample is resubmitted.
+    pub(crate) fn for_sample(self, batch_poll: Option<&'a BatchPoll>) -> Self {
+        Self { batch_poll, is_sample: true, ..self }
     }
 
     /// Waits for the result of `submitted` and decodes it.
@@ -103,16 +145,26 @@ impl<'a> Poller<'a> {
         &self,
         submitted: &Submitted,
     ) -> Result<S::Output> {
+        self.result_in_call::<S>(submitted, &mut CallProgress::new()).await
+    }
+
+    /// Waits for the result of `submitted` and records failed polls in `call`.
+    ///
+    /// # Errors
+    /// Like [`result`](Self::result).
+    pub(crate) async fn result_in_call<S: SubmitRequest>(
+        &self,
+        submitted: &Submitted,
+        call: &mut CallProgress,
+    ) -> Result<S::Output> {
         let mut progress = PollProgress { polls: 0, start: Instant::now() };
-        let payload = self.poll(submitted, S::PROTO_OUTPUT, &mut progress);
-        let payload = match self.session.settings().poll_timeout {
+        let payload = self.poll(submitted, S::PROTO_OUTPUT, &mut progress, call);
+        let payload = match self.poll_timeout {
             None => payload.await,
             Some(limit) => match timeout(limit, payload).await {
                 Ok(payload) => payload,
-                Err(_) => {
-                    let polls = u32::try_from(progress.polls).unwrap_or(u32::MAX);
-                    Err(Error::deadline().after(polls, progress.start.elapsed()))
-                }
+                Err(_) if self.is_sample => Err(Error::deadline(limit)),
+                Err(_) => Err(Error::training_deadline(limit)),
             },
         };
         if let Some(batch_poll) = self.batch_poll {
@@ -121,6 +173,7 @@ impl<'a> Poller<'a> {
         payload.and_then(|payload| Ok(S::decode_output(&payload)?)).map_err(|error| {
             self.record(&error, submitted, &progress);
             error
+                .after(submitted.attempts, submitted.call_start.elapsed())
                 .with_request_id(submitted.response.request_id.clone())
                 .during(submitted.request_type)
         })
@@ -137,11 +190,14 @@ impl<'a> Poller<'a> {
         submitted: &Submitted,
         accept_proto: bool,
         progress: &mut PollProgress,
+        call: &mut CallProgress,
     ) -> Result<ResultPayload> {
         let mut request = PollRequest::new(submitted);
-        let mut failures = PollFailures::default();
+        let mut failures = PollFailures::new(self.retry);
         let mut interval = PollInterval::new(self.session.adaptive_polling());
-        let mut outage = OutageTimer::new(self.session.settings().retry.retry_timeout());
+        let mut outage = OutageLimit::new(self.retry);
+        let mut failed_request = None;
+        let retry_log = self.session.transport().retry_log();
         if let Some(bytes) = self.wait_for_announcement(submitted).await? {
             request.accept_payload(self.session.download_budget(), bytes).await;
         }
@@ -155,14 +211,20 @@ impl<'a> Poller<'a> {
             progress.polls += 1;
             let error = match response {
                 Ok(response) => {
-                    outage.end();
+                    retry_log.poll_succeeded();
                     failures.record_success();
                     match decode(&response)? {
                         PollResponse::Ready(payload) => return Ok(payload),
                         PollResponse::Failed(failed) => {
-                            // The server executed the request once, whatever the number of polls.
-                            return Err(Error::from_failed_request(failed)
-                                .after(1, progress.start.elapsed()));
+                            let error = Error::from_failed_request(failed);
+                            let delay = failures.record_failed_request(&error);
+                            let delay = delay.filter(|_| !self.is_sample);
+                            let delay = delay.filter(|delay| !outage.record(sent_at, *delay));
+                            let Some(delay) = delay else { return Err(error) };
+                            failed_request = Some(error.clone());
+                            retry_log.retry(call, Lane::Poll, error, delay, RetryReason::Poll);
+                            sleep(delay).await;
+                            continue;
                         }
                         PollResponse::MetadataOnly { .. } if !request.body.allow_metadata_only => {
                             let message = "server announced the result twice without sending it";
@@ -173,39 +235,43 @@ impl<'a> Poller<'a> {
                         }
                         PollResponse::TryAgain(pending) => {
                             self.log.update(&pending);
-                            interval.wait(sent_at).await;
+                            poll_interval::wait(interval.next_delay(sent_at)).await;
                         }
                     }
+                    outage.end();
                     continue;
                 }
                 Err(error) => error,
             };
-            let responded = error.status().is_some();
-            if responded {
-                outage.end();
-            }
             self.log_queue_state(&error);
-            match failures.record(&error) {
-                NextPoll::AtInterval => interval.wait(sent_at).await,
-                NextPoll::AtOnce => {}
-                NextPoll::After(delay) => {
-                    if !responded && outage.record(sent_at) {
-                        return Err(error);
-                    }
-                    sleep(delay).await;
-                }
+            let delay = match failures.record(&error) {
+                NextPoll::AtInterval => interval.next_delay(sent_at),
+                NextPoll::AtOnce => Duration::ZERO,
+                NextPoll::After(delay) => delay,
                 NextPoll::WhenSettled => {
-                    if !self.session.transport().wait_for_billing() {
+                    let transport = self.session.transport();
+                    if !self.retry.waits_for_billing() || !transport.wait_for_billing() {
                         return Err(error);
                     }
+                    retry_log.poll_failed(&error, BILLING_DELAY);
+                    call.record_failure(error);
                     sleep(BILLING_DELAY).await;
                     // The billing state logs the wait; the poll is not reported as failed.
                     continue;
                 }
-                NextPoll::Expired => return Err(error.expired()),
-                NextPoll::Never => return Err(error),
+                NextPoll::Expired => return Err(failed_request.unwrap_or(error.expired())),
+                NextPoll::Never => return Err(failed_request.unwrap_or(error)),
+            };
+            if error.status() == Some(408) {
+                outage.end();
+            } else if outage.record(sent_at, delay) {
+                return Err(failed_request.unwrap_or(error));
+            } else {
+                retry_log.poll_failed(&error, delay);
             }
             self.record(&error, submitted, progress);
+            call.record_failure(error);
+            poll_interval::wait(delay).await;
         }
     }
 

@@ -4,22 +4,31 @@
 //! |---|---|---|---|
 //! | 408: the result is not ready | at the poll interval | 0 | 0 if its body has a queue state |
 //! | 500 to 599 | at the poll interval | 0 | unchanged |
-//! | 400, at most three times | at once | 0 | + 1 |
+//! | 400, at most three times; none if it has a body and the policy says so | at once | 0 | + 1 |
 //! | 429, or no response | after 1, 2, 4, … at most 30 seconds | + 1 | unchanged |
 //! | 402 | after the billing delay, while the account may be settled | unchanged | unchanged |
-//! | any other, for example 410 (the result expired) | none | | |
+//! | any other, for example 410 (the result expired), and any that the server declines with `x-should-retry: false` | none | | |
+//!
+//! A result that reports a failure of category `server` is polled again at most three times, after
+//! 1, 2 and 4 seconds, unless the request is a sample, which is resubmitted instead. The Python SDK
+//! returns it at once.
 //!
 //! A successful response sets `backoffs` to 0 and leaves `bad_requests` unchanged. Both counters
 //! change as in the Python SDK, which the fixture `future_retrieve.json` records.
 
 use std::time::Duration;
 
+use tinkex_wire::ErrorCategory;
+
 use crate::error::Error;
+use crate::transport::retry_policy::RetryPolicy;
 
 /// Longest delay between polls while the server is unreachable or limits the rate.
 const MAX_DELAY: Duration = Duration::from_secs(30);
 /// Number of 400 responses that are retried.
 const MAX_BAD_REQUESTS: u32 = 3;
+/// Number of polls that follow a failure of category `server`.
+const MAX_SERVER_FAILURES: u32 = 3;
 
 /// When to poll again after a failed poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +65,29 @@ pub(super) struct PollFailures {
     /// cause. A 2xx that reports the same does not reset it, as in the Python SDK: a server that
     /// alternates between 2xx and 400 is polled no longer than one that only responds with 400.
     bad_requests: u32,
+    /// Number of results that reported a failure of category `server`.
+    server_failures: u32,
+    /// Whether a 400 with a body ends polling.
+    reject_bad_requests: bool,
 }
 
 impl PollFailures {
+    pub(super) fn new(policy: &RetryPolicy) -> Self {
+        Self { reject_bad_requests: !policy.retries_rejected_polls(), ..Self::default() }
+    }
+
+    /// Records that the server reports a failed request. Returns the delay before the next poll if
+    /// the server itself failed, which it may have recovered from.
+    pub(super) fn record_failed_request(&mut self, error: &Error) -> Option<Duration> {
+        if error.category() != Some(ErrorCategory::Server)
+            || self.server_failures >= MAX_SERVER_FAILURES
+        {
+            return None;
+        }
+        self.server_failures += 1;
+        Some(Duration::from_secs(1 << (self.server_failures - 1)))
+    }
+
     /// Records a successful response.
     pub(super) fn record_success(&mut self) {
         self.backoffs = 0;
@@ -67,6 +96,9 @@ impl PollFailures {
     /// Records a failed poll and returns when to poll again.
     pub(super) fn record(&mut self, error: &Error) -> NextPoll {
         match error.status() {
+            // The server declined retries. A 408 is not a failure: the result is not ready.
+            Some(429 | 500..600) if !error.is_retryable() => NextPoll::Never,
+            Some(400) if self.reject_bad_requests && error.body().is_some() => NextPoll::Never,
             Some(408) => {
                 self.backoffs = 0;
                 // The body of a 408 is the queue state.
@@ -131,6 +163,25 @@ mod tests {
         }
         failures.record_success();
         assert_eq!(failures.record(&lost), seconds(1));
+    }
+
+    #[test]
+    fn the_policy_may_end_polling_at_the_first_400_with_a_body() {
+        let mut failures = PollFailures::new(&RetryPolicy::default().retry_rejected_polls(false));
+        assert_eq!(failures.record(&status(400, "")), NextPoll::AtOnce, "an empty 400");
+        assert_eq!(failures.record(&status(400, "{}")), NextPoll::Never);
+        let mut failures = PollFailures::new(&RetryPolicy::default());
+        assert_eq!(failures.record(&status(400, "{}")), NextPoll::AtOnce);
+    }
+
+    #[test]
+    fn a_declined_poll_is_not_repeated() {
+        for code in [429, 500, 503] {
+            let declined = status(code, "").not_retryable();
+            assert_eq!(PollFailures::default().record(&declined), NextPoll::Never, "{code}");
+        }
+        let pending = status(408, "").not_retryable();
+        assert_eq!(PollFailures::default().record(&pending), NextPoll::AtInterval);
     }
 
     #[test]

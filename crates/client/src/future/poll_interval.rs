@@ -1,11 +1,11 @@
-//! [`PollInterval`]: delays between polls. [`OutageTimer`]: decides when to stop polling an
-//! unreachable server.
+//! [`PollInterval`]: delays between polls. [`OutageLimit`]: decides when to stop polling a failing
+//! server.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::targets;
+use crate::transport::retry_policy::RetryPolicy;
 
 /// Response time below which the server did not hold the poll.
 const FAST_POLL: Duration = Duration::from_secs(1);
@@ -27,46 +27,54 @@ impl PollInterval {
         Self { enabled, fast_polls: 0 }
     }
 
-    /// Waits before the next poll, after one that was sent at `sent_at` and whose result was not
-    /// ready.
-    pub(super) async fn wait(&mut self, sent_at: Instant) {
+    /// Returns the delay before the next poll, after one that was sent at `sent_at` and whose
+    /// result was not ready.
+    pub(super) fn next_delay(&mut self, sent_at: Instant) -> Duration {
         if !self.enabled || sent_at.elapsed() >= FAST_POLL {
             self.fast_polls = 0;
-            return;
+            return Duration::ZERO;
         }
         let delay = Duration::from_millis(250 << self.fast_polls.min(5)).min(MAX_DELAY);
         self.fast_polls += 1;
-        sleep(delay.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+        delay.mul_f64(0.5 + 0.5 * fastrand::f64())
     }
 }
 
-/// Measures how long the server has been unreachable.
+/// Waits before the next poll. A delay of zero does not wait for the timer's next tick.
+pub(super) async fn wait(delay: Duration) {
+    if !delay.is_zero() {
+        sleep(delay).await;
+    }
+}
+
+/// Decides when to stop polling a server that is unreachable or fails, by the retry policy.
 #[derive(Debug)]
-pub(super) struct OutageTimer {
-    /// Duration of an outage after which polling ends; unlimited if `None`.
-    timeout: Option<Duration>,
+pub(super) struct OutageLimit {
+    /// Number of consecutive failed polls after which polling ends.
+    max_failures: u32,
+    /// Duration of an outage after which no poll starts; unlimited if `None`.
+    time_limit: Option<Duration>,
+    failures: u32,
     started: Option<Instant>,
 }
 
-impl OutageTimer {
-    pub(super) fn new(timeout: Option<Duration>) -> Self {
-        Self { timeout, started: None }
+impl OutageLimit {
+    pub(super) fn new(policy: &RetryPolicy) -> Self {
+        let (max_failures, time_limit) = (policy.attempt_limit(), policy.time_limit());
+        Self { max_failures, time_limit, failures: 0, started: None }
     }
 
-    /// Ends the outage, if there was one: the server responded.
+    /// Ends the outage, if there was one: the server processed a poll.
     pub(super) fn end(&mut self) {
-        self.started = None;
+        (self.failures, self.started) = (0, None);
     }
 
-    /// Records that a poll sent at `sent_at` got no response. Returns whether to give up.
-    pub(super) fn record(&mut self, sent_at: Instant) -> bool {
-        if self.started.is_none() {
-            tracing::warn!(
-                target: targets::OUTAGE,
-                "connection lost while waiting for a result; polling continues"
-            );
-        }
+    /// Records a failed poll that was sent at `sent_at`. Returns whether to give up instead of
+    /// polling again after `delay`.
+    pub(super) fn record(&mut self, sent_at: Instant, delay: Duration) -> bool {
+        self.failures = self.failures.saturating_add(1);
         let duration = self.started.get_or_insert(sent_at).elapsed();
-        self.timeout.is_some_and(|timeout| duration >= timeout)
+        self.failures >= self.max_failures
+            || self.time_limit.is_some_and(|limit| duration.saturating_add(delay) > limit)
     }
 }

@@ -62,8 +62,13 @@ mod tests {
         let events = EventQueue::new(TelemetryScope::NoSession);
         let response =
             serde_json::from_value::<SubmitResponse>(json!({"request_id": "r"})).unwrap();
-        let submitted =
-            Submitted { response, request_type: "Sample", submit_duration: Duration::ZERO };
+        let submitted = Submitted {
+            response,
+            request_type: "Sample",
+            submit_duration: Duration::ZERO,
+            call_start: tokio::time::Instant::now(),
+            attempts: 1,
+        };
         let error = Error::new(ErrorKind::Auth, "credential command failed: hidden");
         failure(Some(&events), &error, &submitted, 1, Duration::ZERO);
         let rejected = Error::from_response(500, b"{\"detail\":\"overheated\"}", None);

@@ -66,7 +66,7 @@ fn start_batch_poll(script: &PollScript) -> BatchPoll {
         RetryPolicy::default(),
     );
     let target = FuturesTarget::new(SamplerId::from("s:sample:0"), 3);
-    BatchPoll::start(transport, target, false, None)
+    BatchPoll::start(transport, target, false, RetryPolicy::default())
 }
 
 /// Covers R-POLL.

@@ -154,8 +154,11 @@ impl RestClient {
         let request = CopyWeights::into_project(source.to_string(), project)
             .ttl_seconds(copy.ttl.map(|ttl| ttl.as_secs()));
         let key = uuid::Uuid::new_v4().to_string();
-        let options =
-            RequestOptions { headers, idempotency_key: Some(key), ..RequestOptions::default() };
+        let options = RequestOptions {
+            headers,
+            idempotency_key: Some(key),
+            ..self.service.options().request_options()
+        };
         let copied = self.service.connection().await?.transport().send(&request, &options).await?;
         Ok(copied.tinker_path.parse()?)
     }

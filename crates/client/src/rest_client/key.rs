@@ -3,7 +3,6 @@
 use tinkex_wire::{ApiKeyInfo, ApiKeyRequest, DeleteApiKey};
 
 use crate::error::Result;
-use crate::transport::RequestOptions;
 
 use super::RestClient;
 
@@ -15,7 +14,10 @@ impl RestClient {
     /// # Errors
     /// If the server rejects the key.
     pub async fn get_api_key(&self) -> Result<ApiKeyInfo> {
-        self.service.bare_transport()?.send(&ApiKeyRequest, &RequestOptions::default()).await
+        self.service
+            .bare_transport()?
+            .send(&ApiKeyRequest, &self.service.options().request_options())
+            .await
     }
 
     /// Deletes the client's API key.
@@ -23,6 +25,9 @@ impl RestClient {
     /// # Errors
     /// If the server rejects the key.
     pub async fn delete_api_key(&self) -> Result<()> {
-        self.service.bare_transport()?.send(&DeleteApiKey, &RequestOptions::default()).await
+        self.service
+            .bare_transport()?
+            .send(&DeleteApiKey, &self.service.options().request_options())
+            .await
     }
 }

@@ -10,6 +10,7 @@ mod session;
 use ::http::HeaderMap;
 use tinkex_wire::{ApiRequest, header as wire_header};
 
+use crate::call_options::CallOptions;
 use crate::error::Result;
 use crate::service::ServiceClient;
 use crate::transport::{RequestOptions, header};
@@ -41,6 +42,12 @@ impl RestClient {
         Self { service }
     }
 
+    /// Returns a client whose calls have these options.
+    #[must_use]
+    pub fn with_options(&self, options: CallOptions) -> Self {
+        Self { service: self.service.with_options(options) }
+    }
+
     pub(crate) fn service(&self) -> &ServiceClient {
         &self.service
     }
@@ -57,9 +64,13 @@ async fn send<R: ApiRequest>(
     method: &'static str,
     request: &R,
 ) -> Result<R::Response> {
-    let options = RequestOptions { headers: method_headers(method), ..RequestOptions::default() };
-    let connection = service.connection().await?;
-    connection.record_failure(connection.transport().send(request, &options).await)
+    let headers = method_headers(method);
+    let options = RequestOptions { headers, ..service.options().request_options() };
+    let call = async {
+        let connection = service.connection().await?;
+        connection.record_failure(connection.transport().send(request, &options).await)
+    };
+    service.options().limit(call).await
 }
 
 fn method_headers(method: &'static str) -> HeaderMap {

@@ -8,11 +8,8 @@ use tinkex_wire::ClientConfig;
 use tokio::time::{Instant, sleep_until};
 
 use crate::dispatch::{Limit, Permit};
-use crate::error::{Error, ErrorKind, Result};
-use crate::settings::ClientSettings;
 
-/// Default time without a successful sample after which samples fail.
-const DEFAULT_PROGRESS_TIMEOUT: Duration = Duration::from_secs(7200);
+use super::retry::SamplingRetry;
 
 /// Samples of one client that are in progress.
 #[derive(Debug)]
@@ -27,17 +24,15 @@ pub(super) struct ActiveSamples {
 
 impl ActiveSamples {
     /// Applies the lower of the server's and the caller's concurrency limits.
-    pub(super) fn new(config: &ClientConfig, settings: &ClientSettings) -> Self {
+    pub(super) fn new(config: &ClientConfig, retry: &SamplingRetry) -> Self {
         // The server's limit bounds the number of open polls. With a batch poll there is one poll
         // for all samples, so it does not apply.
         let server_limit =
             (!config.sample_use_retrieve_futures).then_some(config.sample_max_concurrent_requests);
-        let limit = [server_limit, settings.max_samples.map(u64::from)].into_iter().flatten().min();
+        let limit = [server_limit, retry.concurrency().map(u64::from)].into_iter().flatten().min();
         let concurrency =
             limit.map(|limit| Limit::concurrency(u32::try_from(limit).unwrap_or(u32::MAX).max(1)));
-        let progress_timeout = config
-            .sample_enable_stuck_detection
-            .then_some(settings.progress_timeout.unwrap_or(DEFAULT_PROGRESS_TIMEOUT));
+        let progress_timeout = config.sample_enable_stuck_detection.then(|| retry.stuck_after());
         Self {
             concurrency,
             progress_timeout,
@@ -74,18 +69,16 @@ pub(super) struct ActiveSample<'a> {
 }
 
 impl ActiveSample<'_> {
-    /// Fails once no sample has succeeded for the progress timeout, counted from the start of this
-    /// sample at the earliest. Never resolves if the timeout is disabled.
-    pub(super) async fn progress_timeout<T>(&self) -> Result<T> {
+    /// Waits until no sample has succeeded for the progress timeout, counted from the start of this
+    /// sample at the earliest, and returns the timeout. Never resolves if the timeout is disabled.
+    pub(super) async fn progress_timeout(&self) -> Duration {
         loop {
             let last = self.start.max(self.samples.last_success());
             let timeout = self.samples.progress_timeout;
             let deadline = timeout.and_then(|timeout| last.checked_add(timeout));
             let Some(deadline) = deadline else { return std::future::pending().await };
             if deadline <= Instant::now() {
-                let seconds = timeout.unwrap_or_default().as_secs();
-                let message = format!("sampling timed out: no sample succeeded for {seconds} s");
-                return Err(Error::new(ErrorKind::Connect, message));
+                return timeout.unwrap_or_default();
             }
             sleep_until(deadline).await;
         }

@@ -3,6 +3,7 @@
 mod active_samples;
 mod request_builder;
 mod resubmit;
+mod retry;
 mod sequence_range;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
@@ -16,11 +17,12 @@ use futures_util::future::{Either, select};
 use tinkex_wire::rest::{GetSampler, SamplerInfo};
 use tinkex_wire::{
     CreateSamplingSession, Logprobs, ModelInput, SampleRequest, SampleResponse, SamplerHandle,
-    SamplerId, SamplingParams, SubmitRequest as _, header as wire_header,
+    SamplerId, SamplingParams, header as wire_header,
 };
 use tokio::sync::OnceCell;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
+use crate::call_options::CallOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::SampleFuture;
 use crate::future::poll::{Poller, Submitted};
@@ -28,13 +30,18 @@ use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::service::ServiceClient;
 use crate::session::{CancelGuard, Session};
 use crate::transport::backoff::RequestBackoff;
+use crate::transport::call_progress::CallProgress;
+use crate::transport::http::Lane;
+use crate::transport::retry_log::RetryReason;
 use crate::transport::{RequestOptions, header};
 use crate::validated::Validated;
 
 use active_samples::ActiveSamples;
 pub use request_builder::SampleRequestBuilder;
+use resubmit::SampleFailures;
 #[cfg(test)]
 pub(crate) use resubmit::is_resubmittable;
+pub use retry::SamplingRetry;
 use sequence_range::SequenceRange;
 
 /// Client that samples from fixed weights: a base model or a checkpoint.
@@ -64,16 +71,24 @@ use sequence_range::SequenceRange;
 /// [`TrainingClient`]: crate::TrainingClient
 /// [`TrainingClient::save_weights_and_get_sampling_client`]: crate::TrainingClient::save_weights_and_get_sampling_client
 #[derive(Clone)]
-pub struct SamplingClient(Arc<SamplingShared>);
+pub struct SamplingClient(Arc<SamplingView>);
 
-/// State shared by all clones of a [`SamplingClient`].
+/// A sampling session with the options of one client value. One pointer per pending sample.
+#[derive(Clone)]
+struct SamplingView {
+    shared: Arc<SamplingShared>,
+    active: Arc<ActiveSamples>,
+    retry: SamplingRetry,
+    options: CallOptions,
+}
+
+/// State shared by all clients of a sampling session in this process.
 struct SamplingShared {
     session: Arc<Session>,
     id: SamplerId,
     /// Set from the start for the session's creator, otherwise obtained before the first sample.
     sequence: OnceCell<SequenceRange>,
     record_stability_info: bool,
-    active: ActiveSamples,
     log: QueueLog,
 }
 
@@ -86,7 +101,11 @@ pub(crate) enum SamplingWeights {
 }
 
 impl SamplingClient {
-    pub(crate) async fn create(session: Arc<Session>, weights: SamplingWeights) -> Result<Self> {
+    pub(crate) async fn create(
+        session: Arc<Session>,
+        weights: SamplingWeights,
+        options: &CallOptions,
+    ) -> Result<Self> {
         let (session_id, index) = (session.id().clone(), session.next_sampler());
         let request = match weights {
             SamplingWeights::Base(model) => {
@@ -96,8 +115,8 @@ impl SamplingClient {
                 CreateSamplingSession::from_path(session_id, index, path)
             }
         };
-        let created = session.transport().send(&request, &RequestOptions::default()).await?;
-        Ok(Self::of_creator(session, created.sampling_session_id))
+        let created = session.transport().send(&request, &options.request_options()).await?;
+        Ok(Self::of_creator(session, created.sampling_session_id).with_options(*options))
     }
 
     /// Creates the client of a sampling session that this process created: clone 0.
@@ -119,9 +138,44 @@ impl SamplingClient {
         sequence: OnceCell<SequenceRange>,
         record_stability_info: bool,
     ) -> Self {
-        let active = ActiveSamples::new(session.config(), session.settings());
+        let retry = session.settings().sampling_retry;
+        let active = Arc::new(ActiveSamples::new(session.config(), &retry));
         let log = QueueLog::new(QueuedWork::Sampling, id.as_str());
-        Self(Arc::new(SamplingShared { session, id, sequence, record_stability_info, active, log }))
+        let shared = SamplingShared { session, id, sequence, record_stability_info, log };
+        let options = CallOptions::default();
+        Self(Arc::new(SamplingView { shared: Arc::new(shared), active, retry, options }))
+    }
+
+    /// Returns a client of the same sampling session whose calls have these options.
+    ///
+    /// ```no_run
+    /// # async fn run(sampler: tinkex::SamplingClient) -> tinkex::Result<()> {
+    /// use std::time::Duration;
+    /// use tinkex::{CallOptions, SamplingParams};
+    ///
+    /// let hurried = sampler.with_options(CallOptions::new().timeout(Duration::from_secs(30)));
+    /// hurried.sample([1, 2, 3], SamplingParams::new()).await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn with_options(&self, options: CallOptions) -> Self {
+        Self(Arc::new(SamplingView { options, ..SamplingView::clone(&self.0) }))
+    }
+
+    /// Returns the options of this client's calls.
+    fn options(&self) -> CallOptions {
+        self.0.options
+    }
+
+    /// Returns a client of the same sampling session with its own resubmission settings, number of
+    /// concurrent samples and progress timeout.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if a setting is out of range.
+    pub fn with_sampling_retry(&self, retry: SamplingRetry) -> Result<Self> {
+        retry.validate()?;
+        let active = Arc::new(ActiveSamples::new(self.0.shared.session.config(), &retry));
+        Ok(Self(Arc::new(SamplingView { retry, active, ..SamplingView::clone(&self.0) })))
     }
 
     /// Creates a client for the sampling session of another process, on the handle's server.
@@ -147,14 +201,18 @@ impl SamplingClient {
     /// them.
     #[must_use]
     pub fn handle(&self) -> SamplerHandle {
-        SamplerHandle::new(self.0.session.id().clone(), self.0.id.clone(), self.0.session.holder())
-            .record_stability_info(self.0.record_stability_info)
+        SamplerHandle::new(
+            self.0.shared.session.id().clone(),
+            self.0.shared.id.clone(),
+            self.0.shared.session.holder(),
+        )
+        .record_stability_info(self.0.shared.record_stability_info)
     }
 
     /// Returns the id of the sampling session.
     #[must_use]
     pub fn sampler_id(&self) -> &SamplerId {
-        &self.0.id
+        &self.0.shared.id
     }
 
     /// Returns the remaining backoff after a 429 response, or `None` if none is active.
@@ -163,7 +221,7 @@ impl SamplingClient {
     /// process share it.
     #[must_use]
     pub fn backoff_remaining(&self) -> Option<Duration> {
-        let remaining = self.0.session.admission().backoff().remaining();
+        let remaining = self.0.shared.session.admission().backoff().remaining();
         (!remaining.is_zero()).then_some(remaining)
     }
 
@@ -176,7 +234,7 @@ impl SamplingClient {
         params: SamplingParams,
     ) -> SampleRequestBuilder {
         let mut request = SampleRequest::new(prompt, params);
-        if self.0.record_stability_info {
+        if self.0.shared.record_stability_info {
             request.record_stability_info = Some(true);
         }
         SampleRequestBuilder::new(self.clone(), request)
@@ -202,7 +260,7 @@ impl SamplingClient {
             .prompt_logprobs(Some(true));
         // `sample_no_retries` returns lost samples to the caller; it does not cover
         // log-probabilities.
-        self.start("compute_logprobs", request, self.0.session.resubmits(), |response| {
+        self.start("compute_logprobs", request, true, |response| {
             let message = "the response contains no prompt log-probabilities";
             let missing = || Error::new(ErrorKind::Decode, message);
             response.prompt_logprobs.ok_or_else(missing)
@@ -217,13 +275,15 @@ impl SamplingClient {
     /// # Cancel safety
     /// Cancel safe: the request changes nothing on the server.
     pub async fn get_sampler(&self) -> Result<SamplerInfo> {
-        let request = GetSampler::new(self.0.id.clone());
-        self.0.session.transport().send(&request, &RequestOptions::default()).await
+        let (request, options) = (GetSampler::new(self.0.shared.id.clone()), &self.0.options);
+        let transport = self.0.shared.session.transport();
+        options.limit(transport.send(&request, &options.request_options())).await
     }
 
-    /// Returns whether a lost sample is resubmitted. Otherwise its error is returned to the caller.
+    /// Returns whether the server allows lost samples to be resubmitted. Otherwise the error is
+    /// returned to the caller.
     fn resubmits_samples(&self) -> bool {
-        self.0.session.resubmits() && !self.0.session.config().sample_no_retries
+        !self.0.shared.session.config().sample_no_retries
     }
 
     /// Starts a request. `call` names the method in errors about invalid input.
@@ -234,79 +294,102 @@ impl SamplingClient {
         resubmit: bool,
         finish: impl FnOnce(SampleResponse) -> Result<T> + Send + 'static,
     ) -> SampleFuture<T> {
-        request.sampling_session_id = Some(self.0.id.clone());
+        request.sampling_session_id = Some(self.0.shared.id.clone());
         let request = match Validated::new(request) {
             Ok(request) => request,
             Err(error) => return SampleFuture::failed(Error::from(error).during(call)),
         };
-        // Boxed to keep the memory of a waiting sample small; see `SamplingShared::sample`.
-        let (shared, request) = (Arc::clone(&self.0), Box::new(request));
+        // Boxed to keep the memory of a waiting sample small; see `SamplingView::sample`.
+        let (view, request) = (Arc::clone(&self.0), Box::new(request));
         SampleFuture::start(async move {
-            let result = shared.session.run_until_closed(shared.sample(request, resubmit)).await;
-            finish(shared.session.connection().record_failure(result)?)
+            let (session, mut call) = (&view.shared.session, CallProgress::new());
+            // Two pointers: `run_until_closed` boxes its argument.
+            let work = session.run_until_closed(view.sample(request, resubmit, &mut call));
+            let result = match view.options.call_limit() {
+                None => work.await,
+                Some(limit) => {
+                    let ended = Box::pin(timeout(limit, work)).await;
+                    ended.unwrap_or_else(|_| Err(call.deadline(limit)))
+                }
+            };
+            finish(session.connection().record_failure(result)?)
         })
     }
 }
 
-impl SamplingShared {
+impl SamplingView {
     /// Samples once, and resubmits after a transient failure if `resubmit` is set.
     async fn sample(
         &self,
         mut request: Box<Validated<SampleRequest>>,
         resubmit: bool,
+        call: &mut CallProgress,
     ) -> Result<SampleResponse> {
         let active = self.active.start().await;
         // Boxed: of ten thousand samples most wait for a permit, and a waiting sample should not
         // occupy the memory of the large future that submits and polls.
         let work = Box::pin(async {
-            let (mut attempt, start) = (0, Instant::now());
+            let (mut resubmissions, mut failures) = (0, SampleFailures::default());
             loop {
-                let error = match self.sample_once(&mut request, start).await {
+                let error = match self.sample_once(&mut request, call).await {
                     Ok(response) => {
                         self.active.record_success();
                         return Ok(response);
                     }
                     Err(error) => error,
                 };
-                let delay = resubmit::delay(attempt, fastrand::f64());
-                let timeout = self.session.settings().retry.retry_timeout();
-                let late = timeout.is_some_and(|timeout| start.elapsed() + delay > timeout);
-                let again = resubmit && !late && resubmit::is_resubmittable(&error);
-                if let Some(events) = self.session.connection().events() {
-                    events.attempt(
-                        resubmit::SAMPLE_FAILED,
-                        &error,
-                        resubmit::event_attributes(again, attempt),
-                    );
+                let delay = self.retry.delay(resubmissions, fastrand::f64());
+                let policy = self.options.retry_policy(self.shared.session.settings());
+                let again = resubmit
+                    && self.retry.allows_resubmission(resubmissions)
+                    && policy.allows_attempt(call.attempts(), call.elapsed(), delay)
+                    && failures.is_resubmittable(&error);
+                if let Some(events) = self.shared.session.connection().events() {
+                    let attributes = resubmit::event_attributes(again, resubmissions);
+                    events.attempt(resubmit::SAMPLE_FAILED, &error, attributes);
                 }
                 if !again {
                     return Err(error);
                 }
-                tracing::debug!(%error, attempt, ?delay, "resubmitting the sample");
+                let log = self.shared.session.transport().retry_log();
+                log.retry(call, Lane::Sample, error, delay, RetryReason::Resubmit);
                 sleep(delay).await;
-                attempt += 1;
+                resubmissions += 1;
             }
         });
-        match select(work, pin!(active.progress_timeout())).await {
-            Either::Left((result, _)) | Either::Right((result, _)) => result,
+        let ended = match select(work, pin!(active.progress_timeout())).await {
+            Either::Left((result, _)) => Ok(result),
+            Either::Right((timeout, _)) => Err(timeout),
+        };
+        match ended {
+            Ok(Ok(response)) => {
+                self.shared.session.transport().retry_log().succeeded(call, Lane::Sample);
+                Ok(response)
+            }
+            Ok(Err(error)) => Err(call.finish(error)),
+            Err(timeout) => {
+                let seconds = timeout.as_secs();
+                let reason = format!("sampling timed out: no sample succeeded for {seconds} s");
+                Err(call.timed_out(&reason))
+            }
         }
     }
 
-    /// Submits the sample and polls its result. `since` is the start of the retry timeout: the
-    /// first submission of the sample.
+    /// Submits the sample and polls its result.
     async fn sample_once(
         &self,
         request: &mut Validated<SampleRequest>,
-        since: Instant,
+        call: &mut CallProgress,
     ) -> Result<SampleResponse> {
-        let sequence =
-            self.sequence.get_or_try_init(|| SequenceRange::join(&self.session, &self.id)).await?;
+        let SamplingShared { session, id, sequence, log, .. } = &*self.shared;
+        let sequence = sequence.get_or_try_init(|| SequenceRange::join(session, id)).await?;
         // Every submission gets a new number. HTTP retries of one submission keep it.
         request.set_seq(sequence.next());
-        let submitted = self.submit(request, since).await?;
-        let cancel = CancelGuard::new(&self.session, submitted.response.request_id.clone());
-        let poller = Poller::new(&self.session, &self.log).with_batch_poll(sequence.batch_poll());
-        let result = poller.result::<SampleRequest>(&submitted).await;
+        let submitted = self.submit(request, call).await?;
+        let cancel = CancelGuard::new(session, submitted.response.request_id.clone());
+        let poller =
+            Poller::new(session, log).with_options(&self.options).for_sample(sequence.batch_poll());
+        let result = poller.result_in_call::<SampleRequest>(&submitted, call).await;
         // After any other error the server may still be generating, so the guard cancels it.
         let finished = |kind| matches!(kind, ErrorKind::WorkFailed | ErrorKind::Expired);
         if result.as_ref().map_or_else(|error| finished(error.kind()), |_| true) {
@@ -325,28 +408,25 @@ impl SamplingShared {
     async fn submit(
         &self,
         request: &Validated<SampleRequest>,
-        since: Instant,
+        call: &mut CallProgress,
     ) -> Result<Submitted> {
-        let start = Instant::now();
+        let (session, start) = (&self.shared.session, Instant::now());
         let bytes = request.get().prompt.sampling_bytes() as u64;
-        let admission = self.session.admission();
+        let admission = session.admission();
         let _permit = admission.acquire(bytes).await;
+        call.admit();
         let backoff = RequestBackoff { backoff: Arc::clone(admission.backoff()), bytes };
-        let mut options = RequestOptions {
-            backoff: Some(backoff),
-            waiting_since: Some(since),
-            ..RequestOptions::default()
-        };
+        let backoff = Some(backoff);
+        let mut options = RequestOptions { backoff, ..self.options.request_options() };
         header::put(&mut options.headers, wire_header::SAMPLING_BACKPRESSURE, "1");
-        let response = self.session.transport().send(request, &options).await?;
-        let request_type = request.request_type();
-        Ok(Submitted { response, request_type, submit_duration: start.elapsed() })
+        let response = session.transport().send_in_call(request, &options, call).await?;
+        Ok(Submitted::new(response, request, start, call))
     }
 }
 
 impl fmt::Debug for SamplingClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SamplingClient").field("id", &self.0.id).finish_non_exhaustive()
+        f.debug_struct("SamplingClient").field("id", &self.0.shared.id).finish_non_exhaustive()
     }
 }
 

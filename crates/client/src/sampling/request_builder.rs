@@ -1,11 +1,14 @@
 //! [`SampleRequestBuilder`]: options of one sampling request.
 
 use std::future::IntoFuture;
+use std::time::Duration;
 
 use tinkex_wire::{SampleRequest, SampleResponse, TensorData};
 
+use crate::call_options::CallOptions;
 use crate::error::Result;
 use crate::future::SampleFuture;
+use crate::transport::retry_policy::RetryPolicy;
 
 use super::SamplingClient;
 
@@ -89,6 +92,44 @@ impl SampleRequestBuilder {
     /// Makes the server record data for numerical stability diagnostics (default: off).
     pub fn record_stability_info(mut self) -> Self {
         self.request.record_stability_info = Some(true);
+        self
+    }
+
+    /// Sets how often and how long the requests of this sample are repeated after failures. Defaults
+    /// to the policy of the client.
+    ///
+    /// ```no_run
+    /// # async fn run(sampler: tinkex::SamplingClient) -> tinkex::Result<()> {
+    /// use std::time::Duration;
+    /// use tinkex::{RetryPolicy, SamplingParams};
+    ///
+    /// let sample = sampler
+    ///     .sample([1, 2, 3], SamplingParams::new().max_tokens(64))
+    ///     .retry(RetryPolicy::default().max_attempts(3))
+    ///     .timeout(Duration::from_secs(120))
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn retry(self, policy: RetryPolicy) -> Self {
+        self.set(|options| options.retry(policy))
+    }
+
+    /// Sets the maximum duration of this sample, with all waits and retries. It is cancelled once
+    /// the time is over. Unlimited by default.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        self.set(|options| options.timeout(timeout))
+    }
+
+    /// Sets the maximum time to wait for the result once the server has accepted the sample.
+    /// Unlimited by default.
+    pub fn poll_timeout(self, timeout: Duration) -> Self {
+        self.set(|options| options.poll_timeout(timeout))
+    }
+
+    /// Changes the options of this sample only. A client of its own, so that the usual sample
+    /// carries no options.
+    fn set(mut self, change: impl FnOnce(CallOptions) -> CallOptions) -> Self {
+        self.client = self.client.with_options(change(self.client.options()));
         self
     }
 

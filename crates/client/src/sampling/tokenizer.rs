@@ -18,6 +18,6 @@ impl SamplingClient {
     pub async fn tokenizer(&self) -> Result<Tokenizer> {
         let sampler = self.get_sampler().await?;
         let tokenizer_id = sampler.tokenizer_id.as_deref().map(before_colon);
-        self.0.session.hub()?.tokenizer_of(&sampler.base_model, tokenizer_id).await
+        self.0.shared.session.hub()?.tokenizer_of(&sampler.base_model, tokenizer_id).await
     }
 }

@@ -9,6 +9,7 @@ use tinkex_wire::JsonObject;
 use crate::clock::WallClock;
 use crate::config::{BaseUrl, Env};
 use crate::error::{Error, Result};
+use crate::sampling::SamplingRetry;
 use crate::settings::{ClientSettings, SettingsInput};
 use crate::transport::custom_http::CustomHttp;
 use crate::transport::http::HttpService;
@@ -28,7 +29,7 @@ use super::ServiceClient;
 /// let service = ServiceClient::builder()
 ///     .base_url("http://localhost:8000")
 ///     .api_key("tml-example")
-///     .retry(RetryPolicy::default().with_retry_timeout(Duration::from_secs(30)))
+///     .retry(RetryPolicy::default().give_up_after(Duration::from_secs(30)))
 ///     .build()?;
 /// # Ok::<_, tinkex::Error>(())
 /// ```
@@ -46,8 +47,7 @@ pub struct ServiceClientBuilder {
     user_metadata: JsonObject,
     poll_immediately: bool,
     without_telemetry: bool,
-    max_samples: Option<u32>,
-    progress_timeout: Option<Duration>,
+    sampling_retry: SamplingRetry,
     poll_timeout: Option<Duration>,
     clock: WallClock,
 }
@@ -122,17 +122,24 @@ impl ServiceClientBuilder {
         self
     }
 
-    /// Sets the maximum number of concurrent samples per sampling client (at least 1). The server
-    /// may set a lower limit.
-    pub fn max_concurrent_samples(mut self, samples: u32) -> Self {
-        self.max_samples = Some(samples.max(1));
+    /// Sets when and how often samples are resubmitted, and how many run at once. Defaults to
+    /// [`SamplingRetry::default`].
+    pub fn sampling_retry(mut self, retry: SamplingRetry) -> Self {
+        self.sampling_retry = retry;
         self
     }
 
-    /// Sets how long samples may go without any of them succeeding before they fail. Defaults to 2
-    /// hours.
+    /// Sets the maximum number of concurrent samples per sampling client, at least 1: short for
+    /// [`SamplingRetry::max_concurrent_samples`].
+    pub fn max_concurrent_samples(mut self, samples: u32) -> Self {
+        self.sampling_retry = self.sampling_retry.max_concurrent_samples(samples);
+        self
+    }
+
+    /// Sets how long samples may go without any of them succeeding before they fail: short for
+    /// [`SamplingRetry::progress_timeout`].
     pub fn progress_timeout(mut self, timeout: Duration) -> Self {
-        self.progress_timeout = Some(timeout);
+        self.sampling_retry = self.sampling_retry.progress_timeout(timeout);
         self
     }
 
@@ -185,8 +192,7 @@ impl ServiceClientBuilder {
             user_metadata: self.user_metadata,
             adaptive_polling: !self.poll_immediately,
             telemetry: !self.without_telemetry,
-            max_samples: self.max_samples,
-            progress_timeout: self.progress_timeout,
+            sampling_retry: self.sampling_retry,
             poll_timeout: self.poll_timeout,
             clock: self.clock,
         })?;

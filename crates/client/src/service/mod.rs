@@ -5,6 +5,7 @@ mod finish;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::SystemTime;
@@ -15,6 +16,7 @@ use tinkex_wire::{
 };
 use tokio::sync::{OnceCell, watch};
 
+use crate::call_options::CallOptions;
 use crate::config::BaseUrl;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result, convert};
@@ -27,7 +29,7 @@ use crate::settings::ClientSettings;
 use crate::task;
 use crate::telemetry::TelemetryScope;
 use crate::training::{CreateFromState, CreateLora, RestoreMode};
-use crate::transport::{Identity, RequestOptions, Transport};
+use crate::transport::{Identity, Transport};
 
 pub use builder::ServiceClientBuilder;
 
@@ -46,7 +48,23 @@ pub use builder::ServiceClientBuilder;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct ServiceClient(Arc<ServiceShared>);
+pub struct ServiceClient(Arc<ServiceView>);
+
+/// A service with the options of one client value.
+struct ServiceView {
+    shared: Arc<ServiceShared>,
+    options: CallOptions,
+}
+
+impl Deref for ServiceView {
+    type Target = ServiceShared;
+
+    fn deref(&self) -> &ServiceShared {
+        &self.shared
+    }
+}
+
+/// State shared by all clones of a [`ServiceClient`].
 
 struct ServiceShared {
     settings: Arc<ClientSettings>,
@@ -80,7 +98,7 @@ impl ServiceClient {
     }
 
     pub(crate) fn new(settings: Arc<ClientSettings>) -> Self {
-        Self(Arc::new(ServiceShared {
+        let shared = Arc::new(ServiceShared {
             settings,
             connection: OnceCell::new(),
             session: OnceCell::new(),
@@ -88,7 +106,20 @@ impl ServiceClient {
             closed: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
             close_finished: watch::channel(false).0,
-        }))
+        });
+        Self(Arc::new(ServiceView { shared, options: CallOptions::default() }))
+    }
+
+    /// Returns a client that shares everything with this one, and whose calls have these options.
+    /// Clients that are created from it inherit the options.
+    #[must_use]
+    pub fn with_options(&self, options: CallOptions) -> Self {
+        Self(Arc::new(ServiceView { shared: Arc::clone(&self.0.shared), options }))
+    }
+
+    /// Returns the options of this client's calls.
+    pub(crate) fn options(&self) -> &CallOptions {
+        &self.0.options
     }
 
     /// Returns the models that the server offers.
@@ -96,10 +127,13 @@ impl ServiceClient {
     /// # Errors
     /// If the request fails.
     pub async fn server_capabilities(&self) -> Result<ServerCapabilities> {
-        let connection = self.connection().await?;
-        let options = RequestOptions::default();
-        let capabilities = connection.transport().send(&ServerCapabilitiesRequest, &options).await;
-        connection.record_failure(capabilities)
+        let call = async {
+            let (connection, options) =
+                (self.connection().await?, self.options().request_options());
+            let request = ServerCapabilitiesRequest;
+            connection.record_failure(connection.transport().send(&request, &options).await)
+        };
+        self.options().limit(call).await
     }
 
     /// Returns the server's clock, in whole seconds, or `None` if its responses carry no date.
@@ -107,10 +141,13 @@ impl ServiceClient {
     /// # Errors
     /// If the request fails.
     pub async fn server_time(&self) -> Result<Option<Timestamp>> {
-        let connection = self.connection().await?;
-        let options = RequestOptions::default();
-        let response = connection.transport().send_raw(&ServerCapabilitiesRequest, &options).await;
-        let response = connection.record_failure(response)?;
+        let call = async {
+            let (connection, options) =
+                (self.connection().await?, self.options().request_options());
+            let request = ServerCapabilitiesRequest;
+            connection.record_failure(connection.transport().send_raw(&request, &options).await)
+        };
+        let response = self.options().limit(call).await?;
         let date = response.headers().get(http::header::DATE).and_then(|date| date.to_str().ok());
         let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
         let since = date.and_then(|date| date.duration_since(SystemTime::UNIX_EPOCH).ok());
@@ -186,9 +223,13 @@ impl ServiceClient {
     }
 
     async fn sampling(&self, weights: SamplingWeights) -> Result<SamplingClient> {
-        let session = self.session().await?;
-        let created = SamplingClient::create(Arc::clone(&session), weights).await;
-        session.connection().record_failure(created)
+        let call = async {
+            let session = self.session().await?;
+            let created =
+                SamplingClient::create(Arc::clone(&session), weights, self.options()).await;
+            session.connection().record_failure(created)
+        };
+        self.options().limit(call).await
     }
 
     /// Creates a sampling client for a sampling session of another process, with this client's own
@@ -219,7 +260,7 @@ impl ServiceClient {
             Some(session) => Arc::clone(session),
             None => self.0.restore_session(handle)?,
         };
-        Ok(SamplingClient::restore(session, handle))
+        Ok(SamplingClient::restore(session, handle).with_options(*self.options()))
     }
 
     /// Registers a traced loss with the server and returns a loss that the server computes.

@@ -179,11 +179,6 @@ impl Session {
         self.settings.adaptive_polling
     }
 
-    /// Returns whether lost samples are resubmitted.
-    pub(crate) fn resubmits(&self) -> bool {
-        self.settings.retry.repeats_rounds()
-    }
-
     /// Returns the sequence number of the next model.
     pub(crate) fn next_model(&self) -> u32 {
         self.next_model.fetch_add(1, Ordering::Relaxed)

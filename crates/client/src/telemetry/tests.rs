@@ -162,7 +162,7 @@ impl TelemetryServer {
     fn transport(&self) -> Arc<Transport> {
         let key = Credential::Key(ApiKey::new("tml-x").unwrap());
         let base = "http://telemetry.test".parse().unwrap();
-        let policy = RetryPolicy::default().with_max_retries(0);
+        let policy = RetryPolicy::disabled();
         Transport::new(Arc::new(self.clone()), base, key, HeaderMap::new(), policy)
     }
 

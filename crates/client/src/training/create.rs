@@ -9,12 +9,12 @@ use tinkex_wire::{
     Secret, SubmitRequest, TinkerPath, WeightsInfo, WeightsInfoRequest,
 };
 
+use crate::call_options::CallOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::poll::{Poller, Submitted};
 use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::service::ServiceClient;
 use crate::session::{OtherKeyConnection, Session};
-use crate::transport::RequestOptions;
 
 use super::{RestoreMode, TrainingClient};
 
@@ -84,14 +84,19 @@ impl CreateLora {
     /// Not cancel safe: after the request was sent, the server creates the model even if this
     /// future is dropped.
     pub async fn create(self) -> Result<TrainingClient> {
+        let options = *self.service.options();
+        options.limit(Box::pin(self.create_model(&options))).await
+    }
+
+    async fn create_model(self, options: &CallOptions) -> Result<TrainingClient> {
         let session = self.service.session().await?;
         let request =
             CreateModel::new(session.id().clone(), session.next_model(), self.base_model.as_str())
                 .lora_config(Some(self.lora))
                 .optimizer_config(self.optimizer)
                 .user_metadata(self.user_metadata);
-        let created = create_model(&session, &request, self.base_model).await?;
-        Ok(TrainingClient::new(session, created.model_id))
+        let created = create_model(&session, &request, self.base_model, options).await?;
+        Ok(TrainingClient::new(session, created.model_id).with_options(*options))
     }
 }
 
@@ -102,11 +107,13 @@ async fn create_model<S: SubmitRequest>(
     session: &Session,
     request: &S,
     name: String,
+    options: &CallOptions,
 ) -> Result<S::Output> {
-    let submitted = Submitted::send(session, request, &RequestOptions::default()).await;
+    let submitted = Submitted::send(session, request, &options.request_options()).await;
     let submitted = session.connection().record_failure(submitted)?;
     let log = QueueLog::new(QueuedWork::ModelCreation, name);
-    session.connection().record_failure(Poller::new(session, &log).result::<S>(&submitted).await)
+    let poller = Poller::new(session, &log).with_options(options);
+    session.connection().record_failure(poller.result::<S>(&submitted).await)
 }
 
 /// Builder for a model that continues from a checkpoint, returned by
@@ -189,6 +196,11 @@ impl CreateFromState {
                 .with_hint("Save the model with save_state.")
                 .during("create_training_client_from"));
         }
+        let options = *self.service.options();
+        options.limit(Box::pin(self.create_from(&path))).await
+    }
+
+    async fn create_from(self, path: &TinkerPath) -> Result<TrainingClient> {
         let session = self.service.session().await?;
         let other_key = self.key.as_ref().map(|key| session.with_other_key(key)).transpose()?;
         let token = match &other_key {
@@ -196,9 +208,9 @@ impl CreateFromState {
             None => None,
         };
         if session.config().create_model_via_load_weights {
-            self.create_by_loading(&session, &path, token).await
+            self.create_by_loading(&session, path, token).await
         } else {
-            self.create_and_load(&session, &path, other_key, token).await
+            self.create_and_load(&session, path, other_key, token).await
         }
     }
 
@@ -218,9 +230,10 @@ impl CreateFromState {
             .optimizer(self.restore == RestoreMode::WithOptimizer)
             .optimizer_config(self.optimizer)
             .weights_access_token(weights_access_token);
-        let loaded = create_model(session, &request, expected_id.as_str().to_owned()).await?;
+        let (name, options) = (expected_id.as_str().to_owned(), *self.service.options());
+        let loaded = create_model(session, &request, name, &options).await?;
         let model_id = loaded.model_id.unwrap_or(expected_id);
-        Ok(TrainingClient::new(Arc::clone(session), model_id))
+        Ok(TrainingClient::new(Arc::clone(session), model_id).with_options(options))
     }
 
     /// Reads the checkpoint's configuration, creates a model with it, and loads the checkpoint.
@@ -235,7 +248,7 @@ impl CreateFromState {
         // The configuration is readable only with a key that may read the checkpoint.
         let transport =
             other_key.as_ref().map_or(session.transport(), OtherKeyConnection::transport);
-        let info = transport.send(&request, &RequestOptions::default()).await;
+        let info = transport.send(&request, &self.service.options().request_options()).await;
         let info = session.connection().record_failure(info)?;
         let restored =
             (self.restore == RestoreMode::WithOptimizer).then(|| info.optimizer_config.clone());

@@ -43,6 +43,7 @@ impl TrainingClient {
             drop(call);
             result
         })
+        .limit(self.0.options.call_limit())
     }
 
     /// Queues one request and converts its result with `finish`.
@@ -89,7 +90,7 @@ impl TrainingShared {
         reservation: Reservation,
         request: &S,
     ) -> Result<S::Output> {
-        let submitted = self.submit(request, &RequestOptions::default()).await;
+        let submitted = self.submit(request, &self.options.request_options()).await;
         // Release the position before polling, so that the next request is sent meanwhile.
         drop(reservation);
         self.poller().result::<S>(&submitted?).await
@@ -104,6 +105,6 @@ impl TrainingShared {
     }
 
     pub(super) fn poller(&self) -> Poller<'_> {
-        Poller::new(&self.session, &self.log)
+        Poller::new(&self.session, &self.log).with_options(&self.options)
     }
 }

@@ -28,13 +28,13 @@ use tinkex_wire::{
     SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret, TinkerPath,
 };
 
+use crate::call_options::CallOptions;
 use crate::error::{Error, ErrorKind, Result, convert};
 use crate::future::ApiFuture;
 use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::loss::CustomLoss;
 use crate::sampling::SamplingClient;
 use crate::session::{PendingCalls, Session};
-use crate::transport::RequestOptions;
 
 use call_order::CallOrder;
 use save::SaveKind;
@@ -80,7 +80,8 @@ struct TrainingShared {
     model_id: ModelId,
     call_order: CallOrder,
     pending_calls: Arc<PendingCalls>,
-    log: QueueLog,
+    log: Arc<QueueLog>,
+    options: CallOptions,
 }
 
 /// Loss function and its configuration: built into the server ([`LossFn`]) or defined by the caller
@@ -141,9 +142,36 @@ pub enum RestoreMode {
 
 impl TrainingClient {
     pub(crate) fn new(session: Arc<Session>, model_id: ModelId) -> Self {
-        let log = QueueLog::new(QueuedWork::Training, model_id.as_str());
+        let log = Arc::new(QueueLog::new(QueuedWork::Training, model_id.as_str()));
         let (call_order, pending_calls) = (CallOrder::new(), session.track_calls());
-        Self(Arc::new(TrainingShared { session, model_id, call_order, pending_calls, log }))
+        let options = CallOptions::default();
+        let shared = TrainingShared { session, model_id, call_order, pending_calls, log, options };
+        Self(Arc::new(shared))
+    }
+
+    /// Returns a client of the same model whose calls have these options. Both share the call
+    /// order.
+    ///
+    /// ```no_run
+    /// # async fn run(model: tinkex::TrainingClient) -> tinkex::Result<()> {
+    /// use std::time::Duration;
+    /// use tinkex::CallOptions;
+    ///
+    /// let hurried = model.with_options(CallOptions::new().timeout(Duration::from_secs(60)));
+    /// hurried.save_state("step-100").await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn with_options(&self, options: CallOptions) -> Self {
+        let TrainingShared { session, model_id, call_order, pending_calls, log, .. } = &*self.0;
+        Self(Arc::new(TrainingShared {
+            session: Arc::clone(session),
+            model_id: model_id.clone(),
+            call_order: call_order.clone(),
+            pending_calls: Arc::clone(pending_calls),
+            log: Arc::clone(log),
+            options,
+        }))
     }
 
     /// Returns the id that the server gave the model.
@@ -421,7 +449,8 @@ impl TrainingClient {
     /// Cancel safe: the request changes nothing on the server.
     pub async fn get_info(&self) -> Result<ModelInfo> {
         let request = GetInfo::new(self.0.model_id.clone());
-        self.0.session.transport().send(&request, &RequestOptions::default()).await
+        let (transport, options) = (self.0.session.transport(), &self.0.options);
+        options.limit(transport.send(&request, &options.request_options())).await
     }
 }
 

@@ -44,7 +44,7 @@ impl TrainingShared {
     pub(super) async fn choose_pass_encoding(&self, batch: &[QueuedChunk]) -> Result<()> {
         let connection = self.session.connection();
         if connection.pass_encoding().is_none() && !connection.has_dynamic_config() {
-            match self.session.transport().send(&EmptyPass, &RequestOptions::default()).await {
+            match self.session.transport().send(&EmptyPass, &self.options.request_options()).await {
                 Err(error) if refuses_proto(&error) => {
                     connection.set_pass_encoding(PassEncoding::Json);
                     validate_json(batch)?;
@@ -103,7 +103,7 @@ impl TrainingShared {
         encoding: PassEncoding,
         compress: bool,
     ) -> Result<Submitted> {
-        let options = RequestOptions { compress, ..RequestOptions::default() };
+        let options = RequestOptions { compress, ..self.options.request_options() };
         let submitted = self.submit(request, &options).await?;
         self.session.connection().set_pass_encoding(encoding);
         Ok(submitted)

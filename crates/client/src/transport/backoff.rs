@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -73,11 +73,9 @@ impl Backoff {
         self.until().map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
 
-    /// Waits until no backoff is active.
-    pub(crate) async fn wait(&self) {
-        while let Some(until) = self.until().filter(|until| *until > Instant::now()) {
-            sleep_until(until).await;
-        }
+    /// Returns the remaining time of the active backoff, if any.
+    pub(crate) fn active(&self) -> Option<Duration> {
+        Some(self.remaining()).filter(|remaining| !remaining.is_zero())
     }
 
     /// Returns whether a backoff is active or ended less than 10 seconds ago.

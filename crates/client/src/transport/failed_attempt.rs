@@ -18,6 +18,8 @@ pub(crate) struct FailedAttempt {
     pub(crate) should_retry: Option<bool>,
     /// Whether the failure is not temporary, even if the error is of a retryable kind.
     pub(crate) permanent: bool,
+    /// Whether a loopback address refused the connection and the server has never responded.
+    pub(crate) server_not_started: bool,
 }
 
 impl FailedAttempt {
@@ -29,12 +31,12 @@ impl FailedAttempt {
     /// Creates the failure for a response of which the start of the body was read.
     pub(crate) fn from_parts(status: u16, headers: &HeaderMap, body: &[u8]) -> Self {
         let retry_after = delay::retry_after(headers, SystemTime::now());
-        Self {
-            error: Error::from_response(status, body, delay::to_duration(retry_after)),
-            retry_after,
-            should_retry: delay::should_retry(headers),
-            permanent: false,
+        let mut error = Error::from_response(status, body, delay::to_duration(retry_after));
+        let should_retry = delay::should_retry(headers);
+        if should_retry == Some(false) {
+            error = error.not_retryable();
         }
+        Self { retry_after, should_retry, ..Self::from(error) }
     }
 
     /// Creates a failure that is not temporary, even if the error is of a retryable kind.
@@ -44,6 +46,12 @@ impl FailedAttempt {
 
     pub(crate) fn with_hint(self, hint: impl Into<Hint>) -> Self {
         Self { error: self.error.with_hint(hint), ..self }
+    }
+
+    /// Returns whether no attempt may follow: the failure is not temporary, or the server declined
+    /// retries with `x-should-retry: false`.
+    pub(crate) fn is_final(&self) -> bool {
+        self.permanent || self.should_retry == Some(false)
     }
 
     /// Returns whether the request may be retried in the same round: as the server asks in
@@ -62,7 +70,13 @@ impl FailedAttempt {
 
 impl From<Error> for FailedAttempt {
     fn from(error: Error) -> Self {
-        Self { error, retry_after: None, should_retry: None, permanent: false }
+        Self {
+            error,
+            retry_after: None,
+            should_retry: None,
+            permanent: false,
+            server_not_started: false,
+        }
     }
 }
 

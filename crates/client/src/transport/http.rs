@@ -299,6 +299,19 @@ impl HttpFailure {
     pub fn kind(&self) -> HttpFailureKind {
         self.kind
     }
+
+    /// Returns whether no program listens at the address.
+    pub(crate) fn is_connection_refused(&self) -> bool {
+        let mut cause: Option<&(dyn StdError + 'static)> = Some(&*self.source);
+        while let Some(error) = cause {
+            let io_error = error.downcast_ref::<std::io::Error>();
+            if io_error.is_some_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused) {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
 }
 
 impl fmt::Display for HttpFailure {

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `tinkex_requests_total` | counter | `lane`, `outcome`: `ok`, `refused` (4xx), `failed` (5xx), `lost` (no response) |
 //! | `tinkex_request_duration_seconds` | histogram | `lane` |
-//! | `tinkex_retries_total` | counter | `reason`: `retry`, `round` (new round of retries), `backoff` (429) |
+//! | `tinkex_retries_total` | counter | `reason`: `retry`, `round` (new round of retries), `backoff` (429), `billing` (402), `resubmit` (sample), `poll` |
 //!
 //! Bodies, headers and query strings are never recorded.
 

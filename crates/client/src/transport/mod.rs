@@ -8,6 +8,7 @@ mod auth;
 pub(crate) mod backoff;
 pub(crate) mod backoff_registry;
 mod billing;
+pub(crate) mod call_progress;
 pub(crate) mod custom_http;
 pub(crate) mod delay;
 pub(crate) mod failed_attempt;
@@ -21,9 +22,12 @@ pub(crate) mod redirect;
 mod request_policy;
 mod retry;
 mod retry_decision;
+pub(crate) mod retry_log;
 pub(crate) mod retry_policy;
 mod token;
 
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -35,13 +39,13 @@ use tinkex_wire::{
     ApiRequest, ApiResponse, AuthTokenRequest, BodyCodec, Route, Secret, header as wire_header,
 };
 use tokio::sync::watch;
-use tokio::time::Instant;
 use tracing::Instrument as _;
 use url::Url;
 
 use crate::clock::WallClock;
 use crate::config::{BaseUrl, Credential};
 use crate::error::{Error, ErrorKind, Result};
+use crate::hint::Hint;
 use crate::targets;
 use crate::task::{self, Task};
 use crate::telemetry::EventQueue;
@@ -50,13 +54,15 @@ pub use auth::Identity;
 use backoff::RequestBackoff;
 use billing::BillingState;
 pub(crate) use billing::DELAY as BILLING_DELAY;
+use call_progress::CallProgress;
 use failed_attempt::FailedAttempt;
-use http::HttpService;
+use http::{HttpFailure, HttpService};
 use instrument::RequestEvents;
 use last_response::LastResponse;
 use redirect::RedirectChain;
 use request_policy::{RequestCredential, RequestPolicy};
-use retry::RetryState;
+use retry::{RetryShared, RetryState};
+use retry_log::RetryLog;
 use retry_policy::RetryPolicy;
 use token::{Exchange, TokenCache};
 
@@ -75,7 +81,10 @@ pub(crate) struct Transport {
     exchange: OnceLock<TokenExchange>,
     headers: HeaderMap,
     retry: RetryPolicy,
+    retry_log: RetryLog,
     billing: BillingState,
+    /// Whether the server has responded to any request.
+    responded: AtomicBool,
     refresh_task: OnceLock<Task>,
     events: OnceLock<Arc<EventQueue>>,
     closed: watch::Sender<bool>,
@@ -101,8 +110,8 @@ pub(crate) struct RequestOptions {
     pub(crate) single_attempt: bool,
     /// Backoff that the request shares with others.
     pub(crate) backoff: Option<RequestBackoff>,
-    /// Start of the retry timeout; `None` means when the request is sent.
-    pub(crate) waiting_since: Option<Instant>,
+    /// Retry policy of the call; the transport's if `None`.
+    pub(crate) retry: Option<RetryPolicy>,
 }
 
 /// The encoded request that all attempts send.
@@ -125,11 +134,13 @@ impl Transport {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             http,
+            retry_log: RetryLog::new(&base_url),
             base_url,
             credential,
             exchange: OnceLock::new(),
             headers,
             retry,
+            responded: AtomicBool::new(false),
             billing: BillingState::new(DEFAULT_MAX_BILLING_WAIT),
             refresh_task: OnceLock::new(),
             events: OnceLock::new(),
@@ -190,6 +201,11 @@ impl Transport {
         Ok(())
     }
 
+    /// Returns the log of retries.
+    pub(crate) fn retry_log(&self) -> &RetryLog {
+        &self.retry_log
+    }
+
     /// Returns whether a request that failed with 402 should wait and be retried. All
     /// requests of the transport share the state of the billing problem.
     pub(crate) fn wait_for_billing(&self) -> bool {
@@ -213,8 +229,7 @@ impl Transport {
         options: &RequestOptions,
     ) -> Result<R::Response> {
         let response = self.send_raw(request, options).await?;
-        R::Response::from_body(response.body())
-            .map_err(|error| Error::from(error).during(operation::<R>()))
+        decode::<R>(&response)
     }
 
     /// Sends a request and returns its undecoded response.
@@ -223,8 +238,31 @@ impl Transport {
         request: &R,
         options: &RequestOptions,
     ) -> Result<Response<Bytes>> {
+        let mut call = CallProgress::new();
+        let response = self.send_raw_in_call(request, options, &mut call).await?;
+        self.retry_log.succeeded(&call, RequestPolicy::for_route(R::ROUTE).lane);
+        Ok(response)
+    }
+
+    /// Sends a request that is part of a call with several requests, and decodes its response.
+    pub(crate) async fn send_in_call<R: ApiRequest>(
+        &self,
+        request: &R,
+        options: &RequestOptions,
+        call: &mut CallProgress,
+    ) -> Result<R::Response> {
+        let response = self.send_raw_in_call(request, options, call).await?;
+        decode::<R>(&response)
+    }
+
+    async fn send_raw_in_call<R: ApiRequest>(
+        &self,
+        request: &R,
+        options: &RequestOptions,
+        call: &mut CallProgress,
+    ) -> Result<Response<Bytes>> {
         let span = tracing::debug_span!(target: targets::HTTP, "request", route = %R::ROUTE);
-        let sent = self.send_with_retries(request, options).instrument(span).await;
+        let sent = self.send_with_retries(request, options, call).instrument(span).await;
         sent.map_err(|error| error.during(operation::<R>()))
     }
 
@@ -234,19 +272,21 @@ impl Transport {
         &self,
         request: &R,
         options: &RequestOptions,
+        call: &mut CallProgress,
     ) -> Result<Response<Bytes>> {
         task::require_runtime()?;
         let encoded = self.encode(request, options).await?;
         let (backoff, key) = (options.backoff.clone(), options.idempotency_key.clone());
-        let mut state =
-            RetryState::new(encoded.policy, backoff, key).with_waiting_since(options.waiting_since);
+        let mut state = RetryState::new(encoded.policy, backoff, key, call);
         loop {
-            state.wait_for_backoff().await;
+            state.before_attempt().await?;
             self.check_open(R::ROUTE)?;
             match self.attempt(&encoded, options, &state).await {
                 Ok(response) => return Ok(response),
                 Err(failed) => {
-                    state.wait_or_give_up(failed, &self.billing, self.events()).await?;
+                    let (billing, log) = (&self.billing, &self.retry_log);
+                    let shared = RetryShared { billing, log, events: self.events() };
+                    state.wait_or_give_up(failed, &shared).await?;
                 }
             }
         }
@@ -266,7 +306,10 @@ impl Transport {
         };
         let body = request.body()?;
         let mut bytes = body.bytes();
-        let retry = if options.single_attempt { RetryPolicy::disabled() } else { self.retry };
+        let retry = match options.single_attempt {
+            true => RetryPolicy::disabled(),
+            false => options.retry.unwrap_or(self.retry),
+        };
         let policy = retry.apply(RequestPolicy::for_route(R::ROUTE));
         debug_assert!(R::ROUTE.body() != BodyCodec::Empty || bytes.is_empty());
         if options.compress {
@@ -282,7 +325,7 @@ impl Transport {
         &self,
         encoded: &EncodedRequest,
         options: &RequestOptions,
-        state: &RetryState,
+        state: &RetryState<'_>,
         secret: &Secret,
     ) -> Result<HeaderMap> {
         // With the final capacity: growing the map rehashes all names.
@@ -316,7 +359,7 @@ impl Transport {
         &self,
         encoded: &EncodedRequest,
         options: &RequestOptions,
-        state: &RetryState,
+        state: &RetryState<'_>,
     ) -> std::result::Result<Response<Bytes>, FailedAttempt> {
         let mut token_replaced = false;
         loop {
@@ -348,7 +391,7 @@ impl Transport {
         &self,
         encoded: &EncodedRequest,
         options: &RequestOptions,
-        state: &RetryState,
+        state: &RetryState<'_>,
         secret: &Secret,
     ) -> std::result::Result<Response<Bytes>, FailedAttempt> {
         let (mut method, mut uri) = (encoded.method.clone(), encoded.uri.clone());
@@ -371,7 +414,8 @@ impl Transport {
             let events = RequestEvents::start(&method, &uri, lane, base_url, retry_count);
             let sent = self.http.send(lane, request, encoded.policy.timeout).await;
             events.stop(&sent);
-            let response = sent.map_err(Error::from)?;
+            let response = sent.map_err(|failure| self.no_response(failure, &uri))?;
+            self.responded.store(true, Ordering::Relaxed);
             self.last_response.record();
             let next = redirects.next(&uri, &response).map_err(FailedAttempt::permanent)?;
             let Some(next) = next else { return check_status(response) };
@@ -389,6 +433,22 @@ impl Transport {
             let invalid = |_| FailedAttempt::permanent(redirect::refused("to an invalid URL"));
             uri = next.as_str().parse().map_err(invalid)?;
         }
+    }
+
+    /// Converts the failure of a request to `uri` that got no response. The error of a connection
+    /// names the address.
+    fn no_response(&self, failure: HttpFailure, uri: &Uri) -> FailedAttempt {
+        let refused = failure.is_connection_refused() && is_loopback(uri);
+        let mut error = Error::from(failure);
+        if error.kind() == ErrorKind::Connect {
+            error = error.with_message(format!("connection to {} failed", origin(uri)));
+        }
+        if refused {
+            error = error.with_hint(Hint::StartServer);
+        }
+        let mut failed = FailedAttempt::from(error);
+        failed.server_not_started = refused && !self.responded.load(Ordering::Relaxed);
+        failed
     }
 
     fn exchange_credential(&self) -> &Credential {
@@ -428,6 +488,25 @@ async fn compress_off_thread(body: Bytes) -> Result<Bytes> {
         Err(error) if error.is_panic() => Err(Error::panicked(&*error.into_panic())),
         Err(_) => Err(Error::runtime_ended()),
     }
+}
+
+/// Decodes a successful response.
+fn decode<R: ApiRequest>(response: &Response<Bytes>) -> Result<R::Response> {
+    R::Response::from_body(response.body())
+        .map_err(|error| Error::from(error).during(operation::<R>()))
+}
+
+/// Returns the scheme, host and port of a URI, without a user name and password.
+fn origin(uri: &Uri) -> String {
+    let scheme = uri.scheme_str().unwrap_or("http");
+    let port = uri.port().map_or_else(String::new, |port| format!(":{port}"));
+    format!("{scheme}://{}{port}", uri.host().unwrap_or_default())
+}
+
+/// Returns whether a URI names this machine.
+fn is_loopback(uri: &Uri) -> bool {
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 /// Returns the operation named in errors: method and path template.

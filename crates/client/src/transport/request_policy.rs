@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tinkex_wire::Route;
 
+use super::delay;
 use super::http::Lane;
 
 /// Lane, timeout, retries and credential of a request.
@@ -18,10 +19,16 @@ pub(crate) struct RequestPolicy {
     /// waits for a billing problem to be settled.
     pub(crate) repeat_rounds: bool,
     pub(crate) credential: RequestCredential,
-    /// Time after which no further attempt starts; unlimited if `None`.
-    pub(crate) retry_timeout: Option<Duration>,
+    /// Maximum number of attempts of the call.
+    pub(crate) max_attempts: u32,
+    /// Time after the start of the call after which no further attempt starts; unlimited if `None`.
+    pub(crate) give_up_after: Option<Duration>,
     /// Whether to wait for a billing problem to be settled; has no effect without `repeat_rounds`.
     pub(crate) billing_wait: bool,
+    /// Longest `retry-after` that is honoured.
+    pub(crate) max_retry_after: Duration,
+    /// How long a refused connection to a loopback address is retried before the first response.
+    pub(crate) first_contact_timeout: Duration,
 }
 
 /// Secret that a request is authenticated with.
@@ -45,8 +52,11 @@ impl RequestPolicy {
         max_retries: MAX_RETRIES,
         repeat_rounds: true,
         credential: RequestCredential::Token,
-        retry_timeout: None,
+        max_attempts: u32::MAX,
+        give_up_after: None,
         billing_wait: true,
+        max_retry_after: delay::MAX_RETRY_AFTER,
+        first_contact_timeout: Duration::MAX,
     };
 
     /// Returns the policy of a route, as the protocol defines it.

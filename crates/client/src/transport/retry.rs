@@ -10,22 +10,24 @@ use tinkex_wire::JsonObject;
 use tokio::time::{Instant, sleep};
 
 use crate::error::Error;
-use crate::targets;
+#[cfg(doc)]
+use crate::error::ErrorKind;
 use crate::telemetry::EventQueue;
 
 use super::backoff::RequestBackoff;
 use super::billing::{self, BillingState};
+use super::call_progress::CallProgress;
 use super::delay;
 use super::failed_attempt::FailedAttempt;
-use super::instrument;
 use super::request_policy::RequestPolicy;
 use super::retry_decision::{RetryContext, RetryDecision};
+use super::retry_log::{RetryLog, RetryReason};
 
 /// Name of the telemetry event for a failed round. The name is the Python SDK's.
 const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception";
 
 /// Progress of one request through its attempts.
-pub(crate) struct RetryState {
+pub(crate) struct RetryState<'a> {
     policy: RequestPolicy,
     backoff: Option<RequestBackoff>,
     /// Idempotency key of all rounds, if the caller set one.
@@ -34,47 +36,61 @@ pub(crate) struct RetryState {
     key: String,
     /// Number of retries so far in this round.
     retry_count: u32,
-    /// Number of attempts in all rounds.
-    attempts: u32,
     /// Number of failed rounds. Rounds that ended with a billing wait or a shared backoff do not
     /// count, so that they do not lengthen the delay between rounds.
     failed_rounds: u32,
     /// When the request was started, before any wait for the shared backoff.
     start: Instant,
-    /// Start of the retry timeout. Earlier than `start` if the request resubmits another one.
-    waiting_since: Instant,
+    /// The call that the request belongs to.
+    call: &'a mut CallProgress,
 }
 
-impl RetryState {
+/// What all requests of one transport share for their retries.
+pub(crate) struct RetryShared<'a> {
+    pub(crate) billing: &'a BillingState,
+    pub(crate) log: &'a RetryLog,
+    pub(crate) events: Option<&'a EventQueue>,
+}
+
+impl<'a> RetryState<'a> {
     pub(crate) fn new(
         policy: RequestPolicy,
         backoff: Option<RequestBackoff>,
         fixed_key: Option<String>,
+        call: &'a mut CallProgress,
     ) -> Self {
-        let start = Instant::now();
         Self {
             policy,
             backoff,
             key: fixed_key.clone().unwrap_or_else(new_key),
             fixed_key,
             retry_count: 0,
-            attempts: 0,
             failed_rounds: 0,
-            start,
-            waiting_since: start,
+            start: Instant::now(),
+            call,
         }
     }
 
-    /// Starts the retry timeout at `since` if given, for a request that resubmits an earlier one.
-    pub(crate) fn with_waiting_since(self, since: Option<Instant>) -> Self {
-        Self { waiting_since: since.unwrap_or(self.waiting_since), ..self }
-    }
-
-    /// Waits until the shared backoff, if any, is over.
-    pub(crate) async fn wait_for_backoff(&self) {
+    /// Waits until the shared backoff, if any, is over, and counts the attempt that follows.
+    ///
+    /// # Errors
+    /// The last failure, or an error of kind [`ErrorKind::RateLimited`] if nothing was sent yet, if
+    /// the backoff ends after the time limit of the policy. Other requests may extend the backoff
+    /// at any time.
+    pub(crate) async fn before_attempt(&mut self) -> Result<(), Error> {
         if let Some(request) = &self.backoff {
-            request.backoff.wait().await;
+            while let Some(remaining) = request.backoff.active() {
+                let limit = self.policy.give_up_after;
+                if limit.is_some_and(|limit| self.call.elapsed() + remaining > limit) {
+                    let error = self.call.take_last_failure();
+                    let error = error.unwrap_or_else(|| Error::rate_limited(remaining));
+                    return Err(self.call.finish(error));
+                }
+                sleep(remaining).await;
+            }
         }
+        self.call.begin_attempt();
+        Ok(())
     }
 
     /// Returns the idempotency key, which is the same for all retries of a round.
@@ -90,83 +106,81 @@ impl RetryState {
     /// Waits before the next attempt, or returns the error of `failed` if no attempt follows.
     ///
     /// Starts the shared backoff if the server limits the rate, but does not wait for it: the
-    /// caller calls [`wait_for_backoff`](Self::wait_for_backoff) before each attempt, because other
+    /// caller calls [`before_attempt`](Self::before_attempt) before each attempt, because other
     /// requests may start or extend the backoff at any time.
     pub(crate) async fn wait_or_give_up(
         &mut self,
         failed: FailedAttempt,
-        billing: &BillingState,
-        events: Option<&EventQueue>,
+        shared: &RetryShared<'_>,
     ) -> Result<(), Error> {
-        self.attempts += 1;
         let context = self.context(&failed);
-        let elapsed = context.elapsed;
-        let decision = context.decide(|| billing.should_wait());
+        let (elapsed, backoff) = (context.elapsed, context.backoff.unwrap_or_default());
+        let decision = context.decide(|| shared.billing.should_wait());
         if let Some(request) = self.backoff.as_ref().filter(|_| decision.starts_backoff()) {
-            request.on_rate_limit(delay::acceptable(failed.retry_after));
+            request.on_rate_limit(self.acceptable(&failed));
         }
         if decision.is_failed_round() {
-            self.report_failed_round(&failed.error, elapsed, events);
+            self.report_failed_round(&failed.error, elapsed, shared.events);
         }
+        let billing = failed.error.status() == Some(402);
+        let (delay, reason) = match decision {
+            RetryDecision::Retry { delay } => (delay, RetryReason::Retry),
+            RetryDecision::WaitForBilling => (billing::DELAY, RetryReason::Billing),
+            RetryDecision::BackOff if billing => (backoff, RetryReason::Billing),
+            RetryDecision::BackOff => (backoff, RetryReason::Backoff),
+            RetryDecision::NewRound { delay } => (delay, RetryReason::Round),
+            RetryDecision::GiveUp(_) => {
+                let error = self.call.finish(failed.error);
+                shared.log.gave_up(self.call, self.policy.lane, &error);
+                return Err(error);
+            }
+        };
+        shared.log.retry(self.call, self.policy.lane, failed.error, delay, reason);
         match decision {
-            RetryDecision::Retry { delay } => {
-                self.log_retry(&failed.error, delay, "retry");
+            RetryDecision::Retry { .. } => {
                 sleep(delay).await;
                 self.retry_count += 1;
             }
-            RetryDecision::WaitForBilling => {
-                sleep(billing::DELAY).await;
-                self.start_round();
-            }
-            RetryDecision::BackOff => {
-                instrument::count_retry("backoff");
-                self.start_round();
-            }
-            RetryDecision::NewRound { delay } => {
-                self.log_retry(&failed.error, delay, "round");
+            RetryDecision::NewRound { .. } => {
                 sleep(delay).await;
                 self.failed_rounds += 1;
                 self.start_round();
             }
-            RetryDecision::GiveUp(_) => {
-                let (error, attempts) = (failed.error, self.attempts);
-                tracing::debug!(target: targets::RETRY, %error, attempts, elapsed = elapsed.as_secs_f64(),
-                    "giving up");
-                return Err(error.after(attempts, elapsed));
+            RetryDecision::WaitForBilling => {
+                sleep(delay).await;
+                self.start_round();
             }
+            RetryDecision::BackOff | RetryDecision::GiveUp(_) => self.start_round(),
         }
         Ok(())
     }
 
     /// Returns the context of a failure, for the decision about it.
-    fn context<'a>(&'a self, failed: &'a FailedAttempt) -> RetryContext<'a> {
-        let retry_after = delay::acceptable(failed.retry_after);
+    fn context<'b>(&'b self, failed: &'b FailedAttempt) -> RetryContext<'b> {
+        let retry_after = self.acceptable(failed);
         let backoff = self.backoff.as_ref();
         RetryContext {
             policy: &self.policy,
             failed,
             retry_count: self.retry_count,
             failed_rounds: self.failed_rounds,
+            attempts: self.call.attempts(),
             elapsed: self.start.elapsed(),
-            waited: self.waiting_since.elapsed(),
+            call_elapsed: self.call.elapsed(),
             backoff: backoff.map(|request| request.remaining_after_rate_limit(retry_after)),
             random: fastrand::f64(),
         }
+    }
+
+    /// Returns the delay that the server asked for, if the policy honours it.
+    fn acceptable(&self, failed: &FailedAttempt) -> Option<Duration> {
+        delay::acceptable(failed.retry_after, self.policy.max_retry_after)
     }
 
     /// Starts a round of retries, with an idempotency key of its own unless the caller set one.
     fn start_round(&mut self) {
         self.retry_count = 0;
         self.key = self.fixed_key.clone().unwrap_or_else(new_key);
-    }
-
-    fn log_retry(&self, error: &Error, delay: Duration, reason: &'static str) {
-        let (status, seconds, attempt) = (error.status(), delay.as_secs_f64(), self.attempts);
-        let lane = self.policy.lane.as_str();
-        tracing::debug!(
-            target: targets::RETRY, lane, %error, status, seconds, attempt, "retrying request"
-        );
-        instrument::count_retry(reason);
     }
 
     /// Reports a failed round in telemetry, if the policy repeats rounds.
@@ -222,6 +236,23 @@ mod tests {
         }
     }
 
+    /// State that the requests of one test share.
+    struct Shared {
+        billing: BillingState,
+        log: RetryLog,
+    }
+
+    impl Shared {
+        fn new() -> Self {
+            let log = RetryLog::new(&"http://server.test".parse().unwrap());
+            Self { billing: BillingState::new(Duration::from_secs(3600)), log }
+        }
+
+        fn get(&self) -> RetryShared<'_> {
+            RetryShared { billing: &self.billing, log: &self.log, events: None }
+        }
+    }
+
     /// Covers X15.
     #[tokio::test(start_paused = true)]
     async fn rounds_are_repeated_as_in_the_python_sdk() {
@@ -233,18 +264,19 @@ mod tests {
                 repeat_rounds: true,
                 ..RequestPolicy::for_route(Route::OptimStep)
             };
-            let billing = BillingState::new(Duration::from_secs(3600));
+            let (shared, mut call) = (Shared::new(), CallProgress::new());
             let start = Instant::now();
             let (mut attempts, mut sleeps) = (0, Vec::new());
-            let mut state = RetryState::new(request_policy, None, None);
+            let mut state = RetryState::new(request_policy, None, None, &mut call);
             let result = loop {
                 attempts += 1;
                 let step = script.pop_front().unwrap_or_else(|| case["then_forever"].clone());
+                state.before_attempt().await.unwrap();
                 sleep(busy).await;
                 let idle_since = Instant::now();
                 match outcome(&step) {
                     Ok(_) => break Ok(()),
-                    Err(failed) => match state.wait_or_give_up(failed, &billing, None).await {
+                    Err(failed) => match state.wait_or_give_up(failed, &shared.get()).await {
                         Ok(()) => sleeps.push(json!(idle_since.elapsed().as_secs_f64())),
                         Err(error) => break Err(error),
                     },
@@ -269,51 +301,102 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn the_retry_timeout_ends_repeated_rate_limits() {
-        let timeout = Duration::from_secs(20);
-        let request_policy = RetryPolicy::default()
-            .with_retry_timeout(timeout)
-            .apply(RequestPolicy::for_route(Route::Sample));
-        let backoff = RequestBackoff { backoff: Arc::new(Backoff::new()), bytes: 1 };
-        let billing = BillingState::new(Duration::from_secs(3600));
-        let (mut state, start) =
-            (RetryState::new(request_policy, Some(backoff), None), Instant::now());
-        let error = loop {
-            state.wait_for_backoff().await;
-            assert!(start.elapsed() <= timeout, "no attempt starts later");
-            let failed = outcome(&json!(429)).unwrap_err();
-            if let Err(error) = state.wait_or_give_up(failed, &billing, None).await {
-                break error;
+    /// Returns the number of attempts, and the final error, of a call whose attempts all fail.
+    async fn fail(
+        policy: RequestPolicy,
+        backoff: Option<RequestBackoff>,
+        step: &Value,
+    ) -> (u32, Error) {
+        let (shared, mut call, start) = (Shared::new(), CallProgress::new(), Instant::now());
+        let mut state = RetryState::new(policy, backoff, None, &mut call);
+        let mut sent = 0;
+        loop {
+            if let Err(error) = state.before_attempt().await {
+                return (sent, error);
             }
-        };
-        assert_eq!((error.status(), error.attempts()), (Some(429), 21));
+            assert!(policy.give_up_after.is_none_or(|limit| start.elapsed() <= limit));
+            sent += 1;
+            let failed = outcome(step).unwrap_err();
+            if let Err(error) = state.wait_or_give_up(failed, &shared.get()).await {
+                return (sent, error);
+            }
+        }
+    }
+
+    fn shared_backoff() -> RequestBackoff {
+        RequestBackoff { backoff: Arc::new(Backoff::new()), bytes: 1 }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_retry_timeout_ends_rounds_and_failures_that_need_the_user_end_at_once() {
-        let policy = RetryPolicy::default().with_retry_timeout(Duration::from_secs(20));
-        for (status, waits) in [(503, true), (429, true), (409, false), (402, false)] {
-            let billing = BillingState::new(Duration::from_secs(3600));
-            let request_policy = policy.apply(RequestPolicy::for_route(Route::ListTrainingRuns));
-            let mut state = RetryState::new(request_policy, None, None);
-            let error = loop {
-                let failed = outcome(&json!(status)).unwrap_err();
-                if let Err(error) = state.wait_or_give_up(failed, &billing, None).await {
-                    break error;
+    async fn the_time_limit_ends_repeated_rate_limits() {
+        let policy = RetryPolicy::default().give_up_after(Duration::from_secs(20));
+        let policy = policy.apply(RequestPolicy::for_route(Route::Sample));
+        let (sent, error) = fail(policy, Some(shared_backoff()), &json!(429)).await;
+        assert_eq!((error.status(), error.attempts(), sent), (Some(429), 21, 21));
+    }
+
+    /// Another request may extend the backoff beyond the time limit of a waiting one.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_limit_ends_the_wait_for_a_shared_backoff() {
+        let policy = RetryPolicy::default().give_up_after(Duration::from_secs(20));
+        let policy = policy.apply(RequestPolicy::for_route(Route::Sample));
+        let backoff = shared_backoff();
+        backoff.backoff.start(Duration::from_secs(21));
+        let (sent, error) = fail(policy, Some(backoff.clone()), &json!(429)).await;
+        assert_eq!((sent, error.attempts()), (0, 0), "nothing is sent");
+        assert_eq!(error.kind(), ErrorKind::RateLimited);
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(21)));
+
+        sleep(Duration::from_secs(21)).await;
+        let (shared, mut call) = (Shared::new(), CallProgress::new());
+        let mut state = RetryState::new(policy, Some(backoff.clone()), None, &mut call);
+        state.before_attempt().await.unwrap();
+        let failed = outcome(&json!(429)).unwrap_err();
+        state.wait_or_give_up(failed, &shared.get()).await.unwrap();
+        backoff.backoff.start(Duration::from_secs(60));
+        let error = state.before_attempt().await.unwrap_err();
+        assert_eq!((error.status(), error.attempts()), (Some(429), 1), "the last failure is kept");
+    }
+
+    /// The default repeats rounds as the Python SDK does; `max_attempts` caps their total.
+    #[tokio::test(start_paused = true)]
+    async fn max_attempts_caps_all_rounds() {
+        for route in [Route::OptimStep, Route::SaveWeights, Route::Sample] {
+            let by_protocol = RequestPolicy::for_route(route);
+            let (sent, _) =
+                fail(RetryPolicy::default().apply(by_protocol), None, &json!(500)).await;
+            assert!(sent >= 15, "{route}: rounds are repeated for five minutes: {sent}");
+            for (limit, expected) in [(0, 1), (1, 1), (2, 2), (12, 12), (14, 14)] {
+                let policy = RetryPolicy::default().max_attempts(limit).apply(by_protocol);
+                for step in [json!(500), json!("conn"), json!("timeout")] {
+                    let (sent, error) = fail(policy, None, &step).await;
+                    assert_eq!((sent, error.attempts()), (expected, expected), "{route} {step}");
                 }
-            };
+                let (sent, error) = fail(policy, Some(shared_backoff()), &json!(429)).await;
+                assert_eq!((sent, error.status()), (expected, Some(429)), "{route}");
+                let (sent, _) = fail(policy, None, &json!(402)).await;
+                assert_eq!(sent, expected, "{route}: billing waits count");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_limit_ends_rounds_and_failures_that_need_the_user_end_at_once() {
+        let policy = RetryPolicy::default().give_up_after(Duration::from_secs(20));
+        let by_protocol = RequestPolicy::for_route(Route::ListTrainingRuns);
+        for (status, waits) in [(503, true), (429, true), (409, false), (402, false)] {
+            let (sent, error) = fail(policy.apply(by_protocol), None, &json!(status)).await;
             assert_eq!(error.status(), Some(status));
-            assert_eq!(error.attempts() > 1, waits, "{status}");
+            assert_eq!(sent > 1, waits, "{status}");
             assert!(error.elapsed() <= Duration::from_secs(20), "{status}");
         }
-        let request_policy =
-            policy.with_billing_wait().apply(RequestPolicy::for_route(Route::ListTrainingRuns));
-        let mut state = RetryState::new(request_policy, None, None);
-        let billing = BillingState::new(Duration::from_secs(3600));
+        let (shared, mut call) = (Shared::new(), CallProgress::new());
+        let policy = policy.wait_for_billing().apply(by_protocol);
+        let mut state = RetryState::new(policy, None, None, &mut call);
         for _ in 0..10 {
+            state.before_attempt().await.unwrap();
             let failed = outcome(&json!(402)).unwrap_err();
-            state.wait_or_give_up(failed, &billing, None).await.unwrap();
+            state.wait_or_give_up(failed, &shared.get()).await.unwrap();
         }
     }
 }

@@ -6,16 +6,19 @@
 //!
 //! | Rule | Covers | Next attempt |
 //! |---|---|---|
-//! | user | a 402 if the policy does not wait for billing; a 409 if it has a retry timeout | none |
+//! | final | [not temporary](FailedAttempt::is_final), or declined with `x-should-retry: false` | none |
+//! | attempts | the call has no attempts left | none |
+//! | user | a 402 if the policy does not wait for billing; a 409 if it has a time limit | none |
 //! | retry | [retryable](FailedAttempt::is_retryable), and the round has retries left | same round, after [`delay::before_retry`] |
 //! | billing | a 402, until the server's maximum wait is over | new round, 5 seconds later or after the shared backoff |
 //! | rate limit | a 429 of a request that shares a [`Backoff`](super::backoff::Backoff) | new round, after the backoff |
 //! | round | any other temporary failure, until five minutes after the request was started | new round, 1, 2, 4, … 30 seconds later |
 //! | none | everything else | none |
 //!
-//! No new round follows if the policy does not repeat rounds. The retry timeout of the policy, if
-//! set, ends the retry, rate limit and round rules: the request fails if the next attempt would
-//! start later. An attempt starts later nevertheless if another request extends the shared backoff.
+//! No new round follows if the protocol does not repeat rounds of the request. The time limit of
+//! the policy, if set, ends the retry, rate limit and round rules: the request fails if the next
+//! attempt would start later. If the server has never responded and a loopback address refuses the
+//! connection, the shorter time limit for the first contact applies.
 
 use std::time::Duration;
 
@@ -48,17 +51,20 @@ pub(super) enum RetryDecision {
 /// Reason for not repeating a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GiveUpReason {
+    /// The failure is not temporary, or the server declined retries.
+    Final,
+    /// The call has no attempts left.
+    NoAttemptsLeft,
     /// Only the user can resolve the failure.
     NeedsUser,
-    /// The retry would start after the retry timeout.
+    /// The retry would start after the time limit.
     RetryTooLate,
-    /// The server limits the rate, and the policy allows no new round or the backoff ends after the
-    /// retry timeout.
+    /// The server limits the rate, and no attempt follows or the backoff ends after the time limit.
     RateLimited,
     /// The round failed, and the failure is not temporary, the policy allows no new round, or five
     /// minutes have passed since the request was started.
     NoFurtherRound,
-    /// The next round would start after the retry timeout.
+    /// The next round would start after the time limit.
     RoundTooLate,
 }
 
@@ -72,8 +78,12 @@ impl RetryDecision {
     /// Returns whether the attempt was the last of a failed round, which telemetry reports. A round
     /// that waits for the account or for the shared backoff has not failed.
     pub(super) fn is_failed_round(self) -> bool {
-        use GiveUpReason::{NoFurtherRound, RoundTooLate};
-        matches!(self, Self::NewRound { .. } | Self::GiveUp(NoFurtherRound | RoundTooLate))
+        use GiveUpReason::{NeedsUser, RateLimited, RetryTooLate};
+        match self {
+            Self::NewRound { .. } => true,
+            Self::GiveUp(reason) => !matches!(reason, NeedsUser | RateLimited | RetryTooLate),
+            Self::Retry { .. } | Self::WaitForBilling | Self::BackOff => false,
+        }
     }
 }
 
@@ -85,10 +95,12 @@ pub(super) struct RetryContext<'a> {
     pub(super) retry_count: u32,
     /// Number of failed rounds before this one.
     pub(super) failed_rounds: u32,
+    /// Number of attempts of the call so far.
+    pub(super) attempts: u32,
     /// Time since the request was started.
     pub(super) elapsed: Duration,
-    /// Time since the start of the retry timeout.
-    pub(super) waited: Duration,
+    /// Time since the call was started: longer than `elapsed` if the request resubmits a sample.
+    pub(super) call_elapsed: Duration,
     /// Time until the end of the shared backoff if this failure starts it; `None` if the request
     /// shares none.
     pub(super) backoff: Option<Duration>,
@@ -103,6 +115,15 @@ impl RetryContext<'_> {
     /// yet. It is called only if the billing rule is reached with a 402: each call updates the
     /// billing incident that all requests share.
     pub(super) fn decide(&self, should_wait_for_billing: impl FnOnce() -> bool) -> RetryDecision {
+        let limited = self.backoff.is_some() && self.failed.error.status() == Some(429);
+        if self.failed.is_final() || self.attempts >= self.policy.max_attempts {
+            // The failure of a token exchange says nothing about the requests that share a backoff.
+            return RetryDecision::GiveUp(match self.failed.is_final() {
+                _ if limited && !self.failed.permanent => GiveUpReason::RateLimited,
+                true => GiveUpReason::Final,
+                false => GiveUpReason::NoAttemptsLeft,
+            });
+        }
         if self.needs_user() {
             return RetryDecision::GiveUp(GiveUpReason::NeedsUser);
         }
@@ -127,13 +148,13 @@ impl RetryContext<'_> {
     fn needs_user(&self) -> bool {
         match self.failed.error.status() {
             Some(402) => !self.policy.billing_wait,
-            Some(409) => self.policy.retry_timeout.is_some(),
+            Some(409) => self.policy.give_up_after.is_some(),
             _ => false,
         }
     }
 
     fn retry(&self) -> RetryDecision {
-        let delay = delay::before_retry(self.retry_count, self.failed.retry_after, self.random);
+        let delay = delay::before_retry(self.retry_count, self.retry_after(), self.random);
         if self.exceeds_timeout(delay) {
             return RetryDecision::GiveUp(GiveUpReason::RetryTooLate);
         }
@@ -148,23 +169,34 @@ impl RetryContext<'_> {
     }
 
     fn new_round(&self) -> RetryDecision {
-        // As in the Python SDK, `x-should-retry` applies to retries only.
-        let is_temporary = !self.failed.permanent && self.failed.error.is_retryable();
+        // As in the Python SDK, `x-should-retry: true` applies to retries only.
+        let is_temporary = self.failed.error.is_retryable();
         if !self.policy.repeat_rounds || !is_temporary || self.elapsed >= ROUNDS_TIMEOUT {
             return RetryDecision::GiveUp(GiveUpReason::NoFurtherRound);
         }
         let doubled = Duration::from_secs(1 << self.failed_rounds.min(5));
         // The last round starts exactly when the time for rounds is over.
         let delay = doubled.min(MAX_ROUND_DELAY).min(ROUNDS_TIMEOUT - self.elapsed);
+        // As in the Python SDK, a short `retry-after` does not delay a round.
+        let long = self.retry_after().filter(|delay| *delay > delay::MAX_RETRY_AFTER);
+        let delay = long.map_or(delay, |long| long.max(delay));
         if self.exceeds_timeout(delay) {
             return RetryDecision::GiveUp(GiveUpReason::RoundTooLate);
         }
         RetryDecision::NewRound { delay }
     }
 
-    /// Returns whether an attempt after `delay` would start after the retry timeout.
+    /// Returns the delay that the server asked for, if the policy honours it.
+    fn retry_after(&self) -> Option<Duration> {
+        delay::acceptable(self.failed.retry_after, self.policy.max_retry_after)
+    }
+
+    /// Returns whether an attempt after `delay` would start after the time limit.
     fn exceeds_timeout(&self, delay: Duration) -> bool {
-        self.policy.retry_timeout.is_some_and(|timeout| self.waited + delay > timeout)
+        let first_contact = self.policy.first_contact_timeout;
+        let first_contact = self.failed.server_not_started.then_some(first_contact);
+        let limit = first_contact.into_iter().chain(self.policy.give_up_after).min();
+        limit.is_some_and(|limit| self.call_elapsed.saturating_add(delay) > limit)
     }
 }
 
@@ -176,6 +208,7 @@ mod tests {
 
     use super::super::retry_policy::RetryPolicy;
     use super::*;
+    use crate::error::{Error, ErrorKind};
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -195,8 +228,9 @@ mod tests {
             failed,
             retry_count: 0,
             failed_rounds: 0,
+            attempts: 1,
             elapsed: Duration::ZERO,
-            waited: Duration::ZERO,
+            call_elapsed: Duration::ZERO,
             backoff: None,
             random: 0.0,
         }
@@ -233,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_reason_for_giving_up_names_the_rule() {
-        let timeout = RetryPolicy::default().with_retry_timeout(SECOND);
+        let timeout = RetryPolicy::default().give_up_after(SECOND);
         let train = timeout.apply(RequestPolicy::for_route(Route::OptimStep));
         let sample = timeout.apply(RequestPolicy::for_route(Route::Sample));
         let single = RetryPolicy::disabled().apply(RequestPolicy::for_route(Route::Sample));
@@ -246,7 +280,7 @@ mod tests {
         for status in [402, 409] {
             assert_eq!(reason(&first(&train, &failure(status))), GiveUpReason::NeedsUser);
         }
-        let late = RetryContext { waited: SECOND, ..first(&train, &unavailable) };
+        let late = RetryContext { call_elapsed: SECOND, ..first(&train, &unavailable) };
         assert_eq!(reason(&late), GiveUpReason::RetryTooLate);
         let late = RetryContext { retry_count: 10, ..late };
         assert_eq!(reason(&late), GiveUpReason::RoundTooLate);
@@ -256,6 +290,68 @@ mod tests {
             let context = RetryContext { backoff, ..first(policy, &limited) };
             assert_eq!(reason(&context), GiveUpReason::RateLimited);
             assert!(context.decide(not_called).starts_backoff(), "other requests must wait");
+        }
+        let once = first(&single, &unavailable);
+        assert_eq!(reason(&once), GiveUpReason::NoAttemptsLeft);
+    }
+
+    /// The 429 or 402 of a token exchange neither starts the backoff of the requests that need the
+    /// token nor a billing wait.
+    #[test]
+    fn a_permanent_failure_neither_starts_the_backoff_nor_waits_for_billing() {
+        let sample = policy(Route::Sample);
+        for status in [402, 429, 503] {
+            let failed = FailedAttempt::permanent(failure(status).error);
+            let context = RetryContext { backoff: Some(SECOND), ..first(&sample, &failed) };
+            let decision = context.decide(not_called);
+            assert_eq!(decision, RetryDecision::GiveUp(GiveUpReason::Final), "{status}");
+            assert!(!decision.starts_backoff());
+        }
+    }
+
+    #[test]
+    fn the_server_declines_retries_of_any_status_in_any_round() {
+        let train = policy(Route::OptimStep);
+        for status in [400, 402, 408, 409, 429, 500, 503, 600] {
+            let response = Response::builder().status(status).header("x-should-retry", "false");
+            let declined = FailedAttempt::from_response(&response.body(Bytes::new()).unwrap());
+            assert!(!declined.error.is_retryable(), "{status}");
+            for (retry_count, failed_rounds) in [(0, 0), (10, 0), (0, 3)] {
+                let first = first(&train, &declined);
+                let context = RetryContext { retry_count, failed_rounds, ..first };
+                let decision = context.decide(not_called);
+                assert_eq!(decision, RetryDecision::GiveUp(GiveUpReason::Final), "{status}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_retry_after_is_honoured_if_the_policy_allows_it() {
+        let response = Response::builder().status(503).header("retry-after", "90");
+        let failed = FailedAttempt::from_response(&response.body(Bytes::new()).unwrap());
+        let long = Duration::from_secs(90);
+        let policy = |longest| RetryPolicy::default().max_retry_after(longest);
+        for (longest, retry, round) in
+            [(Duration::from_secs(60), SECOND / 2, SECOND), (Duration::from_secs(120), long, long)]
+        {
+            let train = policy(longest).apply(RequestPolicy::for_route(Route::OptimStep));
+            let context = first(&train, &failed);
+            assert_eq!(context.decide(not_called), RetryDecision::Retry { delay: retry });
+            let context = RetryContext { retry_count: 10, ..context };
+            assert_eq!(context.decide(not_called), RetryDecision::NewRound { delay: round });
+        }
+    }
+
+    #[test]
+    fn the_first_contact_has_a_time_limit_of_its_own() {
+        let train = policy(Route::OptimStep);
+        let mut failed = FailedAttempt::from(Error::new(ErrorKind::Connect, "refused"));
+        for (server_not_started, expected) in [(false, false), (true, true)] {
+            failed.server_not_started = server_not_started;
+            let context = RetryContext { call_elapsed: 2 * SECOND, ..first(&train, &failed) };
+            let decision = context.decide(not_called);
+            let late = decision == RetryDecision::GiveUp(GiveUpReason::RetryTooLate);
+            assert_eq!(late, expected, "{decision:?}");
         }
     }
 }

@@ -41,6 +41,8 @@ struct State {
     lost: Option<String>,
     /// Whether every request loses its connection.
     gone: bool,
+    /// Path whose requests fail, and the response.
+    failing: Option<(String, Value)>,
     /// Number of sampling sessions that were created.
     samplers: u32,
     /// Path whose responses are delayed, and the delay.
@@ -130,6 +132,11 @@ impl FakeServer {
         self.0.lock().unwrap().gone = true;
     }
 
+    /// Responds to all requests with this path as scripted; see [`to_response`].
+    pub(crate) fn fail(&self, path: &str, outcome: Value) {
+        self.0.lock().unwrap().failing = Some((path.to_owned(), outcome));
+    }
+
     /// Sets the dynamic configuration.
     pub(crate) fn dynamic_config(&self, config: Value) {
         self.0.lock().unwrap().dynamic_config = config;
@@ -162,12 +169,17 @@ impl FakeServer {
         state.received.iter().filter(|request| request.path.ends_with(path)).cloned().collect()
     }
 
+    /// Returns a builder of a client that polls without a delay, as the Python SDK does.
     pub(crate) fn builder(&self) -> ServiceClientBuilder {
+        self.polling_builder().poll_immediately()
+    }
+
+    /// Returns a builder of a client with the usual delays between polls.
+    pub(crate) fn polling_builder(&self) -> ServiceClientBuilder {
         ServiceClient::builder()
             .env(Env::empty())
             .base_url("http://server.test")
             .api_key("tml-server")
-            .poll_immediately()
             .http(self.clone())
     }
 
@@ -196,6 +208,10 @@ impl FakeServer {
         let lost = self.0.lock().unwrap().lost.take_if(|lost| request.path.ends_with(&**lost));
         if lost.is_some() || self.0.lock().unwrap().gone {
             return json!("conn");
+        }
+        let failing = self.0.lock().unwrap().failing.clone();
+        if let Some((_, outcome)) = failing.filter(|(path, _)| request.path.ends_with(&**path)) {
+            return outcome;
         }
         let delayed = self.0.lock().unwrap().delayed.clone();
         if let Some((_, delay)) = delayed.filter(|(path, _)| request.path.ends_with(path.as_str()))
@@ -338,8 +354,8 @@ impl FakeServer {
 ///
 /// * a number is a status without a body, an array a status with a JSON body;
 /// * the string `timeout` is a timeout, any other string a lost connection;
-/// * an object is a JSON body, with the field `proto` a protobuf body, and with the fields `status`
-///   and `retry-after` a status with that header.
+/// * an object is a JSON body, with the field `proto` a protobuf body, and with the field `status`
+///   a status whose other fields are headers.
 fn to_response(scripted: &Value) -> Result<Response<Bytes>, HttpFailure> {
     let with = |status: u64, body: Bytes, kind: &str| {
         let status = u16::try_from(status).unwrap();
@@ -353,10 +369,12 @@ fn to_response(scripted: &Value) -> Result<Response<Bytes>, HttpFailure> {
         }
         Value::String(word) if word == "timeout" => Err(HttpFailure::timeout("scripted")),
         Value::String(_) => Err(HttpFailure::connect("scripted")),
-        Value::Object(fields) if fields.contains_key("retry-after") => {
+        Value::Object(fields) if fields.get("status").is_some_and(Value::is_u64) => {
             let status = u16::try_from(fields["status"].as_u64().unwrap()).unwrap();
-            let seconds = fields["retry-after"].as_str().unwrap();
-            let response = Response::builder().status(status).header("retry-after", seconds);
+            let mut response = Response::builder().status(status);
+            for (name, value) in fields.iter().filter(|(name, _)| *name != "status") {
+                response = response.header(name, value.as_str().unwrap());
+            }
             Ok(response.body(Bytes::new()).unwrap())
         }
         Value::Object(fields) if fields.contains_key("proto") => {

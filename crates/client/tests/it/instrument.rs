@@ -79,7 +79,7 @@ async fn requests_retries_and_queue_states_are_recorded() {
 /// user can resolve the failure (402, 409).
 #[tokio::test(start_paused = true)]
 async fn giving_up_is_recorded_for_every_reason() {
-    let retry = RetryPolicy::default().with_retry_timeout(Duration::from_millis(100));
+    let retry = RetryPolicy::default().give_up_after(Duration::from_millis(100));
     for status in [400, 402, 409, 503] {
         let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tinkex::rest::ListSessions;
-use tinkex::{AdamParams, ErrorKind, RetryPolicy, SamplingParams};
+use tinkex::{AdamParams, CallOptions, ErrorKind, RetryPolicy, SamplingParams};
 use tokio::time::Instant;
 
 use crate::fake_server::FakeServer;
@@ -101,14 +101,87 @@ async fn the_server_may_demand_or_decline_a_retry() {
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     fake.finish();
 
-    // The server declines retries within a round; further rounds are up to the client.
-    let fake = ScriptedServer::started()
-        .respond_with(LIST, 503, &[("x-should-retry", "false")], Value::Null)
-        .respond(LIST, 200, no_sessions());
-    fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
-    let received = fake.received();
-    assert_eq!(received[3].at - received[2].at, Duration::from_secs(1), "a new round, not a retry");
-    assert_eq!(received[3].header("x-stainless-retry-count"), Some("0"));
+    for status in [500, 503, 429] {
+        let header = [("x-should-retry", "false")];
+        let fake = ScriptedServer::started().respond_with(LIST, status, &header, Value::Null);
+        let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+        assert_eq!((error.status(), error.attempts()), (Some(status), 1), "not in any round");
+        assert!(!error.is_retryable());
+        fake.finish();
+    }
+}
+
+/// A sample that the server declines to retry is not resubmitted.
+#[tokio::test(start_paused = true)]
+async fn a_declined_sample_is_not_resubmitted() {
+    let server = FakeServer::new(json!({}));
+    let sampler = server.sampler().await;
+    for status in [500, 503] {
+        server.samples(vec![json!({"status": status, "x-should-retry": "false"})]);
+        let before = server.requests("/asample").len();
+        let error = sampler.sample([1], SamplingParams::new()).await.unwrap_err();
+        assert_eq!((error.status(), error.attempts()), (Some(status), 1));
+        assert_eq!(server.requests("/asample").len(), before + 1);
+    }
+}
+
+/// Bug 1: `with_max_resends(n)` was no maximum. A server that always fails received 15 requests of
+/// a call without retries, and 353 of a sample, whose error had lost the cause.
+#[tokio::test(start_paused = true)]
+async fn bug_1_max_attempts_is_the_maximum_for_samples_and_training() {
+    for attempts in [1, 2, 5, 20] {
+        let server = FakeServer::new(json!({}));
+        let service = server.builder().build().unwrap();
+        let options = CallOptions::new().retry(RetryPolicy::default().max_attempts(attempts));
+        let failing = vec![json!([500, {"detail": "oops"}]); 1000];
+        let expected = usize::try_from(attempts).unwrap();
+        let check = |error: tinkex::Error, start: Instant| {
+            assert_eq!((error.kind(), error.status()), (ErrorKind::Server, Some(500)));
+            assert_eq!(error.body(), Some(r#"{"detail":"oops"}"#));
+            assert_eq!((error.attempts(), error.elapsed()), (attempts, start.elapsed()));
+        };
+
+        let sampler = service.create_sampling_client("base").await.unwrap().with_options(options);
+        server.samples(failing.clone());
+        let start = Instant::now();
+        check(sampler.sample([1], SamplingParams::new()).await.unwrap_err(), start);
+        assert_eq!(server.requests("/asample").len(), expected);
+
+        let model = service.create_lora_training_client("base").create().await.unwrap();
+        server.fail("/optim_step", failing[0].clone());
+        let start = Instant::now();
+        let model = model.with_options(options);
+        check(model.optim_step(AdamParams::default()).await.unwrap_err(), start);
+        assert_eq!(server.requests("/optim_step").len(), expected);
+    }
+}
+
+/// Bug 1, continued: the attempts of all submissions of a sample count, also those whose result was
+/// lost, and failed polls count separately.
+#[tokio::test(start_paused = true)]
+async fn bug_1_resubmissions_and_polls_are_bounded() {
+    let server = FakeServer::new(json!({}));
+    let policy = RetryPolicy::default().max_attempts(3);
+    let service = server.builder().retry(policy).build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    for seq in 0..3 {
+        server.respond(&format!("q{seq}"), vec![json!(410)]);
+    }
+    let error = sampler.sample([1], SamplingParams::new()).await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::Expired, 3));
+    assert_eq!(server.requests("/asample").len(), 3);
+
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    for (seq, outcome) in [json!(503), json!("conn"), json!(429)].into_iter().enumerate() {
+        let before = server.requests("/retrieve_future").len();
+        let responses = vec![outcome.clone(), json!(408), outcome];
+        server.respond(&format!("r{}", seq + 1), responses);
+        let error = model.optim_step(AdamParams::default()).await.unwrap_err();
+        assert!(error.is_retryable(), "{error}");
+        assert_eq!(error.attempts(), 1, "polls are not attempts");
+        let polls = server.requests("/retrieve_future").len() - before;
+        assert_eq!(polls, 5, "one, one that is not ready, and three consecutive failed polls");
+    }
 }
 
 /// Covers P6B.3, P6B.4, P6C.4.
@@ -194,42 +267,50 @@ async fn a_billing_problem_delays_connecting() {
     fake.finish();
 }
 
-/// The retry timeout also ends the wait for a result when the server becomes unreachable.
+/// The time limit also ends the wait for a result while the server is unreachable or fails.
 #[tokio::test(start_paused = true)]
-async fn polling_an_unreachable_server_ends_after_the_retry_timeout() {
-    let timeout = Duration::from_secs(60);
+async fn polling_a_failing_server_ends_after_the_time_limit() {
+    let limit = Duration::from_secs(60);
     let server = FakeServer::new(json!({}));
-    server.respond("r1", vec![json!("conn")]);
-    let service =
-        server.builder().retry(RetryPolicy::default().with_retry_timeout(timeout)).build().unwrap();
+    let policy = RetryPolicy::default().give_up_after(limit);
+    let service = server.polling_builder().retry(policy).build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
-    let start = Instant::now();
-    let error = model.optim_step(AdamParams::default()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Connect);
-    let waited = start.elapsed();
-    assert!(waited >= timeout && waited < timeout * 2, "{waited:?}");
+    for (seq, (outcome, kind)) in [
+        (json!("conn"), ErrorKind::Connect),
+        (json!(503), ErrorKind::Server),
+        (json!(429), ErrorKind::RateLimited),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        server.respond(&format!("r{}", seq + 1), vec![outcome]);
+        let start = Instant::now();
+        let error = model.optim_step(AdamParams::default()).await.unwrap_err();
+        assert_eq!(error.kind(), kind);
+        let waited = start.elapsed();
+        assert!(waited > limit / 2 && waited <= limit + Duration::from_secs(1), "{waited:?}");
+    }
 
-    // Any response shows that the server is reachable, so polling continues.
-    let mut responses = vec![json!(500); 200];
-    responses.iter_mut().step_by(2).for_each(|response| *response = json!("conn"));
+    // A response that the result is not ready ends the outage, so polling continues.
+    let mut responses = vec![json!("conn"); 200];
+    responses.iter_mut().step_by(2).for_each(|response| *response = json!(408));
     responses.push(json!({"metrics": {}}));
-    server.respond("r2", responses);
+    server.respond("r4", responses);
     let start = Instant::now();
     model.optim_step(AdamParams::default()).await.unwrap();
-    assert!(start.elapsed() > timeout);
+    assert!(start.elapsed() > limit);
 }
 
-/// A lost sample is resubmitted, but not after the retry timeout.
+/// A lost sample is resubmitted, but not after the time limit.
 #[tokio::test(start_paused = true)]
-async fn samples_are_not_resubmitted_after_the_retry_timeout() {
+async fn samples_are_not_resubmitted_after_the_time_limit() {
     let timeout = Duration::from_secs(60);
     for (i, lost) in [json!("conn"), json!(503), json!(429)].into_iter().enumerate() {
         let server = FakeServer::new(json!({}));
         server.samples(vec![lost.clone(); 10_000]);
         // A separate server: backoffs are shared by base URL and key.
         let builder = server.builder().base_url(format!("http://timeout-{i}.test"));
-        let service =
-            builder.retry(RetryPolicy::default().with_retry_timeout(timeout)).build().unwrap();
+        let service = builder.retry(RetryPolicy::default().give_up_after(timeout)).build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();
         let start = Instant::now();
         let sample = sampler.sample([1], SamplingParams::new()).send();

@@ -1,0 +1,104 @@
+//! [`CallProgress`]: what a retry policy bounds, counted over all requests of one call.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::{Error, ErrorKind};
+
+/// Progress of one call through its attempts, including the resubmissions of a sample.
+#[derive(Debug)]
+pub(crate) struct CallProgress {
+    /// When the first attempt was admitted, before any wait for the shared backoff.
+    start: Instant,
+    /// Number of times the request was sent.
+    attempts: u32,
+    /// Number of failures that another attempt or poll followed.
+    retries: u32,
+    /// Latest failure that another attempt or poll followed.
+    last_failure: Option<Error>,
+    /// Whether the first retry was logged as a warning, so that the end is logged too.
+    pub(super) warned: bool,
+}
+
+impl CallProgress {
+    pub(crate) fn new() -> Self {
+        let start = Instant::now();
+        Self { start, attempts: 0, retries: 0, last_failure: None, warned: false }
+    }
+
+    /// Restarts the clock if nothing was sent yet: admission control admits the request only now.
+    pub(crate) fn admit(&mut self) {
+        if self.attempts == 0 {
+            self.start = Instant::now();
+        }
+    }
+
+    /// Counts an attempt that is about to be sent.
+    pub(super) fn begin_attempt(&mut self) {
+        self.attempts = self.attempts.saturating_add(1);
+    }
+
+    /// Records a failure that is followed by another attempt or poll.
+    pub(crate) fn record_failure(&mut self, error: Error) {
+        self.last_failure = Some(error);
+        self.retries = self.retries.saturating_add(1);
+    }
+
+    /// Returns the number of recorded failures.
+    pub(super) fn retries(&self) -> u32 {
+        self.retries
+    }
+
+    /// Returns when the call started.
+    pub(crate) fn start(&self) -> Instant {
+        self.start
+    }
+
+    /// Returns the number of times the request was sent.
+    pub(crate) fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// Returns the time since the start of the call.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Adds the number of attempts and the elapsed time to the error that ends the call.
+    pub(crate) fn finish(&self, error: Error) -> Error {
+        error.after(self.attempts, self.elapsed())
+    }
+
+    /// Returns the error of a call that a time limit ends: the last failure if there was one, else
+    /// an error of kind [`ErrorKind::Timeout`]. `reason` states the limit.
+    pub(crate) fn timed_out(&mut self, reason: &str) -> Error {
+        let error = match self.last_failure.take() {
+            Some(last) => {
+                let message = format!("{reason}; last failure: {}", last.message());
+                last.with_message(message)
+            }
+            None => Error::new(ErrorKind::Timeout, reason),
+        };
+        self.finish(error)
+    }
+
+    /// Returns the error of a call that the caller's own `limit` ends. Its source is the last
+    /// failure.
+    pub(crate) fn deadline(&mut self, limit: Duration) -> Error {
+        let error = Error::call_deadline(limit);
+        let error = match self.last_failure.take() {
+            Some(last) => {
+                let message = format!("{}; last failure: {}", error.message(), last.message());
+                error.with_message(message).with_source(last)
+            }
+            None => error,
+        };
+        self.finish(error)
+    }
+
+    /// Removes and returns the last failure.
+    pub(super) fn take_last_failure(&mut self) -> Option<Error> {
+        self.last_failure.take()
+    }
+}

@@ -1,0 +1,182 @@
+//! [`RetryLog`]: events and metrics of retries.
+//!
+//! The first retry of a call is logged as a warning and its end at the info level, so that a
+//! program that only prints warnings shows why it waits. Further retries are logged at the debug
+//! level. Ten thousand samples that meet the same outage log one warning, not ten thousand.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::BaseUrl;
+use crate::error::Error;
+use crate::targets;
+
+use super::call_progress::CallProgress;
+use super::http::Lane;
+use super::instrument;
+
+/// Time during which a warning with the same lane and status is not repeated.
+const WARNING_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why an attempt follows a failure. Names are used in events and metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RetryReason {
+    /// Same round, after a temporary failure.
+    Retry,
+    /// New round of retries.
+    Round,
+    /// After the shared backoff that a 429 started.
+    Backoff,
+    /// After a wait for a billing problem (402).
+    Billing,
+    /// The sample is submitted under a new sequence number.
+    Resubmit,
+    /// Another poll for the result, after a failed one.
+    Poll,
+}
+
+impl RetryReason {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Round => "round",
+            Self::Backoff => "backoff",
+            Self::Billing => "billing",
+            Self::Resubmit => "resubmit",
+            Self::Poll => "poll",
+        }
+    }
+}
+
+/// Emits the events of retries for one server.
+#[derive(Debug)]
+pub(crate) struct RetryLog {
+    base_url: String,
+    /// Time, lane and status of the latest warning.
+    last_warning: Mutex<Option<(Instant, Lane, Option<u16>)>>,
+    /// Whether the latest poll for a result failed. All pending requests share it, so that an
+    /// outage is reported once.
+    polls_fail: AtomicBool,
+}
+
+impl RetryLog {
+    pub(crate) fn new(base_url: &BaseUrl) -> Self {
+        let base_url = base_url.as_str().to_owned();
+        Self { base_url, last_warning: Mutex::new(None), polls_fail: AtomicBool::new(false) }
+    }
+
+    /// Records in `call` and in the log that another attempt follows `error` after `delay`.
+    pub(crate) fn retry(
+        &self,
+        call: &mut CallProgress,
+        lane: Lane,
+        error: Error,
+        delay: Duration,
+        reason: RetryReason,
+    ) {
+        instrument::count_retry(reason.as_str());
+        let (status, seconds) = (error.status(), delay.as_secs_f64());
+        let (attempt, first) = (call.attempts(), call.retries() == 0);
+        let (base_url, reason) = (&*self.base_url, reason.as_str());
+        if first && self.is_new_warning(lane, status) {
+            call.warned = true;
+            let lane = lane.as_str();
+            tracing::warn!(
+                target: targets::RETRY, lane, base_url, reason, %error, status, seconds, attempt,
+                "retrying request"
+            );
+        } else {
+            let lane = lane.as_str();
+            tracing::debug!(
+                target: targets::RETRY, lane, base_url, reason, %error, status, seconds, attempt,
+                "retrying request"
+            );
+        }
+        call.record_failure(error);
+    }
+
+    /// Logs that a call succeeded, if it was retried.
+    pub(crate) fn succeeded(&self, call: &CallProgress, lane: Lane) {
+        if call.retries() == 0 {
+            return;
+        }
+        let (attempts, elapsed) = (call.attempts(), call.elapsed().as_secs_f64());
+        let (lane, base_url) = (lane.as_str(), &*self.base_url);
+        if call.warned {
+            tracing::info!(
+                target: targets::RETRY, lane, base_url, attempts, elapsed,
+                "request succeeded after retries"
+            );
+        } else {
+            tracing::debug!(
+                target: targets::RETRY, lane, base_url, attempts, elapsed,
+                "request succeeded after retries"
+            );
+        }
+    }
+
+    /// Logs that a call fails with `error`.
+    pub(crate) fn gave_up(&self, call: &CallProgress, lane: Lane, error: &Error) {
+        let (attempts, elapsed) = (call.attempts(), call.elapsed().as_secs_f64());
+        let (lane, base_url) = (lane.as_str(), &*self.base_url);
+        if call.warned {
+            tracing::info!(
+                target: targets::RETRY, lane, base_url, %error, attempts, elapsed, "giving up"
+            );
+        } else {
+            tracing::debug!(
+                target: targets::RETRY, lane, base_url, %error, attempts, elapsed, "giving up"
+            );
+        }
+    }
+
+    /// Logs a failed poll for a result: as a warning if the polls of this server succeeded before,
+    /// with target [`targets::OUTAGE`] if the server did not respond. Further failed polls are
+    /// events of [`targets::POLL`].
+    pub(crate) fn poll_failed(&self, error: &Error, delay: Duration) {
+        instrument::count_retry(RetryReason::Poll.as_str());
+        let (lane, status) = (Lane::Poll, error.status());
+        if self.polls_fail.swap(true, Ordering::Relaxed) || !self.is_new_warning(lane, status) {
+            return;
+        }
+        let (lane, base_url, reason) = (lane.as_str(), &*self.base_url, RetryReason::Poll.as_str());
+        if status.is_none() {
+            tracing::warn!(
+                target: targets::OUTAGE, base_url, %error,
+                "connection lost while waiting for a result; polling continues"
+            );
+        } else {
+            let (seconds, attempt) = (delay.as_secs_f64(), 1);
+            tracing::warn!(
+                target: targets::RETRY, lane, base_url, reason, %error, status, seconds, attempt,
+                "retrying request"
+            );
+        }
+    }
+
+    /// Logs that polls succeed again, if they failed before.
+    pub(crate) fn poll_succeeded(&self) {
+        if self.polls_fail.load(Ordering::Relaxed) && self.polls_fail.swap(false, Ordering::Relaxed)
+        {
+            let base_url = &*self.base_url;
+            tracing::info!(target: targets::OUTAGE, base_url, "polls for results succeed again");
+        }
+    }
+
+    /// Returns whether no warning with this lane and status was logged within the last second.
+    fn is_new_warning(&self, lane: Lane, status: Option<u16>) -> bool {
+        let mut last = self.last_warning.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let repeated = |(at, last_lane, last_status): (Instant, Lane, Option<u16>)| {
+            (last_lane, last_status) == (lane, status) && now - at < WARNING_INTERVAL
+        };
+        if last.is_some_and(repeated) {
+            return false;
+        }
+        *last = Some((now, lane, status));
+        true
+    }
+}
