@@ -135,7 +135,7 @@ impl ServiceClient {
             let _ = self.0.close_finished.subscribe().wait_for(|finished| *finished).await;
             return;
         }
-        let shared = Arc::clone(&self.0);
+        let shared = Arc::clone(&self.0.shared);
         let work = end(Arc::clone(&shared));
         let ended = ApiFuture::start(async move {
             work.await;
