@@ -59,7 +59,8 @@ Usage: cargo xtask <command>
                     --sdk VERSION  Version of the SDK [default: 0.36.0]
   coverage        Measure line coverage of tinkex-wire and tinkex; fails below the minimum
                   (needs `rustup component add llvm-tools`)
-  cluster         Run the contract suite and `tinkex` against SkyRL (needs python3.12 and 2 GB of disk)
+  cluster         Run the contract suite and `tinkex` against SkyRL (needs 2 GB of disk, and
+                  python3.12 or the variable PYTHON312 with its path)
                     --skyrl VERSION  Check one release only: 0.4.0 or 0.3.0
                     --record         Record the exchanges that the tests replay
   crash           Train while the server is killed and its disk fills up, with 25 random seeds

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::step::{XtaskError, target, tool};
 
 const REQUIREMENTS: &str = "\
-  python3 must be 3.10 or newer and have the module venv.
+  Python must be 3.10 or newer and have the module venv.
   Run `cargo xtask test --without-python` to skip it in the tests.";
 
 /// Interpreter and packages of an environment.

@@ -56,8 +56,10 @@ impl Server {
     pub(super) fn start(version: &str, port: u16) -> Result<Self, XtaskError> {
         let folder = Path::new("cluster").join(version);
         let skyrl = format!("skyrl=={version}");
+        #[expect(clippy::disallowed_methods, reason = "an option of this command")]
+        let interpreter = std::env::var("PYTHON312").unwrap_or_else(|_| "python3.12".to_owned());
         let packages = Packages {
-            interpreter: "python3.12",
+            interpreter: &interpreter,
             without_dependencies: &[&skyrl],
             ..Packages::wheels(PACKAGES)
         };
