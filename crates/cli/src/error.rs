@@ -103,6 +103,7 @@ impl fmt::Display for ErrorHint {
                 "Shorten the prompt or lower --max-tokens; `tinkex model list` shows the context \
                  length of each model.",
             ),
+            Self::Sdk(Hint::OverwriteCheckpoint) => Hint::ChooseAnotherName.fmt(f),
             Self::Sdk(hint) => hint.fmt(f),
             Self::RetryLater => f.write_str("Try again later, or pass a longer --retry-for."),
             Self::Text(text) => f.write_str(text),

@@ -8,7 +8,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tinkex_wire::{DecodeError, ErrorBody, ErrorCategory, InvalidInput, RequestFailed, RequestId};
+use tinkex_wire::{
+    DecodeError, ErrorBody, ErrorCategory, ErrorCode, InvalidInput, RequestFailed, RequestId,
+};
 
 use crate::hint::Hint;
 
@@ -75,7 +77,8 @@ pub enum ErrorKind {
     Closed,
     /// A setting is invalid.
     Config,
-    /// An object of that name already exists, or it changed concurrently (409).
+    /// An object of that name already exists, or it changed concurrently (409, or a response with
+    /// the code `conflict`).
     Conflict,
     /// No connection could be made, or it was interrupted.
     Connect,
@@ -183,7 +186,11 @@ impl Error {
             Some(detail) => format!("server responded with status {status}: {detail}"),
             None => format!("server responded with status {status}"),
         };
-        let mut error = Self::new(ErrorKind::from_status(status), message);
+        let kind = match ErrorCode::of_body(body) {
+            Some(ErrorCode::Conflict) => ErrorKind::Conflict,
+            _ => ErrorKind::from_status(status),
+        };
+        let mut error = Self::new(kind, message);
         error.0.hint = Hint::for_response(status, detail.as_deref());
         error.0.status = Some(status);
         error.0.retry_after = retry_after;
@@ -225,7 +232,11 @@ impl Error {
 
     /// Creates the error for a request that the server executed and that failed.
     pub(crate) fn from_failed_request(failed: RequestFailed) -> Self {
-        let mut error = Self::new(ErrorKind::WorkFailed, failed.error);
+        let kind = match failed.code {
+            Some(ErrorCode::Conflict) => ErrorKind::Conflict,
+            _ => ErrorKind::WorkFailed,
+        };
+        let mut error = Self::new(kind, failed.error);
         error.0.hint = Hint::for_message(&error.0.message);
         error.0.category = Some(failed.category);
         error
@@ -636,6 +647,25 @@ mod tests {
             "GET /api/v1/sessions failed after 3 attempts (41.0 s): server responded with status 503: busy"
         );
     }
+
+    #[test]
+    fn a_conflict_is_recognized_by_status_and_by_code() {
+        let taken = br#"{"detail":"checkpoint exists","code":"conflict"}"#;
+        for (status, body, kind) in [
+            (400, &taken[..], ErrorKind::Conflict),
+            (409, b"", ErrorKind::Conflict),
+            (400, br#"{"detail":"bad","code":"other"}"#, ErrorKind::Rejected),
+        ] {
+            assert_eq!(Error::from_response(status, body, None).kind(), kind, "{status}");
+        }
+        let failed = RequestFailed::new("checkpoint exists", ErrorCategory::User);
+        let conflict = failed.clone().code(Some(ErrorCode::Conflict));
+        let error = Error::from_failed_request(conflict);
+        assert_eq!(error.kind(), ErrorKind::Conflict);
+        assert!(error.is_user_error() && !error.is_retryable());
+        assert_eq!(Error::from_failed_request(failed).kind(), ErrorKind::WorkFailed);
+    }
+
     #[test]
     fn the_body_is_available_as_text_and_as_json() {
         let error =

@@ -45,6 +45,10 @@ pub enum Hint {
     ShortenPrompt,
     /// A batch failed partly, and the server holds gradients of the rest.
     ReloadCheckpoint,
+    /// A checkpoint of that name exists and can be replaced.
+    OverwriteCheckpoint,
+    /// A checkpoint of that name exists and cannot be replaced.
+    ChooseAnotherName,
     /// The client was closed.
     CreateNewClient,
     /// The call was made outside a tokio runtime.
@@ -91,6 +95,10 @@ impl Hint {
                 "Load the last checkpoint before the next optim_step, which would apply the \
                  gradients that the server holds."
             }
+            Self::OverwriteCheckpoint => {
+                "Replace the checkpoint with SaveOptions::overwrite, or choose another name."
+            }
+            Self::ChooseAnotherName => "Choose another name, or delete the checkpoint first.",
             Self::CreateNewClient => "Create another ServiceClient to continue.",
             Self::EnterRuntime => {
                 "Make the call inside a tokio runtime, for example in #[tokio::main]."

@@ -11,10 +11,12 @@ use tinkex_wire::{DecodeError, DecodeErrorKind, InvalidInput, SamplerId, Session
 /// Reason why the server did not accept a request.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum ServerError {
-    /// The request was decoded, but asks for something that is not possible. Includes conflicts
-    /// with existing names, because repeating the request cannot resolve them.
+    /// The request was decoded, but asks for something that is not possible.
     #[error("{0}")]
     Invalid(String),
+    /// An object of that name already exists. Repeating the request cannot resolve it.
+    #[error("{0}")]
+    Conflict(String),
     /// The body is not a valid encoding of the request.
     #[error("{0}")]
     Malformed(String),
@@ -95,6 +97,7 @@ impl ServerError {
     pub(crate) fn is_permanent(&self) -> bool {
         match self {
             Self::Invalid(_)
+            | Self::Conflict(_)
             | Self::Malformed(_)
             | Self::NotFound(_)
             | Self::Gone(_)

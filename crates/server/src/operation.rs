@@ -7,8 +7,8 @@ use tinkex_engine::loss::{Loss, UnverifiedLosses};
 use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_wire::{
-    ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, ModelId, OptimParams,
-    PassMode, RequestId, SamplerId, TensorData, TinkerPath,
+    CheckpointKind, ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, ModelId,
+    OptimParams, PassMode, RequestId, SamplerId, TensorData, TinkerPath,
 };
 
 use crate::error::ServerError;
@@ -96,6 +96,17 @@ pub(crate) struct CheckpointSave {
     pub(crate) overwrite: bool,
     pub(crate) ttl_seconds: Option<u64>,
     pub(crate) user_metadata: Option<Metadata>,
+}
+
+impl CheckpointSave {
+    /// Returns the message for a save whose name is taken.
+    pub(crate) fn name_taken(&self) -> String {
+        let advice = match self.path.kind() {
+            CheckpointKind::Training => "set overwrite, choose another name, or delete it first",
+            _ => "choose another name, or delete it first",
+        };
+        format!("checkpoint {} already exists; {advice}", self.path)
+    }
 }
 
 /// Samples to draw.

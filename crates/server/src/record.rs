@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tinkex_wire::{
-    ErrorCategory, FinishDetails, JsonObject, LossId, Metadata, ModelId, OptimizerConfig,
-    RequestId, SamplerId, SessionId, TinkerPath,
+    ErrorCategory, ErrorCode, FinishDetails, JsonObject, LossId, Metadata, ModelId,
+    OptimizerConfig, RequestId, SamplerId, SessionId, TinkerPath,
 };
 
 /// Microseconds since the Unix epoch.
@@ -229,14 +229,26 @@ pub(crate) enum ResultKind {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FailureCategory {
     User,
+    /// The request caused the failure: the name of its checkpoint is taken.
+    Conflict,
     Server,
 }
 
 impl From<FailureCategory> for ErrorCategory {
     fn from(category: FailureCategory) -> Self {
         match category {
-            FailureCategory::User => Self::User,
+            FailureCategory::User | FailureCategory::Conflict => Self::User,
             FailureCategory::Server => Self::Server,
+        }
+    }
+}
+
+impl FailureCategory {
+    /// Returns the code that the client receives, if there is one.
+    pub(crate) fn code(self) -> Option<ErrorCode> {
+        match self {
+            Self::Conflict => Some(ErrorCode::Conflict),
+            Self::User | Self::Server => None,
         }
     }
 }
@@ -314,11 +326,15 @@ mod tests {
             let read: RequestRecord = serde_json::from_value(value).unwrap();
             assert_eq!(read.scope, scope);
         }
-        let failed = ResultKind::Failed { error: "e".to_owned(), category: FailureCategory::User };
+        let failed = |category| ResultKind::Failed { error: "e".to_owned(), category };
+        let stored_failure =
+            |category: &str| json!({"failed": {"error": "e", "category": category}});
         for (value, stored) in [
             (serde_json::to_value(ResultKind::Json), json!("json")),
             (serde_json::to_value(ResultKind::Proto), json!("proto")),
-            (serde_json::to_value(failed), json!({"failed": {"error": "e", "category": "user"}})),
+            (serde_json::to_value(failed(FailureCategory::User)), stored_failure("user")),
+            (serde_json::to_value(failed(FailureCategory::Conflict)), stored_failure("conflict")),
+            (serde_json::to_value(failed(FailureCategory::Server)), stored_failure("server")),
             (serde_json::to_value(SessionEnd::Expired), json!("expired")),
             (serde_json::to_value(UsageMeter::CachedPrefill), json!("cached_prefill")),
         ] {

@@ -54,18 +54,87 @@ impl<'de> Deserialize<'de> for ErrorCategory {
     }
 }
 
+/// Machine-readable cause of an error that its status does not express.
+///
+/// A name that is taken has status 400, because clients retry after 409. The code tells it apart
+/// from an invalid request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum ErrorCode {
+    /// An object of that name already exists.
+    Conflict,
+}
+
+impl ErrorCode {
+    /// Returns the name in JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Conflict => "conflict",
+        }
+    }
+
+    /// Returns the code with the given name, or `None` for any other name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        (name == Self::Conflict.as_str()).then_some(Self::Conflict)
+    }
+
+    /// Extracts the code from the body of an error response. Returns `None` if it has no code or an
+    /// unknown one.
+    ///
+    /// ```
+    /// use tinkex_wire::ErrorCode;
+    ///
+    /// let body = br#"{"detail":"checkpoint exists","code":"conflict"}"#;
+    /// assert_eq!(ErrorCode::of_body(body), Some(ErrorCode::Conflict));
+    /// assert_eq!(ErrorCode::of_body(b"bad gateway"), None);
+    /// ```
+    #[must_use]
+    pub fn of_body(body: &[u8]) -> Option<Self> {
+        let json: Value = serde_json::from_slice(body).ok()?;
+        Self::from_name(json.get("code")?.as_str()?)
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 /// Body of an error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ErrorBody {
     /// Description of the error.
     pub detail: String,
+    /// Cause of the error, if the status does not express it.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "deserialize_code"
+    )]
+    pub code: Option<ErrorCode>,
+}
+
+/// Decodes a code, or `None` for any other value: other servers may use the name differently.
+fn deserialize_code<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ErrorCode>, D::Error> {
+    Ok(Value::deserialize(from)?.as_str().and_then(ErrorCode::from_name))
 }
 
 impl ErrorBody {
     /// Creates a body with the given description.
     pub fn new(detail: impl Into<String>) -> Self {
-        Self { detail: detail.into() }
+        Self { detail: detail.into(), code: None }
+    }
+
+    /// Sets the code (default: none).
+    #[must_use]
+    pub fn code(mut self, code: Option<ErrorCode>) -> Self {
+        self.code = code;
+        self
     }
 
     /// Extracts the message from the body of an error response.
@@ -147,5 +216,21 @@ mod tests {
             assert_eq!(ErrorBody::message(body).as_deref(), message);
         }
         assert!(ErrorBody::message(b"\xFF\xFE").is_some());
+    }
+
+    #[test]
+    fn only_known_codes_are_read_and_a_missing_code_is_not_written() {
+        let taken = ErrorBody::new("taken").code(Some(ErrorCode::Conflict));
+        let json = serde_json::to_string(&taken).unwrap();
+        assert_eq!(json, r#"{"detail":"taken","code":"conflict"}"#);
+        assert_eq!(serde_json::from_str::<ErrorBody>(&json).unwrap(), taken);
+        let plain = ErrorBody::new("odd");
+        assert_eq!(serde_json::to_string(&plain).unwrap(), r#"{"detail":"odd"}"#);
+        for code in ["7", "null", "\"other\"", "{}"] {
+            let json = format!(r#"{{"detail":"odd","code":{code}}}"#);
+            assert_eq!(serde_json::from_str::<ErrorBody>(&json).unwrap(), plain, "{json}");
+            assert_eq!(ErrorCode::of_body(json.as_bytes()), None, "{json}");
+        }
+        assert_eq!(ErrorCode::of_body(b"[1]"), None);
     }
 }

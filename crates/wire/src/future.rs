@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 use crate::codec::json;
-use crate::failure::ErrorCategory;
+use crate::failure::{ErrorCategory, ErrorCode};
 use crate::ids::{ModelId, RequestId, SamplerId, SequenceId};
 use crate::request::{
     ApiRequest, ApiResponse, JSON, PROTO, RequestBody, json_request, json_response,
@@ -202,12 +202,22 @@ pub struct RequestFailed {
     pub error: String,
     /// Side that caused the failure.
     pub category: ErrorCategory,
+    /// Cause of the failure, if the server reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<ErrorCode>,
 }
 
 impl RequestFailed {
-    /// Creates a failure.
+    /// Creates a failure without a code.
     pub fn new(error: impl Into<String>, category: ErrorCategory) -> Self {
-        Self { error: error.into(), category }
+        Self { error: error.into(), category, code: None }
+    }
+
+    /// Sets the code (default: none).
+    #[must_use]
+    pub fn code(mut self, code: Option<ErrorCode>) -> Self {
+        self.code = code;
+        self
     }
 }
 
@@ -228,6 +238,8 @@ struct PollFields<'a> {
     error: Option<&'a RawValue>,
     #[serde(default)]
     category: ErrorCategory,
+    #[serde(borrow, default, deserialize_with = "text")]
+    code: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     result: Option<&'a RawValue>,
 }
@@ -360,7 +372,8 @@ impl PollFields<'_> {
             }
             Err(_) => (raw.to_owned(), self.category),
         };
-        RequestFailed { error, category }
+        let code = self.code.as_deref().and_then(ErrorCode::from_name);
+        RequestFailed { error, category, code }
     }
 }
 

@@ -126,7 +126,7 @@ pub use datum::{
     Datum, DatumBuilder, PerTokenValues, Provenance, ProvenanceSpan, SpanSource, loss_input,
 };
 pub use error::{DecodeError, DecodeErrorKind, InvalidInput};
-pub use failure::{ErrorBody, ErrorCategory};
+pub use failure::{ErrorBody, ErrorCategory, ErrorCode};
 pub use future::{
     CancelFuture, CompletedFuture, FuturesRetrieved, FuturesTarget, PollResponse, QueueState,
     QueueStatus, RawPollResponse, RequestFailed, ResultPayload, RetrieveFuture, RetrieveFutures,

@@ -288,7 +288,7 @@ impl TrainingClient {
                 .overwrite(options.overwrite)
                 .user_metadata(metadata)
         };
-        self.enqueue(request, |saved| Ok(saved.path.parse()?))
+        self.enqueue_save(SaveKind::State, request, |saved| Ok(saved.path.parse()?))
     }
 
     /// Saves the weights for sampling, and returns the path of the checkpoint.
@@ -313,7 +313,7 @@ impl TrainingClient {
                 .ttl_seconds(ttl_seconds)
                 .user_metadata(metadata)
         };
-        self.enqueue(request, |saved| match saved.path {
+        self.enqueue_save(SaveKind::Sampler, request, |saved| match saved.path {
             Some(path) => save::sampler_path(&path),
             None => Err(missing_path()),
         })
@@ -342,7 +342,7 @@ impl TrainingClient {
                 .ttl_seconds(ttl_seconds)
                 .age_encryption_recipients(recipients)
         };
-        self.enqueue(request, |saved| {
+        self.enqueue_save(SaveKind::External, request, |saved| {
             let path = saved.path.ok_or_else(missing_path)?.parse()?;
             Ok(ExternalWeights { path, size_bytes: saved.size_bytes })
         })

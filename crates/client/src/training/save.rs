@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use tinkex_wire::{Metadata, TinkerPath};
+use tinkex_wire::{Metadata, ModelId, Seq, SubmitRequest, TinkerPath};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::future::ApiFuture;
+use crate::hint::Hint;
+
+use super::TrainingClient;
 
 /// Maximum number of recipients of an encrypted checkpoint.
 const MAX_RECIPIENTS: usize = 10;
@@ -110,6 +114,40 @@ pub(super) enum SaveKind {
     State,
     Sampler,
     External,
+}
+
+impl SaveKind {
+    /// Adds a hint to the error of a save whose name is taken.
+    fn explain_conflict(self, error: Error) -> Error {
+        if error.kind() != ErrorKind::Conflict {
+            return error;
+        }
+        error.with_hint(match self {
+            Self::State => Hint::OverwriteCheckpoint,
+            Self::Sampler | Self::External => Hint::ChooseAnotherName,
+        })
+    }
+}
+
+impl TrainingClient {
+    /// Queues a request that saves a checkpoint, and converts its result with `finish`.
+    pub(super) fn enqueue_save<S, T>(
+        &self,
+        kind: SaveKind,
+        request: impl FnOnce(ModelId, Seq) -> S + Send + 'static,
+        finish: impl FnOnce(S::Output) -> Result<T> + Send + 'static,
+    ) -> ApiFuture<T>
+    where
+        S: SubmitRequest<Output: Send> + Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        self.enqueue_work(move |shared, mut reservation| async move {
+            reservation.wait().await;
+            let request = request(shared.model_id.clone(), reservation.assign_one());
+            let saved = shared.send_next(reservation, &request).await;
+            finish(saved.map_err(|error| kind.explain_conflict(error))?)
+        })
+    }
 }
 
 impl From<&str> for SaveOptions {

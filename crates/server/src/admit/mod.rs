@@ -107,7 +107,7 @@ fn submit(
         _ => None,
     });
     if let Some(id) = new_run.filter(|id| store.runs.contains_key(*id)) {
-        return Err(ServerError::invalid(format!("model_seq_id: model {id} already exists")));
+        return Err(ServerError::Conflict(format!("model_seq_id: model {id} already exists")));
     }
     let bytes = body.len() + next.extra_bytes();
     check_capacity(state, bytes)?;

@@ -260,13 +260,10 @@ impl CheckpointTarget {
 fn check_target_is_new(store: &Store, operation: &ModelOperation) -> Result<(), ServerError> {
     match operation {
         ModelOperation::Save(save) if !save.overwrite && store.checkpoint(&save.path).is_some() => {
-            Err(ServerError::invalid(format!(
-                "checkpoint {} already exists; choose another name, or delete it first",
-                save.path
-            )))
+            Err(ServerError::Conflict(save.name_taken()))
         }
         ModelOperation::SaveForSampler(sampler) if store.samplers.contains_key(sampler) => {
-            Err(ServerError::invalid(format!(
+            Err(ServerError::Conflict(format!(
                 "sampling_session_seq_id: sampling session {sampler} already exists"
             )))
         }

@@ -177,7 +177,7 @@ pub(super) async fn copy(state: &Arc<ServerState>, body: &Bytes) -> RouteResult 
             }
         };
         if store.runs.contains_key(&id) {
-            return Err(ServerError::invalid(format!("training run {id} already exists")));
+            return Err(ServerError::Conflict(format!("training run {id} already exists")));
         }
         let run = RunRecord {
             id: id.clone(),

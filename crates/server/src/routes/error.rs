@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::header::HeaderName;
 use http::{Response, StatusCode};
 use tinkex_wire::codec::json;
-use tinkex_wire::{DecodeError, ErrorBody, InvalidInput, JSON, header};
+use tinkex_wire::{DecodeError, ErrorBody, ErrorCode, InvalidInput, JSON, header};
 
 use super::{ResponseBody, respond};
 use crate::error::ServerError;
@@ -22,12 +22,13 @@ const STORAGE_RETRY: Duration = Duration::from_millis(500);
 pub(crate) struct HttpError {
     pub(super) status: StatusCode,
     pub(super) detail: String,
+    code: Option<ErrorCode>,
     retry_after: Option<Duration>,
 }
 
 impl HttpError {
     fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), retry_after: None }
+        Self { status, detail: detail.into(), code: None, retry_after: None }
     }
 
     pub(super) fn unauthorized() -> Self {
@@ -49,7 +50,7 @@ impl HttpError {
     }
 
     pub(super) fn into_response(self) -> Response<ResponseBody> {
-        let body = json::encode(&ErrorBody::new(self.detail));
+        let body = json::encode(&ErrorBody::new(self.detail).code(self.code));
         let body = body.unwrap_or_else(|_| Bytes::from_static(b"{\"detail\":\"?\"}"));
         let mut response = respond(JSON, body);
         *response.status_mut() = self.status;
@@ -65,7 +66,7 @@ impl HttpError {
 impl From<ServerError> for HttpError {
     fn from(error: ServerError) -> Self {
         let (status, retry_after) = match &error {
-            ServerError::Invalid(_) => (StatusCode::BAD_REQUEST, None),
+            ServerError::Invalid(_) | ServerError::Conflict(_) => (StatusCode::BAD_REQUEST, None),
             ServerError::Malformed(_) => (StatusCode::UNPROCESSABLE_ENTITY, None),
             ServerError::NotFound(_) => (StatusCode::NOT_FOUND, None),
             ServerError::Gone(_) => (StatusCode::GONE, None),
@@ -80,7 +81,8 @@ impl From<ServerError> for HttpError {
             ServerError::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, None),
             ServerError::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
-        Self { status, detail: error.to_string(), retry_after }
+        let code = matches!(error, ServerError::Conflict(_)).then_some(ErrorCode::Conflict);
+        Self { status, detail: error.to_string(), code, retry_after }
     }
 }
 
@@ -105,6 +107,7 @@ mod tests {
         let text = || "x".to_owned();
         for error in [
             ServerError::Invalid(text()),
+            ServerError::Conflict(text()),
             ServerError::Malformed(text()),
             ServerError::NotFound(text()),
             ServerError::Gone(text()),

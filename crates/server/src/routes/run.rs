@@ -89,7 +89,7 @@ pub(super) async fn create_sampler(state: &Arc<ServerState>, body: &Bytes) -> Ro
             if is_created_by(&existing.row, &request) {
                 return Ok((Vec::new(), ()));
             }
-            return Err(ServerError::invalid(format!(
+            return Err(ServerError::Conflict(format!(
                 "sampling session {id} already exists with another model"
             )));
         }

@@ -154,7 +154,7 @@ impl Store {
         let request_id = id.clone();
         let completion = match result {
             ResultKind::Failed { error, category } => {
-                let failed = RequestFailed::new(error, category.into());
+                let failed = RequestFailed::new(error, category.into()).code(category.code());
                 entry.phase = RequestPhase::Failed { failed, at };
                 CompletedFuture::Failed { request_id }
             }

@@ -107,9 +107,7 @@ impl Worker {
                     return Ok(saved_outcome(&save.path, existing.row.size_bytes));
                 }
                 if !save.overwrite {
-                    let message =
-                        format!("checkpoint {} already exists; choose another name", save.path);
-                    return Err(Outcome::failed(FailureCategory::User, message));
+                    return Err(Outcome::failed(FailureCategory::Conflict, save.name_taken()));
                 }
             }
         }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde_json::json;
 use tinkex::rest::{ListTrainingRuns, ListUserCheckpoints};
-use tinkex::{CopyCheckpoint, RestoreMode, SamplingParams, SaveOptions, StopCondition};
+use tinkex::{
+    CopyCheckpoint, ErrorKind, Hint, RestoreMode, SamplingParams, SaveOptions, StopCondition,
+};
 
 use crate::harness::{MODEL, TestServer, create_model, train, training_client};
 
@@ -140,6 +142,41 @@ async fn downloading_a_training_checkpoint_leaves_nothing_on_the_server() {
     let all = ListUserCheckpoints::default().limit(10);
     let left = service.rest().list_user_checkpoints(&all).await.unwrap().checkpoints;
     assert_eq!(left.len(), 1, "the temporary export is deleted: {left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bug_6_a_taken_checkpoint_name_is_a_conflict_and_the_hint_names_overwrite() {
+    let test_server = TestServer::new().await;
+    let model = training_client(&test_server.client()).await;
+    model.save_state("a").await.unwrap();
+    model.save_weights_for_sampler("a").await.unwrap();
+    let error = model.save_state("a").await.unwrap_err();
+    assert_eq!((error.kind(), error.status()), (ErrorKind::Conflict, Some(400)), "{error}");
+    assert_eq!((error.attempts(), error.is_retryable()), (1, false), "a retry cannot succeed");
+    assert!(error.hint().unwrap().as_str().contains("SaveOptions::overwrite"), "{error:#}");
+    let error = model.save_weights_for_sampler("a").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    assert_eq!(error.hint(), Some(Hint::ChooseAnotherName), "sampler weights have no overwrite");
+    assert!(!error.to_string().contains("overwrite"), "{error}");
+    model.save_state(SaveOptions::new("a").overwrite()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bug_6_a_name_that_is_taken_while_the_save_is_queued_is_a_conflict() {
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let save = |seq: u32| json!({"model_id": model, "path": "a", "seq_id": seq});
+    // Request 2 waits for request 1, which takes the name.
+    let (status, second) = http.post("/save_weights", save(2)).await;
+    assert_eq!(status, 200, "{second}");
+    let (status, first) = http.post("/save_weights", save(1)).await;
+    assert_eq!(status, 200, "{first}");
+    assert!(http.result(&first).await["path"].is_string());
+    let failed = http.result(&second).await;
+    assert_eq!((&failed["category"], &failed["code"]), (&json!("user"), &json!("conflict")));
+    assert!(failed["error"].as_str().unwrap().contains("set overwrite"), "{failed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
