@@ -1,13 +1,14 @@
 //! `cargo xtask conformance`: runs the official Python SDK against a new server.
 //!
 //! The checks are in `crates/server/tests/python/conformance.py`. Each SDK version has its own
-//! Python environment under `target/conformance`.
+//! Python environment under `target/conformance`. Afterwards the Rust client repeats a training run
+//! of the SDK on the same server and must get the same numbers.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::python::{self, Packages};
-use crate::step::{XtaskError, root, target};
+use crate::step::{XtaskError, ignored_test, root, target};
 use crate::test_server::{MODEL, TestServer};
 
 /// One run of the checks.
@@ -24,6 +25,7 @@ const RUNS: &[ConformanceRun] = &[
     ConformanceRun { sdk_version: "0.36.0", efficient: false, torch: true },
     ConformanceRun { sdk_version: "0.25.0", efficient: true, torch: false },
 ];
+const REPEATED_RUN: &str = "conformance::the_client_and_the_python_sdk_train_to_the_same_numbers";
 const CHECKS: &str = "crates/server/tests/python/conformance.py";
 
 pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
@@ -60,14 +62,23 @@ fn check(python: &Path, run: &ConformanceRun, torch: bool) -> Result<(), XtaskEr
     println!("\n==> conformance: tinker {sdk_version}, {mode} protocol options");
     let data = target().join("conformance").join(format!("data-{sdk_version}-{mode}"));
     let server = TestServer::start(&data, efficient)?;
+    let numbers = target().join("conformance").join(format!("numbers-{sdk_version}-{mode}.json"));
+    // The numbers of an earlier run must not be compared.
+    let _ = std::fs::remove_file(&numbers);
     let status = Command::new(python)
         .arg(root().join(CHECKS))
         .args([&server.url, MODEL])
+        .arg(&numbers)
         .args(torch.then_some("--torch"))
         .status()
         .map_err(|error| XtaskError::new(format!("cannot run {}: {error}", python.display())))?;
-    if status.success() {
-        return Ok(());
+    if !status.success() {
+        let message = format!("conformance with tinker {sdk_version} failed: {status}");
+        return Err(XtaskError::new(message));
     }
-    Err(XtaskError::new(format!("conformance with tinker {sdk_version} failed: {status}")))
+    ignored_test("Rust client", "tinkex", REPEATED_RUN, &[])?
+        .variable("TINKEX_CONFORMANCE_URL", &server.url)
+        .variable("TINKEX_CONFORMANCE_MODEL", MODEL)
+        .variable("TINKEX_CONFORMANCE_NUMBERS", &numbers.to_string_lossy())
+        .run()
 }

@@ -46,9 +46,8 @@ pub(crate) fn run() -> Result<(), XtaskError> {
     for program in executables(&built) {
         export = export.argument(format!("--object={program}"));
     }
-    for measured in &CRATES {
-        export = export.argument(format!("--sources={}", root().join(measured.sources).display()));
-    }
+    // Leave out dependencies and the standard library.
+    let export = export.argument("--ignore-filename-regex=/registry/|/rustc/");
     report(&parse(&export.output()?))
 }
 

@@ -7,6 +7,7 @@
 mod blocking;
 #[cfg(feature = "chat")]
 mod chat;
+mod conformance;
 mod connect;
 mod custom;
 mod custom_http;

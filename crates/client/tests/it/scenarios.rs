@@ -1,5 +1,6 @@
-//! Checks of the documentation about tests: `docs/scenarios.md` maps every scenario to existing
-//! tests, `docs/performance.md` names every benchmark, and every fixture is used.
+//! Checks of the documentation about tests: `docs/scenarios.md` and `docs/deviations.md` name
+//! existing tests for every scenario and deviation, `docs/performance.md` names every benchmark,
+//! and every fixture is used.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -111,6 +112,20 @@ fn every_scenario_has_an_existing_test() {
     }
     let expected: BTreeSet<&str> = IDS.split_whitespace().collect();
     assert_eq!(mapped, expected);
+}
+
+#[test]
+fn every_deviation_has_an_existing_test() {
+    let document = fs::read_to_string(root().join("docs/deviations.md")).unwrap();
+    let rows = table_rows(&document, "Id");
+    assert!(rows.len() > 30, "the table was not found");
+    for row in rows {
+        let [_, _, other, ours, tests, _] = row[..] else { panic!("{row:?} has other columns") };
+        assert!(!other.is_empty() && !ours.is_empty(), "{row:?} lacks a description");
+        for test in NamedTest::list(tests) {
+            test.attributes();
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 """Runs the official Python SDK against a local server.
 
-    python conformance.py BASE_URL MODEL [--torch]
+    python conformance.py BASE_URL MODEL NUMBERS [--torch]
+
+NUMBERS is a file for the numbers of a small training run, which the Rust client repeats.
 
 Each check is a function. A failed check is reported, and the remaining ones still run.
 """
@@ -13,7 +15,7 @@ import sys
 import traceback
 import urllib.request
 
-BASE_URL, MODEL = sys.argv[1:3]
+BASE_URL, MODEL, NUMBERS = sys.argv[1:4]
 TORCH = "--torch" in sys.argv
 os.environ["TINKER_BASE_URL"] = BASE_URL
 # Replace a real key of the environment, so that it is never sent.
@@ -200,6 +202,27 @@ def saved_weights_give_equal_samples(service):
     sample = lambda sampler: sampler.sample(prompt(5, 6), 2, params(seed=1)).result().sequences
     assert [s.tokens for s in sample(named)] == [s.tokens for s in sample(ephemeral)]
     fails(lambda: service.create_sampling_client(model_path="tinker://no:train:0/sampler_weights/x"), "does not exist")
+
+
+@check
+def a_training_run_is_written_for_the_rust_client(service):
+    """Trains a batch of two examples. `client/tests/it/conformance.rs` expects the same numbers."""
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=11)
+    data = [datum([5, 6, 7], [8, 9, 10]), datum([11], [12, 13])]
+    logprobs = lambda output: [o["logprobs"].to_numpy().tolist() for o in output.loss_fn_outputs]
+    steps = []
+    for _ in range(3):
+        output = model.forward_backward(data, "cross_entropy").result()
+        model.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        steps.append({"metrics": output.metrics, "logprobs": logprobs(output)})
+    after = model.forward(data, "cross_entropy").result()
+    steps.append({"metrics": after.metrics, "logprobs": logprobs(after)})
+    sampler = model.save_weights_and_get_sampling_client()
+    sequence = sampler.sample(prompt(5, 6), 1, params(seed=3)).result().sequences[0]
+    sample = {"tokens": sequence.tokens, "logprobs": sequence.logprobs}
+    assert steps[-1]["metrics"]["loss:sum"] < steps[0]["metrics"]["loss:sum"], steps
+    with open(NUMBERS, "w") as file:
+        json.dump({"steps": steps, "sample": sample}, file)
 
 
 @check

@@ -15,6 +15,7 @@ mod fixtures;
 mod fuzz;
 mod golden;
 mod messages;
+mod responses;
 mod roundtrip;
 mod scenarios;
 mod strict;

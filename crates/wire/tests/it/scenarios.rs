@@ -136,7 +136,7 @@ fn prompt_logprobs_true_false_and_null_have_golden_bodies() {
         (None, ""),
     ] {
         let request = request(0, SamplingParams::new(), setting);
-        let golden = format!(r#"{{"type":"sample","num_samples":1,"#,)
+        let golden = r#"{"type":"sample","num_samples":1,"#.to_owned()
             + r#""prompt":{"chunks":[{"type":"encoded_text","tokens":[1,2,3,4]}]},"#
             + r#""sampling_params":{"temperature":1.0,"top_k":-1,"top_p":1.0},"#
             + &format!(r#""sampling_session_id":"{session}","seq_id":0,{field}"#)
