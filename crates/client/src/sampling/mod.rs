@@ -340,9 +340,11 @@ impl SamplingView {
                 };
                 let delay = self.retry.delay(resubmissions, fastrand::f64());
                 let policy = self.options.retry_policy(self.shared.session.settings());
+                // The next attempt also waits for the shared backoff.
+                let wait = delay.max(self.shared.session.admission().backoff().remaining());
                 let again = resubmit
                     && self.retry.allows_resubmission(resubmissions)
-                    && policy.allows_attempt(call.attempts(), call.elapsed(), delay)
+                    && policy.allows_attempt(call.attempts(), call.elapsed(), wait)
                     && failures.is_resubmittable(&error);
                 if let Some(events) = self.shared.session.connection().events() {
                     let attributes = resubmit::event_attributes(again, resubmissions);

@@ -65,7 +65,6 @@ impl Deref for ServiceView {
 }
 
 /// State shared by all clones of a [`ServiceClient`].
-
 struct ServiceShared {
     settings: Arc<ClientSettings>,
     connection: OnceCell<Arc<Connection>>,

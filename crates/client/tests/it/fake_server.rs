@@ -41,8 +41,8 @@ struct State {
     lost: Option<String>,
     /// Whether every request loses its connection.
     gone: bool,
-    /// Path whose requests fail, and the response.
-    failing: Option<(String, Value)>,
+    /// Path whose requests fail, the response, and the number of further failures.
+    failing: Option<(String, Value, u32)>,
     /// Number of sampling sessions that were created.
     samplers: u32,
     /// Path whose responses are delayed, and the delay.
@@ -134,7 +134,12 @@ impl FakeServer {
 
     /// Responds to all requests with this path as scripted; see [`to_response`].
     pub(crate) fn fail(&self, path: &str, outcome: Value) {
-        self.0.lock().unwrap().failing = Some((path.to_owned(), outcome));
+        self.fail_times(path, outcome, u32::MAX);
+    }
+
+    /// Responds to the next `times` requests with this path as scripted.
+    pub(crate) fn fail_times(&self, path: &str, outcome: Value, times: u32) {
+        self.0.lock().unwrap().failing = Some((path.to_owned(), outcome, times));
     }
 
     /// Sets the dynamic configuration.
@@ -209,9 +214,12 @@ impl FakeServer {
         if lost.is_some() || self.0.lock().unwrap().gone {
             return json!("conn");
         }
-        let failing = self.0.lock().unwrap().failing.clone();
-        if let Some((_, outcome)) = failing.filter(|(path, _)| request.path.ends_with(&**path)) {
-            return outcome;
+        if let Some((path, outcome, times)) = &mut self.0.lock().unwrap().failing
+            && request.path.ends_with(&**path)
+            && *times > 0
+        {
+            *times -= 1;
+            return outcome.clone();
         }
         let delayed = self.0.lock().unwrap().delayed.clone();
         if let Some((_, delay)) = delayed.filter(|(path, _)| request.path.ends_with(path.as_str()))

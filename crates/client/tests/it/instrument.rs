@@ -3,14 +3,14 @@
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use serde_json::json;
 use tinkex::rest::ListSessions;
-use tinkex::{AdamParams, RetryPolicy, SamplingParams};
+use tinkex::{AdamParams, CallOptions, RetryPolicy, SamplingParams};
 use tokio::time::Duration;
 
 use crate::event_log::EventLog;
 use crate::fake_server::FakeServer;
 use crate::scripted_server::ScriptedServer;
 
-/// Covers T2.3.1, T2.3.2, T3.2.4, P6C.5.
+/// Covers T2.3.1, T2.3.2, P6C.5.
 #[tokio::test(start_paused = true)]
 async fn requests_retries_and_queue_states_are_recorded() {
     let (lines, recorder) = (EventLog::default(), DebuggingRecorder::new());
@@ -91,7 +91,7 @@ async fn giving_up_is_recorded_for_every_reason() {
     }
 }
 
-/// Covers P6B.3, P6B.4, P6C.3, P6C.4.
+/// Covers P6B.3, P6B.4, P6C.4.
 #[tokio::test(start_paused = true)]
 async fn disabled_retries_surface_failures_at_once() {
     let server = FakeServer::new(json!({}));
@@ -105,8 +105,57 @@ async fn disabled_retries_surface_failures_at_once() {
         assert_eq!((error.status(), error.attempts()), (Some(status), 1));
         assert_eq!(server.requests("/asample").len(), before + 1);
     }
-    // Polling continues: the result is only not ready yet.
-    let model = server.model().await;
-    server.respond("r1", vec![json!(503), json!(503), json!({"metrics": {}})]);
+}
+
+/// Covers P6C.3.
+#[tokio::test(start_paused = true)]
+async fn a_5xx_is_retried_for_training_and_polling_but_not_for_samples_without_retries() {
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().build().unwrap();
+    let once = CallOptions::new().retry(RetryPolicy::disabled());
+    let sampler = service.create_sampling_client("base").await.unwrap().with_options(once);
+    server.samples(vec![json!(503)]);
+    let error = sampler.sample([1], SamplingParams::new()).await.unwrap_err();
+    assert_eq!((error.status(), error.attempts()), (Some(503), 1));
+    assert_eq!(server.requests("/asample").len(), 1);
+
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    server.fail_times("/optim_step", json!(503), 3);
+    server.respond("r1", vec![json!(503), json!(500), json!({"metrics": {}})]);
+    let polls = server.requests("/retrieve_future").len();
     model.optim_step(AdamParams::default()).await.unwrap();
+    assert_eq!(server.requests("/optim_step").len(), 4);
+    assert_eq!(server.requests("/retrieve_future").len(), polls + 3);
+}
+
+/// Covers T3.2.4.
+#[tokio::test(start_paused = true)]
+async fn a_paused_request_is_logged_and_polled_with_growing_delays() {
+    let lines = EventLog::default();
+    let _log = tracing::subscriber::set_default(lines.clone());
+    let server = FakeServer::new(json!({}));
+    let service = server.polling_builder().build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let paused = json!({"type": "try_again", "queue_state": "paused_rate_limit"});
+    let mut responses = vec![paused; 8];
+    responses.push(json!({"metrics": {}}));
+    server.respond("r1", responses);
+    model.optim_step(AdamParams::default()).await.unwrap();
+    let polls: Vec<_> = server
+        .requests("/retrieve_future")
+        .iter()
+        .filter(|request| request.json()["request_id"] == "r1")
+        .map(|request| request.at)
+        .collect();
+    assert_eq!(polls.len(), 9);
+    for (i, pair) in polls.windows(2).enumerate() {
+        let longest = Duration::from_millis(250 << i.min(5)).min(Duration::from_secs(5));
+        let delay = pair[1] - pair[0];
+        // The timer has a resolution of one millisecond.
+        let slack = Duration::from_millis(1);
+        assert!(delay >= longest / 2 && delay <= longest + slack, "poll {i}: {delay:?}");
+    }
+    let changes = lines.with(&["tinkex::queue", "queue.state_change", "paused_rate_limit"]);
+    assert_eq!(changes.len(), 1, "{changes:?}");
+    assert_eq!(lines.with(&["WARN", "is paused"]).len(), 1);
 }

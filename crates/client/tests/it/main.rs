@@ -5,6 +5,7 @@
 
 #[cfg(all(feature = "blocking", feature = "testing"))]
 mod blocking;
+mod call_limits;
 #[cfg(feature = "chat")]
 mod chat;
 mod conformance;

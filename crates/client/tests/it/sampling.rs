@@ -65,7 +65,46 @@ async fn backoff_delays_equal_those_of_the_python_sdk() {
     }
 }
 
-/// Covers T4.2.4, P6B.2.
+/// Covers T4.2.4, T4.2.5, P6B.2.
+#[tokio::test(start_paused = true)]
+async fn a_burst_stays_away_for_the_time_that_a_429_names() {
+    for (header, value, wait) in [
+        ("retry-after", "7", Duration::from_secs(7)),
+        ("retry-after-ms", "250", Duration::from_millis(250)),
+    ] {
+        let limited = json!({"status": 429, header: value});
+        let server = FakeServer::new(json!({}));
+        let sampler = sampler(&server.builder().build().unwrap()).await;
+        let mut outcomes = vec![json!("ok"); 10];
+        outcomes.push(limited.clone());
+        server.samples(outcomes);
+        let start = Instant::now();
+        let burst: Vec<_> = (0..50).map(|_| sampler.sample([1], params()).send()).collect();
+        tokio::task::yield_now().await;
+        assert_eq!(sampler.backoff_remaining(), Some(wait), "{header}");
+        for sample in join_all(burst).await {
+            sample.unwrap();
+        }
+        let times: Vec<_> =
+            server.requests("/asample").iter().map(|request| request.at - start).collect();
+        assert_eq!(times.len(), 51);
+        assert!(times[..11].iter().all(Duration::is_zero), "{header}: {times:?}");
+        assert!(times[11..].iter().all(|time| *time >= wait), "{header}: {times:?}");
+
+        // The sample gives up if the server's time exceeds its own, or without retries.
+        for policy in [RetryPolicy::disabled(), RetryPolicy::default().give_up_after(wait / 2)] {
+            sleep(Duration::from_secs(60)).await;
+            server.samples(vec![limited.clone()]);
+            let error = sampler.sample([1], params()).retry(policy).await.unwrap_err();
+            assert_eq!((error.kind(), error.attempts()), (ErrorKind::RateLimited, 1));
+            assert_eq!(error.retry_after(), Some(wait), "{header}");
+            let start = Instant::now();
+            sampler.sample([1], params()).await.unwrap();
+            assert_eq!(start.elapsed(), wait, "the next call waits");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_retries_a_429_fails_the_sample_and_delays_the_next() {
     let server = FakeServer::new(json!({}));

@@ -1,0 +1,259 @@
+//! Limits of one call: retry events, first contact, timeouts, and failures of the server itself.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, join_all};
+use http::{Request, Response};
+use serde_json::json;
+use tinkex::{
+    AdamParams, CallOptions, Env, ErrorKind, Hint, HttpFailure, HttpService, Lane, RetryPolicy,
+    SamplingParams, SamplingRetry, ServiceClient,
+};
+use tokio::time::{Instant, sleep};
+
+use crate::event_log::EventLog;
+use crate::fake_server::FakeServer;
+
+fn params() -> SamplingParams {
+    SamplingParams::new()
+}
+
+/// Address at which no server runs, unless it is started.
+#[derive(Clone, Default)]
+struct LocalAddress {
+    started: Arc<AtomicBool>,
+    requests: Arc<AtomicU32>,
+}
+
+impl HttpService for LocalAddress {
+    fn send(
+        &self,
+        _: Lane,
+        _: Request<Bytes>,
+        _: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let sent = match self.started.load(Ordering::Relaxed) {
+            true => Ok(Response::new(Bytes::from_static(b"{}"))),
+            false => Err(HttpFailure::connect(io::Error::from(io::ErrorKind::ConnectionRefused))),
+        };
+        futures_util::future::ready(sent).boxed()
+    }
+}
+
+impl LocalAddress {
+    fn service(&self, address: &str) -> ServiceClient {
+        crate::event_log::keep_events();
+        let builder = ServiceClient::builder().env(Env::empty()).without_telemetry();
+        builder.base_url(address).api_key("tml-x").http(self.clone()).build().unwrap()
+    }
+}
+
+/// Bug 5: a server that is down gave five minutes of silence and an error without its address.
+#[tokio::test(start_paused = true)]
+async fn bug_5_a_local_server_that_is_not_started_is_reported_soon() {
+    for address in ["http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9"] {
+        let lines = EventLog::default();
+        let _log = tracing::subscriber::set_default(lines.clone());
+        let (local, start) = (LocalAddress::default(), Instant::now());
+        let service = local.service(address);
+        let error = service.server_capabilities().await.unwrap_err();
+        assert!(start.elapsed() <= Duration::from_secs(2), "{:?}", start.elapsed());
+        assert_eq!(error.kind(), ErrorKind::Connect);
+        assert_eq!(error.hint(), Some(Hint::StartServer));
+        assert!(error.to_string().contains(address), "{error}");
+        assert!(error.attempts() > 1 && error.attempts() <= 5, "{error}");
+        let warnings = lines.with(&["tinkex::retry WARN", "retrying request", address]);
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+
+        // Once the server has responded, a restart is waited for.
+        local.started.store(true, Ordering::Relaxed);
+        let _ = service.server_capabilities().await;
+        local.started.store(false, Ordering::Relaxed);
+        let start = Instant::now();
+        service.server_capabilities().await.unwrap_err();
+        assert!(start.elapsed() >= Duration::from_secs(300), "{:?}", start.elapsed());
+    }
+    // An address of another machine may be unreachable for other reasons.
+    let start = Instant::now();
+    LocalAddress::default().service("http://10.0.0.1:9").server_capabilities().await.unwrap_err();
+    assert!(start.elapsed() >= Duration::from_secs(300));
+}
+
+/// Bug 5, continued: the polls of all pending requests log one warning per outage.
+#[tokio::test(start_paused = true)]
+async fn bug_5_an_outage_is_logged_once_for_all_polls() {
+    let lines = EventLog::default();
+    let _log = tracing::subscriber::set_default(lines.clone());
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
+    let mut steps = Vec::new();
+    for seq in 1..=20 {
+        let mut responses = vec![json!("conn"); 6];
+        responses.push(json!({"metrics": {}}));
+        server.respond(&format!("r{seq}"), responses);
+        steps.push(model.optim_step(AdamParams::default()));
+    }
+    for step in join_all(steps).await {
+        step.unwrap();
+    }
+    let warnings = lines.with(&["tinkex::outage WARN"]);
+    let ends = lines.with(&["tinkex::outage INFO", "succeed again"]);
+    assert!(warnings.len() <= 1 + ends.len() && warnings.len() < 20, "{warnings:?}");
+    assert!(warnings[0].contains("base_url=\"http://server.test"), "{warnings:?}");
+    assert!(!ends.is_empty());
+}
+
+/// Bug 8: a limit of 0 was accepted.
+#[tokio::test(start_paused = true)]
+async fn bug_8_zero_concurrent_samples_are_refused() {
+    let server = FakeServer::new(json!({}));
+    let error = server.builder().max_concurrent_samples(0).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("max_concurrent_samples"), "{error}");
+    let none = SamplingRetry::default().max_concurrent_samples(0);
+    let error = server.sampler().await.with_sampling_retry(none).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+}
+
+#[tokio::test(start_paused = true)]
+async fn samples_that_wait_or_are_resubmitted_emit_retry_events() {
+    for (reason, seconds, outcome, poll) in [
+        ("backoff", "seconds=1.0", Some(json!(429)), None),
+        ("billing", "seconds=1.0", Some(json!(402)), None),
+        ("resubmit", "seconds=0.", None, Some(json!(410))),
+    ] {
+        let lines = EventLog::default();
+        let _log = tracing::subscriber::set_default(lines.clone());
+        let server = FakeServer::new(json!({}));
+        let sampler = server.sampler().await;
+        let status = outcome.as_ref().or(poll.as_ref()).unwrap().to_string();
+        server.samples(outcome.into_iter().collect());
+        if let Some(poll) = poll {
+            server.respond("q0", vec![poll]);
+        }
+        sampler.sample([1], params()).await.unwrap();
+        let (reason, status) = (format!("reason=\"{reason}\""), format!("status={status}"));
+        let words = ["tinkex::retry WARN", "lane=\"sample\"", &reason, &status, "attempt=1"];
+        let events = lines.with(&words);
+        assert_eq!(events.len(), 1, "{reason}");
+        assert!(events[0].contains(seconds) && events[0].contains("base_url="), "{events:?}");
+        let ends = lines.with(&["tinkex::retry INFO", "succeeded after retries", "attempts=2"]);
+        assert_eq!(ends.len(), 1, "{reason}");
+    }
+}
+
+/// A burst that meets one rate limit logs one warning; the others are logged at the debug level.
+#[tokio::test(start_paused = true)]
+async fn a_burst_logs_one_warning() {
+    let lines = EventLog::default();
+    let _log = tracing::subscriber::set_default(lines.clone());
+    let server = FakeServer::new(json!({}));
+    let sampler = server.sampler().await;
+    server.samples(vec![json!(503); 50]);
+    for sample in join_all((0..50).map(|_| sampler.sample([1], params()).send())).await {
+        sample.unwrap();
+    }
+    assert_eq!(lines.with(&["tinkex::retry WARN"]).len(), 1);
+    assert_eq!(lines.with(&["tinkex::retry", "retrying request"]).len(), 50);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_training_future_that_times_out_says_that_the_request_continues() {
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
+    let limit = Duration::from_secs(10);
+    for seq in 1..=2 {
+        server.respond(&format!("r{seq}"), vec![json!("conn"), json!({"metrics": {}})]);
+    }
+    server.delay("/retrieve_future", Duration::from_secs(30));
+    let hurried = model.with_options(CallOptions::new().timeout(limit));
+    for step in [
+        model.optim_step(AdamParams::default()).timeout(limit),
+        hurried.optim_step(AdamParams::default()),
+    ] {
+        let error = step.await.unwrap_err();
+        assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Timeout, false));
+        assert!(error.to_string().contains("continues on the server"), "{error}");
+    }
+    let polls = server.requests("/retrieve_future").len();
+    sleep(Duration::from_secs(120)).await;
+    assert!(server.requests("/retrieve_future").len() > polls, "the client keeps polling");
+    model.optim_step(AdamParams::default()).timeout(limit * 10).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sample_that_times_out_is_cancelled_and_names_the_last_failure() {
+    let limit = Duration::from_secs(10);
+    let server = FakeServer::new(json!({}));
+    server.dynamic_config(json!({"sample_cancel_enabled": true}));
+    let sampler = server.sampler().await;
+    server.respond("q0", vec![json!("hang")]);
+    let start = Instant::now();
+    let error = sampler.sample([1], params()).send().timeout(limit).await.unwrap_err();
+    assert_eq!((error.kind(), start.elapsed()), (ErrorKind::Timeout, limit));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(server.requests("/cancel_future").len(), 1);
+
+    server.samples(vec![json!([503, {"detail": "oops"}]); 100]);
+    let start = Instant::now();
+    let error = sampler.sample([1], params()).timeout(limit).await.unwrap_err();
+    assert_eq!((error.kind(), start.elapsed()), (ErrorKind::Timeout, limit));
+    assert!(error.to_string().contains("oops"), "{error}");
+    assert_eq!(error.elapsed(), limit);
+    assert!(error.attempts() > 1, "{error:?}");
+}
+
+/// The last failure is the cause of a sample that the progress timeout ends.
+#[tokio::test(start_paused = true)]
+async fn the_progress_timeout_keeps_the_last_failure() {
+    let server = FakeServer::new(json!({}));
+    let limit = Duration::from_secs(100);
+    let sampler = server.sampler().await;
+    let impatient = SamplingRetry::default().progress_timeout(limit);
+    let sampler = sampler.with_sampling_retry(impatient).unwrap();
+    server.samples(vec![json!(503); 1000]);
+    let error = sampler.sample([1], params()).await.unwrap_err();
+    assert_eq!((error.kind(), error.status()), (ErrorKind::Server, Some(503)));
+    assert_eq!(error.elapsed(), limit);
+    assert_eq!(error.attempts() as usize, server.requests("/asample").len());
+    server.samples(Vec::new());
+    server.respond("q1", vec![json!("hang")]);
+    let error = sampler.sample([1], params()).await.unwrap_err();
+    assert_eq!((error.kind(), error.status()), (ErrorKind::Timeout, None));
+}
+
+/// Unlike in the Python SDK, a failure of category `server` is temporary.
+#[tokio::test(start_paused = true)]
+async fn a_failure_of_the_server_itself_is_temporary() {
+    let server = FakeServer::new(json!({}));
+    let failed = json!({"error": "node lost", "category": "server"});
+    let service = server.builder().build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    for seq in 0..2 {
+        server.respond(&format!("q{seq}"), vec![failed.clone()]);
+    }
+    sampler.sample([1], params()).await.unwrap();
+    assert_eq!(server.requests("/asample").len(), 3, "resubmitted twice");
+
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    server.respond("r1", vec![failed.clone(), failed.clone(), json!({"metrics": {}})]);
+    model.optim_step(AdamParams::default()).await.unwrap();
+
+    let once = CallOptions::new().retry(RetryPolicy::disabled());
+    server.respond("r2", vec![failed.clone(), json!({"metrics": {}})]);
+    let error = model.with_options(once).optim_step(AdamParams::default()).await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::WorkFailed, 1));
+    server.respond("q3", vec![failed]);
+    let sampler = sampler.with_options(once);
+    assert_eq!(sampler.sample([1], params()).await.unwrap_err().kind(), ErrorKind::WorkFailed);
+    let single = server.sampler().await.with_sampling_retry(SamplingRetry::disabled()).unwrap();
+    server.respond("q0", vec![json!(410)]);
+    let error = single.sample([1], params()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Expired, "the sample was resubmitted");
+}
