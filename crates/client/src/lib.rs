@@ -78,6 +78,7 @@ struct Readme;
 #[doc = include_str!("../../../docs/client.md")]
 struct Guide;
 
+mod background;
 #[cfg(feature = "blocking")]
 pub mod blocking;
 mod call_options;

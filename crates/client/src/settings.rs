@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ::http::HeaderMap;
 use tinkex_wire::{JsonObject, Secret};
+use tokio::runtime::Handle;
 
 use crate::clock::WallClock;
 use crate::config::{BaseUrl, Credential, Env, is_on};
@@ -40,6 +41,8 @@ pub(crate) struct ClientSettings {
     pub(crate) sampling_retry: SamplingRetry,
     pub(crate) poll_timeout: Option<Duration>,
     pub(crate) clock: WallClock,
+    /// Runtime that hosts background tasks; the one of the first call if `None`.
+    runtime: Option<Handle>,
     /// Headers set by the caller.
     pub(crate) header_overrides: Vec<(String, String)>,
 }
@@ -60,6 +63,7 @@ pub(crate) struct SettingsInput {
     pub(crate) sampling_retry: SamplingRetry,
     pub(crate) poll_timeout: Option<Duration>,
     pub(crate) clock: WallClock,
+    pub(crate) runtime: Option<Handle>,
 }
 
 /// Splits a comma-separated list, without empty and repeated items.
@@ -106,6 +110,7 @@ impl ClientSettings {
             sampling_retry: input.sampling_retry,
             poll_timeout: input.poll_timeout,
             clock: input.clock,
+            runtime: input.runtime,
             env: input.env,
             retry: input.retry,
             http,
@@ -145,13 +150,17 @@ impl ClientSettings {
 
     /// Creates a transport with its own billing and token state.
     pub(crate) fn transport(&self) -> Result<Arc<Transport>> {
-        Ok(Transport::new(
+        let transport = Transport::new(
             Arc::clone(&self.http),
             self.base_url.clone(),
             self.credential(false)?,
             self.headers.clone(),
             self.retry,
-        ))
+        );
+        if let Some(runtime) = &self.runtime {
+            transport.background().choose_host(runtime.clone());
+        }
+        Ok(transport)
     }
 }
 

@@ -50,6 +50,14 @@ pub(crate) fn spawn_detached(work: impl Future<Output = ()> + Send + 'static) {
     drop(tokio::spawn(logging_panics(work)));
 }
 
+/// Spawns `work` in another runtime. A panic is logged.
+pub(crate) fn spawn_on(
+    runtime: &Handle,
+    work: impl Future<Output = ()> + Send + 'static,
+) -> JoinHandle<()> {
+    runtime.spawn(logging_panics(work))
+}
+
 /// Spawns `work` as a task that nothing aborts, or drops it if there is no runtime.
 pub(crate) fn try_spawn_detached(work: impl Future<Output = ()> + Send + 'static) {
     if require_runtime().is_ok() {

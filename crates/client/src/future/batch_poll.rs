@@ -11,8 +11,8 @@ use tinkex_wire::{CompletedFuture, FuturesRetrieved, FuturesTarget, RequestId, R
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep};
 
+use crate::background::BackgroundTask;
 use crate::error::{Error, Result};
-use crate::task::Task;
 use crate::transport::retry_policy::RetryPolicy;
 use crate::transport::{BILLING_DELAY, RequestOptions, Transport};
 
@@ -32,7 +32,7 @@ const MAX_UNCLAIMED: usize = 10_000;
 #[derive(Debug)]
 pub(crate) struct BatchPoll {
     shared: Arc<BatchPollShared>,
-    _task: Task,
+    _task: Arc<BackgroundTask>,
 }
 
 /// State shared by the polling task and the waiters.
@@ -103,8 +103,12 @@ impl BatchPoll {
         policy: RetryPolicy,
     ) -> Self {
         let shared = Arc::new(BatchPollShared::default());
-        let interval = PollInterval::new(adaptive_polling);
-        let task = Task::spawn(poll(Arc::clone(&shared), transport, target, interval, policy));
+        let polled = Arc::clone(&shared);
+        let task = transport.clone().background().start(move || {
+            let interval = PollInterval::new(adaptive_polling);
+            let waiters = ReleaseWaiters(Arc::clone(&polled));
+            poll(waiters, Arc::clone(&transport), target.clone(), interval, policy)
+        });
         Self { shared, _task: task }
     }
 
@@ -163,14 +167,25 @@ impl Drop for Waiter<'_> {
     }
 }
 
+/// Releases the waiters when the polling task ends or its runtime does: each then polls for its
+/// result individually.
+struct ReleaseWaiters(Arc<BatchPollShared>);
+
+impl Drop for ReleaseWaiters {
+    fn drop(&mut self) {
+        self.0.lock().waiters.clear();
+    }
+}
+
 /// Polls while there is work, until an error ends polling or the task is aborted.
 async fn poll(
-    shared: Arc<BatchPollShared>,
+    waiters: ReleaseWaiters,
     transport: Arc<Transport>,
     target: FuturesTarget,
     mut interval: PollInterval,
     policy: RetryPolicy,
 ) {
+    let shared = &waiters.0;
     let (mut cursor, mut bad_requests) = (0, 0);
     let mut outage = OutageLimit::new(&policy);
     let retry_log = transport.retry_log();

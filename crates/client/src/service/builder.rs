@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tinkex_wire::JsonObject;
+use tokio::runtime::Handle;
 
 use crate::clock::WallClock;
 use crate::config::{BaseUrl, Env};
@@ -50,6 +51,7 @@ pub struct ServiceClientBuilder {
     sampling_retry: SamplingRetry,
     poll_timeout: Option<Duration>,
     clock: WallClock,
+    runtime: Option<Handle>,
 }
 
 impl ServiceClientBuilder {
@@ -169,6 +171,24 @@ impl ServiceClientBuilder {
         self
     }
 
+    /// Sets the tokio runtime that hosts the client's background tasks: heartbeats, batch polls,
+    /// token renewal, cancellations and telemetry. Defaults to the runtime of the first call.
+    ///
+    /// Calls run in the runtime of their caller. If the host ends while the client is in use, the
+    /// next call restarts the background tasks in its own runtime.
+    ///
+    /// ```
+    /// use tinkex::ServiceClient;
+    ///
+    /// let runtime = tokio::runtime::Runtime::new()?;
+    /// let builder = ServiceClient::builder().runtime(runtime.handle().clone());
+    /// # Ok::<_, std::io::Error>(())
+    /// ```
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
     /// Disables telemetry, like `TINKER_TELEMETRY=0`.
     pub fn without_telemetry(mut self) -> Self {
         self.without_telemetry = true;
@@ -195,6 +215,7 @@ impl ServiceClientBuilder {
             sampling_retry: self.sampling_retry,
             poll_timeout: self.poll_timeout,
             clock: self.clock,
+            runtime: self.runtime,
         })?;
         Ok(ServiceClient::new(Arc::new(settings)))
     }

@@ -39,6 +39,16 @@ impl fmt::Display for ProgramError {
 
 impl StdError for ProgramError {}
 
+/// Tells other callers that the client is closed when dropped: also if the task that closes it
+/// panics or its runtime ends, so that they do not wait for ever.
+struct EndSignal(Arc<ServiceShared>);
+
+impl Drop for EndSignal {
+    fn drop(&mut self) {
+        self.0.close_finished.send_replace(true);
+    }
+}
+
 impl ServiceClient {
     /// Completes queued training requests, reports the program's result to the server, and closes
     /// the client.
@@ -136,10 +146,11 @@ impl ServiceClient {
             return;
         }
         let shared = Arc::clone(&self.0.shared);
-        let work = end(Arc::clone(&shared));
+        let ending = EndSignal(Arc::clone(&shared));
+        let work = end(shared);
         let ended = ApiFuture::start(async move {
+            let _ending = ending;
             work.await;
-            shared.close_finished.send_replace(true);
             Ok(())
         });
         if let Err(error) = ended.await {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use tinkex_wire::{CancelFuture, RequestId};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 
 use crate::transport::{RequestOptions, Transport};
 
@@ -17,8 +17,10 @@ use super::dynamic::DynamicSettings;
 pub(super) async fn send_cancellations(
     transport: Arc<Transport>,
     settings: Arc<DynamicSettings>,
-    mut queue: mpsc::UnboundedReceiver<RequestId>,
+    queue: Arc<Mutex<mpsc::UnboundedReceiver<RequestId>>>,
 ) {
+    // Held by the running task; a task that replaces it in another runtime takes over the queue.
+    let mut queue = queue.lock().await;
     while let Some(first) = queue.recv().await {
         let limit = usize::try_from(settings.get().sample_cancel_max_batch_size).unwrap_or(1);
         let cancellations =

@@ -22,11 +22,11 @@ use tinkex_wire::{
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
+use crate::background::BackgroundTask;
 use crate::connection::Connection;
 use crate::dispatch::{Admission, Limit};
 use crate::error::{Error, Result};
 use crate::settings::ClientSettings;
-use crate::task::Task;
 use crate::telemetry::TelemetryScope;
 use crate::transport::{RequestOptions, Transport};
 
@@ -56,7 +56,7 @@ pub(crate) struct Session {
     download_budget: Arc<Limit>,
     admission: Admission,
     cancellations: mpsc::UnboundedSender<RequestId>,
-    tasks: Mutex<Vec<Task>>,
+    tasks: Mutex<Vec<Arc<BackgroundTask>>>,
     /// Pending calls of each model.
     models: Mutex<Vec<Weak<PendingCalls>>>,
     closed: AtomicBool,
@@ -111,12 +111,7 @@ impl Session {
         let config = connection.config();
         let dynamic = DynamicSettings::new(connection.initial_dynamic_config().clone());
         let (cancellations, queue) = mpsc::unbounded_channel();
-        let cancel = cancel::send_cancellations(Arc::clone(transport), Arc::clone(&dynamic), queue);
-        let tasks = vec![
-            Task::spawn(heartbeat::keep_alive(Arc::clone(transport), id.clone())),
-            Task::spawn(dynamic::refresh(Arc::clone(transport), Arc::clone(&dynamic))),
-            Task::spawn(cancel),
-        ];
+        let tasks = background_tasks(transport, &id, &dynamic, queue);
         let backoff = settings.backoff()?;
         Ok(Arc::new(Self {
             admission: Admission::new(config.sample_dispatch_bytes_semaphore_size, backoff),
@@ -290,6 +285,29 @@ impl Session {
             Either::Right(_) => Err(Error::closed()),
         })
     }
+}
+
+/// Starts the background tasks of a session.
+fn background_tasks(
+    transport: &Arc<Transport>,
+    id: &SessionId,
+    dynamic: &Arc<DynamicSettings>,
+    cancellations: mpsc::UnboundedReceiver<RequestId>,
+) -> Vec<Arc<BackgroundTask>> {
+    let background = transport.background();
+    let (sender, id) = (Arc::clone(transport), id.clone());
+    let heartbeat =
+        background.start(move || heartbeat::keep_alive(Arc::clone(&sender), id.clone()));
+    let (sender, settings) = (Arc::clone(transport), Arc::clone(dynamic));
+    let refresh =
+        background.start(move || dynamic::refresh(Arc::clone(&sender), Arc::clone(&settings)));
+    let (sender, settings) = (Arc::clone(transport), Arc::clone(dynamic));
+    let queue = Arc::new(tokio::sync::Mutex::new(cancellations));
+    let cancel = background.start(move || {
+        let settings = Arc::clone(&settings);
+        cancel::send_cancellations(Arc::clone(&sender), settings, Arc::clone(&queue))
+    });
+    vec![heartbeat, refresh, cancel]
 }
 
 impl ClientSettings {

@@ -16,8 +16,9 @@ use serde_json::json;
 use tinkex_wire::{EventKind, JsonObject, Severity};
 use tokio::time::timeout;
 
+use crate::background::BackgroundTask;
 use crate::error::{Error, ErrorKind};
-use crate::task::{self, Task};
+use crate::task;
 use crate::transport::Transport;
 
 pub(crate) use event_queue::{EventQueue, TelemetryScope};
@@ -30,14 +31,16 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Reporter {
     events: Arc<EventQueue>,
     transport: Arc<Transport>,
-    task: Mutex<Option<Task>>,
+    task: Mutex<Option<Arc<BackgroundTask>>>,
 }
 
 impl Reporter {
     pub(crate) fn start(transport: &Arc<Transport>, scope: TelemetryScope<'_>) -> Self {
         let events = Arc::new(EventQueue::new(scope));
         transport.record_failures_in(Arc::clone(&events));
-        let task = Task::spawn(flush::run(Arc::clone(&events), Arc::clone(transport)));
+        let (queue, sender) = (Arc::clone(&events), Arc::clone(transport));
+        let flush = move || flush::run(Arc::clone(&queue), Arc::clone(&sender));
+        let task = transport.background().start(flush);
         Self { events, transport: Arc::clone(transport), task: Mutex::new(Some(task)) }
     }
 
@@ -54,12 +57,13 @@ impl Reporter {
 
     /// Waits until all events recorded so far have been sent, at most 30 seconds.
     pub(crate) async fn drain(&self) {
+        self.transport.background().ensure_running();
         if timeout(DRAIN_TIMEOUT, self.events.drained()).await.is_err() {
             tracing::debug!("telemetry was not sent in time");
         }
     }
 
-    fn stop(&self) -> Option<Task> {
+    fn stop(&self) -> Option<Arc<BackgroundTask>> {
         self.task.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

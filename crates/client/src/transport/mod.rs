@@ -42,12 +42,13 @@ use tokio::sync::watch;
 use tracing::Instrument as _;
 use url::Url;
 
+use crate::background::{BackgroundTask, BackgroundTasks};
 use crate::clock::WallClock;
 use crate::config::{BaseUrl, Credential};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hint::Hint;
 use crate::targets;
-use crate::task::{self, Task};
+use crate::task;
 use crate::telemetry::EventQueue;
 
 pub use auth::Identity;
@@ -85,7 +86,8 @@ pub(crate) struct Transport {
     billing: BillingState,
     /// Whether the server has responded to any request.
     responded: AtomicBool,
-    refresh_task: OnceLock<Task>,
+    background: BackgroundTasks,
+    refresh_task: OnceLock<Arc<BackgroundTask>>,
     events: OnceLock<Arc<EventQueue>>,
     closed: watch::Sender<bool>,
     last_response: LastResponse,
@@ -142,6 +144,7 @@ impl Transport {
             retry,
             responded: AtomicBool::new(false),
             billing: BillingState::new(DEFAULT_MAX_BILLING_WAIT),
+            background: BackgroundTasks::default(),
             refresh_task: OnceLock::new(),
             events: OnceLock::new(),
             closed: watch::channel(false).0,
@@ -154,6 +157,11 @@ impl Transport {
     pub(crate) fn exchange_tokens(&self, credential: Credential, clock: WallClock) {
         let token = TokenCache::new(clock);
         let _ = self.exchange.set(TokenExchange { credential, token });
+    }
+
+    /// Returns the tasks that outlive a call.
+    pub(crate) fn background(&self) -> &BackgroundTasks {
+        &self.background
     }
 
     /// Sets how long requests wait for a billing problem to be settled.
@@ -275,6 +283,7 @@ impl Transport {
         call: &mut CallProgress,
     ) -> Result<Response<Bytes>> {
         task::require_runtime()?;
+        self.background.ensure_running();
         let encoded = self.encode(request, options).await?;
         let (backoff, key) = (options.backoff.clone(), options.idempotency_key.clone());
         let mut state = RetryState::new(encoded.policy, backoff, key, call);
@@ -463,7 +472,11 @@ impl Transport {
     async fn token(&self) -> Result<Secret> {
         let Some(tokens) = self.token_cache() else { return self.credential.fetch().await };
         let token = tokens.get(|| self.exchange_token()).await?;
-        self.refresh_task.get_or_init(|| Task::spawn(token::keep_fresh(Weak::clone(&self.this))));
+        let this = &self.this;
+        self.refresh_task.get_or_init(|| {
+            let this = Weak::clone(this);
+            self.background.start(move || token::keep_fresh(Weak::clone(&this)))
+        });
         Ok(token)
     }
 

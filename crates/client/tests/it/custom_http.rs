@@ -93,7 +93,10 @@ async fn bug_a_429_of_one_fake_delayed_requests_to_another() {
 
 /// Records the names of the spans that each event of the crate is in.
 #[derive(Clone, Default)]
-struct SpanNames(Arc<Mutex<Vec<(String, Vec<&'static str>)>>>);
+struct SpanNames(Arc<Mutex<Vec<EventSpans>>>);
+
+/// Target of an event, and the names of its spans from the inside out.
+type EventSpans = (String, Vec<&'static str>);
 
 impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanNames {
     fn on_event(&self, event: &tracing::Event<'_>, context: Context<'_, S>) {

@@ -13,7 +13,7 @@ use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
 /// How the server handles requests other than those for its configuration.
 #[derive(Clone, Copy)]
-enum ServerBehavior {
+pub(crate) enum ServerBehavior {
     Respond,
     /// Closes the connection in the middle of the response body.
     CloseMidBody,
@@ -28,7 +28,7 @@ enum ServerBehavior {
 }
 
 /// Starts a server on a free port. Returns its URL and the number of accepted connections.
-async fn serve(behavior: ServerBehavior) -> (String, Arc<AtomicUsize>) {
+pub(crate) async fn serve(behavior: ServerBehavior) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let connections = Arc::new(AtomicUsize::new(0));

@@ -29,6 +29,7 @@ mod replay;
 mod request_parity;
 mod rest_client;
 mod retry;
+mod runtimes;
 mod sampling;
 mod scenarios;
 mod scripted_server;
