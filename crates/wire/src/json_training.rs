@@ -8,7 +8,7 @@ use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct};
 use serde::{Serialize, Serializer};
 
 use crate::codec::json;
-use crate::datum::Datum;
+use crate::datum::{Datum, DatumFields};
 use crate::future::{ResultPayload, SubmitResponse};
 use crate::loss::{LossConfig, LossSetting};
 use crate::request::{ApiRequest, RequestBody, SubmitRequest};
@@ -110,28 +110,10 @@ impl Serialize for DatumList<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = serializer.serialize_seq(Some(self.0.len()))?;
         for datum in self.0 {
-            out.serialize_element(&DatumFields(datum))?;
+            // The first protocol version has no provenance.
+            out.serialize_element(&DatumFields { datum, provenance: None })?;
         }
         out.end()
-    }
-}
-
-struct DatumFields<'a>(&'a Datum);
-
-impl Serialize for DatumFields<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut out = serializer.serialize_struct("Datum", 2)?;
-        out.serialize_field("model_input", self.0.model_input())?;
-        out.serialize_field("loss_fn_inputs", &LossInputs(self.0))?;
-        out.end()
-    }
-}
-
-struct LossInputs<'a>(&'a Datum);
-
-impl Serialize for LossInputs<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.loss_inputs())
     }
 }
 

@@ -1,12 +1,15 @@
 //! Merges the outputs of a batch's chunks into one output for the batch.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
+use serde::{Deserialize, Deserializer, Serialize};
 use tinkex_wire::{ForwardBackwardOutput, LossOutputs};
 
 /// Output of [`forward`](crate::TrainingClient::forward) or
 /// [`forward_backward`](crate::TrainingClient::forward_backward) over one batch.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct BatchOutput {
     /// Type of `outputs`, as named by the server.
@@ -39,7 +42,22 @@ impl BatchOutput {
 }
 
 /// Value of a metric.
-#[derive(Clone, Copy, Debug, PartialEq)]
+///
+/// With serde, a number is written with a fraction or an exponent and a checksum as an integer, so
+/// both are read back. JSON has no NaN and no infinity: such numbers become null, which is read as
+/// NaN.
+///
+/// ```
+/// use tinkex::MetricValue;
+///
+/// let loss = MetricValue::from(1.0 / 3.0);
+/// assert_eq!(format!("{loss:.3}"), "0.333");
+/// assert_eq!(serde_json::to_string(&MetricValue::from(2.0))?, "2.0");
+/// assert_eq!(f64::from(serde_json::from_str::<MetricValue>("2.0")?), 2.0);
+/// # Ok::<_, serde_json::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
 #[non_exhaustive]
 pub enum MetricValue {
     /// Floating-point number.
@@ -63,6 +81,41 @@ impl MetricValue {
 impl From<f64> for MetricValue {
     fn from(number: f64) -> Self {
         Self::Number(number)
+    }
+}
+
+impl From<MetricValue> for f64 {
+    /// Converts like [`MetricValue::as_f64`].
+    fn from(value: MetricValue) -> Self {
+        value.as_f64()
+    }
+}
+
+impl fmt::Display for MetricValue {
+    /// Formats the number. Width and precision apply as for `f64` and `u64`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => fmt::Display::fmt(number, f),
+            Self::Checksum(sum) => fmt::Display::fmt(sum, f),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for MetricValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum MetricForm {
+            Checksum(u64),
+            Number(f64),
+            NotFinite(()),
+        }
+
+        Ok(match MetricForm::deserialize(deserializer)? {
+            MetricForm::Checksum(sum) => Self::Checksum(sum),
+            MetricForm::Number(number) => Self::Number(number),
+            MetricForm::NotFinite(()) => Self::Number(f64::NAN),
+        })
     }
 }
 
@@ -171,6 +224,7 @@ mod tests {
 
     use super::*;
     use crate::fixture;
+    use crate::training::{OptimOutput, StepOutput};
 
     fn close(a: f64, b: f64) -> bool {
         a == b || (a - b).abs() <= 1e-12 * a.abs().max(b.abs())
@@ -217,6 +271,41 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn outputs_are_written_as_json_and_read_back() {
+        let record = tinkex_wire::LossRecord::new(2);
+        let record = record.field("logprobs", vec![-0.5_f32, -1.0, -2.0], [1, 2]).unwrap();
+        let metrics = [
+            ("loss:sum", MetricValue::Number(3.0)),
+            ("shift:min", MetricValue::Number(-4.0)),
+            ("data:hash2", MetricValue::Checksum(u64::MAX)),
+            ("small:hash2", MetricValue::Checksum(3)),
+        ];
+        let metrics: BTreeMap<_, _> = metrics.map(|(name, value)| (name.to_owned(), value)).into();
+        let pass = BatchOutput {
+            output_type: "TorchLossReturn".to_owned(),
+            outputs: record.into(),
+            metrics: metrics.clone(),
+        };
+        let optim = OptimOutput { metrics };
+        let step = StepOutput { pass, optim };
+        let text = serde_json::to_string(&step).unwrap();
+        assert!(text.contains(r#""data:hash2":18446744073709551615"#), "{text}");
+        assert!(text.contains(r#""loss:sum":3.0"#), "{text}");
+        let read: StepOutput = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, step);
+        let nan = serde_json::to_string(&MetricValue::Number(f64::NAN)).unwrap();
+        assert!(serde_json::from_str::<MetricValue>(&nan).unwrap().as_f64().is_nan());
+        assert!(serde_json::from_str::<MetricValue>("true").is_err());
+    }
+
+    #[test]
+    fn metrics_are_formatted_like_numbers() {
+        assert_eq!(format!("{:6.2}", MetricValue::Number(1.5)), "  1.50");
+        assert_eq!(MetricValue::Checksum(u64::MAX).to_string(), "18446744073709551615");
+        assert_eq!(f64::from(MetricValue::Checksum(7)), 7.0);
     }
 
     #[test]

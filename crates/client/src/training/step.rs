@@ -5,6 +5,7 @@ use std::future::IntoFuture;
 use std::sync::Arc;
 
 use futures_util::future::join;
+use serde::{Deserialize, Serialize};
 use tinkex_wire::{Datum, OptimParams, OptimStep, OptimStepOutput, PassMode};
 use tokio::sync::oneshot;
 
@@ -44,7 +45,8 @@ pub struct TrainingStepBuilder {
 }
 
 /// Output of a training step.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct StepOutput {
     /// Output of the pass, before the weights were updated.
@@ -62,7 +64,8 @@ impl StepOutput {
 }
 
 /// Output of [`optim_step`](TrainingClient::optim_step).
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct OptimOutput {
     /// Metrics of the step by name, for example the norm of the gradient. Empty if the server

@@ -1,14 +1,18 @@
 //! [`Datum`]: one training example.
 
 mod build;
+mod json;
 
 use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
 
 use crate::ids::SequenceId;
 use crate::input::ModelInput;
 use crate::tensor::TensorData;
 
 pub use build::{DatumBuilder, PerTokenValues};
+pub(crate) use json::DatumFields;
 
 /// Names of the inputs of the built-in losses.
 pub mod loss_input {
@@ -47,6 +51,8 @@ pub mod loss_input {
 /// assert_eq!(datum.loss_input("weights").unwrap().as_f32().unwrap(), [0.0, 0.0, 1.0, 1.0]);
 /// # Ok::<_, tinkex_wire::InvalidInput>(())
 /// ```
+///
+/// With serde, a datum has the JSON form of the API. Reading checks the same rules as the builder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Datum {
     model_input: ModelInput,
@@ -89,7 +95,7 @@ impl Datum {
 }
 
 /// Origin of a datum's tokens. Each list of spans covers its field completely.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provenance {
     /// Spans of the model input.
     pub model_input: Vec<ProvenanceSpan>,
@@ -98,7 +104,7 @@ pub struct Provenance {
 }
 
 /// Consecutive tokens that originate from a sampled sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProvenanceSpan {
     /// Part of the sequence.
     pub source: SpanSource,
@@ -111,7 +117,8 @@ pub struct ProvenanceSpan {
 }
 
 /// Part of a sampled sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SpanSource {
     /// Prompt of the sequence.
     Prompt,
