@@ -29,7 +29,7 @@ fn jwt(seconds_left: u64) -> String {
     format!("eyJh.{payload}.s")
 }
 
-/// Covers T2.1.1, Q2.
+/// Covers Q2.
 #[tokio::test(start_paused = true)]
 async fn settings_of_one_client_do_not_reach_another() {
     let (one, other) =

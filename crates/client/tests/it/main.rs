@@ -22,6 +22,7 @@ mod instrument;
 mod isolation;
 mod loopback;
 mod other_servers;
+mod plan;
 #[cfg(feature = "tokenizer")]
 mod push;
 mod recorded_server;

@@ -47,7 +47,7 @@ async fn a_failing_request_is_retried_ten_times_per_round_for_five_minutes() {
     assert!(text.contains("attempts") && text.contains("oops"), "{text}");
 }
 
-/// Covers T2.2.3, P4C.8.
+/// Covers T2.2.3.
 #[tokio::test(start_paused = true)]
 async fn transient_failures_are_retried_with_the_same_key() {
     let path = json!({"tinker_path": "tinker://r/weights/a"});

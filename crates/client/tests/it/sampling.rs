@@ -34,7 +34,7 @@ async fn sampler(service: &ServiceClient) -> tinkex::SamplingClient {
     service.create_sampling_client("base").await.unwrap()
 }
 
-/// Covers AUD.2, P4C.5, P6B.1.
+/// Covers AUD.2, P4C.5.
 #[tokio::test(start_paused = true)]
 async fn backoff_delays_equal_those_of_the_python_sdk() {
     for (i, case) in cases("sampling_backoff.json").into_iter().enumerate() {
@@ -145,7 +145,7 @@ async fn backoff_follows_retry_after_up_to_a_maximum() {
     }
 }
 
-/// Covers T4.2.5, P6B.2, AUD.1.
+/// Covers T4.2.5, P6B.2.
 #[tokio::test(start_paused = true)]
 async fn concurrent_samples_all_succeed_despite_failures() {
     let server = FakeServer::new(json!({}));

@@ -12,7 +12,7 @@ const IDS: &str = "T0.1.1 T0.1.2 T0.1.3 T0.1.4 T0.1.5 T0.1.6 T1.1.1 T1.1.2 T1.1.
     T3.1.1 T3.1.2 T3.1.3 T3.2.1 T3.2.2 T3.2.3 T3.2.4 T3.2.5 T4.1.1a T4.1.1b T4.1.2 T4.1.3 T4.1.4 \
     T4.2.1 T4.2.2 T4.2.3 T4.2.4 T4.2.5 T4.3.1 T4.3.2 T4.3.3 T5.1 T5.2.1 T5.2.2 T5.2.3 T5.3.1 T5.3.2 \
     T6.1.1 T6.1.2 T6.1.3 T6.1.4 T6.2 T6.3.1 T6.3.2 T7.1.1 T7.1.2 T7.1.3 T7.2.1 P4C.1 P4C.2 P4C.3 P4C.4 P4C.5 P4C.6 P4C.7 P4C.8 \
-    P6B.1 P6B.2 P6B.3 P6B.4 P6B.5 P6C.1 P6C.2 P6C.3 P6C.4 P6C.5 P6C.6 P6C.7 AUD.1 AUD.2 AUD.3 \
+    P6B.1 P6B.2 P6B.3 P6B.4 P6B.5 P6B.6 P6C.1 P6C.2 P6C.3 P6C.4 P6C.5 P6C.6 P6C.7 AUD.1 AUD.2 AUD.3 \
     AUD.4 AUD.5 AUD.6 AUD.7 AUD.8 AUD.9 R-JWT R-HOLD R-COPY R-RH R-SVC R-POLL R-TEL R-OLD X1 X2 X3 X4 \
     X5 X6 X7 X8 X9 X10 X11 X12 X13 X14 X15 X16 X17";
 
@@ -173,6 +173,25 @@ fn the_performance_baseline_is_documented_and_no_test_asserts_on_real_time() {
             assert!(paused || reads_the_date, "{name}: {function} asserts on real time");
         }
     }
+}
+
+/// Covers P6B.6.
+#[test]
+fn the_guide_documents_the_workflow_and_concurrency() {
+    let guide = fs::read_to_string(root().join("docs/client.md")).unwrap();
+    // The steps of a program, in their order.
+    let mut rest = &*guide;
+    for section in ["## Connect", "## Train", "## Sample", "## Errors and retries", "## Finish"] {
+        let at = rest.find(section).unwrap_or_else(|| panic!("no section {section} in its place"));
+        rest = &rest[at..];
+    }
+    // What runs concurrently, and what limits it.
+    let sampling = guide.split("## Sample").nth(1).unwrap().split("\n## ").next().unwrap();
+    for topic in ["max_concurrent_samples", "429", "backoff"] {
+        assert!(sampling.contains(topic), "the section about sampling does not mention {topic}");
+    }
+    let lib = fs::read_to_string(root().join("crates/client/src/lib.rs")).unwrap();
+    assert!(lib.contains("docs/client.md"), "the examples of the guide are not compiled");
 }
 
 /// Covers X17.

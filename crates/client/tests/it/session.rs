@@ -7,7 +7,7 @@ use tokio::time::{Duration, sleep};
 use crate::event_log::EventLog;
 use crate::fake_server::{FakeServer, cases};
 
-/// Covers T4.3.1, T4.3.3, R-OLD.
+/// Covers T4.3.1, R-OLD.
 #[tokio::test(start_paused = true)]
 async fn a_session_is_created_on_first_use_and_shared() {
     let server = FakeServer::new(json!({}));

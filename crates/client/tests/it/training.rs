@@ -91,7 +91,6 @@ async fn requests_are_sent_in_the_order_of_the_python_sdk() {
     }
 }
 
-/// Covers T4.1.4, T6.1.1, T6.1.2.
 #[tokio::test(start_paused = true)]
 async fn chunked_batch_returns_one_merged_output() {
     let server = FakeServer::new(json!({"fwdbwd_max_chunk_len": 2}));
@@ -303,7 +302,7 @@ async fn request_bodies_are_compressed_if_the_server_enables_it() {
     assert!(sent.body.len() < body.len() / 4);
 }
 
-/// Covers T3.2.1, T3.2.2, T3.2.3, T4.1.2, P4C.2, X16.
+/// Covers T3.2.1, T3.2.2, T3.2.3, X16.
 #[tokio::test(start_paused = true)]
 async fn polling_behaves_like_the_python_sdk() {
     for case in cases("future_retrieve.json") {

@@ -71,6 +71,25 @@ fn recorded_stop_reasons_are_decoded() {
     }
 }
 
+/// Covers T0.1.2.
+#[test]
+fn recorded_categories_are_decoded() {
+    for (name, category) in [
+        ("user", ErrorCategory::User),
+        ("server", ErrorCategory::Server),
+        ("unknown", ErrorCategory::Unknown),
+    ] {
+        let file = format!("retrieve_future_failed_{name}.response.json");
+        let recorded = Recorded(crate::fixtures::load("wire", &file));
+        let response = PollResponse::decode(JSON, &recorded.plain_body()).unwrap();
+        let PollResponse::Failed(failed) = response else { panic!("{name}: {response:?}") };
+        assert_eq!(failed.category, category);
+        let word = recorded.json()["category"].as_str().unwrap();
+        assert_eq!(word, word.to_lowercase(), "the protocol has lower-case categories");
+        assert_eq!(failed.error, recorded.json()["error"].as_str().unwrap());
+    }
+}
+
 /// Covers T0.1.2, T1.1.2.
 #[test]
 fn categories_are_decoded_without_case() {
@@ -159,6 +178,21 @@ fn from_json_text<T: serde::de::DeserializeOwned>(value: &Value) -> T {
 /// Covers T1.1.1.
 #[test]
 fn enum_names_round_trip() {
+    for (reason, text) in [(StopReason::Stop, "stop"), (StopReason::Length, "length")] {
+        assert_eq!((to_json(reason), from_json(json!(text))), (json!(text), reason));
+    }
+    for (category, text) in [
+        (ErrorCategory::Unknown, "unknown"),
+        (ErrorCategory::Server, "server"),
+        (ErrorCategory::User, "user"),
+    ] {
+        assert_eq!((to_json(category), from_json(json!(text))), (json!(text), category));
+    }
+    for (dtype, text) in [(DType::Int64, "int64"), (DType::Float32, "float32")] {
+        assert_eq!((dtype.as_str(), from_json(json!(text))), (text, dtype));
+    }
+    let losses = "cross_entropy importance_sampling ppo cispo dro gspo stable_reinforce custom";
+    assert_eq!(losses.split(' ').map(LossFn::from).collect::<Vec<_>>(), LossFn::BUILT_IN);
     for loss in LossFn::BUILT_IN {
         assert_eq!(LossFn::from(loss.as_str()), loss);
     }

@@ -1,0 +1,339 @@
+//! Scenarios of the test plan that need a program of several clients. Each test names its scenario.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tinkex::wire::{ForwardBackwardOutput, ImageFormat, InputChunk, LossRecord, SampledSequence};
+use tinkex::{
+    AdamParams, Datum, Env, ErrorKind, LossFn, MetricValue, ModelInput, RetryPolicy,
+    SampleResponse, SamplingClient, SamplingParams, ServiceClient, StopReason,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::sleep;
+
+use crate::fake_server::{FakeServer, passes};
+use crate::scripted_server::ScriptedServer;
+
+fn batch(n: usize) -> Vec<Datum> {
+    vec![Datum::completion([1, 2], [3]).unwrap(); n]
+}
+
+/// Returns the poll response of a pass over `n` examples with these metrics.
+fn pass_result(n: usize, logprob: f32, metrics: &[(&str, f64)]) -> Value {
+    let record = LossRecord::new(n).field("logprobs", vec![logprob; n], vec![1; n]).unwrap();
+    let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    let output = ForwardBackwardOutput::default().loss_fn_outputs(record).metrics(metrics);
+    json!({"proto": output.to_proto().to_vec()})
+}
+
+/// Covers T4.1.4.
+#[tokio::test(start_paused = true)]
+async fn metrics_of_several_chunks_are_combined_by_their_suffix() {
+    let server = FakeServer::new(json!({"fwdbwd_max_chunk_len": 3}));
+    let model = server.model().await;
+    let names =
+        ["loss:sum", "low:min", "high:max", "rate:mean", "gap:slack", "host:unique", "bare"];
+    let chunk = |n: usize, value: f64| {
+        let mut metrics = names.map(|name| (name, value)).to_vec();
+        metrics.push(("digest:hash2", 7.0));
+        if n == 3 {
+            metrics.push(("only_in_the_first:sum", 1.0));
+        }
+        pass_result(n, -1.0, &metrics)
+    };
+    // Three examples with the value 2, and one with the value 10.
+    server.respond("r1", vec![chunk(3, 2.0)]);
+    server.respond("r2", vec![chunk(1, 10.0)]);
+    let output = model.forward_backward(batch(4), LossFn::CrossEntropy).await.unwrap();
+    let number = |name: &str| match output.metrics.get(name) {
+        Some(MetricValue::Number(number)) => Some(*number),
+        _ => None,
+    };
+    assert_eq!(number("loss:sum"), Some(12.0));
+    assert_eq!(number("low:min"), Some(2.0));
+    assert_eq!(number("high:max"), Some(10.0));
+    assert_eq!(number("rate:mean"), Some(4.0), "weighted by the number of examples");
+    assert_eq!(number("gap:slack"), Some(6.0), "maximum minus mean");
+    assert_eq!(number("host:unique"), Some(2.0));
+    assert_eq!(number("host:unique_1"), Some(10.0));
+    assert!(matches!(output.metrics["digest:hash2"], MetricValue::Checksum(_)));
+    assert_eq!(number("bare"), None, "without a suffix there is no reduction");
+    assert_eq!(number("only_in_the_first:sum"), None);
+    assert_eq!(output.outputs.len(), 4);
+    assert_eq!(output.loss(), Some(12.0));
+}
+
+/// Covers T6.1.1, T6.1.2.
+#[tokio::test(start_paused = true)]
+async fn a_small_batch_is_trained_and_its_optimizer_step_follows() {
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
+    server.respond("r1", vec![pass_result(2, -0.5, &[("loss:sum", 1.5)])]);
+    server.respond("r2", vec![json!({"metrics": {"grad_norm:mean": 0.25}})]);
+    let data =
+        vec![Datum::completion([5, 6], [7, 8]).unwrap(), Datum::completion([9], [10]).unwrap()];
+    // Both are queued before either has a result.
+    let gradients = model.forward_backward(data.clone(), LossFn::CrossEntropy);
+    let step = model.optim_step(AdamParams::with_learning_rate(0.01));
+    let (output, optim) = (gradients.await.unwrap(), step.await.unwrap());
+
+    assert_eq!(output.loss(), Some(1.5));
+    let logprobs: Vec<f32> =
+        output.outputs.iter().map(|datum| datum.f32("logprobs").unwrap()[0]).collect();
+    assert_eq!(logprobs, [-0.5, -0.5]);
+    assert_eq!(optim.metrics["grad_norm:mean"], MetricValue::Number(0.25));
+    let [pass] = &passes(&server)[..] else { panic!("one pass") };
+    assert_eq!((&pass.data, &pass.loss_fn), (&data, &LossFn::CrossEntropy));
+    assert_eq!(pass.seq_id.map(|seq| seq.get()), Some(1));
+    let sent = server.requests("/optim_step").pop().unwrap().json();
+    assert_eq!(sent["model_id"], json!(pass.model_id));
+    assert_eq!((&sent["seq_id"], &sent["adam_params"]["learning_rate"]), (&json!(2), &json!(0.01)));
+    assert_eq!(server.log(), ["start 1", "done 1", "start 2", "done 2"]);
+}
+
+/// Covers P6B.1.
+#[tokio::test(start_paused = true)]
+async fn a_service_creates_a_sampling_client_that_returns_sequences_and_logprobs() {
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    let sequence = |tokens: [u32; 2], reason: StopReason| {
+        SampledSequence::default()
+            .tokens(tokens)
+            .logprobs(Some(vec![-0.25, -0.5].into()))
+            .stop_reason(reason)
+    };
+    let response = SampleResponse::default()
+        .sequences(vec![sequence([4, 5], StopReason::Stop), sequence([6, 7], StopReason::Length)]);
+    server.respond("q0", vec![json!({"proto": response.to_proto().to_vec()})]);
+    let params = SamplingParams::new().max_tokens(2);
+    let response = sampler.sample([1, 2, 3], params).num_samples(2).await.unwrap();
+    let sequences: Vec<_> = response
+        .sequences
+        .iter()
+        .map(|sequence| {
+            let logprobs = sequence.logprobs.as_ref().unwrap().to_vec();
+            (sequence.tokens.to_vec(), logprobs, sequence.stop_reason)
+        })
+        .collect();
+    let logprobs = || vec![Some(-0.25), Some(-0.5)];
+    let expected =
+        [(vec![4, 5], logprobs(), StopReason::Stop), (vec![6, 7], logprobs(), StopReason::Length)];
+    assert_eq!(sequences, expected);
+    let sent = server.requests("/asample").pop().unwrap().json();
+    assert_eq!(sent["sampling_session_id"], "s:sample:0");
+    assert_eq!(
+        (&sent["num_samples"], &sent["sampling_params"]["max_tokens"]),
+        (&json!(2), &json!(2))
+    );
+}
+
+/// Covers P4C.8, T4.3.3.
+#[tokio::test(start_paused = true)]
+async fn every_request_of_every_client_has_the_settings_of_its_service() {
+    let server = FakeServer::new(json!({}));
+    let builder = server.builder().api_key("tml-mine").header("x-team", "blue");
+    let service = builder.build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    model.forward_backward(batch(1), LossFn::CrossEntropy).await.unwrap();
+    model.optim_step(AdamParams::default()).await.unwrap();
+    server.respond("r3", vec![json!({"path": null, "sampling_session_id": "s:sample:9"})]);
+    let trained = model.save_weights_and_get_sampling_client().await.unwrap();
+    trained.sample([1], SamplingParams::new()).await.unwrap();
+    let base = service.create_sampling_client("base").await.unwrap();
+    base.clone().sample([1], SamplingParams::new()).await.unwrap();
+    // The heartbeats of the session.
+    sleep(Duration::from_secs(15)).await;
+    let requests = server.requests("");
+    for request in &requests {
+        assert_eq!(request.header("x-api-key"), Some("tml-mine"), "{}", request.path);
+        assert_eq!(request.header("x-team"), Some("blue"), "{}", request.path);
+    }
+    for path in ["forward_backward", "optim_step", "asample", "session_heartbeat"] {
+        assert!(requests.iter().any(|request| request.path.ends_with(path)), "no {path}");
+    }
+    // The training client belongs to the session of its service.
+    assert_eq!(server.requests("/create_session").len(), 1);
+    assert_eq!(server.requests("/create_model")[0].json()["session_id"], "s");
+    assert_eq!(server.requests("/create_sampling_session")[0].json()["session_id"], "s");
+}
+
+/// Covers T2.1.1.
+#[tokio::test(start_paused = true)]
+async fn the_builder_overrides_the_environment() {
+    let server = ScriptedServer::new()
+        .respond("POST /api/v1/client/config", 200, json!({}))
+        .respond("POST /api/v1/client/dynamic_config", 200, json!({}))
+        .respond("POST /api/v1/create_session", 503, json!({}))
+        .respond("POST /api/v1/create_session", 503, json!({}));
+    let env = Env::from_pairs([
+        ("TINKER_BASE_URL", "http://environment.test"),
+        ("TINKER_API_KEY", "tml-environment"),
+    ]);
+    let timeout = Duration::from_secs(7);
+    let service = ServiceClient::builder()
+        .env(env)
+        .base_url("http://builder.test")
+        .api_key("tml-builder")
+        .user_metadata([("k".to_owned(), json!("v"))].into_iter().collect())
+        .retry(RetryPolicy::default().max_attempts(2).request_timeout(timeout))
+        .http(server.clone())
+        .build()
+        .unwrap();
+    let error = service.create_sampling_client("base").await.unwrap_err();
+    assert_eq!((error.status(), error.attempts()), (Some(503), 2), "{error}");
+    let received = server.received();
+    for request in &received {
+        assert!(request.url.starts_with("http://builder.test/api/v1/"), "{}", request.url);
+        assert_eq!(request.header("x-api-key"), Some("tml-builder"));
+        assert_eq!(request.timeout, timeout, "{}", request.url);
+    }
+    let session = received.last().unwrap().json();
+    assert_eq!(session["user_metadata"], json!({"k": "v"}));
+}
+
+/// Returns a prompt whose estimated size is `bytes`.
+fn prompt_of(bytes: usize) -> ModelInput {
+    let (data, format) = (vec![0; bytes].into(), ImageFormat::Png);
+    ModelInput::default().chunk(InputChunk::Image { data, format, expected_tokens: None })
+}
+
+/// Starts `n` samples that the server is slow to accept. Returns how many of them were sent.
+async fn sent_at_once(server: &FakeServer, sampler: &SamplingClient, n: usize) -> usize {
+    let before = server.requests("/asample").len();
+    server.delay("asample", Duration::from_secs(60));
+    let samples =
+        join_all((0..n).map(|_| sampler.sample(prompt_of(10), SamplingParams::new()).send()));
+    let sent = tokio::select! {
+        _ = samples => panic!("the server accepts nothing within a second"),
+        () = sleep(Duration::from_secs(1)) => server.requests("/asample").len() - before,
+    };
+    server.delay("asample", Duration::ZERO);
+    sent
+}
+
+/// Covers AUD.1.
+#[tokio::test(start_paused = true)]
+async fn samples_are_limited_by_three_layers() {
+    // Bytes of the budget, samples sent at once, and samples sent at once after a 429. A sample has
+    // 10 bytes, after a 429 it counts as 200. One sample may exceed the budget.
+    for (bytes, sent, sent_after_backoff) in [(10_485_760, 400, 10), (1600, 161, 9), (1599, 160, 8)]
+    {
+        let config = json!({"sample_dispatch_bytes_semaphore_size": bytes});
+        let server = FakeServer::new(config.clone());
+        assert_eq!(sent_at_once(&server, &server.sampler().await, 500).await, sent, "{bytes}");
+
+        let server = FakeServer::new(config);
+        let sampler = server.sampler().await;
+        server.samples(vec![json!(429)]);
+        sampler.sample([1], SamplingParams::new()).await.unwrap();
+        assert_eq!(sent_at_once(&server, &sampler, 50).await, sent_after_backoff, "{bytes}");
+    }
+}
+
+/// How a server answers the polls of one request, in order; the last answer is repeated.
+type PollScript = Vec<&'static [u8]>;
+
+const CLOSES_MID_BODY: &[u8] =
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{\"metr";
+const NOT_JSON: &[u8] =
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n<html>\r\n\t";
+
+/// Starts a server on loopback whose training requests have the ids `o0`, `o1` and so on.
+async fn serve(scripts: Vec<PollScript>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let state = Arc::new(Mutex::new((0, scripts)));
+    let accept = async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            #[expect(clippy::disallowed_methods, reason = "a test server")]
+            tokio::spawn(serve_connection(stream, Arc::clone(&state)));
+        }
+    };
+    #[expect(clippy::disallowed_methods, reason = "a test server")]
+    tokio::spawn(accept);
+    address
+}
+
+async fn serve_connection(mut stream: TcpStream, state: Arc<Mutex<(usize, Vec<PollScript>)>>) {
+    while let Some((path, body)) = read_request(&mut stream).await {
+        let answer = |body: Value| {
+            let body = body.to_string();
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length:";
+            format!("{head} {}\r\n\r\n{body}", body.len()).into_bytes()
+        };
+        let response = match path.trim_start_matches("/api/v1/") {
+            "create_session" => answer(json!({"session_id": "s"})),
+            "create_model" => answer(json!({"request_id": "created"})),
+            "optim_step" => {
+                let mut state = state.lock().unwrap();
+                state.0 += 1;
+                answer(json!({"request_id": format!("o{}", state.0 - 1)}))
+            }
+            "retrieve_future" if body["request_id"] == "created" => {
+                answer(json!({"type": "create_model", "model_id": "s:train:0"}))
+            }
+            "retrieve_future" => {
+                let id = body["request_id"].as_str().unwrap();
+                let n: usize = id.trim_start_matches('o').parse().unwrap();
+                let script = &mut state.lock().unwrap().1[n];
+                if script.is_empty() {
+                    answer(json!({"metrics": {}}))
+                } else {
+                    script.remove(0).to_vec()
+                }
+            }
+            _ => answer(json!({"status": "accepted"})),
+        };
+        stream.write_all(&response).await.unwrap();
+        if response == CLOSES_MID_BODY {
+            return;
+        }
+    }
+}
+
+/// Reads a request and returns its path and JSON body, or `None` at the end of the connection.
+async fn read_request(stream: &mut TcpStream) -> Option<(String, Value)> {
+    let mut read = Vec::new();
+    loop {
+        if let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") {
+            let head = String::from_utf8_lossy(&read[..end]).to_lowercase();
+            let fields: HashMap<&str, &str> =
+                head.lines().skip(1).filter_map(|line| line.split_once(": ")).collect();
+            let length: usize =
+                fields.get("content-length").map_or(0, |length| length.parse().unwrap());
+            if read.len() >= end + 4 + length {
+                let path = head.split(' ').nth(1).unwrap().to_owned();
+                let body = serde_json::from_slice(&read[end + 4..]).unwrap_or_default();
+                return Some((path, body));
+            }
+        }
+        if stream.read_buf(&mut read).await.ok()? == 0 {
+            return None;
+        }
+    }
+}
+
+/// Covers P4C.2, T4.1.2.
+#[tokio::test]
+async fn broken_poll_responses_fail_at_most_their_own_call() {
+    let url = serve(vec![vec![CLOSES_MID_BODY], vec![NOT_JSON], vec![]]).await;
+    let service = ServiceClient::builder()
+        .env(Env::empty())
+        .base_url(url)
+        .api_key("tml-local")
+        .poll_immediately()
+        .build()
+        .unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let step = || model.optim_step(AdamParams::default());
+    // A poll whose connection closes in the middle of the body is repeated.
+    step().await.unwrap();
+    let error = step().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Decode, "{error}");
+    step().await.unwrap();
+}
