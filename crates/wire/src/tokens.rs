@@ -233,8 +233,13 @@ mod tests {
     fn tokens_compare_with_and_convert_to_ordinary_sequences() {
         let tokens = Tokens::from([1, 2, 3]);
         let same = vec![1_u32, 2, 3];
-        assert!(tokens == same && same == tokens && tokens == same[..] && tokens == &same[..]);
-        assert!(tokens == [1, 2, 3] && [1, 2, 3] == tokens && tokens == &[1, 2, 3]);
+        assert_eq!(tokens, same);
+        assert_eq!(same, tokens);
+        assert_eq!(tokens, same[..]);
+        assert_eq!(tokens, &same[..]);
+        assert_eq!(tokens, [1, 2, 3]);
+        assert_eq!([1, 2, 3], tokens);
+        assert_eq!(tokens, &[1, 2, 3]);
         assert!(tokens != [1, 2] && tokens != vec![3, 2, 1]);
         assert_eq!(Vec::<u32>::from(&tokens), same);
         let part = tokens.slice(1..);
