@@ -75,7 +75,16 @@ pub(crate) async fn run_as(capture: &Capture, line: &[String], interactive: bool
     };
     let args = ["tinkex"].into_iter().chain(line.iter().skip(1).map(String::as_str));
     let line = args.map(Into::into).collect();
+    // A paused clock advances while the runtime waits for another process, up to the time limit of
+    // the credential command.
+    let runs_command = env.iter().any(|(name, _)| name == "TINKER_CREDENTIAL_CMD");
+    if runs_command {
+        tokio::time::resume();
+    }
     let exit = tinkex_cli::run(&mut environment, line).await.code();
+    if runs_command {
+        tokio::time::pause();
+    }
     ReplayOutput { exit, out: out.text(), err: err.text(), requests: server.requests(), home, work }
 }
 
