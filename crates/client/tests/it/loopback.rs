@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tinkex::rest::ListSessions;
-use tinkex::{Env, ErrorKind, Hint, RetryPolicy, ServiceClient, ServiceClientBuilder};
+use tinkex::{AdamParams, Env, ErrorKind, Hint, RetryPolicy, ServiceClient, ServiceClientBuilder};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -74,6 +74,49 @@ async fn serve_connection(mut stream: TcpStream, behavior: ServerBehavior) {
     }
 }
 
+/// Starts a server that trains, and that closes the connection in the middle of its response to
+/// the second poll: the first one for the result of an optimizer step. Returns its URL and the
+/// number of polls.
+async fn serve_training() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let polls = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&polls);
+    let accept = async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            #[expect(clippy::disallowed_methods, reason = "a test server")]
+            tokio::spawn(train_on_connection(stream, Arc::clone(&counter)));
+        }
+    };
+    #[expect(clippy::disallowed_methods, reason = "a test server")]
+    tokio::spawn(accept);
+    (address, polls)
+}
+
+async fn train_on_connection(mut stream: TcpStream, polls: Arc<AtomicUsize>) {
+    while let Some(head) = read_request(&mut stream).await {
+        let path = head.split(' ').nth(1).unwrap().trim_start_matches("/api/v1/");
+        let body: &[u8] = match path {
+            "create_session" => br#"{"session_id":"s"}"#,
+            "create_model" => br#"{"request_id":"created"}"#,
+            "optim_step" => br#"{"request_id":"step"}"#,
+            "retrieve_future" => match polls.fetch_add(1, Ordering::Relaxed) {
+                0 => br#"{"type":"create_model","model_id":"m"}"#,
+                1 => {
+                    let cut = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"metr";
+                    let _ = stream.write_all(cut).await;
+                    return;
+                }
+                _ => br#"{"metrics":{"grad_norm":0.5}}"#,
+            },
+            _ => b"{}",
+        };
+        if stream.write_all(&response(body, "")).await.is_err() {
+            return;
+        }
+    }
+}
+
 fn response(body: &[u8], headers: &str) -> Vec<u8> {
     let length = body.len();
     let head = format!(
@@ -138,6 +181,20 @@ async fn broken_connections_are_reported_as_such() {
         assert!(error.is_retryable());
         assert!(std::error::Error::source(&error).is_some(), "the cause is kept");
     }
+}
+
+/// Covers P4C.2.
+#[tokio::test]
+async fn without_retries_a_poll_response_that_is_cut_off_fails_its_call_only() {
+    let (address, polls) = serve_training().await;
+    let service = client(&address);
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let error = model.optim_step(AdamParams::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Connect, "{error:?}");
+    assert_eq!(error.request_id().unwrap(), &"step", "the result can be polled later");
+    assert_eq!(polls.load(Ordering::Relaxed), 2);
+    let next = model.optim_step(AdamParams::default()).await.unwrap();
+    assert_eq!(next.metrics["grad_norm"].as_f64(), 0.5);
 }
 
 #[tokio::test]

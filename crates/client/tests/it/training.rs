@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tinkex::wire::{ForwardBackward, ImageFormat, InputChunk};
 use tinkex::{
     AdamParams, Datum, ErrorCategory, ErrorKind, LossFn, MetricValue, ModelInput, RestoreMode,
-    SamplingParams, SaveOptions,
+    RetryPolicy, SamplingParams, SaveOptions,
 };
 use tokio::time::{Instant, sleep};
 
@@ -88,6 +88,44 @@ async fn requests_are_sent_in_the_order_of_the_python_sdk() {
                 assert_eq!(json!(log), case["log"], "{id}");
             }
         }
+    }
+}
+
+/// A training submission that fails with 5xx is sent again with the same sequence number and
+/// idempotency key, so that it trains once. In no-retry mode the error surfaces at once, and the
+/// next call is sent under the next number.
+///
+/// Covers P6C.3.
+#[tokio::test(start_paused = true)]
+async fn a_submission_that_fails_with_5xx_is_retried_unless_retries_are_disabled() {
+    for status in [500, 503] {
+        let server = FakeServer::new(json!({}));
+        let model = server.model().await;
+        server.fail_times("/forward_backward", json!(status), 3);
+        let output = model.forward_backward(batch(1), LossFn::CrossEntropy).await.unwrap();
+        assert_eq!(output.outputs.len(), 1);
+        let sent = server.requests("/forward_backward");
+        assert_eq!(sent.len(), 4, "{status}");
+        assert!(sent.iter().all(|request| request.body == sent[0].body), "the same bytes");
+        let key = sent[0].header("x-idempotency-key");
+        assert!(key.is_some() && sent.iter().all(|r| r.header("x-idempotency-key") == key));
+        assert_eq!(server.log(), ["start 1", "done 1"], "accepted once");
+
+        let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
+        let model = service.create_lora_training_client("base").create().await.unwrap();
+        server.fail_times("/optim_step", json!(status), 1);
+        let failed = model.optim_step(AdamParams::default());
+        let next = model.optim_step(AdamParams::default());
+        let error = failed.await.unwrap_err();
+        assert_eq!((error.kind(), error.status()), (ErrorKind::Server, Some(status)));
+        assert_eq!(error.attempts(), 1);
+        next.await.unwrap();
+        let numbers: Vec<Value> = server
+            .requests("/optim_step")
+            .iter()
+            .map(|sent| sent.json()["seq_id"].clone())
+            .collect();
+        assert_eq!(numbers, [json!(1), json!(2)], "{status}: the server may have accepted 1");
     }
 }
 
