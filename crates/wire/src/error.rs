@@ -146,7 +146,8 @@ impl std::error::Error for DecodeError {}
 /// Error returned when a value is invalid and cannot be constructed or sent.
 ///
 /// ```
-/// use tinkex_wire::TensorData;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::TensorData;
 ///
 /// let err = TensorData::from(vec![1.0_f32; 6]).reshape([4, 2]).unwrap_err();
 /// assert_eq!(err.field(), "shape");

@@ -21,7 +21,8 @@ use crate::{DecodeError, DecodeErrorKind};
 /// The handle contains the header overrides in plain text. Do not put secrets into them.
 ///
 /// ```
-/// use tinkex_wire::SamplerHandle;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::SamplerHandle;
 ///
 /// # fn run(handle: SamplerHandle) -> Result<(), Box<dyn std::error::Error>> {
 /// let text = handle.to_text();

@@ -109,7 +109,8 @@ impl ModelId {
     /// Returns the id of model number `n` of a session.
     ///
     /// ```
-    /// # use tinkex_wire::{ModelId, SessionId};
+    /// # use tinkex_wire as tinkex;
+    /// # use tinkex::{ModelId, SessionId};
     /// assert_eq!(ModelId::in_session(&SessionId::from("s"), 2).as_str(), "s:train:2");
     /// ```
     #[must_use]

@@ -13,7 +13,8 @@ use crate::tokens::Tokens;
 /// Input of a model: text, images and audio.
 ///
 /// ```
-/// use tinkex_wire::ModelInput;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::ModelInput;
 ///
 /// let prompt = ModelInput::from_tokens([1, 2, 3]);
 /// assert_eq!(prompt.token_count(), Some(3));

@@ -14,7 +14,8 @@ use crate::tokens::Tokens;
 /// A missing value is NaN in memory and in protobuf, null in JSON, and `None` in this interface.
 ///
 /// ```
-/// use tinkex_wire::Logprobs;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::Logprobs;
 ///
 /// let logprobs = Logprobs::from(vec![f32::NAN, -0.25]);
 /// assert_eq!(logprobs.get(0), None);

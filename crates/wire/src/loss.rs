@@ -8,7 +8,8 @@ use crate::ids::LossId;
 /// Loss function of a training pass.
 ///
 /// ```
-/// use tinkex_wire::LossFn;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::LossFn;
 ///
 /// assert_eq!(LossFn::from("ppo"), LossFn::Ppo);
 /// assert_eq!(LossFn::from("brand_new").as_str(), "brand_new");
@@ -90,7 +91,8 @@ impl fmt::Display for LossFn {
 /// Settings of a loss function by name.
 ///
 /// ```
-/// use tinkex_wire::LossConfig;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::LossConfig;
 ///
 /// let config = LossConfig::new().set("clip_low_threshold", 0.8).set("note", "run 7");
 /// assert_eq!(config.number("clip_low_threshold"), Some(0.8));

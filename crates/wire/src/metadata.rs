@@ -11,7 +11,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Iteration and encoding keep the order of the decoded JSON object. Comparison ignores it.
 ///
 /// ```
-/// use tinkex_wire::Metadata;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::Metadata;
 ///
 /// let read: Metadata = serde_json::from_str(r#"{"seed":"7","experiment":"a"}"#)?;
 /// assert_eq!(read.get("seed"), Some("7"));

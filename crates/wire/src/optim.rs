@@ -19,7 +19,8 @@ const DIMUON: &str = "dimuon";
 /// Optimizers and settings that this crate does not know are preserved unchanged.
 ///
 /// ```
-/// use tinkex_wire::OptimizerConfig;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::OptimizerConfig;
 ///
 /// let json = serde_json::to_string(&OptimizerConfig::dimuon())?;
 /// assert_eq!(json, r#"{"type":"dimuon","version":1}"#);
@@ -84,7 +85,8 @@ pub enum OptimParams {
 /// Hyperparameters of an AdamW step.
 ///
 /// ```
-/// use tinkex_wire::AdamParams;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::AdamParams;
 ///
 /// let adam = AdamParams::with_learning_rate(2e-4).grad_clip_norm(1.0);
 /// assert_eq!((adam.beta2, adam.eps), (0.95, 1e-12));

@@ -83,7 +83,8 @@ setters!(SampledSequence {
 /// Reason why sampling stopped.
 ///
 /// ```
-/// use tinkex_wire::StopReason;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::StopReason;
 ///
 /// assert_eq!(StopReason::Length.to_string(), "length");
 /// ```

@@ -117,7 +117,8 @@ impl SamplingSessionJoined {
 /// Sampling parameters.
 ///
 /// ```
-/// use tinkex_wire::SamplingParams;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::SamplingParams;
 ///
 /// let params = SamplingParams::new().max_tokens(64).temperature(0.7).stop("\n\n");
 /// assert_eq!(params.top_p, 1.0);

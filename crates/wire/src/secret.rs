@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 /// A credential whose `Debug` output does not contain it.
 ///
 /// ```
-/// use tinkex_wire::Secret;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::Secret;
 ///
 /// let token = Secret::from("tml-0123456789");
 /// assert_eq!(format!("{token:?}"), "Secret(…)");

@@ -22,7 +22,8 @@ const YEARS: std::ops::RangeInclusive<i64> = 0..=9999;
 /// A point in time with microsecond precision and an optional UTC offset.
 ///
 /// ```
-/// use tinkex_wire::Timestamp;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::Timestamp;
 ///
 /// let t: Timestamp = "2026-01-02T03:04:05.678901+02:00".parse()?;
 /// assert_eq!(t.to_string(), "2026-01-02T03:04:05.678901+02:00");

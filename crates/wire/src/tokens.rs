@@ -14,7 +14,8 @@ use crate::slice::SharedSlice;
 /// wire; an id above `i32::MAX` is encoded as the negative number with the same bits.
 ///
 /// ```
-/// use tinkex_wire::Tokens;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::Tokens;
 ///
 /// let tokens = Tokens::from([1, 2, 3]);
 /// assert_eq!(tokens.slice(..2), [1, 2]);

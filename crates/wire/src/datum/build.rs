@@ -57,7 +57,8 @@ impl Datum {
     /// Returns a builder of a datum with aligned loss inputs.
     ///
     /// ```
-    /// use tinkex_wire::{Datum, ModelInput};
+    /// # use tinkex_wire as tinkex;
+    /// use tinkex::{Datum, ModelInput};
     ///
     /// let datum = Datum::builder(ModelInput::from_tokens([1, 2]))
     ///     .loss_input("target_tokens", vec![2, 3])
@@ -114,7 +115,8 @@ impl Datum {
     /// The datum shares the memory of `prompt` and `sampled`.
     ///
     /// ```
-    /// use tinkex_wire::Datum;
+    /// # use tinkex_wire as tinkex;
+    /// use tinkex::Datum;
     ///
     /// let datum = Datum::rollout([1, 2, 3], [8, 9], vec![-0.5, -1.0], 0.7)?;
     /// assert_eq!(datum.loss_input("target_tokens").unwrap().as_i64().unwrap(), [2, 3, 8, 9]);

@@ -42,7 +42,8 @@ pub mod loss_input {
 /// [`Datum::builder`] expects aligned tensors.
 ///
 /// ```
-/// use tinkex_wire::Datum;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::Datum;
 ///
 /// // Train the completion 30, 31 of the prompt 10, 11, 12.
 /// let datum = Datum::completion([10, 11, 12], [30, 31])?;

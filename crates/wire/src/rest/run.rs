@@ -14,7 +14,8 @@ use super::{AccessScope, Checkpoint, Cursor, ScopeQuery};
 /// Lists training runs, one page at a time.
 ///
 /// ```
-/// use tinkex_wire::rest::{AccessScope, ListTrainingRuns};
+/// # use tinkex_wire as tinkex;
+/// use tinkex::rest::{AccessScope, ListTrainingRuns};
 ///
 /// let second_page = ListTrainingRuns::default().offset(20).access_scope(AccessScope::Accessible);
 /// assert_eq!(second_page.limit, 20);

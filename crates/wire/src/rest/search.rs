@@ -13,7 +13,8 @@ use crate::time::Timestamp;
 /// Searches sessions. A session is returned if it matches every filter that is set.
 ///
 /// ```
-/// use tinkex_wire::rest::{SearchSessions, SessionStatusFilter};
+/// # use tinkex_wire as tinkex;
+/// use tinkex::rest::{SearchSessions, SessionStatusFilter};
 ///
 /// let search = SearchSessions::default()
 ///     .display_name("ablation")

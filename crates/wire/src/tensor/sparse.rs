@@ -72,7 +72,8 @@ impl TensorData {
     /// values followed by their number, and the column of each value.
     ///
     /// ```
-    /// use tinkex_wire::TensorData;
+    /// # use tinkex_wire as tinkex;
+    /// use tinkex::TensorData;
     ///
     /// // [[0, 5, 0], [0, 0, 0], [6, 0, 7]]
     /// let m = TensorData::sparse(vec![5_i64, 6, 7], vec![0, 1, 1, 3], vec![1, 0, 2], [3, 3])?;
