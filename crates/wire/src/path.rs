@@ -13,7 +13,8 @@ const SCHEME: &str = "tinker://";
 /// Path of a checkpoint: `tinker://<run>/<kind>/<name>`.
 ///
 /// ```
-/// use tinkex_wire::{CheckpointKind, TinkerPath};
+/// # mod tinkex { pub use tinkex_wire as wire; pub use tinkex_wire::*; }
+/// use tinkex::{TinkerPath, wire::CheckpointKind};
 ///
 /// let path: TinkerPath = "tinker://s:train:0/weights/step-100".parse()?;
 /// assert_eq!(path.kind(), CheckpointKind::Training);

@@ -43,4 +43,6 @@ mod testing;
 mod tiny;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
+#[cfg(all(feature = "testing", feature = "tokenizer"))]
+mod tokenizer_resolution;
 mod training;

@@ -93,7 +93,7 @@ fn the_error_of_a_folder_without_a_tokenizer_names_the_file() {
 
 /// Hub that serves files from memory.
 #[derive(Clone, Default)]
-struct FakeHub(Arc<Mutex<FakeHubState>>);
+pub(crate) struct FakeHub(Arc<Mutex<FakeHubState>>);
 
 #[derive(Default)]
 struct FakeHubState {
@@ -136,7 +136,7 @@ impl RecordedRequest {
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 impl FakeHub {
-    fn file(self, name: &str, bytes: impl Into<Bytes>) -> Self {
+    pub(crate) fn file(self, name: &str, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         let etag = format!("tag-of-{name}");
         self.with(name, HubFile { bytes, etag, linked: false })

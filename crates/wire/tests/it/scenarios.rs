@@ -178,41 +178,74 @@ fn from_json_text<T: serde::de::DeserializeOwned>(value: &Value) -> T {
 /// Covers T1.1.1.
 #[test]
 fn enum_names_round_trip() {
-    for (reason, text) in [(StopReason::Stop, "stop"), (StopReason::Length, "length")] {
-        assert_eq!((to_json(reason), from_json(json!(text))), (json!(text), reason));
+    for (reason, word) in [
+        (StopReason::Stop, "stop"),
+        (StopReason::Length, "length"),
+        (StopReason::Unknown, "unknown"),
+    ] {
+        assert_eq!(to_json(reason), word);
+        assert_eq!(from_json::<StopReason>(json!(word)), reason);
+        let sequence = SampledSequence::default().tokens([1]).stop_reason(reason);
+        let response = SampleResponse::default().sequences(vec![sequence]);
+        let decoded = SampleResponse::from_proto(&response.to_proto()).unwrap();
+        assert_eq!(decoded.sequences[0].stop_reason, reason, "{word} in protobuf");
     }
-    for (category, text) in [
+
+    let losses = [
+        (LossFn::CrossEntropy, "cross_entropy"),
+        (LossFn::ImportanceSampling, "importance_sampling"),
+        (LossFn::Ppo, "ppo"),
+        (LossFn::Cispo, "cispo"),
+        (LossFn::Dro, "dro"),
+        (LossFn::Gspo, "gspo"),
+        (LossFn::StableReinforce, "stable_reinforce"),
+        (LossFn::Custom, "custom"),
+        (LossFn::Other("brand_new".to_owned()), "brand_new"),
+    ];
+    assert!(LossFn::BUILT_IN.iter().eq(losses[..8].iter().map(|(loss, _)| loss)), "all losses");
+    for (loss, word) in losses {
+        assert_eq!(LossFn::from(word), loss);
+        let data = vec![Datum::completion([1, 2], [3]).unwrap()];
+        let pass = ForwardBackward::new("m", data, loss.clone());
+        assert_eq!(to_json(JsonForwardBackward(&pass))["forward_backward_input"]["loss_fn"], word);
+        let decoded = ForwardBackward::from_proto(&pass.to_proto().unwrap()).unwrap();
+        assert_eq!(decoded.loss_fn, loss, "{word} in protobuf");
+    }
+
+    for (category, word) in [
         (ErrorCategory::Unknown, "unknown"),
         (ErrorCategory::Server, "server"),
         (ErrorCategory::User, "user"),
     ] {
-        assert_eq!((to_json(category), from_json(json!(text))), (json!(text), category));
+        assert_eq!(to_json(category), word);
+        assert_eq!(from_json::<ErrorCategory>(json!(word)), category);
     }
-    for (dtype, text) in [(DType::Int64, "int64"), (DType::Float32, "float32")] {
-        assert_eq!((dtype.as_str(), from_json(json!(text))), (text, dtype));
+
+    for (tensor, dtype, word) in [
+        (TensorData::from(vec![1_i64]), DType::Int64, "int64"),
+        (TensorData::from(vec![1.0_f32]), DType::Float32, "float32"),
+    ] {
+        assert_eq!((tensor.dtype(), dtype.as_str()), (dtype, word));
+        assert_eq!(from_json::<DType>(json!(word)), dtype);
+        let body = to_json(&tensor);
+        assert_eq!(body["dtype"], word);
+        assert_eq!(from_json::<TensorData>(body).dtype(), dtype);
     }
-    let losses = "cross_entropy importance_sampling ppo cispo dro gspo stable_reinforce custom";
-    assert_eq!(losses.split(' ').map(LossFn::from).collect::<Vec<_>>(), LossFn::BUILT_IN);
-    for loss in LossFn::BUILT_IN {
-        assert_eq!(LossFn::from(loss.as_str()), loss);
-    }
-    for category in [ErrorCategory::Unknown, ErrorCategory::Server, ErrorCategory::User] {
-        assert_eq!(from_json::<ErrorCategory>(to_json(category)), category);
-        assert_eq!(to_json(category), category.as_str());
-    }
-    for dtype in [DType::Int64, DType::Float32] {
-        assert_eq!(from_json::<DType>(json!(dtype.as_str())), dtype);
-    }
-    for state in [QueueState::Active, QueueState::PausedCapacity, QueueState::PausedRateLimit] {
-        assert_eq!(QueueState::from_name(state.as_str()), Some(state));
+
+    for (state, word) in [
+        (QueueState::Active, "active"),
+        (QueueState::PausedCapacity, "paused_capacity"),
+        (QueueState::PausedRateLimit, "paused_rate_limit"),
+    ] {
+        assert_eq!((state.as_str(), QueueState::from_name(word)), (word, Some(state)));
     }
     for kind in CheckpointKind::ALL {
         assert_eq!(CheckpointKind::from_segment(kind.segment()), Some(kind));
         assert_eq!(to_json(kind), kind.as_str());
     }
-    for format in [ImageFormat::Png, ImageFormat::Jpeg] {
-        assert_eq!(ImageFormat::from_name(format.as_str()), Some(format));
-        assert_eq!(to_json(format), format.as_str());
+    for (format, word) in [(ImageFormat::Png, "png"), (ImageFormat::Jpeg, "jpeg")] {
+        assert_eq!(to_json(format), word);
+        assert_eq!(ImageFormat::from_name(word), Some(format));
     }
 }
 
