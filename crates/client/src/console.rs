@@ -62,7 +62,6 @@ mod tests {
         }
     }
 
-    /// Covers P6C.5.
     #[test]
     fn a_second_subscriber_is_rejected() {
         log_to_console(Level::ERROR).unwrap();

@@ -126,6 +126,7 @@ pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind
 pub use console::log_to_console;
 pub use download::{CheckpointDownload, DownloadProgress, DownloadedCheckpoint, FileDownload};
 pub use error::{Error, ErrorKind, Result};
+pub use future::queue_log::{QueueStateChange, QueuedWork};
 pub use future::{ApiFuture, SampleFuture};
 pub use hint::Hint;
 pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
@@ -134,9 +135,9 @@ pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
     self as wire, AdamParams, Datum, DimuonParams, ErrorCategory, JsonObject, Logprobs, LoraConfig,
     LossConfig, LossFn, LossOutput, LossOutputs, Metadata, ModelId, ModelInfo, ModelInput,
-    OptimParams, OptimizerConfig, RequestId, SampleResponse, SampledSequence, SamplerHandle,
-    SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, StopCondition, StopReason,
-    SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
+    OptimParams, OptimizerConfig, QueueState, RequestId, SampleResponse, SampledSequence,
+    SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, StopCondition,
+    StopReason, SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
 };
 #[cfg(feature = "console")]
 pub use tracing;
@@ -147,6 +148,7 @@ pub use training::{
 pub use transport::Identity;
 pub use transport::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody};
 pub use transport::retry_policy::RetryPolicy;
+pub use transport::stats::{ClientStats, LaneStats};
 
 #[cfg(feature = "chat")]
 pub use chat::{Chat, JsonlError, JsonlReader, Message, TooLong, TrainOn, TrainingExample};

@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use crate::clock::WallClock;
 use crate::config::{BaseUrl, Credential, Env, is_on};
 use crate::error::Result;
+use crate::future::queue_log::QueueObserver;
 use crate::sampling::SamplingRetry;
 use crate::transport::backoff::Backoff;
 use crate::transport::backoff_registry::BackoffRegistry;
@@ -17,6 +18,7 @@ use crate::transport::custom_http::CustomHttp;
 use crate::transport::http::HttpService;
 use crate::transport::network::Network;
 use crate::transport::retry_policy::RetryPolicy;
+use crate::transport::stats::RequestStats;
 use crate::transport::{Transport, header};
 
 /// Settings of a service client. Arguments take precedence over environment variables, and those
@@ -32,6 +34,9 @@ pub(crate) struct ClientSettings {
     pub(crate) retry: RetryPolicy,
     http: Arc<dyn HttpService>,
     backoffs: Arc<BackoffRegistry>,
+    /// Statistics of all transports of the client.
+    pub(crate) stats: Arc<RequestStats>,
+    pub(crate) queue_observer: Option<QueueObserver>,
     pub(crate) project_id: Option<String>,
     pub(crate) display_name: Option<String>,
     pub(crate) user_metadata: JsonObject,
@@ -64,6 +69,7 @@ pub(crate) struct SettingsInput {
     pub(crate) poll_timeout: Option<Duration>,
     pub(crate) clock: WallClock,
     pub(crate) runtime: Option<Handle>,
+    pub(crate) queue_observer: Option<QueueObserver>,
 }
 
 /// Splits a comma-separated list, without empty and repeated items.
@@ -115,6 +121,8 @@ impl ClientSettings {
             retry: input.retry,
             http,
             backoffs,
+            stats: Arc::default(),
+            queue_observer: input.queue_observer,
         };
         settings.credential(false)?;
         Ok(settings)
@@ -156,6 +164,7 @@ impl ClientSettings {
             self.credential(false)?,
             self.headers.clone(),
             self.retry,
+            Arc::clone(&self.stats),
         );
         if let Some(runtime) = &self.runtime {
             transport.background().choose_host(runtime.clone());

@@ -75,6 +75,12 @@ impl Admission {
         }
     }
 
+    /// Returns the remaining budget of bytes in flight, which may be negative.
+    #[cfg(test)]
+    pub(super) fn bytes_remaining(&self) -> i64 {
+        self.bytes_in_flight.remaining()
+    }
+
     /// Returns the backoff shared by all clients of this server and API key in the process.
     pub(crate) fn backoff(&self) -> &Arc<Backoff> {
         &self.backoff

@@ -9,9 +9,11 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use serde_json::json;
 
+use super::Admission;
 use super::limit::Limit;
 use crate::fixture;
 use crate::task::Task;
+use crate::transport::backoff::Backoff;
 
 #[tokio::test(start_paused = true)]
 async fn limit_admits_in_the_same_order_as_the_python_sdk() {
@@ -46,6 +48,34 @@ async fn limit_admits_in_the_same_order_as_the_python_sdk() {
             log.lock().unwrap().push(format!("budget={}", limit.remaining()));
         }
         assert_eq!(json!(*log.lock().unwrap()), case["log"], "{case}");
+    }
+}
+
+/// Covers AUD.1.
+#[tokio::test(start_paused = true)]
+async fn a_recent_backoff_tightens_two_of_the_three_admission_limits() {
+    const MAX_BYTES: u64 = 5_000_000;
+    for case in fixture::cases("sampling_recent_backoff.json") {
+        let backoff = Arc::new(Backoff::new());
+        if let Some(until) = case["backoff_until"].as_f64() {
+            backoff.start(Duration::from_secs_f64(until));
+        }
+        tokio::time::advance(Duration::from_secs_f64(case["now"].as_f64().unwrap())).await;
+        let admission = Admission::new(MAX_BYTES, backoff);
+        let permit = admission.acquire(1000).now_or_never();
+        let charged = i64::try_from(MAX_BYTES).unwrap() - admission.bytes_remaining();
+        assert_eq!(json!(charged), json!(1000 * case["byte_multiplier"].as_i64().unwrap()));
+        drop(permit.expect("the first request is admitted"));
+
+        let throttled = case["throttled_semaphore_used"].as_bool().unwrap();
+        let admitted = std::iter::from_fn(|| admission.acquire(0).now_or_never());
+        let admitted: Vec<_> = admitted.take(1000).collect();
+        assert_eq!(admitted.len(), if throttled { 10 } else { 400 }, "{case}");
+        drop(admitted);
+
+        let large = admission.acquire(MAX_BYTES + 1).now_or_never();
+        assert!(large.is_some(), "a request above the budget is admitted alone");
+        assert!(admission.acquire(0).now_or_never().is_none(), "the byte budget is used up");
     }
 }
 

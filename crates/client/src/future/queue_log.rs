@@ -1,23 +1,81 @@
-//! [`QueueLog`]: logs why pending work is not being executed.
+//! [`QueueLog`]: logs why pending work is not being executed, and tells the caller's observer.
 
-use std::sync::{Mutex, PoisonError};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tinkex_wire::{QueueState, QueueStatus};
 use tokio::time::Instant;
 
+use crate::error::panic_message;
 use crate::targets;
 
 /// Minimum time between two warnings of a client.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Kind of pending work.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum QueuedWork {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum QueuedWork {
+    /// Requests of a model.
     Training,
+    /// Creation of a model.
     ModelCreation,
+    /// Registration of a custom loss.
     LossCreation,
+    /// Samples of a sampling client.
     Sampling,
+}
+
+impl fmt::Display for QueuedWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Training => "training",
+            Self::ModelCreation => "model creation",
+            Self::LossCreation => "loss creation",
+            Self::Sampling => "sampling",
+        })
+    }
+}
+
+/// Change of the state of pending work in the server's queue; see
+/// [`ServiceClientBuilder::on_queue_state`](crate::ServiceClientBuilder::on_queue_state).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueueStateChange {
+    /// Kind of pending work.
+    pub work: QueuedWork,
+    /// Id of the model or of the sampling session; the name of a model or loss that is being
+    /// created.
+    pub id: String,
+    /// New state, if the server reports one that this version knows.
+    pub state: Option<QueueState>,
+    /// Reason that the server gives.
+    pub reason: Option<String>,
+}
+
+/// The caller's function for changes of the queue state.
+#[derive(Clone)]
+pub(crate) struct QueueObserver(Arc<dyn Fn(&QueueStateChange) + Send + Sync>);
+
+impl QueueObserver {
+    pub(crate) fn new(callback: impl Fn(&QueueStateChange) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(callback))
+    }
+
+    /// Calls the function. A panic is logged: it must not fail the work that is waiting.
+    fn notify(&self, change: &QueueStateChange) {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (self.0)(change))) {
+            tracing::error!(panic = panic_message(&*payload), "queue-state callback panicked");
+        }
+    }
+}
+
+impl fmt::Debug for QueueObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("QueueObserver")
+    }
 }
 
 /// Logs changes of the queue state of one client's work.
@@ -28,11 +86,17 @@ pub(crate) struct QueueLog {
     last_warning: Mutex<Option<Instant>>,
     /// State that the server reported last.
     state: Mutex<QueueStatus>,
+    observer: Option<QueueObserver>,
 }
 
 impl QueueLog {
-    pub(crate) fn new(work: QueuedWork, id: impl Into<String>) -> Self {
-        Self { work, id: id.into(), last_warning: Mutex::new(None), state: Mutex::default() }
+    pub(crate) fn new(
+        work: QueuedWork,
+        id: impl Into<String>,
+        observer: Option<QueueObserver>,
+    ) -> Self {
+        let (last_warning, state) = (Mutex::new(None), Mutex::default());
+        Self { work, id: id.into(), last_warning, state, observer }
     }
 
     /// Logs the queue state of a poll response if it changed, and warns while work is paused, at
@@ -43,6 +107,14 @@ impl QueueLog {
             let reason = pending.queue_state_reason.as_deref();
             let (work, id) = (self.work, self.id.as_str());
             tracing::info!(target: targets::QUEUE, ?work, id, state, reason, "queue.state_change");
+            if let Some(observer) = &self.observer {
+                observer.notify(&QueueStateChange {
+                    work: self.work,
+                    id: self.id.clone(),
+                    state: pending.queue_state,
+                    reason: pending.queue_state_reason.clone(),
+                });
+            }
         }
         if let Some(warning) = self.warning(pending, Instant::now()) {
             tracing::warn!("{warning}");
@@ -122,7 +194,7 @@ mod tests {
                 let end = rest.find(" is ").or(rest.find(". Reason"))?;
                 Some(rest[..end].to_owned())
             });
-            let log = QueueLog::new(work, id.unwrap());
+            let log = QueueLog::new(work, id.unwrap(), None);
             for (call, expected) in case["calls"].as_array().unwrap().iter().zip(expected) {
                 let at = zero + Duration::from_secs_f64(call[0].as_f64().unwrap() - first);
                 let reason = call[2].as_str().filter(|reason| !reason.is_empty());

@@ -64,6 +64,7 @@ fn start_batch_poll(script: &PollScript) -> BatchPoll {
         key,
         HeaderMap::new(),
         RetryPolicy::default(),
+        Arc::default(),
     );
     let target = FuturesTarget::new(SamplerId::from("s:sample:0"), 3);
     BatchPoll::start(transport, target, false, RetryPolicy::default())

@@ -140,7 +140,7 @@ impl SamplingClient {
     ) -> Self {
         let retry = session.settings().sampling_retry;
         let active = Arc::new(ActiveSamples::new(session.config(), &retry));
-        let log = QueueLog::new(QueuedWork::Sampling, id.as_str());
+        let log = QueueLog::new(QueuedWork::Sampling, id.as_str(), session.queue_observer());
         let shared = SamplingShared { session, id, sequence, record_stability_info, log };
         let options = CallOptions::default();
         Self(Arc::new(SamplingView { shared: Arc::new(shared), active, retry, options }))

@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use crate::clock::WallClock;
 use crate::config::{BaseUrl, Env};
 use crate::error::{Error, Result};
+use crate::future::queue_log::{QueueObserver, QueueStateChange};
 use crate::sampling::SamplingRetry;
 use crate::settings::{ClientSettings, SettingsInput};
 use crate::transport::custom_http::CustomHttp;
@@ -52,6 +53,7 @@ pub struct ServiceClientBuilder {
     poll_timeout: Option<Duration>,
     clock: WallClock,
     runtime: Option<Handle>,
+    queue_observer: Option<QueueObserver>,
 }
 
 impl ServiceClientBuilder {
@@ -189,6 +191,27 @@ impl ServiceClientBuilder {
         self
     }
 
+    /// Sets a function that is called when the server pauses or resumes pending work of this client.
+    ///
+    /// It is called once per change and client, from the task that polls for the result; a blocking
+    /// function delays that result. A panic is logged. The same changes are events of the target
+    /// [`targets::QUEUE`](crate::targets::QUEUE).
+    ///
+    /// ```
+    /// use tinkex::ServiceClient;
+    ///
+    /// let builder = ServiceClient::builder().on_queue_state(|change| {
+    ///     println!("{} {}: {:?}", change.work, change.id, change.state);
+    /// });
+    /// ```
+    pub fn on_queue_state(
+        mut self,
+        callback: impl Fn(&QueueStateChange) + Send + Sync + 'static,
+    ) -> Self {
+        self.queue_observer = Some(QueueObserver::new(callback));
+        self
+    }
+
     /// Disables telemetry, like `TINKER_TELEMETRY=0`.
     pub fn without_telemetry(mut self) -> Self {
         self.without_telemetry = true;
@@ -216,6 +239,7 @@ impl ServiceClientBuilder {
             poll_timeout: self.poll_timeout,
             clock: self.clock,
             runtime: self.runtime,
+            queue_observer: self.queue_observer,
         })?;
         Ok(ServiceClient::new(Arc::new(settings)))
     }

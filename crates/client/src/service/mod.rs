@@ -29,6 +29,7 @@ use crate::settings::ClientSettings;
 use crate::task;
 use crate::telemetry::TelemetryScope;
 use crate::training::{CreateFromState, CreateLora, RestoreMode};
+use crate::transport::stats::ClientStats;
 use crate::transport::{Identity, Transport};
 
 pub use builder::ServiceClientBuilder;
@@ -330,6 +331,23 @@ impl ServiceClient {
                 "cannot determine the owner of a plain API key: only a token names its owner";
             Error::new(ErrorKind::Auth, message)
         })
+    }
+
+    /// Returns counts, outcomes and latency percentiles of the requests of this client and of all
+    /// clients made from it, by lane.
+    ///
+    /// ```
+    /// use tinkex::{Lane, ServiceClient};
+    ///
+    /// let service = ServiceClient::builder().api_key("tml-example").build()?;
+    /// if let Some(samples) = service.stats().lane(Lane::Sample) {
+    ///     println!("{} requests, median {:?}", samples.requests(), samples.p50);
+    /// }
+    /// # Ok::<_, tinkex::Error>(())
+    /// ```
+    #[must_use]
+    pub fn stats(&self) -> ClientStats {
+        self.0.settings.stats.snapshot()
     }
 
     /// Returns the server's base URL.

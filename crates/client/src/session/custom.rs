@@ -25,7 +25,7 @@ impl Session {
         }
         let request = loss.registration(self.id.clone(), self.next_loss());
         let submitted = Submitted::send(self, &request, &RequestOptions::default()).await?;
-        let log = QueueLog::new(QueuedWork::LossCreation, loss.name());
+        let log = QueueLog::new(QueuedWork::LossCreation, loss.name(), self.queue_observer());
         let created =
             Poller::new(self, &log).result::<tinkex_wire::CreateCustomLoss>(&submitted).await?;
         registered.insert(fingerprint, created.loss_id.clone());

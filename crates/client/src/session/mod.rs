@@ -26,6 +26,7 @@ use crate::background::BackgroundTask;
 use crate::connection::Connection;
 use crate::dispatch::{Admission, Limit};
 use crate::error::{Error, Result};
+use crate::future::queue_log::QueueObserver;
 use crate::settings::ClientSettings;
 use crate::telemetry::TelemetryScope;
 use crate::transport::{RequestOptions, Transport};
@@ -142,6 +143,11 @@ impl Session {
 
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
+    }
+
+    /// Returns the caller's function for changes of the queue state.
+    pub(crate) fn queue_observer(&self) -> Option<QueueObserver> {
+        self.settings.queue_observer.clone()
     }
 
     pub(crate) fn settings(&self) -> &ClientSettings {

@@ -163,7 +163,7 @@ impl TelemetryServer {
         let key = Credential::Key(ApiKey::new("tml-x").unwrap());
         let base = "http://telemetry.test".parse().unwrap();
         let policy = RetryPolicy::disabled();
-        Transport::new(Arc::new(self.clone()), base, key, HeaderMap::new(), policy)
+        Transport::new(Arc::new(self.clone()), base, key, HeaderMap::new(), policy, Arc::default())
     }
 
     fn received(&self) -> Vec<usize> {

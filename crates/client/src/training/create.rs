@@ -111,7 +111,7 @@ async fn create_model<S: SubmitRequest>(
 ) -> Result<S::Output> {
     let submitted = Submitted::send(session, request, &options.request_options()).await;
     let submitted = session.connection().record_failure(submitted)?;
-    let log = QueueLog::new(QueuedWork::ModelCreation, name);
+    let log = QueueLog::new(QueuedWork::ModelCreation, name, session.queue_observer());
     let poller = Poller::new(session, &log).with_options(options);
     session.connection().record_failure(poller.result::<S>(&submitted).await)
 }

@@ -142,7 +142,11 @@ pub enum RestoreMode {
 
 impl TrainingClient {
     pub(crate) fn new(session: Arc<Session>, model_id: ModelId) -> Self {
-        let log = Arc::new(QueueLog::new(QueuedWork::Training, model_id.as_str()));
+        let log = Arc::new(QueueLog::new(
+            QueuedWork::Training,
+            model_id.as_str(),
+            session.queue_observer(),
+        ));
         let (call_order, pending_calls) = (CallOrder::new(), session.track_calls());
         let options = CallOptions::default();
         let shared = TrainingShared { session, model_id, call_order, pending_calls, log, options };

@@ -8,7 +8,8 @@
 //! | `tinkex_request_duration_seconds` | histogram | `lane` |
 //! | `tinkex_retries_total` | counter | `reason`: `retry`, `round` (new round of retries), `backoff` (429), `billing` (402), `resubmit` (sample), `poll` |
 //!
-//! Bodies, headers and query strings are never recorded.
+//! [`RequestStats`] keeps the same numbers for programs without a metrics recorder. Bodies, headers
+//! and query strings are never recorded.
 
 use std::time::Instant;
 
@@ -18,13 +19,14 @@ use http::{Method, Response, Uri};
 use crate::targets;
 
 use super::http::{HttpFailure, Lane};
+use super::stats::{RequestOutcome, RequestStats};
 
 /// Events of one request. Measures real time, also in tests with paused time: no decision depends
 /// on it.
 pub(super) struct RequestEvents<'a> {
     method: &'a Method,
     path: &'a str,
-    lane: &'static str,
+    lane: Lane,
     base_url: &'a str,
     retry_count: u32,
     start: Instant,
@@ -38,16 +40,19 @@ impl<'a> RequestEvents<'a> {
         base_url: &'a str,
         retry_count: u32,
     ) -> Self {
-        let (path, lane) = (uri.path(), lane.as_str());
+        let path = uri.path();
         tracing::trace!(
-            target: targets::HTTP, %method, path, lane, base_url, retry_count, "request start"
+            target: targets::HTTP, %method, path, lane = lane.as_str(), base_url, retry_count,
+            "request start"
         );
         Self { method, path, lane, base_url, retry_count, start: Instant::now() }
     }
 
-    pub(super) fn stop(self, result: &Result<Response<Bytes>, HttpFailure>) {
+    pub(super) fn stop(self, result: &Result<Response<Bytes>, HttpFailure>, stats: &RequestStats) {
         let Self { method, path, lane, base_url, retry_count, start } = self;
-        let duration = start.elapsed().as_secs_f64();
+        let elapsed = start.elapsed();
+        let (stats_lane, lane) = (lane, lane.as_str());
+        let duration = elapsed.as_secs_f64();
         let outcome = match result {
             Ok(response) => {
                 let status = response.status().as_u16();
@@ -55,20 +60,18 @@ impl<'a> RequestEvents<'a> {
                     target: targets::HTTP, %method, path, lane, base_url, retry_count, duration,
                     status, "request stop"
                 );
-                match status {
-                    ..400 => "ok",
-                    400..500 => "refused",
-                    _ => "failed",
-                }
+                RequestOutcome::from_status(status)
             }
             Err(error) => {
                 tracing::debug!(
                     target: targets::HTTP, %method, path, lane, base_url, retry_count, duration,
                     ?error, "request exception"
                 );
-                "lost"
+                RequestOutcome::Lost
             }
         };
+        stats.record(stats_lane, outcome, elapsed);
+        let outcome = outcome.as_str();
         metrics::counter!("tinkex_requests_total", "lane" => lane, "outcome" => outcome)
             .increment(1);
         metrics::histogram!("tinkex_request_duration_seconds", "lane" => lane).record(duration);

@@ -24,7 +24,10 @@ mod retry;
 mod retry_decision;
 pub(crate) mod retry_log;
 pub(crate) mod retry_policy;
+pub(crate) mod stats;
 mod token;
+#[cfg(feature = "opentelemetry")]
+mod trace_context;
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,10 +68,11 @@ use request_policy::{RequestCredential, RequestPolicy};
 use retry::{RetryShared, RetryState};
 use retry_log::RetryLog;
 use retry_policy::RetryPolicy;
+use stats::RequestStats;
 use token::{Exchange, TokenCache};
 
 /// Maximum number of headers that the transport adds to a request.
-const OWN_HEADERS: usize = 7;
+const OWN_HEADERS: usize = 9;
 const DEFAULT_MAX_BILLING_WAIT: Duration = Duration::from_secs(3600);
 
 /// Sends requests to one server with one credential.
@@ -83,6 +87,7 @@ pub(crate) struct Transport {
     headers: HeaderMap,
     retry: RetryPolicy,
     retry_log: RetryLog,
+    stats: Arc<RequestStats>,
     billing: BillingState,
     /// Whether the server has responded to any request.
     responded: AtomicBool,
@@ -132,6 +137,7 @@ impl Transport {
         credential: Credential,
         headers: HeaderMap,
         retry: RetryPolicy,
+        stats: Arc<RequestStats>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
@@ -142,6 +148,7 @@ impl Transport {
             exchange: OnceLock::new(),
             headers,
             retry,
+            stats,
             responded: AtomicBool::new(false),
             billing: BillingState::new(DEFAULT_MAX_BILLING_WAIT),
             background: BackgroundTasks::default(),
@@ -359,6 +366,8 @@ impl Transport {
         if encoded.method != Method::GET {
             header::put(&mut headers, wire_header::IDEMPOTENCY_KEY, state.idempotency_key());
         }
+        #[cfg(feature = "opentelemetry")]
+        trace_context::inject(&mut headers);
         Ok(headers)
     }
 
@@ -422,7 +431,7 @@ impl Transport {
             let base_url = self.base_url.as_str();
             let events = RequestEvents::start(&method, &uri, lane, base_url, retry_count);
             let sent = self.http.send(lane, request, encoded.policy.timeout).await;
-            events.stop(&sent);
+            events.stop(&sent, &self.stats);
             let response = sent.map_err(|failure| self.no_response(failure, &uri))?;
             self.responded.store(true, Ordering::Relaxed);
             self.last_response.record();

@@ -194,6 +194,32 @@ async fn a_rejected_token_is_exchanged_once_more_and_the_request_is_sent_again()
     fake.finish();
 }
 
+/// Covers R-JWT.
+///
+/// Without paused time, which would end the command's timeout at once.
+#[cfg(unix)]
+#[tokio::test]
+async fn the_output_of_a_credential_command_is_exchanged_for_a_token() {
+    let token = jwt(3600);
+    let command_key = "tml-from-command";
+    let fake = ScriptedServer::new()
+        .respond(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .respond(TOKEN, 200, json!({"jwt": token}))
+        .respond(DYNAMIC, 200, json!({}))
+        .respond(LIST, 200, no_sessions());
+    let env = Env::from_pairs([("TINKER_CREDENTIAL_CMD", "printf tml-from-command")]);
+    let builder = ServiceClient::builder().env(env).base_url("http://server.test");
+    let client = builder.without_telemetry().http(fake.clone()).build().unwrap();
+    client.rest().list_sessions(&ListSessions::default()).await.unwrap();
+    let keys: Vec<_> = fake
+        .received()
+        .iter()
+        .map(|received| received.header("x-api-key").unwrap().to_owned())
+        .collect();
+    assert_eq!(keys, [command_key, command_key, &token, &token]);
+    fake.finish();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_rejected_key_is_reported_without_another_request() {
     let fake = ScriptedServer::started().respond(LIST, 401, json!({"detail": "no"}));

@@ -163,6 +163,11 @@ impl FakeServer {
         self.0.lock().unwrap().session = Some(id.to_owned());
     }
 
+    /// Returns the number of values that share this server: 1 once all its clients are gone.
+    pub(crate) fn references(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
     /// Returns the log of training requests: `start N`, then `done N` or `fail N`.
     pub(crate) fn log(&self) -> Vec<String> {
         self.0.lock().unwrap().log.clone()

@@ -1,9 +1,11 @@
 //! Instrumentation: tracing events and metrics.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use serde_json::json;
 use tinkex::rest::ListSessions;
-use tinkex::{AdamParams, CallOptions, RetryPolicy, SamplingParams};
+use tinkex::{AdamParams, CallOptions, Lane, QueueState, QueuedWork, RetryPolicy, SamplingParams};
 use tokio::time::Duration;
 
 use crate::event_log::EventLog;
@@ -73,6 +75,51 @@ async fn requests_retries_and_queue_states_are_recorded() {
     ] {
         assert!(numbers.iter().any(|line| line == expected), "{expected}: {numbers:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_queue_state_callback_is_called_on_change_only_and_may_panic() {
+    let server = FakeServer::new(json!({}));
+    let changes = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&changes);
+    let builder = server.builder().on_queue_state(move |change| {
+        seen.lock().unwrap().push(change.clone());
+        assert_ne!(change.state, Some(QueueState::PausedCapacity), "scripted panic");
+    });
+    let service = builder.build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let state = |state: &str| json!({"type": "try_again", "queue_state": state});
+    let mut capacity = state("paused_capacity");
+    capacity["queue_state_reason"] = json!("maintenance");
+    let responses =
+        vec![capacity.clone(), capacity, state("active"), state("active"), json!({"metrics": {}})];
+    server.respond("r1", responses);
+    model.optim_step(AdamParams::default()).await.unwrap();
+    let changes = changes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let [paused, active] = &changes[..] else { panic!("{changes:?}") };
+    assert_eq!(paused.work, QueuedWork::Training);
+    assert_eq!(paused.id, model.model_id().to_string());
+    assert_eq!(paused.state, Some(QueueState::PausedCapacity));
+    assert_eq!(paused.reason.as_deref(), Some("maintenance"));
+    assert_eq!((active.state, active.reason.as_deref()), (Some(QueueState::Active), None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn statistics_count_the_requests_of_all_clients_of_a_service_by_lane_and_outcome() {
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().build().unwrap();
+    assert!(service.stats().lanes.is_empty());
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    server.samples(vec![json!(503), json!("conn"), json!("ok"), json!(422)]);
+    sampler.sample([1], SamplingParams::new().max_tokens(1)).await.unwrap();
+    sampler.sample([1], SamplingParams::new().max_tokens(1)).await.unwrap_err();
+    let stats = service.clone().stats();
+    let samples = stats.lane(Lane::Sample).unwrap();
+    assert_eq!((samples.ok, samples.refused, samples.failed, samples.lost), (1, 1, 1, 1));
+    assert_eq!(samples.requests(), 4);
+    assert!(samples.p50 <= samples.p90 && samples.p90 <= samples.p99);
+    assert_eq!(stats.lane(Lane::Config).unwrap().ok, 1);
+    assert!(stats.lane(Lane::Train).is_none());
 }
 
 /// Regression: the event was missing if the retry timeout ended the request (503), or if only the

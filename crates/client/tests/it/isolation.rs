@@ -35,7 +35,38 @@ async fn train_and_sample(service: &ServiceClient) -> (usize, SamplingClient) {
     (done, sampler)
 }
 
-/// Covers P6C.1, P6C.2, P6C.6, T6.3.1.
+/// Covers T6.3.1.
+#[tokio::test(start_paused = true)]
+async fn two_training_and_many_sampling_clients_leave_nothing_behind() {
+    let server = FakeServer::new(json!({}));
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let (before, references) = (tasks(), server.references());
+    {
+        let service = service(&server, "tml-many");
+        let create = || async {
+            let model = service.create_lora_training_client("base").create().await.unwrap();
+            let data = vec![Datum::completion([1, 2], [3]).unwrap(); 4];
+            model.forward_backward(data, LossFn::CrossEntropy).await.unwrap();
+            model.optim_step(AdamParams::default()).await.unwrap();
+        };
+        let samplers = (0..50).map(async |_| {
+            let sampler = service.create_sampling_client("base").await.unwrap();
+            let samples = (0..10).map(|_| sampler.sample([1], params()).send());
+            let done = join_all(samples).await;
+            assert!(done.iter().all(Result::is_ok), "{:?}", done.iter().find(|d| d.is_err()));
+            // A dropped sample leaves nothing either.
+            drop(sampler.sample([1], params()).send());
+        });
+        tokio::join!(create(), create(), join_all(samplers));
+        assert!(tasks() > before, "the background tasks run");
+    }
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(tasks(), before, "a task outlived all clients");
+    assert_eq!(server.references(), references, "a client was not dropped");
+    assert_eq!(server.requests("/asample").len(), 500);
+}
+
+/// Covers P6C.1, P6C.2, P6C.6.
 #[tokio::test(start_paused = true)]
 async fn two_services_train_and_sample_without_crosstalk() {
     let (one, two) = (FakeServer::new(json!({})), FakeServer::new(json!({})));

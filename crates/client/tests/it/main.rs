@@ -10,6 +10,8 @@ mod call_limits;
 mod chat;
 mod conformance;
 mod connect;
+#[cfg(feature = "console")]
+mod console;
 mod custom;
 mod custom_http;
 mod download;
@@ -45,4 +47,6 @@ mod tiny;
 mod tokenizer;
 #[cfg(all(feature = "testing", feature = "tokenizer"))]
 mod tokenizer_resolution;
+#[cfg(feature = "opentelemetry")]
+mod trace_context;
 mod training;

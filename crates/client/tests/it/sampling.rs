@@ -168,7 +168,7 @@ async fn concurrent_samples_all_succeed_despite_failures() {
     assert_eq!(numbers, (0..100).collect::<Vec<_>>(), "a retry must keep its sequence number");
 }
 
-/// Covers P4C.6, P6B.5, P6C.1, P6C.2, T6.3.1.
+/// Covers P4C.6, P6B.5, P6C.1, P6C.2.
 #[tokio::test(start_paused = true)]
 async fn backoff_is_shared_per_server_and_api_key() {
     let (limited_server, free_server) = (FakeServer::new(json!({})), FakeServer::new(json!({})));

@@ -1,7 +1,7 @@
 //! Sessions: creation, heartbeats, telemetry and closing.
 
 use serde_json::{Value, json};
-use tinkex::{AdamParams, Env, ErrorKind, JsonObject, SamplingParams};
+use tinkex::{AdamParams, Datum, Env, ErrorKind, JsonObject, LossFn, SamplingParams};
 use tokio::time::{Duration, sleep};
 
 use crate::event_log::EventLog;
@@ -39,6 +39,28 @@ async fn a_session_is_created_on_first_use_and_shared() {
     service.finish(&tinkex::Result::Ok(())).await;
     let finish = server.requests("/finish").pop().unwrap().json();
     assert_eq!(finish, json!({"reason": {"type": "success"}, "detail": null}));
+}
+
+/// Covers T4.3.3.
+#[tokio::test(start_paused = true)]
+async fn a_training_client_uses_the_settings_and_the_server_configuration_of_its_service() {
+    let server = FakeServer::new(json!({"fwdbwd_max_chunk_len": 2}));
+    let builder = server.builder().api_key("tml-mine").header("x-team", "blue");
+    let service = builder.build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
+    let data = vec![Datum::completion([1, 2], [3]).unwrap(); 5];
+    model.forward_backward(data, LossFn::CrossEntropy).await.unwrap();
+    sampler.sample([1], SamplingParams::new().max_tokens(1)).await.unwrap();
+    assert_eq!(server.requests("/client/config").len(), 1, "fetched once for all clients");
+    assert_eq!(server.requests("/create_session").len(), 1);
+    assert_eq!(server.requests("/forward_backward").len(), 3, "two examples per request");
+    let all = server.requests("");
+    assert!(all.iter().any(|request| request.path.ends_with("/create_model")));
+    for request in all {
+        assert_eq!(request.header("x-api-key"), Some("tml-mine"), "{}", request.path);
+        assert_eq!(request.header("x-team"), Some("blue"), "{}", request.path);
+    }
 }
 
 /// Covers T4.3.2, X14.
