@@ -12,7 +12,7 @@ use crate::contract;
 use crate::step::{XtaskError, cargo, ignored_test, root, target};
 
 use program::Program;
-use server::Server;
+use server::SkyrlServer;
 
 /// Release of SkyRL to check.
 struct Release {
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
     let mut rows = Vec::new();
     for release in RELEASES.iter().filter(|r| only.is_none_or(|only| *only == r.version)) {
-        let server = Server::start(release.version, release.port)?;
+        let server = SkyrlServer::start(release.version, release.port)?;
         check(&server, release.version, &mut rows)
             .map_err(|error| XtaskError::new(format!("{error}\n  log: {}", server.log_path())))?;
         if record && release.version == RELEASES[0].version {
@@ -79,7 +79,11 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
 }
 
 /// Runs all checks against one server.
-fn check(server: &Server, version: &'static str, rows: &mut Vec<Row>) -> Result<(), XtaskError> {
+fn check(
+    server: &SkyrlServer,
+    version: &'static str,
+    rows: &mut Vec<Row>,
+) -> Result<(), XtaskError> {
     let mut row = |check, run: &dyn Fn() -> Result<String, XtaskError>| {
         let start = Instant::now();
         let result = run()?;
@@ -95,7 +99,7 @@ fn check(server: &Server, version: &'static str, rows: &mut Vec<Row>) -> Result<
 }
 
 /// Runs the contract suite and returns a summary.
-fn contract_suite(server: &Server) -> Result<String, XtaskError> {
+fn contract_suite(server: &SkyrlServer) -> Result<String, XtaskError> {
     let report = target().join("cluster").join("contract-report");
     let names: Vec<&str> = DIFFERENCES.iter().map(|(name, _)| *name).collect();
     let _ = std::fs::remove_file(&report);

@@ -1,4 +1,4 @@
-//! [`Server`]: a running SkyRL server.
+//! [`SkyrlServer`]: a running SkyRL server.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -45,13 +45,13 @@ const PACKAGES: &[&str] = &[
 ];
 
 /// Server process on a loopback address. Stopped when dropped.
-pub(super) struct Server {
+pub(super) struct SkyrlServer {
     process: Child,
     url: String,
     log: PathBuf,
 }
 
-impl Server {
+impl SkyrlServer {
     /// Installs SkyRL if needed, and starts it with an empty database.
     pub(super) fn start(version: &str, port: u16) -> Result<Self, XtaskError> {
         let folder = Path::new("cluster").join(version);
@@ -132,7 +132,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for SkyrlServer {
     fn drop(&mut self) {
         self.signal("-TERM");
         let start = Instant::now();
