@@ -22,7 +22,7 @@ const CRATES: [Measured; 2] = [
     Measured { package: "tinkex", sources: "crates/client/src", minimum: 90.0 },
 ];
 
-/// Files of unit tests, which `mod tests` of their folder contains.
+/// Names of files that contain only code of unit tests.
 const TEST_FILES: [&str; 2] = ["tests.rs", "fixture.rs"];
 
 pub(crate) fn run() -> Result<(), XtaskError> {

@@ -42,7 +42,7 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// Contents of the files of a folder by name; empty if the folder does not exist.
+/// Returns the contents of the files of a folder by name; empty if the folder does not exist.
 fn read(folder: &Path) -> Result<BTreeMap<String, String>, XtaskError> {
     let failed = |error| XtaskError::new(format!("cannot read {}: {error}", folder.display()));
     if !folder.exists() {
@@ -58,7 +58,7 @@ fn read(folder: &Path) -> Result<BTreeMap<String, String>, XtaskError> {
         .collect()
 }
 
-/// Replaces the recordings of a folder, except its description.
+/// Replaces the recordings of a folder; keeps its `README.md`.
 fn replace(folder: &Path, files: &BTreeMap<String, String>) -> Result<(), XtaskError> {
     let failed = |error| XtaskError::new(format!("cannot write {}: {error}", folder.display()));
     fs::create_dir_all(folder).map_err(failed)?;

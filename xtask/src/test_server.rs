@@ -51,7 +51,8 @@ impl TestServer {
 
 impl Drop for TestServer {
     fn drop(&mut self) {
-        // Both calls fail if the server has already exited; its user has then failed already.
+        // Both calls fail if the server has already exited. The command that used it has then
+        // reported the failure.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

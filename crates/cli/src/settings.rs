@@ -177,7 +177,7 @@ impl CommandSettings {
             if retry_for.is_zero() { RetryPolicy::disabled() } else { RetryPolicy::default() };
         let mut retry = retry.give_up_after(retry_for);
         if self.retry_for.is_some() {
-            // The user waits for a server that is being started.
+            // The user may be waiting for a server that is being started.
             retry = retry.first_contact_timeout(retry_for);
         }
         if self.wait_for_billing {

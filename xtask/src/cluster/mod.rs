@@ -20,7 +20,7 @@ struct Release {
     port: u16,
 }
 
-/// The first is the one whose exchanges are recorded.
+/// Releases to check. `--record` records the exchanges of the first.
 const RELEASES: [Release; 2] =
     [Release { version: "0.4.0", port: 8391 }, Release { version: "0.3.0", port: 8392 }];
 

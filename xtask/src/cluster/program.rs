@@ -10,11 +10,12 @@ use crate::step::{Step, XtaskError, target, tool};
 
 use super::model;
 
-/// Number of steps of the run that is killed and resumed.
+/// Number of steps of a run.
 const STEPS: usize = 12;
 /// Steps after which the run is killed: a checkpoint exists, and steps follow it.
 const STEPS_BEFORE_KILL: usize = 5;
-const STEP_TIMEOUT: Duration = Duration::from_secs(300);
+/// Time for the run to reach [`STEPS_BEFORE_KILL`].
+const KILL_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Trains and samples with the `tinkex` binary of the debug build.
 pub(super) struct Program<'a> {
@@ -67,15 +68,19 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Kills a run after a checkpoint, and resumes it.
+    /// Kills a run once it has saved a checkpoint, and resumes it.
     pub(super) fn resume(&self) -> Result<String, XtaskError> {
         let mut process = self.training("killed").spawn()?;
         let start = Instant::now();
         while self.losses("killed").is_ok_and(|losses| losses.len() < STEPS_BEFORE_KILL) {
             let ended = process.try_wait().ok().flatten();
-            if ended.is_some() || start.elapsed() > STEP_TIMEOUT {
+            if ended.is_some() || start.elapsed() > KILL_TIMEOUT {
                 let _ = process.kill();
-                return Err(XtaskError::new("the run ended before it could be killed"));
+                let seconds = KILL_TIMEOUT.as_secs();
+                return Err(XtaskError::new(format!(
+                    "cannot kill the run after {STEPS_BEFORE_KILL} steps: it ended earlier, or \
+                     took longer than {seconds} s"
+                )));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -113,7 +118,8 @@ impl<'a> Program<'a> {
             .variable("TINKER_API_KEY", "tml-any")
     }
 
-    /// Returns step and loss of each line of the metrics of a run; none before the first.
+    /// Returns the step and the loss of each complete line of the metrics of a run; empty before
+    /// the first.
     fn losses(&self, run: &str) -> Result<Vec<(usize, f64)>, XtaskError> {
         let path = self.folder.join(run).join("metrics.jsonl");
         let text = std::fs::read_to_string(path).unwrap_or_default();

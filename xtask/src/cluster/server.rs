@@ -15,11 +15,11 @@ use super::model;
 
 /// Time for the server to load its model and to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(180);
-/// Time for the server to stop after a request to do so.
+/// Time between SIGTERM and SIGKILL.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What SkyRL's server imports with its JAX backend. Its own list also contains the packages of
-/// the GPU backends, several gigabytes.
+/// Packages that SkyRL's server imports with its JAX backend. SkyRL's own requirements also contain
+/// the packages of the GPU backends, which take several gigabytes.
 const PACKAGES: &[&str] = &[
     "jax>=0.8,<1.0",
     "flax>=0.12.10",
@@ -91,7 +91,7 @@ impl SkyrlServer {
             .stdin(Stdio::null())
             .stdout(output.try_clone().map_err(failed)?)
             .stderr(output)
-            // A group of its own: the server's engine is another process, which ends with it.
+            // The server starts its engine as another process. Signals to the group stop both.
             .process_group(0)
             .spawn()
             .map_err(failed)?;

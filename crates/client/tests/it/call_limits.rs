@@ -54,9 +54,10 @@ impl LocalAddress {
     }
 }
 
-/// Bug 5: a server that is down gave five minutes of silence and an error without its address.
+/// Bug: a call to a local server that did not run was retried for five minutes without a message,
+/// and its error did not contain the address.
 #[tokio::test(start_paused = true)]
-async fn bug_5_a_local_server_that_is_not_started_is_reported_soon() {
+async fn bug_a_local_server_that_is_not_started_is_reported_soon() {
     for address in ["http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9"] {
         let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());
@@ -85,9 +86,9 @@ async fn bug_5_a_local_server_that_is_not_started_is_reported_soon() {
     assert!(start.elapsed() >= Duration::from_secs(300));
 }
 
-/// Bug 5, continued: the polls of all pending requests log one warning per outage.
+/// Bug, continued: the polls of all pending requests log one warning per outage.
 #[tokio::test(start_paused = true)]
-async fn bug_5_an_outage_is_logged_once_for_all_polls() {
+async fn bug_an_outage_is_logged_once_for_all_polls() {
     let lines = EventLog::default();
     let _log = tracing::subscriber::set_default(lines.clone());
     let server = FakeServer::new(json!({}));
@@ -109,9 +110,9 @@ async fn bug_5_an_outage_is_logged_once_for_all_polls() {
     assert!(!ends.is_empty());
 }
 
-/// Bug 8: a limit of 0 was accepted.
+/// Bug: a limit of 0 was accepted.
 #[tokio::test(start_paused = true)]
-async fn bug_8_zero_concurrent_samples_are_refused() {
+async fn bug_a_limit_of_zero_concurrent_samples_is_rejected() {
     let server = FakeServer::new(json!({}));
     let error = server.builder().max_concurrent_samples(0).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
@@ -148,9 +149,9 @@ async fn samples_that_wait_or_are_resubmitted_emit_retry_events() {
     }
 }
 
-/// A burst that meets one rate limit logs one warning; the others are logged at the debug level.
+/// The first retry is logged as a warning, the others of the same outage at the debug level.
 #[tokio::test(start_paused = true)]
-async fn a_burst_logs_one_warning() {
+async fn concurrent_samples_that_meet_one_outage_log_one_warning() {
     let lines = EventLog::default();
     let _log = tracing::subscriber::set_default(lines.clone());
     let server = FakeServer::new(json!({}));
@@ -228,9 +229,9 @@ async fn the_progress_timeout_keeps_the_last_failure() {
     assert_eq!((error.kind(), error.status()), (ErrorKind::Timeout, None));
 }
 
-/// Unlike in the Python SDK, a failure of category `server` is temporary.
+/// Unlike in the Python SDK: the result is polled again, or the sample is resubmitted.
 #[tokio::test(start_paused = true)]
-async fn a_failure_of_the_server_itself_is_temporary() {
+async fn a_failure_of_category_server_is_retried() {
     let server = FakeServer::new(json!({}));
     let failed = json!({"error": "node lost", "category": "server"});
     let service = server.builder().build().unwrap();

@@ -29,9 +29,9 @@ fn success() -> Value {
     json!({"reason": {"type": "success"}, "detail": null})
 }
 
-/// Bug 4 of issue 13: `close(Success)` dropped queued work and returned `Ok`.
+/// Bug: `close(Success)` dropped queued work and returned `Ok`.
 #[tokio::test(start_paused = true)]
-async fn bug_4_finish_completes_queued_work_of_all_models() {
+async fn bug_finish_completes_queued_work_of_all_models() {
     let server = FakeServer::new(json!({}));
     let (service, model) = client(&server).await;
     let other = service.create_lora_training_client("base").create().await.unwrap();

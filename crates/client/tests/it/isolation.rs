@@ -37,7 +37,7 @@ async fn train_and_sample(service: &ServiceClient) -> (usize, SamplingClient) {
 
 /// Covers T6.3.1.
 #[tokio::test(start_paused = true)]
-async fn two_training_and_many_sampling_clients_leave_nothing_behind() {
+async fn two_training_and_many_sampling_clients_leave_no_tasks_or_references() {
     let server = FakeServer::new(json!({}));
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let (before, references) = (tasks(), server.references());

@@ -1,4 +1,4 @@
-//! Scenarios of the test plan that need a program of several clients. Each test names its scenario.
+//! Scenarios of the test plan that no other file covers; `docs/scenarios.md` describes them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -218,7 +218,7 @@ async fn sent_at_once(server: &FakeServer, sampler: &SamplingClient, n: usize) -
 
 /// Covers AUD.1.
 #[tokio::test(start_paused = true)]
-async fn samples_are_limited_by_three_layers() {
+async fn submitted_samples_are_limited_by_number_by_bytes_and_after_a_429() {
     // Bytes of the budget, samples sent at once, and samples sent at once after a 429. A sample has
     // 10 bytes, after a 429 it counts as 200. One sample may exceed the budget.
     for (bytes, sent, sent_after_backoff) in [(10_485_760, 400, 10), (1600, 161, 9), (1599, 160, 8)]
@@ -235,7 +235,7 @@ async fn samples_are_limited_by_three_layers() {
     }
 }
 
-/// How a server answers the polls of one request, in order; the last answer is repeated.
+/// Raw responses to the polls of one request, in order. Later polls get a successful result.
 type PollScript = Vec<&'static [u8]>;
 
 const CLOSES_MID_BODY: &[u8] =
@@ -243,7 +243,8 @@ const CLOSES_MID_BODY: &[u8] =
 const NOT_JSON: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n<html>\r\n\t";
 
-/// Starts a server on loopback whose training requests have the ids `o0`, `o1` and so on.
+/// Starts a server on loopback whose optimizer steps have the request ids `o0`, `o1` and so on, and
+/// whose polls are answered by the script with the same number. Returns its URL.
 async fn serve(scripts: Vec<PollScript>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());

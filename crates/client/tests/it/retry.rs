@@ -125,10 +125,10 @@ async fn a_declined_sample_is_not_resubmitted() {
     }
 }
 
-/// Bug 1: `with_max_resends(n)` was no maximum. A server that always fails received 15 requests of
-/// a call without retries, and 353 of a sample, whose error had lost the cause.
+/// Bug: the maximum applied to each round of retries only. A server that always fails received 15
+/// requests of a call without retries, and 353 of a sample, whose error did not contain the cause.
 #[tokio::test(start_paused = true)]
-async fn bug_1_max_attempts_is_the_maximum_for_samples_and_training() {
+async fn bug_max_attempts_is_the_maximum_for_samples_and_training() {
     for attempts in [1, 2, 5, 20] {
         let server = FakeServer::new(json!({}));
         let service = server.builder().build().unwrap();
@@ -156,10 +156,10 @@ async fn bug_1_max_attempts_is_the_maximum_for_samples_and_training() {
     }
 }
 
-/// Bug 1, continued: the attempts of all submissions of a sample count, also those whose result was
+/// Bug, continued: the attempts of all submissions of a sample count, also those whose result was
 /// lost, and failed polls count separately.
 #[tokio::test(start_paused = true)]
-async fn bug_1_resubmissions_and_polls_are_bounded() {
+async fn bug_max_attempts_limits_resubmissions_and_failed_polls() {
     let server = FakeServer::new(json!({}));
     let policy = RetryPolicy::default().max_attempts(3);
     let service = server.builder().retry(policy).build().unwrap();

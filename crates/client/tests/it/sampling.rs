@@ -67,7 +67,7 @@ async fn backoff_delays_equal_those_of_the_python_sdk() {
 
 /// Covers T4.2.4, T4.2.5, P6B.2.
 #[tokio::test(start_paused = true)]
-async fn a_burst_stays_away_for_the_time_that_a_429_names() {
+async fn concurrent_samples_wait_for_the_retry_after_of_a_429() {
     for (header, value, wait) in [
         ("retry-after", "7", Duration::from_secs(7)),
         ("retry-after-ms", "250", Duration::from_millis(250)),

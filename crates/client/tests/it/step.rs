@@ -136,9 +136,9 @@ async fn a_pass_that_fails_after_it_was_accepted_reports_that_the_step_was_sent(
     assert_eq!(server.requests("/optim_step").len(), 1);
 }
 
-/// Bug 3 of issue 13: the index was relative to the chunk.
+/// Bug: the index was relative to the chunk.
 #[tokio::test(start_paused = true)]
-async fn bug_3_datum_indices_in_errors_refer_to_the_batch() {
+async fn bug_datum_indices_in_errors_refer_to_the_batch() {
     let server = FakeServer::new(json!({"fwdbwd_max_chunk_len": 1024}));
     let model = server.model().await;
     server.reject_with(3, json!([400, {"detail": "data[952]: weights: expected 2 values"}]));
@@ -149,9 +149,9 @@ async fn bug_3_datum_indices_in_errors_refer_to_the_batch() {
     assert!(server.requests("/optim_step").is_empty());
 }
 
-/// Bug 3 of issue 13: a NaN advantage failed one chunk, and the optimizer step moved the weights.
+/// Bug: a NaN advantage failed one chunk, and the optimizer step moved the weights.
 #[tokio::test(start_paused = true)]
-async fn bug_3_a_batch_with_a_number_that_is_not_finite_is_not_sent() {
+async fn bug_a_batch_with_a_number_that_is_not_finite_is_not_sent() {
     let rollout = |logprob: f32, advantage: f32| {
         Datum::builder([1, 2])
             .loss_input("target_tokens", vec![2_i64, 3])

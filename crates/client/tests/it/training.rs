@@ -92,7 +92,7 @@ async fn requests_are_sent_in_the_order_of_the_python_sdk() {
 }
 
 /// A training submission that fails with 5xx is sent again with the same sequence number and
-/// idempotency key, so that it trains once. In no-retry mode the error surfaces at once, and the
+/// idempotency key, so that it trains once. With retries disabled the error is returned at once, and the
 /// next call is sent under the next number.
 ///
 /// Covers P6C.3.
