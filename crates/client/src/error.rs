@@ -198,8 +198,8 @@ impl Error {
         error
     }
 
-    /// Creates the error for a request that was not sent because the shared backoff lasts longer,
-    /// by `remaining`, than the caller waits.
+    /// Creates the error for a request that was not sent because the shared backoff, of which
+    /// `remaining` is left, outlasts the time limit of the call.
     pub(crate) fn rate_limited(remaining: Duration) -> Self {
         let message = "request was not sent: the backoff after a 429 exceeds the time limit";
         let mut error = Self::new(ErrorKind::RateLimited, message);
@@ -252,9 +252,8 @@ impl Error {
     /// Creates the error for the result of a training request that did not arrive within the
     /// caller's own `limit`.
     pub(crate) fn training_deadline(limit: Duration) -> Self {
-        let error = Self::deadline(limit);
-        let message = format!("{}; the request continues on the server", error.0.message);
-        error.with_message(message)
+        Self::deadline(limit)
+            .map_message(|message| format!("{message}; the request continues on the server"))
     }
 
     /// Creates the error for a call that did not finish within the caller's own `limit`. It is not
@@ -270,13 +269,13 @@ impl Error {
         self
     }
 
-    /// Replaces the cause in the message, for example by one that names the address.
+    /// Replaces the message, for example by one that names the address.
     pub(crate) fn with_message(mut self, message: impl Into<String>) -> Self {
         self.0.message = message.into();
         self
     }
 
-    /// Returns the cause without the operation.
+    /// Returns the message without the operation.
     pub(crate) fn message(&self) -> &str {
         &self.0.message
     }
@@ -307,7 +306,7 @@ impl Error {
         self
     }
 
-    /// Replaces the message, which excludes the operation.
+    /// Changes the message, which excludes the operation.
     pub(crate) fn map_message(mut self, change: impl FnOnce(String) -> String) -> Self {
         self.0.message = change(std::mem::take(&mut self.0.message));
         self
@@ -397,7 +396,7 @@ impl Error {
         self.0.request_id.as_ref()
     }
 
-    /// Returns how many times the request of the call was sent, over all retries, rounds and
+    /// Returns how many times the request of the call was sent, with all retries and all
     /// resubmissions of a sample; 0 if it was not sent. Polls for the result do not count.
     #[must_use]
     pub fn attempts(&self) -> u32 {

@@ -14,7 +14,7 @@ pub(crate) enum ServerError {
     /// The request was decoded, but asks for something that is not possible.
     #[error("{0}")]
     Invalid(String),
-    /// An object of that name already exists. Repeating the request cannot resolve it.
+    /// An object of that name already exists, so a retry fails too.
     #[error("{0}")]
     Conflict(String),
     /// The body is not a valid encoding of the request.

@@ -230,6 +230,7 @@ mod tests {
         let at = ids.as_ptr().cast::<u32>();
         assert_eq!(Tokens::from(ids).as_ptr(), at);
     }
+
     #[test]
     fn tokens_compare_with_and_convert_to_ordinary_sequences() {
         let tokens = Tokens::from([1, 2, 3]);

@@ -124,14 +124,14 @@ impl ServiceClient {
     /// [`tinkex::ServiceClient::finish`](crate::ServiceClient::finish). Inside an async runtime it
     /// only logs a warning.
     pub fn finish<T, E: fmt::Display + 'static>(&self, result: &std::result::Result<T, E>) {
-        self.end(self.runtime.enter(|| self.client.finish(result)));
+        self.wait_or_warn(self.runtime.enter(|| self.client.finish(result)));
     }
 
     /// Closes the client at once and drops queued work; see
     /// [`tinkex::ServiceClient::abort`](crate::ServiceClient::abort). Inside an async runtime it
     /// only logs a warning.
     pub fn abort(&self) {
-        self.end(self.client.abort());
+        self.wait_or_warn(self.client.abort());
     }
 
     /// Returns a client for training runs, checkpoints and sessions.
@@ -219,7 +219,7 @@ impl TrainingClient {
     /// [`tinkex::TrainingClient::flush`](crate::TrainingClient::flush). Inside an async runtime it
     /// only logs a warning.
     pub fn flush(&self) {
-        self.end(self.client.flush());
+        self.wait_or_warn(self.client.flush());
     }
 
     /// Saves the weights without a name, and returns a client that samples from them.

@@ -41,7 +41,6 @@ mod clients;
 mod runtime;
 
 use std::fmt;
-use std::pin::Pin;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{BoxStream, Stream, StreamExt as _};
@@ -79,7 +78,7 @@ impl<C> Blocking<C> {
         &self.client
     }
 
-    /// Runs a future to its end, for example one of [`client`](Self::client).
+    /// Runs a future to its end, for example a call of [`client`](Self::client).
     ///
     /// ```no_run
     /// # fn run(service: tinkex::blocking::ServiceClient) -> tinkex::Result<()> {
@@ -94,13 +93,13 @@ impl<C> Blocking<C> {
         self.runtime.block_on(future)
     }
 
-    /// Runs a call that cannot fail, which ends or waits for other calls.
-    fn end(&self, future: impl Future<Output = ()>) {
-        let ended = self.block_on(async {
+    /// Waits for a call that has no result. Inside an async runtime, logs a warning instead.
+    fn wait_or_warn(&self, future: impl Future<Output = ()>) {
+        let waited = self.block_on(async {
             future.await;
             Ok(())
         });
-        if let Err(error) = ended {
+        if let Err(error) = waited {
             tracing::warn!(%error, "the call has no effect");
         }
     }
@@ -222,7 +221,8 @@ impl<B> BlockingCall<B> {
 
 /// Iterator over a list of the server. Pages are fetched on demand.
 ///
-/// Ends after the first error.
+/// Ends after the first error of a request. Inside an async runtime, every item is an error of kind
+/// [`ErrorKind::Config`](crate::ErrorKind::Config).
 pub struct BlockingIter<'a, T> {
     stream: BoxStream<'a, Result<T>>,
     runtime: RuntimeThread,
@@ -232,8 +232,8 @@ impl<T> Iterator for BlockingIter<'_, T> {
     type Item = Result<T>;
 
     fn next(&mut self) -> Option<Result<T>> {
-        let stream = Pin::new(&mut self.stream);
-        let next = self.runtime.block_on(async { Ok(stream.get_mut().next().await) });
+        let stream = &mut self.stream;
+        let next = self.runtime.block_on(async { Ok(stream.next().await) });
         next.unwrap_or_else(|error| Some(Err(error)))
     }
 }

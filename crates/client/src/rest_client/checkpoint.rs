@@ -195,7 +195,7 @@ impl CopyCheckpoint {
         self
     }
 
-    /// Sets a key that may read the source, if the client's own may not.
+    /// Sets a key or access token that may read the source, if the client's own key may not.
     pub fn source_token(mut self, token: impl Into<Secret>) -> Self {
         self.source_token = Some(token.into());
         self

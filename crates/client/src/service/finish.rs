@@ -21,7 +21,7 @@ use super::{ServiceClient, ServiceShared};
 /// Longest time that [`ServiceClient::abort`] takes.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How a session ends.
+/// Reason and detail that the server is told at the end of a session.
 struct SessionEnd {
     reason: FinishReason,
     detail: Option<String>,
@@ -39,8 +39,8 @@ impl fmt::Display for ProgramError {
 
 impl StdError for ProgramError {}
 
-/// Tells other callers that the client is closed when dropped: also if the task that closes it
-/// panics or its runtime ends, so that they do not wait for ever.
+/// Guard that, on drop, wakes the callers that wait for the client to be closed. They wake also if
+/// the task that closes it panics or its runtime ends.
 struct EndSignal(Arc<ServiceShared>);
 
 impl Drop for EndSignal {
@@ -132,7 +132,8 @@ impl ServiceClient {
         let _ = timeout(ABORT_TIMEOUT, ended).await;
     }
 
-    /// Runs `end` in a task of its own, or waits for the one that another call started.
+    /// Runs `end` in a task of its own and waits for it. If another call has started such a task,
+    /// waits for that one instead.
     async fn end_once<F>(&self, end: impl FnOnce(Arc<ServiceShared>) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -146,10 +147,10 @@ impl ServiceClient {
             return;
         }
         let shared = Arc::clone(&self.0.shared);
-        let ending = EndSignal(Arc::clone(&shared));
+        let end_signal = EndSignal(Arc::clone(&shared));
         let work = end(shared);
         let ended = ApiFuture::start(async move {
-            let _ending = ending;
+            let _end_signal = end_signal;
             work.await;
             Ok(())
         });

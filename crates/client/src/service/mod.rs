@@ -51,7 +51,7 @@ pub use builder::ServiceClientBuilder;
 #[derive(Clone)]
 pub struct ServiceClient(Arc<ServiceView>);
 
-/// A service with the options of one client value.
+/// Shared state and the call options of one [`ServiceClient`] value.
 struct ServiceView {
     shared: Arc<ServiceShared>,
     options: CallOptions,
@@ -72,10 +72,11 @@ struct ServiceShared {
     session: OnceCell<Arc<Session>>,
     /// Sessions of other processes, in which this client samples through handles.
     restored: Mutex<HashMap<RestoredKey, Weak<Session>>>,
+    /// Whether `finish` or `abort` was called.
     closed: AtomicBool,
     /// Whether `abort` was called.
     aborted: AtomicBool,
-    /// Whether `finish` or `abort` has ended.
+    /// Whether the `finish` or `abort` that closes the client has ended.
     close_finished: watch::Sender<bool>,
 }
 
@@ -283,7 +284,7 @@ impl ServiceClient {
 
     /// Records an error of the application in telemetry, if enabled.
     pub fn report(&self, error: &(dyn std::error::Error + 'static)) {
-        if let Some(events) = self.opened().and_then(Connection::events) {
+        if let Some(events) = self.existing_connection().and_then(Connection::events) {
             events.failure(error);
         }
     }
@@ -291,7 +292,7 @@ impl ServiceClient {
     /// Records an error that ends the program, and the end of the session, in telemetry if enabled.
     /// Waits up to 30 seconds until the events are sent.
     pub async fn report_fatal(&self, error: &(dyn std::error::Error + 'static)) {
-        let Some(connection) = self.opened() else { return };
+        let Some(connection) = self.existing_connection() else { return };
         if let Some(events) = connection.events() {
             events.fatal(error);
             connection.drain().await;
@@ -378,7 +379,7 @@ impl ServiceClient {
         };
         let session = self.0.session.get_or_try_init(open).await?;
         if let Err(closed) = self.check_open() {
-            // The client was closed while the session was being created, and did not close it.
+            // `finish` or `abort` ran while the session was being created, and did not close it.
             session.close(FinishReason::Interrupted, None).await;
             return Err(closed);
         }
@@ -399,8 +400,8 @@ impl ServiceClient {
         Ok(connection)
     }
 
-    /// Returns the connection if it is open.
-    fn opened(&self) -> Option<&Connection> {
+    /// Returns the connection if a call has opened it.
+    fn existing_connection(&self) -> Option<&Connection> {
         self.0.connection.get().map(|connection| &**connection)
     }
 

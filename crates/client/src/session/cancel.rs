@@ -13,7 +13,7 @@ use super::dynamic::DynamicSettings;
 
 /// Sends queued cancellations in batches, until the queue is closed.
 ///
-/// A cancellation is sent exactly once: it only saves the server some work.
+/// A cancellation is not retried: it only saves the server some work.
 pub(super) async fn send_cancellations(
     transport: Arc<Transport>,
     settings: Arc<DynamicSettings>,

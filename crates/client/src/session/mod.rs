@@ -36,8 +36,8 @@ use dynamic::DynamicSettings;
 pub(crate) use other_key::OtherKeyConnection;
 pub(crate) use pending_calls::PendingCalls;
 
-/// Time without any response after which the server counts as gone when a client finishes. As long
-/// as the default retry timeout, so that finishing outlasts a restart of the server.
+/// Time without any response after which a client that finishes stops waiting for the server. Equal
+/// to the default retry timeout, so that finishing outlasts a restart of the server.
 const MAX_SILENCE: Duration = Duration::from_secs(300);
 /// Longest time that reporting the end of a session takes.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -236,6 +236,7 @@ impl Session {
         let ended = join_all(models.iter().map(|calls| calls.ended()));
         let silent = async {
             while let Some(left) = MAX_SILENCE.checked_sub(self.transport().silence()) {
+                // `left` can be 0, and the loop must not spin.
                 sleep(left.max(Duration::from_millis(1))).await;
             }
         };
@@ -253,6 +254,7 @@ impl Session {
         self.stop_tasks();
         let finish = FinishDetails::new(reason, detail);
         let request = FinishSession::new(self.id.clone(), finish);
+        // A closed transport still sends `FinishSession`.
         self.transport().close();
         let options = RequestOptions::default();
         match timeout(FINISH_TIMEOUT, self.transport().send(&request, &options)).await {

@@ -1,4 +1,4 @@
-//! Default answers of a [`FakeServer`](super::FakeServer).
+//! Default responses of a [`FakeServer`](super::FakeServer).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,10 +19,10 @@ use tokio::time::{Instant, timeout};
 use super::call::RecordedCall;
 use super::reply::{Action, Reply, ScriptedResponse, ready_proto, sequence_of};
 
-/// Maximum number of tokens of a sample.
+/// Maximum number of tokens of a default sample.
 const MAX_TOKENS: u32 = 4;
-/// Longest time for which a poll of many futures is held.
-const HOLD: Duration = Duration::from_secs(30);
+/// Longest time that a batch poll waits for a sample.
+const MAX_HOLD: Duration = Duration::from_secs(30);
 
 /// Objects that the server has created, and the outcomes of accepted requests.
 #[derive(Default)]
@@ -34,23 +34,26 @@ pub(super) struct Defaults {
 
 #[derive(Default)]
 struct DefaultsState {
+    /// Number of sessions created.
     sessions: u32,
     /// Number of clients that joined each sampling session.
     joined: HashMap<SamplerId, u64>,
+    /// Number of custom losses created.
     losses: u32,
+    /// Number of requests accepted.
     requests: u64,
     /// Name of the base model and LoRA rank of each model.
     models: HashMap<ModelId, (String, Option<u32>)>,
     outcomes: HashMap<RequestId, PollResponse>,
-    /// Samples that polls of many futures have not reported yet.
+    /// Samples that batch polls have not reported yet.
     unreported: HashMap<SamplerId, Vec<RequestId>>,
 }
 
 impl Defaults {
-    /// Returns the default answer to a request.
-    pub(super) async fn answer(&self, call: &RecordedCall) -> Response<Bytes> {
+    /// Returns the default response to a request.
+    pub(super) async fn response(&self, call: &RecordedCall) -> Response<Bytes> {
         let json = call.json();
-        let Some(route) = call.route else { return no_answer(call) };
+        let Some(route) = call.route else { return no_default(call) };
         let body = match route {
             Route::ClientConfig
             | Route::DynamicConfig
@@ -100,7 +103,7 @@ impl Defaults {
             Route::RetrieveFutures => return self.poll_many(call).await,
             _ => match self.outcome(route, call, &json) {
                 Some(outcome) => return self.accept(call, outcome),
-                None => return no_answer(call),
+                None => return no_default(call),
             },
         };
         ScriptedResponse::json(StatusCode::OK, &body).to_http()
@@ -114,8 +117,9 @@ impl Defaults {
         state.outcomes.insert(id.clone(), outcome);
         let mut body = json!({"request_id": id});
         if let Some(sample) = decode_route::<SampleRequest>(call, Route::Sample) {
-            let names: Vec<_> = (0..sample.num_samples).map(|n| format!("{id}:{n}")).collect();
-            body["sample_sequence_ids"] = json!(names);
+            let sequence_ids: Vec<_> =
+                (0..sample.num_samples).map(|n| format!("{id}:{n}")).collect();
+            body["sample_sequence_ids"] = json!(sequence_ids);
             if let Some(sampler) = sample.sampling_session_id {
                 state.unreported.entry(sampler).or_default().push(id);
                 self.accepted.notify_waiters();
@@ -131,9 +135,9 @@ impl Defaults {
         let saved = |kind: &str, name: &str| json!(format!("tinker://{model}/{kind}/{name}"));
         let name = json["path"].as_str().unwrap_or_default();
         let result = match route {
-            Route::Sample => return decode(call).map(|request| sampled(&request)),
+            Route::Sample => return decode(call).map(|request| sample_result(&request)),
             Route::ForwardBackward => {
-                return Some(computed(&call.forward_backward()?));
+                return Some(pass_result(&call.forward_backward()?));
             }
             Route::OptimStep => json!({"metrics": {}}),
             Route::CreateModel => {
@@ -192,8 +196,8 @@ impl Defaults {
         };
         match self.lock().outcomes.get(&request_id) {
             Some(outcome) => {
-                let (kind, body) = outcome.encode(&request_id);
-                ScriptedResponse::of_kind(StatusCode::OK, kind, body).to_http()
+                let (content_type, body) = outcome.encode(&request_id);
+                ScriptedResponse::with_content_type(StatusCode::OK, content_type, body).to_http()
             }
             None => error(StatusCode::NOT_FOUND, &format!("no request {request_id}")),
         }
@@ -205,7 +209,7 @@ impl Defaults {
         let Some(RetrieveFutures { target, prev_cursor, .. }) = decode(call) else {
             return undecodable(call);
         };
-        let deadline = Instant::now() + HOLD;
+        let deadline = Instant::now() + MAX_HOLD;
         let reported = loop {
             // Registered before the check, so that no sample is missed between the two.
             let mut accepted = std::pin::pin!(self.accepted.notified());
@@ -243,7 +247,7 @@ fn decode_route<T: DeserializeOwned>(call: &RecordedCall, route: Route) -> Optio
 }
 
 /// Returns the default result of a sample.
-fn sampled(request: &SampleRequest) -> PollResponse {
+fn sample_result(request: &SampleRequest) -> PollResponse {
     let count = request.sampling_params.max_tokens.unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
     let sequence = sequence_of((1..=count).collect());
     let mut response =
@@ -262,7 +266,7 @@ fn sampled(request: &SampleRequest) -> PollResponse {
 }
 
 /// Returns the default result of a pass: a log-probability of −0.5 for every target token.
-fn computed(pass: &ForwardBackward) -> PollResponse {
+fn pass_result(pass: &ForwardBackward) -> PollResponse {
     let lengths: Vec<usize> = pass
         .data
         .iter()
@@ -282,12 +286,12 @@ fn computed(pass: &ForwardBackward) -> PollResponse {
     ready_proto(output.to_proto())
 }
 
-fn no_answer(call: &RecordedCall) -> Response<Bytes> {
+fn no_default(call: &RecordedCall) -> Response<Bytes> {
     let request = format!("{} {}", call.method, call.path);
     let detail = match call.route {
         Some(route) => {
             let name = route.name();
-            format!("FakeServer has no default answer to {request}: script Route::{name}")
+            format!("FakeServer has no default response to {request}: script Route::{name}")
         }
         None => format!("{request} is not a route of the API"),
     };

@@ -62,10 +62,10 @@ pub use tinkex_wire::Route;
 /// 1. The first queued reply of its route, in the order of the calls of [`on`](Self::on). A reply
 ///    is used once, unless [`Reply::times`] or [`Reply::always`] says otherwise.
 /// 2. If none is queued, the reply that the function of [`on_call`](Self::on_call) computes.
-/// 3. Otherwise the default answer: sessions, heartbeats, configuration, tokens and telemetry are
+/// 3. Otherwise the default response: sessions, heartbeats, configuration, tokens and telemetry are
 ///    accepted; models and sampling sessions are created; training, sampling and saving are
 ///    accepted, and their futures resolve at the first poll to plausible results; lists are empty.
-///    A request that has no default answer gets status 404, with a message that names its route.
+///    A request that has no default response gets status 404, with a message that names its route.
 ///
 /// Default results are deterministic: a sample has `max_tokens` tokens, at most 4, with the ids 1,
 /// 2, 3, 4 and a log-probability of −0.5 each; a pass has a log-probability of −0.5 for every
@@ -96,7 +96,7 @@ struct FakeServerState {
 type ReplyFunction = Arc<dyn Fn(&RecordedCall) -> Reply + Send + Sync>;
 
 impl FakeServer {
-    /// Creates a server that gives the default answers.
+    /// Creates a server that gives the default responses.
     #[must_use]
     pub fn new() -> Self {
         static CREATED: AtomicU64 = AtomicU64::new(0);
@@ -123,7 +123,7 @@ impl FakeServer {
 
     /// Sets a function that computes the reply to the requests of a route for which no reply is
     /// queued. It replaces an earlier function of the route. [`Reply::ok`] selects the default
-    /// answer.
+    /// response.
     ///
     /// ```
     /// use tinkex::testing::{FakeServer, Reply, Route};
@@ -203,7 +203,7 @@ impl FakeServer {
             sleep(reply.delay).await;
         }
         match reply.action {
-            Action::Default => Ok(self.0.defaults.answer(&call).await),
+            Action::Default => Ok(self.0.defaults.response(&call).await),
             Action::Outcome(outcome) => Ok(self.0.defaults.accept(&call, outcome)),
             Action::Response(response) => Ok(response.to_http()),
             Action::ConnectionLost => Err(HttpFailure::connect("scripted connection loss")),

@@ -13,7 +13,7 @@ use tinkex_wire::{
 
 /// What a [`FakeServer`](super::FakeServer) does with a request.
 ///
-/// There are three kinds of replies: the default answer ([`ok`](Self::ok)), an HTTP response or
+/// There are three kinds of replies: the default response ([`ok`](Self::ok)), an HTTP response or
 /// failure ([`status`](Self::status), [`json`](Self::json),
 /// [`connection_lost`](Self::connection_lost), …), and an outcome of submitted work
 /// ([`sampled`](Self::sampled), [`sample`](Self::sample),
@@ -58,10 +58,10 @@ pub(super) struct ScriptedResponse {
 
 impl ScriptedResponse {
     pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Self {
-        Self::of_kind(status, JSON, serde_json::to_vec(body).unwrap_or_default())
+        Self::with_content_type(status, JSON, serde_json::to_vec(body).unwrap_or_default())
     }
 
-    pub(super) fn of_kind(
+    pub(super) fn with_content_type(
         status: StatusCode,
         content_type: &'static str,
         body: impl Into<Bytes>,
@@ -83,7 +83,7 @@ impl Reply {
         Self { action, delay: Duration::ZERO, remaining: Some(NonZeroU64::MIN) }
     }
 
-    /// Gives the default answer of the route.
+    /// Gives the default response of the route.
     pub fn ok() -> Self {
         Self::new(Action::Default)
     }

@@ -250,11 +250,11 @@ impl CreateFromState {
             other_key.as_ref().map_or(session.transport(), OtherKeyConnection::transport);
         let info = transport.send(&request, &self.service.options().request_options()).await;
         let info = session.connection().record_failure(info)?;
-        let restored =
+        let restored_optimizer =
             (self.restore == RestoreMode::WithOptimizer).then(|| info.optimizer_config.clone());
         let create = CreateLora {
             lora: lora_config(path, &info)?,
-            optimizer: self.optimizer.or(restored).unwrap_or_default(),
+            optimizer: self.optimizer.or(restored_optimizer).unwrap_or_default(),
             user_metadata: self.user_metadata,
             ..CreateLora::new(self.service, self.base_model.unwrap_or(info.base_model))
         };

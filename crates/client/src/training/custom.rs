@@ -1,4 +1,4 @@
-//! Custom losses that the client executes.
+//! Custom losses that the client computes.
 //!
 //! A forward pass returns the log-probabilities, the client computes the loss and its gradient, and
 //! a second pass trains with the server's cross entropy. Cross entropy is the sum of
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::error::Error as StdError;
 
 use tinkex_wire::loss_input::{TARGET_TOKENS, WEIGHTS};
-use tinkex_wire::{Datum, LossConfig, LossFn, PassMode, TensorData};
+use tinkex_wire::{Datum, LossConfig, LossFn, PassMode, Provenance, TensorData};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
@@ -52,8 +52,8 @@ impl TrainingClient {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if a datum has no `target_tokens`, or if the function fails,
-    /// panics, or returns gradients of other lengths than the log-probabilities. No gradient is
-    /// accumulated then.
+    /// panics, or returns a value that is not finite or gradients of other lengths than the
+    /// log-probabilities. No gradient is accumulated then.
     pub fn forward_backward_custom<F>(&self, data: Vec<Datum>, loss: F) -> ApiFuture<BatchOutput>
     where
         F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError>
@@ -192,8 +192,8 @@ fn with_weights(
                 .loss_input(TARGET_TOKENS, targets.clone())
                 .loss_input(WEIGHTS, weights);
             if let Some(provenance) = datum.provenance() {
-                let spans = (provenance.model_input.clone(), provenance.loss_inputs.clone());
-                builder = builder.provenance(spans.0, spans.1);
+                let Provenance { model_input, loss_inputs } = provenance.clone();
+                builder = builder.provenance(model_input, loss_inputs);
             }
             Ok(builder.build()?)
         })

@@ -18,18 +18,19 @@ impl Error {
     }
 }
 
-/// Replaces `data[i]` by `data[start + i]`. An index outside the chunk is kept, because the message
-/// means something else.
+/// Replaces `data[i]` by `data[start + i]`. Keeps an index outside the chunk: it cannot refer to a
+/// datum of the chunk.
 fn shift(message: &str, datums: &Range<usize>) -> String {
     let mut shifted = String::with_capacity(message.len() + 8);
     let mut rest = message;
     while let Some(at) = rest.find(DATA) {
         let (before, after) = rest.split_at(at + DATA.len());
-        let own_name = !rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        // False for a longer name that ends in `data`, such as `metadata[`.
+        let is_data = !rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
         shifted.push_str(before);
         let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
         match after[..digits].parse::<usize>() {
-            Ok(index) if own_name && index < datums.len() && after[digits..].starts_with(']') => {
+            Ok(index) if is_data && index < datums.len() && after[digits..].starts_with(']') => {
                 shifted.push_str(&(datums.start + index).to_string());
             }
             _ => shifted.push_str(&after[..digits]),

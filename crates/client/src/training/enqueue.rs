@@ -37,10 +37,10 @@ impl TrainingClient {
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> ApiFuture<T> {
         let shared = Arc::clone(&self.0);
-        let call = shared.pending_calls.begin();
+        let pending_call = shared.pending_calls.begin();
         ApiFuture::start(async move {
             let result = shared.session.run_until_closed(work).await;
-            drop(call);
+            drop(pending_call);
             result
         })
         .limit(self.0.options.call_limit())
@@ -96,6 +96,7 @@ impl TrainingShared {
         self.poller().result::<S>(&submitted?).await
     }
 
+    /// Sends a request, and returns once the server has accepted it.
     pub(super) async fn submit<S: SubmitRequest>(
         &self,
         request: &S,

@@ -15,7 +15,7 @@ use super::chunk::{self, BatchChunk, ChunkLimits};
 use super::merge::{self, BatchOutput};
 use super::{LossSource, LossSpec, TrainingShared, finite, pass_encoding};
 
-/// Requests of a batch that were sent.
+/// Batch whose requests were sent. The server may have refused some of them.
 pub(super) struct SubmittedBatch {
     mode: PassMode,
     chunks: Vec<SubmittedChunk>,
@@ -36,8 +36,8 @@ impl SubmittedBatch {
     }
 }
 
-/// Returns the first error of a batch's chunks. For a pass that computes gradients, it names the
-/// datums of the successful chunks.
+/// Returns the first error of a batch's chunks. For a pass that computes gradients, the error names
+/// the datums of the successful chunks.
 fn first_error<'a, T: 'a>(
     mode: PassMode,
     outcomes: impl Iterator<Item = (&'a Range<usize>, std::result::Result<T, &'a Error>)> + Clone,
@@ -54,10 +54,11 @@ fn first_error<'a, T: 'a>(
 /// Validated requests of one batch, without sequence numbers.
 pub(super) struct BatchRequests {
     mode: PassMode,
-    chunks: Vec<QueuedChunk>,
+    chunks: Vec<ChunkRequest>,
 }
 
-pub(super) struct QueuedChunk {
+/// Request for one chunk of a batch.
+pub(super) struct ChunkRequest {
     pub(super) request: Validated<ForwardBackward>,
     /// Indices of its datums in the batch.
     pub(super) datums: Range<usize>,
@@ -71,8 +72,8 @@ impl BatchRequests {
     /// Runs before the call reserves its position, so that an invalid batch is not queued.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if `data` is empty or an example cannot be encoded for this
-    /// server.
+    /// [`ErrorKind::InvalidInput`] if `data` is empty, an input of a built-in loss is not finite, or
+    /// a datum cannot be encoded for this server.
     pub(super) fn new(
         model: &TrainingShared,
         mode: PassMode,
@@ -92,7 +93,7 @@ impl BatchRequests {
             bytes: config.fwdbwd_max_chunk_bytes_count,
         };
         let mut start = 0;
-        let chunks: Result<Vec<QueuedChunk>> = chunk::split(data, limits)
+        let chunks: Result<Vec<ChunkRequest>> = chunk::split(data, limits)
             .into_iter()
             .map(|BatchChunk { data, bytes }| {
                 let datums = start..start + data.len();
@@ -102,7 +103,7 @@ impl BatchRequests {
                     .mode(mode);
                 let request =
                     Validated::new(pass).map_err(|error| Error::from(error).in_datums(&datums))?;
-                Ok(QueuedChunk { request, datums, bytes })
+                Ok(ChunkRequest { request, datums, bytes })
             })
             .collect();
         let chunks = chunks?;

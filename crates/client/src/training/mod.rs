@@ -153,16 +153,16 @@ impl TrainingClient {
         Self(Arc::new(shared))
     }
 
-    /// Returns a client of the same model whose calls have these options. Both share the call
-    /// order.
+    /// Returns a client of the same model whose calls have these options. It shares the call order
+    /// with this client.
     ///
     /// ```no_run
     /// # async fn run(model: tinkex::TrainingClient) -> tinkex::Result<()> {
     /// use std::time::Duration;
     /// use tinkex::CallOptions;
     ///
-    /// let hurried = model.with_options(CallOptions::new().timeout(Duration::from_secs(60)));
-    /// hurried.save_state("step-100").await?;
+    /// let with_timeout = model.with_options(CallOptions::new().timeout(Duration::from_secs(60)));
+    /// with_timeout.save_state("step-100").await?;
     /// # Ok(()) }
     /// ```
     #[must_use]

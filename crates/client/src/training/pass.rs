@@ -1,4 +1,4 @@
-//! Passes over a batch: the server or the client computes the loss.
+//! Forward and forward-backward passes over a batch, whose loss the server or the client computes.
 
 use tinkex_wire::{Datum, PassMode};
 
@@ -70,7 +70,9 @@ impl TrainingShared {
     /// Sends a pass. A loss that the client computes needs the result of a forward pass first.
     ///
     /// # Errors
-    /// Fails if the client cannot compute the loss. A refused chunk is part of the success value.
+    /// If the client computes the loss: fails if its forward pass fails or the loss cannot be
+    /// computed. A chunk of the last batch that the server refused is no error here, see
+    /// [`SubmittedPass::refusal`].
     pub(super) async fn submit_pass(
         &self,
         reservation: &mut Reservation,
@@ -95,6 +97,9 @@ impl TrainingShared {
     }
 
     /// Waits for the output of a pass.
+    ///
+    /// # Errors
+    /// Fails like [`poll_batch`](Self::poll_batch).
     pub(super) async fn poll_pass(&self, pass: SubmittedPass) -> Result<BatchOutput> {
         match pass {
             SubmittedPass::Batch(batch) => self.poll_batch(batch).await,

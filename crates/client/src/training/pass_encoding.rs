@@ -24,7 +24,7 @@ use crate::future::poll::Submitted;
 use crate::transport::RequestOptions;
 
 use super::TrainingShared;
-use super::forward_backward::QueuedChunk;
+use super::forward_backward::ChunkRequest;
 
 /// Training pass without model, data or loss, which every server rejects.
 struct EmptyPass;
@@ -41,7 +41,7 @@ impl ApiRequest for EmptyPass {
 impl TrainingShared {
     /// Finds out the encoding that the server accepts if it is unknown and must be known before the
     /// first pass, and checks that `batch` can be encoded.
-    pub(super) async fn choose_pass_encoding(&self, batch: &[QueuedChunk]) -> Result<()> {
+    pub(super) async fn choose_pass_encoding(&self, batch: &[ChunkRequest]) -> Result<()> {
         let connection = self.session.connection();
         if connection.pass_encoding().is_none() && !connection.has_dynamic_config() {
             match self.session.transport().send(&EmptyPass, &self.options.request_options()).await {
@@ -63,8 +63,8 @@ impl TrainingShared {
     /// Sends one chunk of `batch`.
     pub(super) async fn submit_chunk(
         &self,
-        chunk: &QueuedChunk,
-        batch: &[QueuedChunk],
+        chunk: &ChunkRequest,
+        batch: &[ChunkRequest],
     ) -> Result<Submitted> {
         let _permit = self.session.upload_budget().acquire(chunk.bytes).await;
         let connection = self.session.connection();
@@ -75,7 +75,8 @@ impl TrainingShared {
             Err(error) if connection.pass_encoding().is_none() && refuses_proto(&error) => error,
             submitted => return submitted,
         };
-        // Before the first chunk is sent as JSON: either all chunks can be trained or none.
+        // Checked before the first chunk is sent as JSON, so that the server does not accumulate the
+        // gradients of a part of the batch.
         validate_json(batch)?;
         match self.submit_json(chunk).await {
             // The server accepts neither encoding of this pass.
@@ -84,13 +85,13 @@ impl TrainingShared {
         }
     }
 
-    async fn submit_proto(&self, chunk: &QueuedChunk) -> Result<Submitted> {
+    async fn submit_proto(&self, chunk: &ChunkRequest) -> Result<Submitted> {
         let compress = self.session.config().proto_compress_fwdbwd;
         let submitted = self.submit_encoded(&chunk.request, PassEncoding::Proto, compress).await;
         submitted.map_err(|error| error.in_datums(&chunk.datums))
     }
 
-    async fn submit_json(&self, chunk: &QueuedChunk) -> Result<Submitted> {
+    async fn submit_json(&self, chunk: &ChunkRequest) -> Result<Submitted> {
         let request = JsonForwardBackward(chunk.request.get());
         let submitted = self.submit_encoded(&request, PassEncoding::Json, false).await;
         submitted.map_err(|error| error.in_datums(&chunk.datums))
@@ -111,7 +112,7 @@ impl TrainingShared {
 }
 
 /// Checks that all chunks can be encoded as JSON.
-pub(super) fn validate_json(batch: &[QueuedChunk]) -> Result<()> {
+pub(super) fn validate_json(batch: &[ChunkRequest]) -> Result<()> {
     batch.iter().try_for_each(|chunk| {
         let valid = JsonForwardBackward(chunk.request.get()).validate();
         valid.map_err(|error| Error::from(error).in_datums(&chunk.datums))
@@ -130,7 +131,7 @@ fn refuses_json(error: &Error) -> bool {
 }
 
 /// Returns whether a server that expects JSON could not read the body at all. Its validation errors
-/// name the place of a fault, which is `body` for the body as a whole.
+/// give the path of each fault (`loc`), which is `["body"]` for the body as a whole.
 fn is_unreadable_body(error: &Error) -> bool {
     let body = error.body().filter(|_| error.status() == Some(422));
     let Some(Ok(body)) = body.map(serde_json::from_str::<serde_json::Value>) else { return false };

@@ -203,7 +203,8 @@ impl TrainingClient {
     }
 }
 
-/// Decision of a pass whether its optimizer step is sent, with the position of both.
+/// Channel on which a pass decides whether its optimizer step is sent, and the position in the call
+/// order that both use. `None` after the decision.
 struct StepDecision(Option<(oneshot::Sender<Result<Reservation>>, Reservation)>);
 
 impl StepDecision {
@@ -211,7 +212,7 @@ impl StepDecision {
         &mut self.0.as_mut().expect("the pass has not decided yet").1
     }
 
-    /// Sends the optimizer step at the position of the pass.
+    /// Lets the optimizer step be sent, at the position of the pass.
     fn send(&mut self) {
         if let Some((decision, reservation)) = self.0.take() {
             // The receiver is dropped only if the client is closed.
@@ -219,7 +220,7 @@ impl StepDecision {
         }
     }
 
-    /// Skips the optimizer step and lets the next call send.
+    /// Fails the optimizer step with `error`, and releases the position for the next call.
     fn skip(&mut self, error: &Error) {
         if let Some((decision, _)) = self.0.take() {
             let _ = decision.send(Err(error.clone()));
@@ -241,7 +242,8 @@ impl TrainingShared {
         Ok(self.send_next(reservation, &step).await?.into())
     }
 
-    /// Runs a pass and decides whether its optimizer step is sent.
+    /// Runs a pass and lets its optimizer step be sent if the pass was accepted, or succeeded if
+    /// `fenced`. The caller skips the optimizer step after an error.
     async fn run_pass(
         &self,
         pass: PreparedPass,

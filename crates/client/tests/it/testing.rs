@@ -1,4 +1,4 @@
-//! The public fake server: default answers, scripted replies and recorded requests.
+//! The public fake server: default responses, scripted replies and recorded requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn params() -> SamplingParams {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_whole_program_runs_on_the_default_answers() {
+async fn a_whole_program_runs_on_the_default_responses() {
     let server = FakeServer::new();
     let service = server.builder().build().unwrap();
     assert_eq!(service.server_capabilities().await.unwrap().supported_models.len(), 1);

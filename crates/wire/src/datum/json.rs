@@ -20,7 +20,7 @@ impl Serialize for Datum {
     }
 }
 
-/// Fields of a datum, with the provenance to serialize.
+/// JSON form of `datum` with this provenance instead of its own.
 pub(crate) struct DatumFields<'a> {
     pub(crate) datum: &'a Datum,
     pub(crate) provenance: Option<&'a Provenance>,
