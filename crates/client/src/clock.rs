@@ -6,8 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Source of the wall-clock time.
 ///
-/// Expiry times of tokens and URLs are compared with it, and not with a monotonic clock: that one
-/// stops while a computer is suspended.
+/// Expiry times of tokens and URLs are compared with it and not with a monotonic clock, which stops
+/// while a computer is suspended.
 #[derive(Clone)]
 pub(crate) struct WallClock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
 

@@ -48,7 +48,7 @@ pub(crate) struct ClientSettings {
     pub(crate) clock: WallClock,
     /// Runtime that hosts background tasks; the one of the first call if `None`.
     runtime: Option<Handle>,
-    /// Headers set by the caller.
+    /// Headers set by the caller, which a handle passes on to other processes.
     pub(crate) header_overrides: Vec<(String, String)>,
 }
 

@@ -1,7 +1,7 @@
 //! Targets of the [`tracing`] events that this crate emits.
 //!
 //! Use them to filter or to recognize events; the names and the fields listed here are part of the
-//! public API. Everything else the crate logs has the target of its module (`tinkex::…`). No field
+//! public API. Other events of the crate have the target of their module (`tinkex::…`). No field
 //! holds a credential, a body, a header or a query string.
 //!
 //! | Target | Message | Level | Fields |
@@ -35,11 +35,11 @@ pub const HTTP: &str = "tinkex::http";
 /// and for a billing problem (402) and resubmissions of a sample, and one at the end of the call.
 pub const RETRY: &str = "tinkex::retry";
 
-/// Failed polls for the result of a request.
+/// Failed polls for the result of a request, and results that report a failed request.
 pub const POLL: &str = "tinkex::poll";
 
-/// The server became unreachable while results were pending. Emitted once per outage, for all
-/// pending results together.
+/// Outages while results are pending: one event when the server becomes unreachable and one when
+/// polls succeed again, for all pending results together.
 pub const OUTAGE: &str = "tinkex::outage";
 
 /// Changes of the queue state that the server reports for pending work.

@@ -50,7 +50,7 @@ pub(crate) fn spawn_detached(work: impl Future<Output = ()> + Send + 'static) {
     drop(tokio::spawn(logging_panics(work)));
 }
 
-/// Spawns `work` in another runtime. A panic is logged.
+/// Spawns `work` on `runtime`. A panic is logged.
 pub(crate) fn spawn_on(
     runtime: &Handle,
     work: impl Future<Output = ()> + Send + 'static,

@@ -48,7 +48,7 @@ impl BaseUrl {
         }
     }
 
-    /// Appends a path.
+    /// Returns the URL of `target`, a path with an optional query, on this server.
     pub(crate) fn join(&self, target: &str) -> String {
         format!("{}/{}", self.text, target.trim_start_matches('/'))
     }

@@ -1,6 +1,7 @@
-//! Unit tests of [`Limit`].
+//! Unit tests of [`Limit`] and [`Admission`].
 //!
-//! They are not in `limit.rs` because `tests/model` compiles that file a second time, with loom.
+//! They are not in `limit.rs` and `admission.rs` because `tests/model` compiles those files again,
+//! with loom.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -79,7 +79,8 @@ impl<T> ApiFuture<T> {
     /// ```
     ///
     /// # Errors
-    /// The future resolves to an error of kind [`ErrorKind::Timeout`] once the time is over.
+    /// The future resolves to an error of kind [`Timeout`](crate::ErrorKind::Timeout) once the time
+    /// is over.
     pub fn timeout(self, timeout: Duration) -> Self {
         self.limit(Some(timeout))
     }
@@ -151,7 +152,8 @@ impl<T> SampleFuture<T> {
     /// its error names the last failure.
     ///
     /// # Errors
-    /// The future resolves to an error of kind [`ErrorKind::Timeout`] once the time is over.
+    /// The future resolves to an error of kind [`Timeout`](crate::ErrorKind::Timeout) once the time
+    /// is over.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { deadline: Some(Deadline::new(timeout)), ..self }
     }
@@ -226,11 +228,13 @@ impl<T> Future for SampleFuture<T> {
     }
 }
 
-/// Time limit of a future. Boxed timer: most futures have none.
+/// Time limit of a future.
 struct Deadline {
     limit: Duration,
+    /// End of the limit; `None` if it is too far in the future for an [`Instant`].
     at: Option<Instant>,
-    /// Created when the future is polled, which happens inside a runtime.
+    /// Created at the first poll, which runs inside a runtime. Boxed to keep the futures small:
+    /// most have no limit.
     timer: Option<Pin<Box<Sleep>>>,
 }
 

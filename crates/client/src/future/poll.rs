@@ -131,8 +131,9 @@ impl<'a> Poller<'a> {
         Self { retry, poll_timeout, ..self }
     }
 
-    /// Polls for the result of a sample: once `batch_poll`, if any, has announced it, and not again
-    /// after a failure of category `server`, after which the sample is resubmitted.
+    /// Configures the poller for a sample: it polls once `batch_poll`, if any, has announced the
+    /// result, and not again after a failure of category `server`, because the caller resubmits the
+    /// sample then.
     pub(crate) fn for_sample(self, batch_poll: Option<&'a BatchPoll>) -> Self {
         Self { batch_poll, is_sample: true, ..self }
     }
@@ -171,7 +172,7 @@ impl<'a> Poller<'a> {
             batch_poll.mark_retrieved(submitted.response.request_id.clone());
         }
         payload.and_then(|payload| Ok(S::decode_output(&payload)?)).map_err(|error| {
-            self.record(&error, submitted, &progress);
+            self.report_failure(&error, submitted, &progress);
             error
                 .after(submitted.attempts, submitted.call_start.elapsed())
                 .with_request_id(submitted.response.request_id.clone())
@@ -179,7 +180,8 @@ impl<'a> Poller<'a> {
         })
     }
 
-    fn record(&self, error: &Error, submitted: &Submitted, progress: &PollProgress) {
+    /// Reports a failed poll or failed request in the log and in telemetry.
+    fn report_failure(&self, error: &Error, submitted: &Submitted, progress: &PollProgress) {
         let events = self.session.connection().events();
         report::failure(events, error, submitted, progress.polls, progress.start.elapsed());
     }
@@ -256,7 +258,8 @@ impl<'a> Poller<'a> {
                     retry_log.poll_failed(&error, BILLING_DELAY);
                     call.record_failure(error);
                     sleep(BILLING_DELAY).await;
-                    // The billing state logs the wait; the poll is not reported as failed.
+                    // Without `report_failure`: telemetry does not count a billing wait as a
+                    // failure.
                     continue;
                 }
                 NextPoll::Expired => return Err(failed_request.unwrap_or(error.expired())),
@@ -269,7 +272,7 @@ impl<'a> Poller<'a> {
             } else {
                 retry_log.poll_failed(&error, delay);
             }
-            self.record(&error, submitted, progress);
+            self.report_failure(&error, submitted, progress);
             call.record_failure(error);
             poll_interval::wait(delay).await;
         }

@@ -1,17 +1,22 @@
 //! [`PollFailures`]: decides after each failed poll whether and when to poll again.
 //!
+//! The counters `backoffs` and `bad_requests` are fields of [`PollFailures`]. A row that restricts a
+//! status takes precedence over the row of the status alone.
+//!
 //! | Failed poll | Next poll | New `backoffs` | New `bad_requests` |
 //! |---|---|---|---|
 //! | 408: the result is not ready | at the poll interval | 0 | 0 if its body has a queue state |
 //! | 500 to 599 | at the poll interval | 0 | unchanged |
-//! | 400, at most three times; none if it has a body and the policy says so | at once | 0 | + 1 |
+//! | 400, at most three times | at once | 0 | + 1 |
+//! | 400 with a body, if the policy does not [retry rejected polls](RetryPolicy::retry_rejected_polls) | none | | |
 //! | 429, or no response | after 1, 2, 4, … at most 30 seconds | + 1 | unchanged |
 //! | 402 | after the billing delay, while the account may be settled | unchanged | unchanged |
-//! | any other, for example 410 (the result expired), and any that the server declines with `x-should-retry: false` | none | | |
+//! | 429 or 500 to 599 with `x-should-retry: false` | none | | |
+//! | any other, for example 410 (the result expired) | none | | |
 //!
 //! A result that reports a failure of category `server` is polled again at most three times, after
 //! 1, 2 and 4 seconds, unless the request is a sample, which is resubmitted instead. The Python SDK
-//! returns it at once.
+//! returns the failure at once.
 //!
 //! A successful response sets `backoffs` to 0 and leaves `bad_requests` unchanged. Both counters
 //! change as in the Python SDK, which the fixture `future_retrieve.json` records.

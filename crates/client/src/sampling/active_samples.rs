@@ -32,7 +32,7 @@ impl ActiveSamples {
         let limit = [server_limit, retry.concurrency().map(u64::from)].into_iter().flatten().min();
         let concurrency =
             limit.map(|limit| Limit::concurrency(u32::try_from(limit).unwrap_or(u32::MAX).max(1)));
-        let progress_timeout = config.sample_enable_stuck_detection.then(|| retry.stuck_after());
+        let progress_timeout = config.sample_enable_stuck_detection.then(|| retry.progress_limit());
         Self {
             concurrency,
             progress_timeout,

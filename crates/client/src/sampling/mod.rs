@@ -73,7 +73,8 @@ use sequence_range::SequenceRange;
 #[derive(Clone)]
 pub struct SamplingClient(Arc<SamplingView>);
 
-/// A sampling session with the options of one client value. One pointer per pending sample.
+/// A sampling session with the options of one client value. Each pending sample holds an `Arc` of
+/// it.
 #[derive(Clone)]
 struct SamplingView {
     shared: Arc<SamplingShared>,
@@ -221,8 +222,7 @@ impl SamplingClient {
     /// process share it.
     #[must_use]
     pub fn backoff_remaining(&self) -> Option<Duration> {
-        let remaining = self.0.shared.session.admission().backoff().remaining();
-        (!remaining.is_zero()).then_some(remaining)
+        self.0.shared.session.admission().backoff().active()
     }
 
     /// Creates a request for completions of `prompt`.
@@ -258,8 +258,7 @@ impl SamplingClient {
     pub fn compute_logprobs(&self, tokens: impl Into<ModelInput>) -> SampleFuture<Logprobs> {
         let request = SampleRequest::new(tokens, SamplingParams::new().max_tokens(1))
             .prompt_logprobs(Some(true));
-        // `sample_no_retries` returns lost samples to the caller; it does not cover
-        // log-probabilities.
+        // Resubmitted even if the server sets `sample_no_retries`, which applies to samples only.
         self.start("compute_logprobs", request, true, |response| {
             let message = "the response contains no prompt log-probabilities";
             let missing = || Error::new(ErrorKind::Decode, message);
@@ -303,7 +302,7 @@ impl SamplingClient {
         let (view, request) = (Arc::clone(&self.0), Box::new(request));
         SampleFuture::start(async move {
             let (session, mut call) = (&view.shared.session, CallProgress::new());
-            // Two pointers: `run_until_closed` boxes its argument.
+            // Needs no box of its own: `run_until_closed` boxes its argument.
             let work = session.run_until_closed(view.sample(request, resubmit, &mut call));
             let result = match view.options.call_limit() {
                 None => work.await,
@@ -345,7 +344,7 @@ impl SamplingView {
                 let again = resubmit
                     && self.retry.allows_resubmission(resubmissions)
                     && policy.allows_attempt(call.attempts(), call.elapsed(), wait)
-                    && failures.is_resubmittable(&error);
+                    && failures.should_resubmit(&error);
                 if let Some(events) = self.shared.session.connection().events() {
                     let attributes = resubmit::event_attributes(again, resubmissions);
                     events.attempt(resubmit::SAMPLE_FAILED, &error, attributes);
@@ -359,6 +358,7 @@ impl SamplingView {
                 resubmissions += 1;
             }
         });
+        // This statement also drops `work`, which borrows `call`.
         let ended = match select(work, pin!(active.progress_timeout())).await {
             Either::Left((result, _)) => Ok(result),
             Either::Right((timeout, _)) => Err(timeout),
@@ -377,7 +377,7 @@ impl SamplingView {
         }
     }
 
-    /// Submits the sample and polls its result.
+    /// Submits the sample and polls for its result.
     async fn sample_once(
         &self,
         request: &mut Validated<SampleRequest>,

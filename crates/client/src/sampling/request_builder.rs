@@ -95,8 +95,8 @@ impl SampleRequestBuilder {
         self
     }
 
-    /// Sets how often and how long the requests of this sample are repeated after failures. Defaults
-    /// to the policy of the client.
+    /// Sets how often and how long the requests of this sample are repeated after failures.
+    /// Defaults to the policy of the client.
     ///
     /// ```no_run
     /// # async fn run(sampler: tinkex::SamplingClient) -> tinkex::Result<()> {
@@ -126,8 +126,8 @@ impl SampleRequestBuilder {
         self.set(|options| options.poll_timeout(timeout))
     }
 
-    /// Changes the options of this sample only. A client of its own, so that the usual sample
-    /// carries no options.
+    /// Changes the options of this sample only: the builder gets a client value with the changed
+    /// options, so that samples without such options need no copy of them.
     fn set(mut self, change: impl FnOnce(CallOptions) -> CallOptions) -> Self {
         self.client = self.client.with_options(change(self.client.options()));
         self

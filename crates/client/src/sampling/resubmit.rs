@@ -8,8 +8,8 @@ use crate::error::{Error, ErrorKind};
 /// Telemetry event of a failed sample. The name is the Python SDK's.
 pub(super) const SAMPLE_FAILED: &str = "RetryHandler.execute.exception";
 
-/// Number of resubmissions after the server failed to execute the sample. A sample that fails for
-/// its content would otherwise be repeated as long as other samples succeed.
+/// Maximum number of resubmissions after the server failed to execute the sample. A sample whose
+/// content makes the server fail would otherwise be repeated as long as other samples succeed.
 const MAX_SERVER_FAILURES: u32 = 3;
 
 /// Counts the failures of one sample.
@@ -23,7 +23,7 @@ impl SampleFailures {
     /// Records a failure and returns whether submitting the sample again may succeed: after a
     /// transient failure, if the result expired on the server before it was fetched, or, at most
     /// three times, if the server failed to execute the sample.
-    pub(super) fn is_resubmittable(&mut self, error: &Error) -> bool {
+    pub(super) fn should_resubmit(&mut self, error: &Error) -> bool {
         if is_server_failure(error) {
             self.server_failures += 1;
             return self.server_failures <= MAX_SERVER_FAILURES;
@@ -79,7 +79,7 @@ mod tests {
         {
             let error = Error::from_failed_request(RequestFailed::new("x", category));
             let mut failures = SampleFailures::default();
-            let count = (0..10).take_while(|_| failures.is_resubmittable(&error)).count();
+            let count = (0..10).take_while(|_| failures.should_resubmit(&error)).count();
             assert_eq!(count, resubmissions, "{category:?}");
         }
     }

@@ -102,7 +102,7 @@ impl SamplingRetry {
     }
 
     /// Returns the time without a success after which samples fail.
-    pub(super) fn stuck_after(&self) -> Duration {
+    pub(super) fn progress_limit(&self) -> Duration {
         self.progress_timeout
     }
 
@@ -111,7 +111,8 @@ impl SamplingRetry {
         resubmissions < self.max_resubmissions
     }
 
-    /// Returns the delay before resubmission number `attempt`, counted from 0. `random` is in 0..1.
+    /// Returns the delay before resubmission number `attempt` (from 0). `random` is a number from 0
+    /// to 1.
     pub(super) fn delay(&self, attempt: u32, random: f64) -> Duration {
         let exponent = i32::try_from(attempt.min(1000)).unwrap_or(1000);
         let longest = self.max_delay.as_secs_f64();

@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Time after the end of a backoff during which it counts as recent.
+/// Time after the end of a backoff during which it counts as recent, and admission control keeps
+/// its reduced limits.
 const RECENT: Duration = Duration::from_secs(10);
 
 /// Point in time before which no request may be sent.
@@ -84,6 +85,8 @@ impl Backoff {
     }
 }
 
+/// Returns whether a backoff that ends at `until` is active at `now` or ended less than [`RECENT`]
+/// before it.
 pub(super) fn is_recent(until: Option<Instant>, now: Instant) -> bool {
     until.is_some_and(|until| now.saturating_duration_since(until) < RECENT)
 }

@@ -46,10 +46,9 @@ impl BackoffRegistry {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use std::time::Duration;
 
+    use serde_json::json;
     use tokio::time::Instant;
 
     use super::super::backoff::is_recent;

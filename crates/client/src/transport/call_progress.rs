@@ -1,4 +1,4 @@
-//! [`CallProgress`]: what a retry policy bounds, counted over all requests of one call.
+//! [`CallProgress`]: attempts and elapsed time of one call, which its retry policy limits.
 
 use std::time::Duration;
 

@@ -31,8 +31,8 @@ impl CustomHttp {
     }
 }
 
-/// Turns panics of a service into failures, so that they are reported as what they are and do not
-/// end a background task of the client.
+/// Turns panics of a service into failures of kind [`HttpFailureKind::Panicked`]. Otherwise a panic
+/// would end the background task of the client that sent the request.
 pub(crate) struct CatchPanics<S>(S);
 
 impl<S: HttpService> CatchPanics<S> {
@@ -48,7 +48,7 @@ impl<S: HttpService> HttpService for CatchPanics<S> {
         request: Request<Bytes>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        // The call itself may panic, and not only its future.
+        // `send` itself may panic, not only the future that it returns: call it inside the block.
         let sent = async move { self.0.send(lane, request, timeout).await };
         let sent = AssertUnwindSafe(sent).catch_unwind();
         Box::pin(sent.map(|sent| sent.unwrap_or_else(|payload| Err(panicked(&*payload)))))

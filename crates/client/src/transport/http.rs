@@ -95,7 +95,7 @@ where
     }
 }
 
-/// Body of a response, received in parts: a [`Stream`] of them.
+/// Body of a response: a [`Stream`] of its parts, in the order in which they arrive.
 ///
 /// ```
 /// use futures_util::TryStreamExt;
@@ -143,12 +143,6 @@ impl From<Bytes> for ResponseBody {
 impl fmt::Debug for ResponseBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseBody").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Display for Lane {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
     }
 }
 
@@ -242,6 +236,12 @@ impl Lane {
             Self::Config | Self::Auth | Self::Train | Self::Hub | Self::File => 1,
             Self::Session | Self::Sample | Self::Poll | Self::PollMany | Self::Telemetry => 50,
         }
+    }
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
     }
 }
 

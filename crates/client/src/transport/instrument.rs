@@ -21,8 +21,9 @@ use crate::targets;
 use super::http::{HttpFailure, Lane};
 use super::stats::{RequestOutcome, RequestStats};
 
-/// Events of one request. Measures real time, also in tests with paused time: no decision depends
-/// on it.
+/// Instruments one request: emits its events, and records its metrics and statistics when it ends.
+///
+/// Measures real time, also in tests with paused time: no decision depends on it.
 pub(super) struct RequestEvents<'a> {
     method: &'a Method,
     path: &'a str,

@@ -371,8 +371,8 @@ impl Transport {
         Ok(headers)
     }
 
-    /// Authenticates and sends the request. If the server rejects an exchanged token (401), replaces
-    /// the token and sends the request once more.
+    /// Authenticates and sends the request. If the server rejects a token (401) that it issued for
+    /// the credential, replaces the token and sends the request once more.
     async fn attempt(
         &self,
         encoded: &EncodedRequest,
@@ -395,7 +395,9 @@ impl Transport {
                 (Err(failed), Some(tokens))
                     if failed.error.status() == Some(401) && !token_replaced =>
                 {
-                    tracing::debug!("server rejected the token (401); exchanging it once more");
+                    tracing::debug!(
+                        "server rejected the token (401); exchanging the credential again"
+                    );
                     tokens.reject(&secret);
                     token_replaced = true;
                 }
@@ -443,8 +445,9 @@ impl Transport {
             // Send secrets and user data to the API server only. A body may contain either.
             if next.origin() != self.base_url.origin() {
                 if method != Method::GET {
-                    let redirects = format!("a {method} request to another server");
-                    return Err(FailedAttempt::permanent(redirect::refused(&redirects)));
+                    let refused =
+                        redirect::refused(&format!("a {method} request to another server"));
+                    return Err(FailedAttempt::permanent(refused));
                 }
                 other_origin = true;
             }
@@ -453,8 +456,8 @@ impl Transport {
         }
     }
 
-    /// Converts the failure of a request to `uri` that got no response. The error of a connection
-    /// names the address.
+    /// Converts the failure of a request to `uri` that got no response. If the connection failed,
+    /// the error names the server's address.
     fn no_response(&self, failure: HttpFailure, uri: &Uri) -> FailedAttempt {
         let refused = failure.is_connection_refused() && is_loopback(uri);
         let mut error = Error::from(failure);

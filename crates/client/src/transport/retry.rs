@@ -150,6 +150,7 @@ impl<'a> RetryState<'a> {
                 sleep(delay).await;
                 self.start_round();
             }
+            // `before_attempt` waits for the backoff. `GiveUp` has returned above.
             RetryDecision::BackOff | RetryDecision::GiveUp(_) => self.start_round(),
         }
         Ok(())

@@ -13,12 +13,16 @@ const SUB_BUCKET_BITS: u32 = SUB_BUCKETS.ilog2();
 const MAX_EXPONENT: u32 = 35;
 const BUCKETS: usize = ((MAX_EXPONENT - SUB_BUCKET_BITS + 2) * SUB_BUCKETS) as usize;
 
-/// Outcome of one request.
+/// Outcome of one request. The order of the variants is that of [`LaneCounters::outcomes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestOutcome {
+    /// Status below 400.
     Ok,
+    /// Status from 400 to 499.
     Refused,
+    /// Status from 500.
     Failed,
+    /// No response.
     Lost,
 }
 
@@ -48,6 +52,7 @@ pub(crate) struct RequestStats(Box<[LaneCounters]>);
 #[derive(Debug)]
 struct LaneCounters {
     lane: Lane,
+    /// Number of requests by [`RequestOutcome`].
     outcomes: [AtomicU64; 4],
     latency: Histogram,
 }
@@ -88,7 +93,7 @@ impl LaneCounters {
     }
 }
 
-/// Counts of durations in buckets whose width grows with the duration.
+/// Numbers of durations per bucket. The width of a bucket grows with the duration.
 #[derive(Debug)]
 struct Histogram(Box<[AtomicU64]>);
 
@@ -104,8 +109,8 @@ impl Histogram {
         self.0[bucket(micros)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the durations below which these fractions of all durations are; zero if there are
-    /// none.
+    /// Returns, for each fraction, the duration that this fraction of all recorded durations does
+    /// not exceed; zero if none was recorded.
     fn percentiles<const N: usize>(&self, fractions: [f64; N]) -> [Duration; N] {
         let counts: Vec<u64> = self.0.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         let total: u64 = counts.iter().sum();
@@ -117,17 +122,18 @@ impl Histogram {
                 reason = "a rank that is off by one in 2^53 requests does not matter"
             )]
             let rank = ((total as f64 * fraction).ceil() as u64).max(1);
-            let mut seen = 0;
-            let found = counts.iter().position(|count| {
-                seen += count;
-                seen >= rank
+            let mut cumulative = 0;
+            let bucket = counts.iter().position(|count| {
+                cumulative += count;
+                cumulative >= rank
             });
-            found.map_or(Duration::ZERO, middle)
+            bucket.map_or(Duration::ZERO, middle)
         })
     }
 }
 
-/// Returns the bucket of a duration in microseconds. Below 8 each microsecond has its own.
+/// Returns the bucket of a duration in microseconds. Durations below 8 µs have a bucket per
+/// microsecond, and those above the largest bucket are counted in it.
 fn bucket(micros: u64) -> usize {
     let exponent = micros.max(1).ilog2();
     if exponent < SUB_BUCKET_BITS {
@@ -170,10 +176,11 @@ impl ClientStats {
     }
 }
 
-/// Statistics of the requests of one [`Lane`]. Each attempt counts as a request.
+/// Statistics of the requests of one [`Lane`]. Each attempt and each followed redirect counts as a
+/// request.
 ///
-/// The percentiles are over all requests since the client was built, from the start of an attempt to
-/// its response or failure. They are within 7 % of the exact value.
+/// The percentiles cover all requests since the client was built. The latency of a request is the
+/// time until its response or failure. Percentiles are within 7 % of the exact value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LaneStats {
@@ -221,7 +228,7 @@ mod tests {
             for (given, exact) in [(lane.p50, 500), (lane.p90, 900), (lane.p99, 990)] {
                 let exact = Duration::from_micros(exact * unit).as_secs_f64();
                 let error = (given.as_secs_f64() - exact).abs() / exact;
-                assert!(error < 0.07, "{given:?} in place of {exact} s");
+                assert!(error < 0.07, "{given:?} instead of {exact} s");
             }
             assert!(stats.lane(Lane::Train).is_none());
         }

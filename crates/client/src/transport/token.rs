@@ -24,11 +24,11 @@ pub(super) const MIN_LIFETIME: f64 = 60.0;
 /// Minimum time between two renewals in the background. Limits the rate if tokens are short-lived,
 /// the local clock is ahead or exchanges fail.
 const MIN_INTERVAL: Duration = Duration::from_secs(60);
-/// Longest sleep between two looks at the wall clock. Timers stop while a computer is suspended, so
-/// a single long sleep would end too late.
+/// Longest sleep between two checks of the wall clock. Timers stop while a computer is suspended,
+/// so a single long sleep would end too late.
 const CLOCK_STEP: Duration = Duration::from_secs(10);
 
-/// Future of an exchange. It owns what it needs, because it may outlive the request that started it.
+/// Future of an exchange. It borrows nothing, because it may outlive the request that started it.
 pub(super) type Exchange = BoxFuture<'static, Result<Secret>>;
 
 /// Outcome of an exchange; `None` while it runs.
@@ -61,8 +61,8 @@ impl TokenCache {
         Self { clock, state: Arc::default() }
     }
 
-    /// Returns the current token, or the outcome of `exchange`. If the exchange fails, returns the
-    /// old token: the server decides whether it has expired.
+    /// Returns the current token if it is fresh, else the outcome of `exchange`. If the exchange
+    /// fails, returns the old token, if any: the server decides whether it has expired.
     pub(super) async fn get(
         &self,
         exchange: impl Fn() -> Exchange + Send + Sync,
@@ -96,8 +96,8 @@ impl TokenCache {
         }
     }
 
-    /// Returns the token that `usable` finds; otherwise waits for the exchange in progress, or starts
-    /// one. All callers that wait at the same time share one exchange.
+    /// Returns the token that `usable` finds. Without one, waits for the exchange in progress, or
+    /// starts one. All callers that wait at the same time share one exchange.
     async fn exchange(
         &self,
         usable: impl Fn(&TokenState) -> Option<Secret> + Send + Sync,
@@ -142,7 +142,7 @@ impl TokenCache {
         Next::Wait(outcome)
     }
 
-    /// Runs an exchange, and stores its outcome before those who wait for it see it.
+    /// Runs an exchange, stores its token and then sends the outcome to the waiting requests.
     async fn run(self, exchange: Exchange, sender: watch::Sender<Outcome>) {
         let outcome = task::catching_panics(exchange).await;
         {
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(tokens.get(succeed(&new)).await.unwrap(), new);
     }
 
-    /// A computer that was suspended has a stopped monotonic clock and a wall clock that went on.
+    /// While a computer is suspended, the monotonic clock stops and the wall clock continues.
     #[tokio::test(start_paused = true)]
     async fn a_token_that_expired_during_suspend_is_not_used() {
         let (tokens, clock) = cache();

@@ -1,7 +1,7 @@
 //! W3C trace context of requests (feature `opentelemetry`).
 //!
-//! A request carries the `traceparent` and `tracestate` of the current `tracing` span if the program
-//! has installed a `tracing-opentelemetry` layer.
+//! A request carries the `traceparent` and `tracestate` headers of the current `tracing` span if
+//! the program has installed a `tracing-opentelemetry` layer.
 
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::trace::{SpanContext, TraceContextExt as _};
@@ -10,13 +10,14 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Adds the trace context of the current span, if it has one, unless the caller set these headers.
+/// Adds the trace context of the current span, if it has one, unless the caller set `traceparent`.
 pub(super) fn inject(headers: &mut HeaderMap) {
     if headers.contains_key(TRACEPARENT) {
         return;
     }
-    // The current span has no context if the layer's filter ignores it, as a filter for `info` does
-    // with the span of a request; the span around it is then the current one of OpenTelemetry.
+    // The current span is the client's own debug-level span. If the filter of the layer excludes
+    // it, for example a filter for `info`, it has no context, and OpenTelemetry's current context
+    // is that of the enclosing span.
     let contexts = [tracing::Span::current().context(), opentelemetry::Context::current()];
     let span = contexts.iter().map(|context| context.span().span_context().clone());
     let Some(span) = span.into_iter().find(SpanContext::is_valid) else { return };
