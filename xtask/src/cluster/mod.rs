@@ -61,6 +61,9 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
             }
         }
     }
+    if record && only.is_some_and(|only| *only != RELEASES[0].version) {
+        return Err(XtaskError::new("cluster: --record needs SkyRL 0.4.0"));
+    }
     cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
     let mut rows = Vec::new();
     for release in RELEASES.iter().filter(|r| only.is_none_or(|only| *only == r.version)) {

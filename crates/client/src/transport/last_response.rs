@@ -24,7 +24,8 @@ impl LastResponse {
 
     /// Returns the time since the last response, or since this value was created.
     pub(super) fn elapsed(&self) -> Duration {
-        Duration::from_millis(self.age() - self.millis.load(Ordering::Relaxed).min(self.age()))
+        // Saturating: another thread may record a response after this one read the age.
+        Duration::from_millis(self.age().saturating_sub(self.millis.load(Ordering::Relaxed)))
     }
 
     fn age(&self) -> u64 {

@@ -145,7 +145,7 @@ async fn downloading_a_training_checkpoint_leaves_nothing_on_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_6_a_taken_checkpoint_name_is_a_conflict_and_the_hint_names_overwrite() {
+async fn bug_a_taken_checkpoint_name_is_a_conflict_and_the_hint_names_overwrite() {
     let test_server = TestServer::new().await;
     let model = training_client(&test_server.client()).await;
     model.save_state("a").await.unwrap();
@@ -162,7 +162,7 @@ async fn bug_6_a_taken_checkpoint_name_is_a_conflict_and_the_hint_names_overwrit
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_6_a_name_that_is_taken_while_the_save_is_queued_is_a_conflict() {
+async fn bug_a_name_that_is_taken_while_the_save_is_queued_is_a_conflict() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
