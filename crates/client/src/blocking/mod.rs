@@ -128,7 +128,7 @@ impl<C> Blocking<C> {
         &self,
         stream: impl Stream<Item = Result<T>> + Send + 'a,
     ) -> BlockingIter<'a, T> {
-        BlockingIter { stream: stream.boxed(), runtime: self.runtime.clone() }
+        BlockingIter { stream: stream.boxed(), failed: false, runtime: self.runtime.clone() }
     }
 }
 
@@ -221,10 +221,11 @@ impl<B> BlockingCall<B> {
 
 /// Iterator over a list of the server. Pages are fetched on demand.
 ///
-/// Ends after the first error of a request. Inside an async runtime, every item is an error of kind
+/// Ends after the first error. Inside an async runtime that is an error of kind
 /// [`ErrorKind::Config`](crate::ErrorKind::Config).
 pub struct BlockingIter<'a, T> {
     stream: BoxStream<'a, Result<T>>,
+    failed: bool,
     runtime: RuntimeThread,
 }
 
@@ -232,9 +233,13 @@ impl<T> Iterator for BlockingIter<'_, T> {
     type Item = Result<T>;
 
     fn next(&mut self) -> Option<Result<T>> {
+        if self.failed {
+            return None;
+        }
         let stream = &mut self.stream;
-        let next = self.runtime.block_on(async { Ok(stream.next().await) });
-        next.unwrap_or_else(|error| Some(Err(error)))
+        let next = self.runtime.block_on(async { stream.next().await.transpose() }).transpose();
+        self.failed = matches!(next, Some(Err(_)));
+        next
     }
 }
 

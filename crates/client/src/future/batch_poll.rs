@@ -217,6 +217,7 @@ async fn poll(
             }
             Some(400)
                 if bad_requests < MAX_BAD_REQUESTS
+                    && !error.declines_retries()
                     && (policy.retries_rejected_polls() || error.body().is_none()) =>
             {
                 bad_requests += 1;

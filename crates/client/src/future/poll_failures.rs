@@ -11,7 +11,7 @@
 //! | 400 with a body, if the policy does not [retry rejected polls](RetryPolicy::retry_rejected_polls) | none | | |
 //! | 429, or no response | after 1, 2, 4, … at most 30 seconds | + 1 | unchanged |
 //! | 402 | after the billing delay, while the account may be settled | unchanged | unchanged |
-//! | 429 or 500 to 599 with `x-should-retry: false` | none | | |
+//! | 400, 429 or 500 to 599 with `x-should-retry: false` | none | | |
 //! | any other, for example 410 (the result expired) | none | | |
 //!
 //! A result that reports a failure of category `server` is polled again at most three times, after
@@ -102,7 +102,7 @@ impl PollFailures {
     pub(super) fn record(&mut self, error: &Error) -> NextPoll {
         match error.status() {
             // The server declined retries. A 408 is not a failure: the result is not ready.
-            Some(429 | 500..600) if !error.is_retryable() => NextPoll::Never,
+            Some(400 | 429 | 500..600) if error.declines_retries() => NextPoll::Never,
             Some(400) if self.reject_bad_requests && error.body().is_some() => NextPoll::Never,
             Some(408) => {
                 self.backoffs = 0;
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_declined_poll_is_not_repeated() {
-        for code in [429, 500, 503] {
+        for code in [400, 429, 500, 503] {
             let declined = status(code, "").not_retryable();
             assert_eq!(PollFailures::default().record(&declined), NextPoll::Never, "{code}");
         }

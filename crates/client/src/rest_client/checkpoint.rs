@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result, convert};
 use crate::transport::{RequestOptions, header};
 
 use super::page::{self, ListPage};
-use super::{RestClient, method_headers};
+use super::{RestClient, method_headers, send_with};
 
 /// Checkpoints per request: few and large pages, because the query is slow on the server.
 const PAGE_SIZE: u64 = 1000;
@@ -159,7 +159,7 @@ impl RestClient {
             idempotency_key: Some(key),
             ..self.service.options().request_options()
         };
-        let copied = self.service.connection().await?.transport().send(&request, &options).await?;
+        let copied = send_with(&self.service, &request, &options).await?;
         Ok(copied.tinker_path.parse()?)
     }
 }

@@ -1,6 +1,6 @@
 //! Requests about the client's API key.
 
-use tinkex_wire::{ApiKeyInfo, ApiKeyRequest, DeleteApiKey};
+use tinkex_wire::{ApiKeyInfo, ApiKeyRequest, ApiRequest, DeleteApiKey};
 
 use crate::error::Result;
 
@@ -14,10 +14,7 @@ impl RestClient {
     /// # Errors
     /// If the server rejects the key.
     pub async fn get_api_key(&self) -> Result<ApiKeyInfo> {
-        self.service
-            .bare_transport()?
-            .send(&ApiKeyRequest, &self.service.options().request_options())
-            .await
+        self.send_bare(&ApiKeyRequest).await
     }
 
     /// Deletes the client's API key.
@@ -25,9 +22,11 @@ impl RestClient {
     /// # Errors
     /// If the server rejects the key.
     pub async fn delete_api_key(&self) -> Result<()> {
-        self.service
-            .bare_transport()?
-            .send(&DeleteApiKey, &self.service.options().request_options())
-            .await
+        self.send_bare(&DeleteApiKey).await
+    }
+
+    async fn send_bare<R: ApiRequest>(&self, request: &R) -> Result<R::Response> {
+        let (transport, options) = (self.service.bare_transport()?, self.service.options());
+        options.limit(transport.send(request, &options.request_options())).await
     }
 }

@@ -66,9 +66,18 @@ async fn send<R: ApiRequest>(
 ) -> Result<R::Response> {
     let headers = method_headers(method);
     let options = RequestOptions { headers, ..service.options().request_options() };
+    send_with(service, request, &options).await
+}
+
+/// Sends a request with other options than [`send`].
+async fn send_with<R: ApiRequest>(
+    service: &ServiceClient,
+    request: &R,
+    options: &RequestOptions,
+) -> Result<R::Response> {
     let call = async {
         let connection = service.connection().await?;
-        connection.record_failure(connection.transport().send(request, &options).await)
+        connection.record_failure(connection.transport().send(request, options).await)
     };
     service.options().limit(call).await
 }

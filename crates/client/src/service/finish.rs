@@ -21,7 +21,7 @@ use super::{ServiceClient, ServiceShared};
 /// Longest time that [`ServiceClient::abort`] takes.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Reason and detail that the server is told at the end of a session.
+/// Reason and detail that the client reports to the server when a session ends.
 struct SessionEnd {
     reason: FinishReason,
     detail: Option<String>,

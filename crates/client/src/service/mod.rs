@@ -272,14 +272,20 @@ impl ServiceClient {
     /// # Errors
     /// If the server rejects the loss.
     pub async fn create_custom_loss(&self, loss: &CustomLoss) -> Result<CustomLoss> {
-        let (session, loss) = (self.session().await?, loss.clone());
-        // Run in a task of its own: if the caller dropped the future after the request was sent,
-        // the id of the registered loss would be lost, and the next call would register it again.
-        ApiFuture::start(async move {
-            let created = session.run_until_closed(session.create_custom_loss(&loss)).await;
-            session.connection().record_failure(created)
-        })
-        .await
+        let (loss, options) = (loss.clone(), *self.options());
+        let call = async move {
+            let session = self.session().await?;
+            // Run in a task of its own: if the caller dropped the future after the request was
+            // sent, the id of the registered loss would be lost, and the next call would register
+            // it again.
+            ApiFuture::start(async move {
+                let created = session.create_custom_loss(&loss, &options);
+                let created = session.run_until_closed(created).await;
+                session.connection().record_failure(created)
+            })
+            .await
+        };
+        options.limit(call).await
     }
 
     /// Records an error of the application in telemetry, if enabled.
@@ -326,7 +332,8 @@ impl ServiceClient {
     /// # Errors
     /// If the server uses plain API keys, which do not name their owner.
     pub async fn whoami(&self) -> Result<Identity> {
-        let (token, exchanged) = self.connection().await?.transport().credential().await?;
+        let credential = async { self.connection().await?.transport().credential().await };
+        let (token, exchanged) = self.options().limit(credential).await?;
         Identity::of(&token, exchanged).ok_or_else(|| {
             let message =
                 "cannot determine the owner of a plain API key: only a token names its owner";

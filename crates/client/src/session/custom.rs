@@ -1,10 +1,10 @@
 //! Registration of custom losses with the server.
 
+use crate::call_options::CallOptions;
 use crate::error::Result;
 use crate::future::poll::{Poller, Submitted};
 use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::loss::CustomLoss;
-use crate::transport::RequestOptions;
 
 use super::Session;
 
@@ -13,7 +13,11 @@ impl Session {
     ///
     /// Returns the loss unchanged if the server does not compute custom losses. A loss that was
     /// registered before is not sent again.
-    pub(crate) async fn create_custom_loss(&self, loss: &CustomLoss) -> Result<CustomLoss> {
+    pub(crate) async fn create_custom_loss(
+        &self,
+        loss: &CustomLoss,
+        options: &CallOptions,
+    ) -> Result<CustomLoss> {
         if !self.config().custom_loss_server_side {
             return Ok(loss.clone());
         }
@@ -24,10 +28,10 @@ impl Session {
             return Ok(loss.on_server(self.id.clone(), id.clone()));
         }
         let request = loss.registration(self.id.clone(), self.next_loss());
-        let submitted = Submitted::send(self, &request, &RequestOptions::default()).await?;
+        let submitted = Submitted::send(self, &request, &options.request_options()).await?;
         let log = QueueLog::new(QueuedWork::LossCreation, loss.name(), self.queue_observer());
-        let created =
-            Poller::new(self, &log).result::<tinkex_wire::CreateCustomLoss>(&submitted).await?;
+        let poller = Poller::new(self, &log).with_options(options);
+        let created = poller.result::<tinkex_wire::CreateCustomLoss>(&submitted).await?;
         registered.insert(fingerprint, created.loss_id.clone());
         Ok(loss.on_server(self.id.clone(), created.loss_id))
     }

@@ -361,11 +361,11 @@ impl TrainingClient {
     pub fn save_weights_and_get_sampling_client(&self) -> ApiFuture<SamplingClient> {
         let session = Arc::clone(&self.0.session);
         // Assign the index once, so that a retry names the same sampling session.
-        let index = session.next_sampler();
+        let (index, options) = (session.next_sampler(), self.0.options);
         self.enqueue(
             move |model, seq| SaveWeightsForSampler::ephemeral(model, seq, index),
             move |saved| match saved.sampling_session_id {
-                Some(id) => Ok(SamplingClient::of_creator(session, id)),
+                Some(id) => Ok(SamplingClient::of_creator(session, id).with_options(options)),
                 None => Err(Error::new(
                     ErrorKind::Decode,
                     "cannot sample from the saved weights: the server returned no sampling session",
@@ -454,7 +454,8 @@ impl TrainingClient {
     pub async fn get_info(&self) -> Result<ModelInfo> {
         let request = GetInfo::new(self.0.model_id.clone());
         let (transport, options) = (self.0.session.transport(), &self.0.options);
-        options.limit(transport.send(&request, &options.request_options())).await
+        let info = options.limit(transport.send(&request, &options.request_options())).await;
+        self.0.session.connection().record_failure(info)
     }
 }
 

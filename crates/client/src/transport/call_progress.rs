@@ -97,6 +97,11 @@ impl CallProgress {
         self.finish(error)
     }
 
+    /// Returns the status of the last failure, if the server responded.
+    pub(super) fn last_status(&self) -> Option<u16> {
+        self.last_failure.as_ref().and_then(Error::status)
+    }
+
     /// Removes and returns the last failure.
     pub(super) fn take_last_failure(&mut self) -> Option<Error> {
         self.last_failure.take()

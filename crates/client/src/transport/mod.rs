@@ -295,7 +295,7 @@ impl Transport {
         let (backoff, key) = (options.backoff.clone(), options.idempotency_key.clone());
         let mut state = RetryState::new(encoded.policy, backoff, key, call);
         loop {
-            state.before_attempt().await?;
+            state.before_attempt(&self.retry_log).await?;
             self.check_open(R::ROUTE)?;
             match self.attempt(&encoded, options, &state).await {
                 Ok(response) => return Ok(response),

@@ -60,12 +60,16 @@ pub(crate) struct RetryLog {
     /// Whether the latest poll for a result failed. All pending requests share it, so that an
     /// outage is reported once.
     polls_fail: AtomicBool,
+    /// Whether the loss of the connection was logged with target [`targets::OUTAGE`], so that its
+    /// end is logged too.
+    is_outage: AtomicBool,
 }
 
 impl RetryLog {
     pub(crate) fn new(base_url: &BaseUrl) -> Self {
         let base_url = base_url.as_str().to_owned();
-        Self { base_url, last_warning: Mutex::new(None), polls_fail: AtomicBool::new(false) }
+        let (polls_fail, is_outage) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { base_url, last_warning: Mutex::new(None), polls_fail, is_outage }
     }
 
     /// Records in `call` and in the log that another attempt follows `error` after `delay`.
@@ -144,6 +148,7 @@ impl RetryLog {
         }
         let (lane, base_url, reason) = (lane.as_str(), &*self.base_url, RetryReason::Poll.as_str());
         if status.is_none() {
+            self.is_outage.store(true, Ordering::Relaxed);
             tracing::warn!(
                 target: targets::OUTAGE, base_url, %error,
                 "connection lost while waiting for a result; polling continues"
@@ -157,10 +162,14 @@ impl RetryLog {
         }
     }
 
-    /// Logs that polls succeed again, if they failed before.
+    /// Logs the end of an outage, if one was logged.
     pub(crate) fn poll_succeeded(&self) {
-        if self.polls_fail.load(Ordering::Relaxed) && self.polls_fail.swap(false, Ordering::Relaxed)
-        {
+        // Most polls succeed: a load is cheaper than a swap.
+        if !self.polls_fail.load(Ordering::Relaxed) {
+            return;
+        }
+        self.polls_fail.store(false, Ordering::Relaxed);
+        if self.is_outage.swap(false, Ordering::Relaxed) {
             let base_url = &*self.base_url;
             tracing::info!(target: targets::OUTAGE, base_url, "polls for results succeed again");
         }

@@ -103,6 +103,12 @@ async fn a_blocking_call_inside_a_runtime_is_an_error() {
     assert_eq!((error.kind(), error.hint()), (ErrorKind::Config, Some(Hint::UseAsyncClient)));
     let error = service.create_lora_training_client("tiny").wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
+    let rest = service.rest();
+    let mut runs = rest.training_runs(Default::default());
+    assert_eq!(runs.next().unwrap().unwrap_err().kind(), ErrorKind::Config);
+    assert!(runs.next().is_none(), "an iterator ends after its first error");
+    drop(runs);
+    drop(rest);
     // Dropping the clients in a runtime does not panic.
     drop(service);
     assert!(server.calls().is_empty());

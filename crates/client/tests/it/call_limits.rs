@@ -10,9 +10,10 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join_all};
 use http::{Request, Response};
 use serde_json::json;
+use tinkex::loss::CustomLoss;
 use tinkex::{
-    AdamParams, CallOptions, Env, ErrorKind, Hint, HttpFailure, HttpService, Lane, RetryPolicy,
-    SamplingParams, SamplingRetry, ServiceClient,
+    AdamParams, CallOptions, CopyCheckpoint, Env, Error, ErrorKind, Hint, HttpFailure, HttpService,
+    Lane, RetryPolicy, SamplingParams, SamplingRetry, ServiceClient,
 };
 use tokio::time::{Instant, sleep};
 
@@ -257,4 +258,47 @@ async fn a_failure_of_category_server_is_retried() {
     server.respond("q0", vec![json!(410)]);
     let error = single.sample([1], params()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Expired, "the sample was resubmitted");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_timeout_of_a_call_limits_every_call() {
+    let silent = |_: Request<Bytes>| std::future::pending();
+    let builder = ServiceClient::builder().env(Env::empty()).without_telemetry();
+    let service = builder.base_url("http://server.test").api_key("tml-x").http(silent);
+    let limit = Duration::from_secs(5);
+    let service = service.build().unwrap().with_options(CallOptions::new().timeout(limit));
+    let rest = service.rest();
+    let copy = CopyCheckpoint::new("tinker://run/weights/a").into_project("p");
+    let loss = CustomLoss::trace("sum", |trace| trace.input("logprobs", 1).sum()).unwrap();
+    let calls: Vec<(&str, BoxFuture<'_, Error>)> = vec![
+        ("copy_weights", rest.copy_weights(copy).map(Result::unwrap_err).boxed()),
+        ("get_api_key", rest.get_api_key().map(Result::unwrap_err).boxed()),
+        ("delete_api_key", rest.delete_api_key().map(Result::unwrap_err).boxed()),
+        ("whoami", service.whoami().map(Result::unwrap_err).boxed()),
+        ("create_custom_loss", service.create_custom_loss(&loss).map(Result::unwrap_err).boxed()),
+        ("server_capabilities", service.server_capabilities().map(Result::unwrap_err).boxed()),
+        ("sampling", service.create_sampling_client("base").map(Result::unwrap_err).boxed()),
+        (
+            "training",
+            service.create_lora_training_client("base").create().map(Result::unwrap_err).boxed(),
+        ),
+    ];
+    for (name, call) in calls {
+        let start = Instant::now();
+        let error = call.await;
+        assert_eq!((error.kind(), start.elapsed()), (ErrorKind::Timeout, limit), "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sampling_client_has_the_options_of_its_training_client() {
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = model.with_options(CallOptions::new().retry(RetryPolicy::disabled()));
+    server.respond("r1", vec![json!({"path": null, "sampling_session_id": "s:sample:9"})]);
+    let sampler = model.save_weights_and_get_sampling_client().await.unwrap();
+    server.samples(vec![json!({"status": 500})]);
+    let error = sampler.sample([1], params()).await.unwrap_err();
+    assert_eq!((error.status(), error.attempts()), (Some(500), 1));
 }
