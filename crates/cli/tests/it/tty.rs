@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::capture::{self, file};
 use crate::compare::rows;
@@ -257,5 +257,26 @@ fn retries_are_reported_on_a_terminal() {
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
     assert_eq!(code, 0, "{shown}");
+    assert!(shown.contains("retrying now (429)"), "{shown}");
+}
+
+/// A sample that waits for the shared backoff is announced like any other retry.
+#[test]
+fn samples_held_by_a_rate_limit_are_reported_on_a_terminal() {
+    let post = |path: &str, body: Value| json!({"method": "POST", "path": path, "status": 200, "body": body});
+    let limited = json!({"status": 429, "headers": {"retry-after-ms": "1"}, "body": {}});
+    let rejected = json!({"status": 400, "body": {"detail": "scripted"}});
+    let replies = json!({"base_url": "http://a.test", "replies": [
+        post("/api/v1/create_session", json!({"session_id": "s"})),
+        post("/api/v1/create_sampling_session", json!({"sampling_session_id": "s:sample:0"})),
+        {"method": "POST", "path": "/api/v1/asample", "replies": [limited, rejected]},
+    ]});
+    let (home, server) =
+        (tempfile::tempdir().unwrap(), TcpServer::start(&replies.to_string(), None));
+    let url = server.url();
+    let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
+    let command = ["sample", "base", "--tokens", "1,2"];
+    let (code, shown) = Terminal::start(&command, env, home.path(), 120).end();
+    assert_ne!(code, 0, "{shown}");
     assert!(shown.contains("retrying now (429)"), "{shown}");
 }
