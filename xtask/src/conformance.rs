@@ -79,6 +79,6 @@ fn check(python: &Path, run: &ConformanceRun, torch: bool) -> Result<(), XtaskEr
     ignored_test("Rust client", "tinkex", REPEATED_RUN, &[])?
         .variable("TINKEX_CONFORMANCE_URL", &server.url)
         .variable("TINKEX_CONFORMANCE_MODEL", MODEL)
-        .variable("TINKEX_CONFORMANCE_NUMBERS", &numbers.to_string_lossy())
+        .variable("TINKEX_CONFORMANCE_NUMBERS", &numbers)
         .run()
 }

@@ -56,9 +56,9 @@ fn instrumented(folder: &Path, profiles: &Path) -> Step {
     let step = cargo("tests", &["test", "--locked", "--all-features", "--lib", "--tests"]);
     let packages = CRATES.iter().flat_map(|measured| ["--package", measured.package]);
     step.arguments(&packages.collect::<Vec<_>>())
-        .variable("CARGO_TARGET_DIR", &folder.to_string_lossy())
+        .variable("CARGO_TARGET_DIR", folder)
         .variable("RUSTFLAGS", "-C instrument-coverage")
-        .variable("LLVM_PROFILE_FILE", &profiles.join("%p-%m.profraw").to_string_lossy())
+        .variable("LLVM_PROFILE_FILE", profiles.join("%p-%m.profraw"))
 }
 
 /// Returns the folder of the LLVM tools of the Rust toolchain.

@@ -1,8 +1,11 @@
 //! Python virtual environments under the target folder.
 //!
-//! An environment is reused until its list of packages changes; then it is created again.
+//! An environment is reused until its interpreter, its packages or the options that they are
+//! installed with change; then it is created again.
 
 use std::path::{Path, PathBuf};
+
+use serde_json::json;
 
 use crate::step::{XtaskError, target, tool};
 
@@ -34,11 +37,26 @@ impl<'a> Packages<'a> {
             names,
         }
     }
+
+    /// Returns everything that decides what an environment contains, including the version of the
+    /// interpreter: the packages of an environment do not work with another version.
+    fn description(&self) -> Result<String, XtaskError> {
+        let version = tool("Python", self.interpreter, &["--version"]).output()?;
+        let description = json!({
+            "interpreter": self.interpreter,
+            "version": version.trim(),
+            "without_dependencies": self.without_dependencies,
+            "build_tools": self.build_tools,
+            "pip_options": self.pip_options,
+            "names": self.names,
+        });
+        Ok(description.to_string())
+    }
 }
 
 /// Returns the Python interpreter of the environment `folder`, relative to the target folder.
 ///
-/// Creates the environment if it does not exist or has other packages.
+/// Creates the environment if it does not exist or was created from another description.
 pub(crate) fn environment(folder: &Path, packages: &Packages<'_>) -> Result<PathBuf, XtaskError> {
     create(folder, packages).map_err(|failure| {
         let interpreter = packages.interpreter;
@@ -49,11 +67,11 @@ pub(crate) fn environment(folder: &Path, packages: &Packages<'_>) -> Result<Path
 
 fn create(folder: &Path, packages: &Packages<'_>) -> Result<PathBuf, XtaskError> {
     let folder = target().join(folder);
-    let bin = folder.join("bin");
+    let bin = folder.join(if cfg!(windows) { "Scripts" } else { "bin" });
     let python = bin.join("python");
     // The marker is written last. An environment without it is incomplete and is created again.
     let marker = folder.join("installed-packages");
-    let installed = [packages.without_dependencies, packages.names].concat().join("\n");
+    let installed = packages.description()?;
     if std::fs::read_to_string(&marker).is_ok_and(|found| found == installed) {
         return Ok(python);
     }
@@ -64,12 +82,10 @@ fn create(folder: &Path, packages: &Packages<'_>) -> Result<PathBuf, XtaskError>
         pip().arguments(packages.build_tools).run()?;
     }
     #[expect(clippy::disallowed_methods, reason = "extended for the child process")]
-    let path = std::env::var("PATH").unwrap_or_default();
-    pip()
-        .arguments(packages.pip_options)
-        .arguments(packages.names)
-        .variable("PATH", &format!("{}:{path}", bin.display()))
-        .run()?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(std::iter::once(bin).chain(std::env::split_paths(&path)))
+        .map_err(|error| XtaskError::new(format!("cannot extend PATH: {error}")))?;
+    pip().arguments(packages.pip_options).arguments(packages.names).variable("PATH", path).run()?;
     for package in packages.without_dependencies {
         pip().arguments(&["--no-deps", package]).run()?;
     }

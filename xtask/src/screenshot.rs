@@ -16,7 +16,7 @@ pub(crate) fn run() -> Result<(), XtaskError> {
     // Remove the data of an earlier run, if any.
     let _ = std::fs::remove_dir_all(&data);
     let output = tool("quickstart", target().join("release/tinkex"), &["quickstart"])
-        .variable("TINKEX_DATA_DIR", &data.to_string_lossy())
+        .variable("TINKEX_DATA_DIR", &data)
         .output()?;
     let path = root().join(SVG);
     let failed = |error| XtaskError::new(format!("cannot write {}: {error}", path.display()));

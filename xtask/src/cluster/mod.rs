@@ -107,8 +107,8 @@ fn contract_suite(server: &SkyrlServer) -> Result<String, XtaskError> {
     let names: Vec<&str> = DIFFERENCES.iter().map(|(name, _)| *name).collect();
     let _ = std::fs::remove_file(&report);
     contract::step(&[("TINKEX_CONTRACT_URL", server.url().to_owned())])?
-        .variable("TINKEX_CONTRACT_DIFFERENCES", &names.join(","))
-        .variable("TINKEX_CONTRACT_REPORT", &report.to_string_lossy())
+        .variable("TINKEX_CONTRACT_DIFFERENCES", names.join(","))
+        .variable("TINKEX_CONTRACT_REPORT", &report)
         .run()?;
     let report = std::fs::read_to_string(&report)
         .map_err(|error| XtaskError::new(format!("the contract suite left no report: {error}")))?;

@@ -3,13 +3,12 @@
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::python::{self, Packages};
-use crate::step::{XtaskError, root, target, tool};
+use crate::step::{XtaskError, root, target};
 
 use super::model;
 
@@ -74,7 +73,8 @@ impl SkyrlServer {
         let output = File::create(&log).map_err(failed)?;
         let scripts = root().join("xtask/skyrl");
         println!("\n==> SkyRL {version}: starting on port {port}, log {}", log.display());
-        let process = Command::new(python)
+        let mut command = Command::new(python);
+        command
             .arg(scripts.join("serve.py"))
             .arg(port.to_string())
             .args(["--backend", "jax", "--base-model"])
@@ -90,11 +90,9 @@ impl SkyrlServer {
             .current_dir(&data)
             .stdin(Stdio::null())
             .stdout(output.try_clone().map_err(failed)?)
-            .stderr(output)
-            // The server starts its engine as another process. Signals to the group stop both.
-            .process_group(0)
-            .spawn()
-            .map_err(failed)?;
+            .stderr(output);
+        start_group(&mut command);
+        let process = command.spawn().map_err(failed)?;
         let mut server = Self { process, url: format!("http://127.0.0.1:{port}"), log };
         server.wait_until_ready(port)?;
         Ok(server)
@@ -124,17 +122,11 @@ impl SkyrlServer {
         let (seconds, log) = (START_TIMEOUT.as_secs(), self.log_path());
         Err(XtaskError::new(format!("SkyRL did not start within {seconds} s\n  log: {log}")))
     }
-
-    /// Sends a signal to the server and its engine.
-    fn signal(&self, signal: &str) {
-        let group = format!("-{}", self.process.id());
-        let _ = tool("stop", "kill", &[signal, "--", &group]).output();
-    }
 }
 
 impl Drop for SkyrlServer {
     fn drop(&mut self) {
-        self.signal("-TERM");
+        stop_group(&mut self.process, "-TERM");
         let start = Instant::now();
         while start.elapsed() < STOP_TIMEOUT {
             if matches!(self.process.try_wait(), Ok(Some(_))) {
@@ -142,9 +134,33 @@ impl Drop for SkyrlServer {
             }
             std::thread::sleep(Duration::from_millis(200));
         }
-        self.signal("-KILL");
+        stop_group(&mut self.process, "-KILL");
         let _ = self.process.wait();
     }
+}
+
+/// Starts the server in a process group of its own. The server runs its engine as another process,
+/// and a signal to the group reaches both.
+#[cfg(unix)]
+fn start_group(command: &mut Command) {
+    std::os::unix::process::CommandExt::process_group(command, 0);
+}
+
+/// Starts the server without a process group.
+#[cfg(not(unix))]
+fn start_group(_command: &mut Command) {}
+
+/// Sends a signal to the server and its engine.
+#[cfg(unix)]
+fn stop_group(server: &mut Child, signal: &str) {
+    let group = format!("-{}", server.id());
+    let _ = crate::step::tool("stop", "kill", &[signal, "--", &group]).output();
+}
+
+/// Kills the server. Its engine keeps running: there is no group to signal.
+#[cfg(not(unix))]
+fn stop_group(server: &mut Child, _signal: &str) {
+    let _ = server.kill();
 }
 
 /// Returns whether the server on `port` answers.

@@ -27,6 +27,9 @@ const CONNECTING: [&str; 3] = ["client/config", "client/dynamic_config", "create
 /// Routes that background tasks use at any time.
 const BACKGROUND: [&str; 2] = ["session_heartbeat", "telemetry"];
 const BATCH_POLL: &str = "retrieve_futures";
+/// Prefix of the steps that only encode a sample request, without a client. A test of their own
+/// compares them.
+const SAMPLE_REQUESTS: &str = "sample_request_";
 /// Headers with a meaning for the protocol.
 const HEADERS: [&str; 4] =
     ["accept", "content-type", "x-tinker-request-type", "x-tinker-sampling-backpressure"];
@@ -61,12 +64,21 @@ struct ReplayState {
     differences: Vec<String>,
 }
 
+/// Returns the names of all recorded exchanges, in alphabetical order.
+fn exchange_names() -> Vec<String> {
+    let files = std::fs::read_dir(folder()).unwrap();
+    let names = files.filter_map(|entry| {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        name.strip_suffix(".json").filter(|name| *name != "sdk").map(str::to_owned)
+    });
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
 impl ReplayServer {
     fn new() -> Self {
-        let names = std::fs::read_dir(folder()).unwrap().filter_map(|entry| {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            name.strip_suffix(".json").filter(|name| *name != "sdk").map(str::to_owned)
-        });
+        let names = exchange_names().into_iter().filter(|name| !name.starts_with(SAMPLE_REQUESTS));
         let exchanges = names.map(|name| (name.clone(), load(&name))).collect();
         let (step, differences) = ("start".to_owned(), Vec::new());
         Self(Arc::new(Mutex::new(ReplayState { step, exchanges, differences })))
@@ -75,19 +87,14 @@ impl ReplayServer {
     /// Ends the current step, whose recorded exchanges must all have been used, and starts another.
     fn step(&self, name: &str) {
         let mut state = self.0.lock().unwrap();
-        assert_eq!(state.differences, Vec::<String>::new(), "step {}", state.step);
-        let prefix = format!("{}.", state.step);
-        let unused: Vec<_> = state
-            .exchanges
-            .iter()
-            .filter(|(name, exchange)| {
-                // The SDK connects once for each kind of client, this client once.
-                name.starts_with(&prefix) && !CONNECTING.contains(&route(&exchange["request"]))
-            })
-            .map(|(name, _)| name.clone())
-            .collect();
-        assert_eq!(unused, Vec::<String>::new(), "requests that were not sent");
+        state.check(&format!("{}.", state.step));
         state.step = name.to_owned();
+    }
+
+    /// Ends the last step. The exchanges of all steps must have been used, also of those that the
+    /// program never entered.
+    fn finish(&self) {
+        self.0.lock().unwrap().check("");
     }
 
     /// Returns the recorded response, or `None` for a batch poll without a result, which a server
@@ -119,6 +126,20 @@ impl ReplayServer {
         let Some(body) = proto(recorded) else { return Some(json_response(&recorded["body"])) };
         let kind = recorded["headers"]["content-type"].as_str().unwrap();
         Some(Response::builder().header("content-type", kind).body(body).unwrap())
+    }
+}
+
+impl ReplayState {
+    /// Fails if a request differed from its recording, or if an exchange whose name starts with
+    /// `prefix` was not used.
+    fn check(&self, prefix: &str) {
+        assert_eq!(self.differences, Vec::<String>::new(), "step {}", self.step);
+        let unused = self.exchanges.iter().filter(|(name, exchange)| {
+            // The SDK connects once for each kind of client, this client once.
+            name.starts_with(prefix) && !CONNECTING.contains(&route(&exchange["request"]))
+        });
+        let unused: Vec<_> = unused.map(|(name, _)| name).collect();
+        assert!(unused.is_empty(), "requests that were not sent: {unused:?}");
     }
 }
 
@@ -279,7 +300,14 @@ async fn the_recorded_program_of_the_python_sdk_sends_the_same_requests() {
     trained.sample(prompt(), params).prompt_logprobs().await.unwrap();
     server.step("compute_logprobs");
     assert_eq!(sampler.compute_logprobs(prompt()).await.unwrap().len(), 3);
-    server.step("end");
+    server.finish();
+}
+
+/// A recorded step that the program above does not make must not pass unnoticed.
+#[test]
+#[should_panic(expected = "requests that were not sent: [\"compute_logprobs.asample\"")]
+fn a_recorded_step_that_is_never_entered_fails() {
+    ReplayServer::new().finish();
 }
 
 /// Covers T6.2, T0.1.4, T1.2.2.
@@ -293,6 +321,8 @@ fn sample_requests_without_a_session_equal_those_of_the_python_sdk() {
             .record_stability_info(None)
     };
     let base = || request().base_model(Some("tiny".to_owned()));
+    let mut recorded = exchange_names();
+    recorded.retain(|name| name.starts_with(SAMPLE_REQUESTS));
     for (name, request) in [
         ("sample_request_base_model", base()),
         ("sample_request_model_path", request().model_path(Some(weights))),
@@ -302,6 +332,9 @@ fn sample_requests_without_a_session_equal_those_of_the_python_sdk() {
     ] {
         let RequestBody::Json(body) = request.body().unwrap() else { panic!("not JSON") };
         let sent: Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(sent, load(&format!("{name}.asample"))["request"]["body"], "{name}");
+        let name = format!("{name}.asample");
+        assert_eq!(sent, load(&name)["request"]["body"], "{name}");
+        recorded.retain(|recorded| *recorded != name);
     }
+    assert!(recorded.is_empty(), "requests that were not compared: {recorded:?}");
 }
