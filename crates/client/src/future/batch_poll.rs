@@ -1,7 +1,8 @@
 //! [`BatchPoll`]: one poll for all pending requests of a sampling session, if the server offers it.
 //!
 //! The server announces which requests have completed; their results are then retrieved one by one.
-//! With thousands of pending samples, one open poll replaces thousands.
+//! With thousands of pending samples, one open poll replaces thousands. A failed poll ends the wait
+//! of those calls whose own retry policy does not allow another one; the poll goes on for the rest.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use tinkex_wire::{CompletedFuture, FuturesRetrieved, FuturesTarget, RequestId, RetrieveFutures};
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::background::BackgroundTask;
 use crate::error::{Error, Result};
@@ -45,13 +46,59 @@ struct BatchPollShared {
 
 #[derive(Debug, Default)]
 struct BatchPollState {
-    waiters: HashMap<RequestId, oneshot::Sender<Announcement>>,
+    waiters: HashMap<RequestId, PendingCall>,
     unclaimed: Unclaimed,
     /// Requests whose waiters were dropped.
     abandoned: HashSet<RequestId>,
     /// Requests whose results were retrieved, to be reported so that the server may drop them.
     retrieved: BTreeSet<RequestId>,
+    /// Whether polls have failed since the last one that the server processed.
+    is_outage: bool,
     ended: Option<PollingEnd>,
+}
+
+/// Call that waits for an announcement.
+#[derive(Debug)]
+struct PendingCall {
+    announce: oneshot::Sender<Announcement>,
+    /// Limits of the call's retry policy. `None` if failed polls are repeated without a limit, as by
+    /// default: ten thousand pending samples should not store ten thousand copies.
+    limits: Option<Box<CallLimits>>,
+}
+
+/// When failed polls end the wait of one call.
+#[derive(Debug)]
+struct CallLimits {
+    since: Instant,
+    outage: OutageLimit,
+    waits_for_billing: bool,
+    retries_rejected_polls: bool,
+}
+
+impl CallLimits {
+    fn new(policy: &RetryPolicy) -> Option<Box<Self>> {
+        let (waits_for_billing, retries_rejected_polls) =
+            (policy.waits_for_billing(), policy.retries_rejected_polls());
+        let unlimited = policy.attempt_limit() == u32::MAX && policy.time_limit().is_none();
+        if unlimited && waits_for_billing && retries_rejected_polls {
+            return None;
+        }
+        let (since, outage) = (Instant::now(), OutageLimit::new(policy));
+        Some(Box::new(Self { since, outage, waits_for_billing, retries_rejected_polls }))
+    }
+
+    /// Records a failed poll that was sent at `sent_at`. Returns whether the call waits for another
+    /// one after `delay`.
+    fn allows_poll(&mut self, error: &Error, sent_at: Instant, delay: Duration) -> bool {
+        match error.status() {
+            // The outage limit does not apply to a billing wait, which has a limit of its own.
+            Some(402) => return self.waits_for_billing,
+            Some(400) if !self.retries_rejected_polls && error.body().is_some() => return false,
+            _ => {}
+        }
+        // A poll that was open before the call waited for it counts from then on.
+        !self.outage.record(sent_at.max(self.since), delay)
+    }
 }
 
 /// Announcements that arrived before their waiter.
@@ -100,14 +147,20 @@ impl BatchPoll {
         transport: Arc<Transport>,
         target: FuturesTarget,
         adaptive_polling: bool,
-        policy: RetryPolicy,
     ) -> Self {
         let shared = Arc::new(BatchPollShared::default());
         let polled = Arc::clone(&shared);
         let task = transport.clone().background().start(move || {
-            let interval = PollInterval::new(adaptive_polling);
-            let waiters = ReleaseWaiters(Arc::clone(&polled));
-            poll(waiters, Arc::clone(&transport), target.clone(), interval, policy)
+            let polling = PollingTask {
+                waiters: ReleaseWaiters(Arc::clone(&polled)),
+                transport: Arc::clone(&transport),
+                target: target.clone(),
+                interval: PollInterval::new(adaptive_polling),
+                cursor: 0,
+                bad_requests: 0,
+                sent_at: Instant::now(),
+            };
+            polling.run()
         });
         Self { shared, _task: task }
     }
@@ -115,9 +168,13 @@ impl BatchPoll {
     /// Waits until the result of a request is announced.
     ///
     /// # Errors
-    /// If polling has ended with an error, or the server fails for longer or more often than the
-    /// retry policy allows.
-    pub(crate) async fn wait_for(&self, request_id: &RequestId) -> Announcement {
+    /// If polling has ended with an error, or the server fails for longer or more often than
+    /// `policy` allows.
+    pub(crate) async fn wait_for(
+        &self,
+        request_id: &RequestId,
+        policy: &RetryPolicy,
+    ) -> Announcement {
         let announcement = {
             let mut state = self.shared.lock();
             // Earlier announcements stay valid after polling has ended.
@@ -127,8 +184,9 @@ impl BatchPoll {
             if let Some(end) = &state.ended {
                 return end.announcement();
             }
-            let (sender, announcement) = oneshot::channel();
-            state.waiters.insert(request_id.clone(), sender);
+            let (announce, announcement) = oneshot::channel();
+            let call = PendingCall { announce, limits: CallLimits::new(policy) };
+            state.waiters.insert(request_id.clone(), call);
             announcement
         };
         let _waiter = Waiter { shared: &self.shared, request_id };
@@ -177,69 +235,87 @@ impl Drop for ReleaseWaiters {
     }
 }
 
-/// Polls while there is work, until an error ends polling or the task is aborted.
-async fn poll(
+/// Task that polls while there is work, until an error ends polling or the task is aborted.
+struct PollingTask {
     waiters: ReleaseWaiters,
     transport: Arc<Transport>,
     target: FuturesTarget,
-    mut interval: PollInterval,
-    policy: RetryPolicy,
-) {
-    let shared = &waiters.0;
-    let (mut cursor, mut bad_requests) = (0, 0);
-    let mut outage = OutageLimit::new(&policy);
-    let retry_log = transport.retry_log();
-    loop {
-        let retrieved = shared.wait_for_work().await;
-        let poll = RetrieveFutures::new(target.clone())
-            .prev_cursor(cursor)
-            .retrieved_request_ids(retrieved.iter().cloned().collect());
-        let sent_at = Instant::now();
-        let error = match transport.send(&poll, &RequestOptions::default()).await {
-            Ok(response) => {
-                (cursor, bad_requests) = (response.cursor, 0);
-                outage.end();
-                let empty = response.completions.is_empty();
-                shared.announce(response, &retrieved);
-                retry_log.poll_succeeded();
-                if empty {
-                    poll_interval::wait(interval.next_delay(sent_at)).await;
-                }
-                continue;
-            }
-            Err(error) => error,
-        };
+    interval: PollInterval,
+    /// Position of the server's announcements that the next poll continues from.
+    cursor: u64,
+    /// Number of consecutive 400 responses.
+    bad_requests: u32,
+    /// When the last poll was sent.
+    sent_at: Instant,
+}
+
+impl PollingTask {
+    async fn run(mut self) {
+        loop {
+            let retrieved = self.shared().wait_for_work().await;
+            let poll = RetrieveFutures::new(self.target.clone())
+                .prev_cursor(self.cursor)
+                .retrieved_request_ids(retrieved.iter().cloned().collect());
+            self.sent_at = Instant::now();
+            let delay = match self.transport.send(&poll, &RequestOptions::default()).await {
+                Ok(response) => self.after_response(response, &retrieved),
+                Err(error) => match self.after_failure(&error) {
+                    Ok(delay) => delay,
+                    Err(end) => return self.shared().end(end),
+                },
+            };
+            poll_interval::wait(delay).await;
+        }
+    }
+
+    fn shared(&self) -> &BatchPollShared {
+        &self.waiters.0
+    }
+
+    /// Announces the completed requests of a response, and returns the delay before the next poll.
+    fn after_response(
+        &mut self,
+        response: FuturesRetrieved,
+        retrieved: &BTreeSet<RequestId>,
+    ) -> Duration {
+        (self.cursor, self.bad_requests) = (response.cursor, 0);
+        let is_empty = response.completions.is_empty();
+        self.shared().announce(response, retrieved);
+        self.shared().end_outage();
+        self.transport.retry_log().poll_succeeded();
+        if is_empty { self.interval.next_delay(self.sent_at) } else { Duration::ZERO }
+    }
+
+    /// Fails the calls that wait no longer after a failed poll, and returns the delay before the
+    /// next poll.
+    ///
+    /// # Errors
+    /// If no poll follows.
+    fn after_failure(&mut self, error: &Error) -> std::result::Result<Duration, PollingEnd> {
+        let failed = || PollingEnd::Failed(error.clone());
         let delay = match error.status() {
-            Some(402) if policy.waits_for_billing() && transport.wait_for_billing() => {
-                retry_log.poll_failed(&error, BILLING_DELAY);
-                sleep(BILLING_DELAY).await;
-                continue;
-            }
-            Some(400)
-                if bad_requests < MAX_BAD_REQUESTS
-                    && !error.declines_retries()
-                    && (policy.retries_rejected_polls() || error.body().is_none()) =>
-            {
-                bad_requests += 1;
+            Some(402) => BILLING_DELAY,
+            Some(400) if self.bad_requests < MAX_BAD_REQUESTS && !error.declines_retries() => {
+                self.bad_requests += 1;
                 FAILURE_DELAY
             }
-            Some(404 | 405 | 501) => return shared.end(PollingEnd::NotOffered),
+            Some(404 | 405 | 501) => return Err(PollingEnd::NotOffered),
             Some(408) => {
-                outage.end();
-                sleep(FAILURE_DELAY).await;
-                continue;
+                self.shared().end_outage();
+                return Ok(FAILURE_DELAY);
             }
             _ if error.is_retryable() => FAILURE_DELAY,
-            _ => return shared.end(PollingEnd::Failed(error)),
+            _ => return Err(failed()),
         };
-        if outage.record(sent_at, delay) {
-            // Later waiters may find that the server has recovered.
-            shared.fail_waiters(&error);
-            outage.end();
-        } else {
-            retry_log.poll_failed(&error, delay);
+        let waiting = self.shared().fail_waiters(error, self.sent_at, delay);
+        if waiting {
+            // Checked only if a call waits for it: each check updates the shared billing incident.
+            if error.status() == Some(402) && !self.transport.wait_for_billing() {
+                return Err(failed());
+            }
+            self.transport.retry_log().poll_failed(error, delay);
         }
-        sleep(delay).await;
+        Ok(delay)
     }
 }
 
@@ -265,17 +341,34 @@ impl BatchPollShared {
         for completion in response.completions {
             let request_id = completion.request_id();
             if let Some(waiter) = state.waiters.remove(request_id) {
-                let _ = waiter.send(Ok(Some(completion)));
+                let _ = waiter.announce.send(Ok(Some(completion)));
             } else if !state.abandoned.remove(request_id) {
                 state.unclaimed.insert(completion);
             }
         }
     }
 
-    /// Fails all current waiters.
-    fn fail_waiters(&self, error: &Error) {
-        for (_, waiter) in self.lock().waiters.drain() {
-            let _ = waiter.send(Err(error.clone()));
+    /// Fails the waiters whose retry policy allows no poll `delay` after this failed one, which was
+    /// sent at `sent_at`. Returns whether others remain. Later waiters may find that the server has
+    /// recovered.
+    fn fail_waiters(&self, error: &Error, sent_at: Instant, delay: Duration) -> bool {
+        let mut state = self.lock();
+        let ends = |_: &RequestId, call: &mut PendingCall| {
+            call.limits.as_mut().is_some_and(|limits| !limits.allows_poll(error, sent_at, delay))
+        };
+        for (_, waiter) in state.waiters.extract_if(ends) {
+            let _ = waiter.announce.send(Err(error.clone()));
+        }
+        state.is_outage = true;
+        !state.waiters.is_empty()
+    }
+
+    /// Ends an outage: the server processed a poll.
+    fn end_outage(&self) {
+        let mut state = self.lock();
+        if std::mem::take(&mut state.is_outage) {
+            let limits = state.waiters.values_mut().filter_map(|call| call.limits.as_mut());
+            limits.for_each(|limits| limits.outage.end());
         }
     }
 
@@ -283,7 +376,7 @@ impl BatchPollShared {
     fn end(&self, end: PollingEnd) {
         let mut state = self.lock();
         for (_, waiter) in state.waiters.drain() {
-            let _ = waiter.send(end.announcement());
+            let _ = waiter.announce.send(end.announcement());
         }
         *state = BatchPollState {
             ended: Some(end),

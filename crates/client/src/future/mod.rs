@@ -1,11 +1,12 @@
 //! Futures of submitted requests, and the machinery that retrieves their results.
 
 mod batch_poll;
-pub(crate) mod poll;
+mod poll;
 mod poll_failures;
 mod poll_interval;
 pub(crate) mod queue_log;
 mod report;
+mod submitted;
 
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,8 @@ use crate::error::{Error, Result};
 use crate::task::{self, Task};
 
 pub(crate) use batch_poll::BatchPoll;
+pub(crate) use poll::Poller;
+pub(crate) use submitted::Submitted;
 
 /// Future of the result of a request that has already started.
 ///

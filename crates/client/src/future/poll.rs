@@ -11,9 +11,9 @@ use ::http::{HeaderMap, Response};
 use bytes::Bytes;
 use tinkex_wire::{
     CompletedFuture, JSON, PROTO, PollResponse, ResultPayload, RetrieveFuture, SubmitRequest,
-    SubmitResponse, header as wire_header,
+    header as wire_header,
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::call_options::CallOptions;
 use crate::dispatch::{Limit, Permit};
@@ -28,7 +28,7 @@ use crate::transport::{BILLING_DELAY, RequestOptions, header};
 use super::poll_failures::{NextPoll, PollFailures};
 use super::poll_interval::{self, OutageLimit, PollInterval};
 use super::queue_log::QueueLog;
-use super::{BatchPoll, report};
+use super::{BatchPoll, Submitted, report};
 
 /// Polls for the results of a session's requests.
 pub(crate) struct Poller<'a> {
@@ -42,55 +42,43 @@ pub(crate) struct Poller<'a> {
     is_sample: bool,
 }
 
-/// Request that the server has accepted.
-#[derive(Clone, Debug)]
-pub(crate) struct Submitted {
-    pub(crate) response: SubmitResponse,
-    pub(crate) request_type: &'static str,
-    /// Time that submitting the request took. Reported to the server with the first poll.
-    pub(crate) submit_duration: Duration,
-    /// When the call started.
-    pub(crate) call_start: Instant,
-    /// Number of times the request was sent.
-    pub(crate) attempts: u32,
-}
-
-impl Submitted {
-    /// Sends a request and measures how long the server takes to accept it.
-    pub(crate) async fn send<S: SubmitRequest>(
-        session: &Session,
-        request: &S,
-        options: &RequestOptions,
-    ) -> Result<Self> {
-        let (start, mut call) = (Instant::now(), CallProgress::new());
-        let transport = session.transport();
-        let response = transport.send_in_call(request, options, &mut call).await?;
-        transport.retry_log().succeeded(&call, Lane::Train);
-        Ok(Self::new(response, request, start, &call))
-    }
-
-    /// Creates the record of a request that the server accepted in `call`. `start` is when its
-    /// submission started.
-    pub(crate) fn new<S: SubmitRequest>(
-        response: SubmitResponse,
-        request: &S,
-        start: Instant,
-        call: &CallProgress,
-    ) -> Self {
-        Self {
-            response,
-            request_type: request.request_type(),
-            submit_duration: start.elapsed(),
-            call_start: call.start(),
-            attempts: call.attempts(),
-        }
-    }
-}
-
 /// Progress of polling for one result.
 struct PollProgress {
     polls: u64,
     start: Instant,
+}
+
+/// What the next poll for one result depends on.
+struct PollState {
+    failures: PollFailures,
+    interval: PollInterval,
+    outage: OutageLimit,
+    /// Failure of category `server` that a poll returned. A later poll may return the result.
+    failed_request: Option<Error>,
+    /// When the last poll was sent.
+    sent_at: Instant,
+}
+
+impl PollState {
+    fn new(poller: &Poller<'_>) -> Self {
+        Self {
+            failures: PollFailures::new(poller.retry),
+            interval: PollInterval::new(poller.session.adaptive_polling()),
+            outage: OutageLimit::new(poller.retry),
+            failed_request: None,
+            sent_at: Instant::now(),
+        }
+    }
+}
+
+/// What follows a poll.
+enum AfterPoll {
+    /// The result has arrived.
+    Ready(ResultPayload),
+    /// The result is ready: poll for it once its size fits into the download budget.
+    Download { bytes: u64 },
+    /// Poll again after the delay.
+    Wait(Duration),
 }
 
 /// Request that is sent with each poll.
@@ -195,87 +183,118 @@ impl<'a> Poller<'a> {
         call: &mut CallProgress,
     ) -> Result<ResultPayload> {
         let mut request = PollRequest::new(submitted);
-        let mut failures = PollFailures::new(self.retry);
-        let mut interval = PollInterval::new(self.session.adaptive_polling());
-        let mut outage = OutageLimit::new(self.retry);
-        let mut failed_request = None;
-        let retry_log = self.session.transport().retry_log();
+        let mut state = PollState::new(self);
         if let Some(bytes) = self.wait_for_announcement(submitted).await? {
             request.accept_payload(self.session.download_budget(), bytes).await;
         }
         loop {
-            let sent_at = Instant::now();
+            state.sent_at = Instant::now();
             let options = RequestOptions {
                 headers: headers(submitted, progress.polls, accept_proto),
                 ..RequestOptions::default()
             };
             let response = self.session.transport().send_raw(&request.body, &options).await;
             progress.polls += 1;
-            let error = match response {
-                Ok(response) => {
-                    retry_log.poll_succeeded();
-                    failures.record_success();
-                    match decode(&response)? {
-                        PollResponse::Ready(payload) => return Ok(payload),
-                        PollResponse::Failed(failed) => {
-                            let error = Error::from_failed_request(failed);
-                            let delay = failures.record_failed_request(&error);
-                            let delay = delay.filter(|_| !self.is_sample);
-                            let delay = delay.filter(|delay| !outage.record(sent_at, *delay));
-                            let Some(delay) = delay else { return Err(error) };
-                            failed_request = Some(error.clone());
-                            retry_log.retry(call, Lane::Poll, error, delay, RetryReason::Poll);
-                            sleep(delay).await;
-                            continue;
-                        }
-                        PollResponse::MetadataOnly { .. } if !request.body.allow_metadata_only => {
-                            let message = "server announced the result twice without sending it";
-                            return Err(Error::new(ErrorKind::Decode, message));
-                        }
-                        PollResponse::MetadataOnly { response_payload_size: bytes } => {
-                            request.accept_payload(self.session.download_budget(), bytes).await;
-                        }
-                        PollResponse::TryAgain(pending) => {
-                            self.log.update(&pending);
-                            poll_interval::wait(interval.next_delay(sent_at)).await;
-                        }
-                    }
-                    outage.end();
-                    continue;
+            let next = match response {
+                Ok(response) => self.after_response(&response, &request.body, &mut state, call)?,
+                Err(error) => {
+                    let delay = self.after_failure(error, submitted, progress, &mut state, call)?;
+                    AfterPoll::Wait(delay)
                 }
-                Err(error) => error,
             };
-            self.log_queue_state(&error);
-            let delay = match failures.record(&error) {
-                NextPoll::AtInterval => interval.next_delay(sent_at),
-                NextPoll::AtOnce => Duration::ZERO,
-                NextPoll::After(delay) => delay,
-                NextPoll::WhenSettled => {
-                    let transport = self.session.transport();
-                    if !self.retry.waits_for_billing() || !transport.wait_for_billing() {
-                        return Err(error);
-                    }
-                    retry_log.poll_failed(&error, BILLING_DELAY);
-                    call.record_failure(error);
-                    sleep(BILLING_DELAY).await;
-                    // Without `report_failure`: telemetry does not count a billing wait as a
-                    // failure.
-                    continue;
+            match next {
+                AfterPoll::Ready(payload) => return Ok(payload),
+                AfterPoll::Download { bytes } => {
+                    request.accept_payload(self.session.download_budget(), bytes).await;
                 }
-                NextPoll::Expired => return Err(failed_request.unwrap_or(error.expired())),
-                NextPoll::Never => return Err(failed_request.unwrap_or(error)),
-            };
-            if error.status() == Some(408) {
-                outage.end();
-            } else if outage.record(sent_at, delay) {
-                return Err(failed_request.unwrap_or(error));
-            } else {
-                retry_log.poll_failed(&error, delay);
+                AfterPoll::Wait(delay) => poll_interval::wait(delay).await,
             }
-            self.report_failure(&error, submitted, progress);
-            call.record_failure(error);
-            poll_interval::wait(delay).await;
         }
+    }
+
+    /// Returns what follows the response to a poll.
+    ///
+    /// # Errors
+    /// If the request failed, or the response cannot be decoded.
+    fn after_response(
+        &self,
+        response: &Response<Bytes>,
+        request: &RetrieveFuture,
+        state: &mut PollState,
+        call: &mut CallProgress,
+    ) -> Result<AfterPoll> {
+        let retry_log = self.session.transport().retry_log();
+        retry_log.poll_succeeded();
+        state.failures.record_success();
+        let next = match decode(response)? {
+            PollResponse::Ready(payload) => AfterPoll::Ready(payload),
+            PollResponse::Failed(failed) => {
+                let error = Error::from_failed_request(failed);
+                let delay = state.failures.record_failed_request(&error);
+                let delay = delay.filter(|_| !self.is_sample);
+                let delay = delay.filter(|delay| !state.outage.record(state.sent_at, *delay));
+                let Some(delay) = delay else { return Err(error) };
+                state.failed_request = Some(error.clone());
+                retry_log.retry(call, Lane::Poll, error, delay, RetryReason::Poll);
+                // Returns without ending the outage: the server fails.
+                return Ok(AfterPoll::Wait(delay));
+            }
+            PollResponse::MetadataOnly { .. } if !request.allow_metadata_only => {
+                let message = "server announced the result twice without sending it";
+                return Err(Error::new(ErrorKind::Decode, message));
+            }
+            PollResponse::MetadataOnly { response_payload_size: bytes } => {
+                AfterPoll::Download { bytes }
+            }
+            PollResponse::TryAgain(pending) => {
+                self.log.update(&pending);
+                AfterPoll::Wait(state.interval.next_delay(state.sent_at))
+            }
+        };
+        state.outage.end();
+        Ok(next)
+    }
+
+    /// Returns the delay before the next poll after a failed one.
+    ///
+    /// # Errors
+    /// If no poll follows: the error of the request if the server reported one, else `error`.
+    fn after_failure(
+        &self,
+        error: Error,
+        submitted: &Submitted,
+        progress: &PollProgress,
+        state: &mut PollState,
+        call: &mut CallProgress,
+    ) -> Result<Duration> {
+        let transport = self.session.transport();
+        self.log_queue_state(&error);
+        let delay = match state.failures.record(&error) {
+            NextPoll::AtInterval => state.interval.next_delay(state.sent_at),
+            NextPoll::AtOnce => Duration::ZERO,
+            NextPoll::After(delay) => delay,
+            NextPoll::WhenSettled => {
+                if !self.retry.waits_for_billing() || !transport.wait_for_billing() {
+                    return Err(error);
+                }
+                transport.retry_log().poll_failed(&error, BILLING_DELAY);
+                call.record_failure(error);
+                // Without `report_failure`: telemetry does not count a billing wait as a failure.
+                return Ok(BILLING_DELAY);
+            }
+            NextPoll::Expired => return Err(state.failed_request.take().unwrap_or(error.expired())),
+            NextPoll::Never => return Err(state.failed_request.take().unwrap_or(error)),
+        };
+        if error.status() == Some(408) {
+            state.outage.end();
+        } else if state.outage.record(state.sent_at, delay) {
+            return Err(state.failed_request.take().unwrap_or(error));
+        } else {
+            transport.retry_log().poll_failed(&error, delay);
+        }
+        self.report_failure(&error, submitted, progress);
+        call.record_failure(error);
+        Ok(delay)
     }
 
     /// Logs the queue state that a 408 carries in its body.
@@ -290,7 +309,7 @@ impl<'a> Poller<'a> {
     /// bytes if known.
     async fn wait_for_announcement(&self, submitted: &Submitted) -> Result<Option<u64>> {
         let Some(batch_poll) = self.batch_poll else { return Ok(None) };
-        Ok(match batch_poll.wait_for(&submitted.response.request_id).await? {
+        Ok(match batch_poll.wait_for(&submitted.response.request_id, self.retry).await? {
             Some(CompletedFuture::Finished {
                 response_payload_uncompressed_size: size, ..
             }) => size.filter(|bytes| *bytes > 0),

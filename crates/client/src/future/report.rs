@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind};
 use crate::targets;
 use crate::telemetry::{EventQueue, safe_message};
 
-use super::poll::Submitted;
+use super::Submitted;
 
 /// Logs a failed poll or failed request, and records it in telemetry.
 pub(super) fn failure(

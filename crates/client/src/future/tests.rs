@@ -67,7 +67,7 @@ fn start_batch_poll(script: &PollScript) -> BatchPoll {
         Arc::default(),
     );
     let target = FuturesTarget::new(SamplerId::from("s:sample:0"), 3);
-    BatchPoll::start(transport, target, false, RetryPolicy::default())
+    BatchPoll::start(transport, target, false)
 }
 
 /// Covers R-POLL.
@@ -85,7 +85,7 @@ async fn batch_polls_match_the_python_sdk() {
                 "wait" => {
                     let (batch_poll, outcomes) = (Arc::clone(&batch_poll), Arc::clone(&outcomes));
                     waiters.push(Task::spawn(async move {
-                        let outcome = batch_poll.wait_for(&RequestId::from(id.as_str())).await;
+                        let outcome = batch_poll.wait_for(&RequestId::from(id.as_str()), &RetryPolicy::default()).await;
                         let outcome = match outcome {
                             Ok(Some(completion)) => serde_json::to_value(completion).unwrap(),
                             Ok(None) => json!("poll individually"),
@@ -133,8 +133,8 @@ async fn results_are_polled_individually_if_the_server_lacks_the_endpoint() {
     script.0.lock().unwrap().0 = [json!(404)].into();
     let batch_poll = start_batch_poll(&script);
     let id = RequestId::from("a");
-    assert_eq!(batch_poll.wait_for(&id).await.unwrap(), None);
-    assert_eq!(batch_poll.wait_for(&id).await.unwrap(), None);
+    assert_eq!(batch_poll.wait_for(&id, &RetryPolicy::default()).await.unwrap(), None);
+    assert_eq!(batch_poll.wait_for(&id, &RetryPolicy::default()).await.unwrap(), None);
     assert_eq!(script.0.lock().unwrap().1.len(), 1, "the endpoint is not tried again");
 }
 
@@ -143,12 +143,12 @@ async fn dropped_waiters_are_forgotten() {
     let script = PollScript::default();
     let batch_poll = start_batch_poll(&script);
     let (dropped, pending) = (RequestId::from("dropped"), RequestId::from("pending"));
-    assert!(batch_poll.wait_for(&dropped).now_or_never().is_none());
+    assert!(batch_poll.wait_for(&dropped, &RetryPolicy::default()).now_or_never().is_none());
     sleep(Duration::from_secs(100)).await;
     assert!(script.0.lock().unwrap().1.is_empty(), "no poll without a waiter");
     let both = json!([{"request_id": "dropped"}, {"request_id": "pending"}]);
     script.0.lock().unwrap().0 = [json!({"completions": both, "cursor": 2})].into();
-    batch_poll.wait_for(&pending).await.unwrap();
+    batch_poll.wait_for(&pending, &RetryPolicy::default()).await.unwrap();
     assert!(batch_poll.is_empty(), "the announcement of a dropped waiter is not kept");
 }
 
@@ -167,8 +167,40 @@ async fn announcements_without_waiters_are_bounded() {
         .collect();
     polls.push_back(announced(vec!["early".to_owned(), "pending".to_owned()], 60));
     script.0.lock().unwrap().0 = polls;
-    batch_poll.wait_for(&RequestId::from("pending")).await.unwrap();
+    batch_poll.wait_for(&RequestId::from("pending"), &RetryPolicy::default()).await.unwrap();
     assert!(batch_poll.unclaimed() <= 20_000, "{} announcements", batch_poll.unclaimed());
-    let found = batch_poll.wait_for(&early).now_or_never();
+    let found = batch_poll.wait_for(&early, &RetryPolicy::default()).now_or_never();
     assert!(found.is_some(), "an early announcement is found");
+}
+
+/// The waits of the calls of one sampling session end by their own policies, not by one that they
+/// share.
+#[tokio::test(start_paused = true)]
+async fn bug_a_failed_batch_poll_ended_calls_by_the_policy_of_the_service() {
+    let (once, patient) = (RetryPolicy::disabled(), RetryPolicy::default());
+    let twice = RetryPolicy::default().max_attempts(2);
+    let strict = RetryPolicy::default().retry_rejected_polls(false);
+    let unsettled = RetryPolicy::default().give_up_after(Duration::from_secs(100));
+    let announced = json!({"completions": [{"request_id": "patient"}], "cursor": 1});
+    for (failures, policy, fails) in [
+        (vec![json!("conn")], once, true),
+        (vec![json!("conn")], twice, false),
+        (vec![json!("conn"), json!("conn")], twice, true),
+        (vec![json!("conn"), json!(408), json!("conn")], twice, false),
+        (vec![json!(400)], strict, true),
+        (vec![json!(400)], patient, false),
+        (vec![json!(402)], unsettled, true),
+        (vec![json!(503); 99], unsettled, false),
+        (vec![json!(503); 101], unsettled, true),
+    ] {
+        let script = PollScript::default();
+        script.0.lock().unwrap().0 = failures.iter().chain([&announced]).cloned().collect();
+        let batch_poll = start_batch_poll(&script);
+        let (other, id) = (RequestId::from("patient"), RequestId::from("limited"));
+        let mut limited = Box::pin(batch_poll.wait_for(&id, &policy));
+        assert!((&mut limited).now_or_never().is_none());
+        batch_poll.wait_for(&other, &patient).await.unwrap();
+        let outcome = limited.now_or_never();
+        assert_eq!(outcome.is_some_and(|outcome| outcome.is_err()), fails, "{failures:?}");
+    }
 }

@@ -24,9 +24,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::call_options::CallOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::future::SampleFuture;
-use crate::future::poll::{Poller, Submitted};
 use crate::future::queue_log::{QueueLog, QueuedWork};
+use crate::future::{Poller, SampleFuture, Submitted};
 use crate::service::ServiceClient;
 use crate::session::{CancelGuard, Session};
 use crate::transport::backoff::RequestBackoff;
@@ -311,70 +310,87 @@ impl SamplingClient {
                     ended.unwrap_or_else(|_| Err(call.deadline(limit)))
                 }
             };
+            session.transport().retry_log().ended(&call, Lane::Sample, &result);
             finish(session.connection().record_failure(result)?)
         })
     }
 }
 
 impl SamplingView {
-    /// Samples once, and resubmits after a transient failure if `resubmit` is set.
+    /// Samples until a result arrives, an error is final, or no sample of this client succeeds for
+    /// the progress timeout.
     async fn sample(
         &self,
-        mut request: Box<Validated<SampleRequest>>,
+        request: Box<Validated<SampleRequest>>,
         resubmit: bool,
         call: &mut CallProgress,
     ) -> Result<SampleResponse> {
         let active = self.active.start().await;
         // Boxed: of ten thousand samples most wait for a permit, and a waiting sample should not
         // occupy the memory of the large future that submits and polls.
-        let work = Box::pin(async {
-            let (mut resubmissions, mut failures) = (0, SampleFailures::default());
-            loop {
-                let error = match self.sample_once(&mut request, call).await {
-                    Ok(response) => {
-                        self.active.record_success();
-                        return Ok(response);
-                    }
-                    Err(error) => error,
-                };
-                let delay = self.retry.delay(resubmissions, fastrand::f64());
-                let policy = self.options.retry_policy(self.shared.session.settings());
-                // The next attempt also waits for the shared backoff.
-                let wait = delay.max(self.shared.session.admission().backoff().remaining());
-                let again = resubmit
-                    && self.retry.allows_resubmission(resubmissions)
-                    && policy.allows_attempt(call.attempts(), call.elapsed(), wait)
-                    && failures.should_resubmit(&error);
-                if let Some(events) = self.shared.session.connection().events() {
-                    let attributes = resubmit::event_attributes(again, resubmissions);
-                    events.attempt(resubmit::SAMPLE_FAILED, &error, attributes);
-                }
-                if !again {
-                    return Err(error);
-                }
-                let log = self.shared.session.transport().retry_log();
-                log.retry(call, Lane::Sample, error, delay, RetryReason::Resubmit);
-                sleep(delay).await;
-                resubmissions += 1;
-            }
-        });
+        let work = Box::pin(self.sample_with_resubmissions(request, resubmit, call));
         // This statement also drops `work`, which borrows `call`.
         let ended = match select(work, pin!(active.progress_timeout())).await {
             Either::Left((result, _)) => Ok(result),
             Either::Right((timeout, _)) => Err(timeout),
         };
         match ended {
-            Ok(Ok(response)) => {
-                self.shared.session.transport().retry_log().succeeded(call, Lane::Sample);
-                Ok(response)
-            }
-            Ok(Err(error)) => Err(call.finish(error)),
+            Ok(result) => result.map_err(|error| call.finish(error)),
             Err(timeout) => {
                 let seconds = timeout.as_secs();
                 let reason = format!("sampling timed out: no sample succeeded for {seconds} s");
                 Err(call.timed_out(&reason))
             }
         }
+    }
+
+    /// Samples once, and resubmits after a transient failure if `resubmit` is set.
+    async fn sample_with_resubmissions(
+        &self,
+        mut request: Box<Validated<SampleRequest>>,
+        resubmit: bool,
+        call: &mut CallProgress,
+    ) -> Result<SampleResponse> {
+        let (mut resubmissions, mut failures) = (0, SampleFailures::default());
+        loop {
+            let error = match self.sample_once(&mut request, call).await {
+                Ok(response) => {
+                    self.active.record_success();
+                    return Ok(response);
+                }
+                Err(error) => error,
+            };
+            let delay = self.retry.delay(resubmissions, fastrand::f64());
+            let again = resubmit
+                && self.allows_resubmission(resubmissions, delay, call)
+                && failures.should_resubmit(&error);
+            if let Some(events) = self.shared.session.connection().events() {
+                let attributes = resubmit::event_attributes(again, resubmissions);
+                events.attempt(resubmit::SAMPLE_FAILED, &error, attributes);
+            }
+            if !again {
+                return Err(error);
+            }
+            let log = self.shared.session.transport().retry_log();
+            log.retry(call, Lane::Sample, error, delay, RetryReason::Resubmit);
+            sleep(delay).await;
+            resubmissions += 1;
+        }
+    }
+
+    /// Returns whether the settings allow another resubmission, `delay` from now.
+    fn allows_resubmission(
+        &self,
+        resubmissions: u32,
+        delay: Duration,
+        call: &CallProgress,
+    ) -> bool {
+        let session = &self.shared.session;
+        let policy = self.options.retry_policy(session.settings());
+        // The resubmission also waits for the shared backoff.
+        let wait = delay.max(session.admission().backoff().remaining());
+        self.retry.allows_resubmission(resubmissions)
+            && policy.allows_attempt(call.attempts(), call.elapsed(), wait)
     }
 
     /// Submits the sample and polls for its result.

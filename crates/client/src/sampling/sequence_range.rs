@@ -52,8 +52,7 @@ impl SequenceRange {
     fn of_clone(session: &Session, sampler: &SamplerId, clone: u64) -> Self {
         let batch_poll = session.config().sample_use_retrieve_futures.then(|| {
             let target = FuturesTarget::new(sampler.clone(), clone);
-            let (transport, policy) = (Arc::clone(session.transport()), session.settings().retry);
-            BatchPoll::start(transport, target, session.adaptive_polling(), policy)
+            BatchPoll::start(Arc::clone(session.transport()), target, session.adaptive_polling())
         });
         let first = Seq::first_of_clone(clone).get();
         Self { first, next: AtomicU64::new(0), batch_poll }

@@ -2,7 +2,7 @@
 
 use crate::call_options::CallOptions;
 use crate::error::Result;
-use crate::future::poll::{Poller, Submitted};
+use crate::future::{Poller, Submitted};
 use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::loss::CustomLoss;
 

@@ -11,7 +11,7 @@ use tinkex_wire::{
 
 use crate::call_options::CallOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::future::poll::{Poller, Submitted};
+use crate::future::{Poller, Submitted};
 use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::service::ServiceClient;
 use crate::session::{OtherKeyConnection, Session};

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use tinkex_wire::{ModelId, Seq, SubmitRequest};
 
 use crate::error::Result;
-use crate::future::ApiFuture;
-use crate::future::poll::{Poller, Submitted};
+use crate::future::{ApiFuture, Poller, Submitted};
 use crate::transport::RequestOptions;
 
 use super::call_order::Reservation;

@@ -7,7 +7,7 @@ use tinkex_wire::{Datum, ForwardBackward, ForwardBackwardOutput, LossConfig, Los
 
 use crate::connection::PassEncoding;
 use crate::error::{Error, ErrorKind, Result};
-use crate::future::poll::Submitted;
+use crate::future::Submitted;
 use crate::validated::Validated;
 
 use super::call_order::Reservation;

@@ -20,7 +20,7 @@ use tinkex_wire::{
 
 use crate::connection::PassEncoding;
 use crate::error::{Error, Result};
-use crate::future::poll::Submitted;
+use crate::future::Submitted;
 use crate::transport::RequestOptions;
 
 use super::TrainingShared;

@@ -9,13 +9,11 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde_json::Value;
 use tinkex_wire::Secret;
-use tokio::time::timeout;
 
 use crate::config::Credential;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 
-/// Maximum run time of a credential command, after which it is killed.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+use super::credential_command;
 
 impl Credential {
     /// Returns the secret. Runs the command of a [`Credential::Command`].
@@ -23,37 +21,8 @@ impl Credential {
         match self {
             Self::Key(key) => Ok(key.expose().into()),
             // Boxed: the future of every request would otherwise include that of the rare command.
-            Self::Command(command) => Box::pin(run_command(command)).await,
+            Self::Command(command) => Box::pin(credential_command::run(command)).await,
         }
-    }
-}
-
-/// Runs a shell command and returns what it prints, without surrounding white space. The command is
-/// killed after [`COMMAND_TIMEOUT`], and when the future is dropped.
-async fn run_command(command: &str) -> Result<Secret, Error> {
-    let failed = |cause: String| {
-        Error::new(ErrorKind::Auth, format!("credential command failed: {cause}"))
-            .with_hint("Run the command in TINKER_CREDENTIAL_CMD in a shell to see why it fails.")
-    };
-    let (shell, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
-    let output = tokio::process::Command::new(shell)
-        .args([flag, command])
-        .stdin(std::process::Stdio::null())
-        .kill_on_drop(true)
-        .output();
-    let seconds = COMMAND_TIMEOUT.as_secs();
-    let output = timeout(COMMAND_TIMEOUT, output)
-        .await
-        .map_err(|_| failed(format!("it did not end within {seconds} s and was killed")))?
-        .map_err(|error| failed(error.to_string()))?;
-    if !output.status.success() {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        return Err(failed(format!("{}: {}", output.status, stderr.trim())));
-    }
-    let printed = String::from_utf8_lossy(&output.stdout);
-    match printed.trim() {
-        "" => Err(failed("no output".to_owned())),
-        credential => Ok(credential.into()),
     }
 }
 
@@ -172,30 +141,9 @@ mod tests {
         assert!(Identity::of(&token(&passport), false).is_some());
     }
 
-    #[cfg(unix)]
     #[tokio::test]
-    async fn a_command_must_succeed_and_print_something() {
-        let fetch = async |command: &str| Credential::Command(command.to_owned()).fetch().await;
-        assert_eq!(fetch("printf ' tml-x\\n'").await.unwrap().expose(), "tml-x");
-        let failed = fetch("echo reason >&2; exit 3").await.unwrap_err();
-        assert!(failed.to_string().contains("reason"), "{failed}");
-        assert!(fetch("true").await.is_err());
+    async fn a_key_is_its_own_secret() {
         let key = ApiKey::new("tml-1").unwrap();
         assert_eq!(Credential::Key(key).fetch().await.unwrap().expose(), "tml-1");
-    }
-
-    /// With paused time the timeout ends as soon as the runtime has nothing else to do.
-    #[cfg(unix)]
-    #[tokio::test(start_paused = true)]
-    async fn a_command_that_does_not_end_is_killed() {
-        let folder = tempfile::tempdir().unwrap();
-        let survived = folder.path().join("survived");
-        let command = format!("read line < /dev/zero; touch {}", survived.display());
-        let start = tokio::time::Instant::now();
-        let error = Credential::Command(command).fetch().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Auth);
-        assert!(error.to_string().contains("60 s"), "{error}");
-        assert_eq!(start.elapsed(), COMMAND_TIMEOUT);
-        assert!(!survived.exists());
     }
 }

@@ -9,6 +9,7 @@ pub(crate) mod backoff;
 pub(crate) mod backoff_registry;
 mod billing;
 pub(crate) mod call_progress;
+mod credential_command;
 pub(crate) mod custom_http;
 pub(crate) mod delay;
 pub(crate) mod failed_attempt;
@@ -254,12 +255,13 @@ impl Transport {
         options: &RequestOptions,
     ) -> Result<Response<Bytes>> {
         let mut call = CallProgress::new();
-        let response = self.send_raw_in_call(request, options, &mut call).await?;
-        self.retry_log.succeeded(&call, RequestPolicy::for_route(R::ROUTE).lane);
-        Ok(response)
+        let response = self.send_raw_in_call(request, options, &mut call).await;
+        self.retry_log.ended(&call, RequestPolicy::for_route(R::ROUTE).lane, &response);
+        response
     }
 
-    /// Sends a request that is part of a call with several requests, and decodes its response.
+    /// Sends a request that is part of a call with several requests, and decodes its response. The
+    /// caller logs the end of the call.
     pub(crate) async fn send_in_call<R: ApiRequest>(
         &self,
         request: &R,
@@ -295,7 +297,7 @@ impl Transport {
         let (backoff, key) = (options.backoff.clone(), options.idempotency_key.clone());
         let mut state = RetryState::new(encoded.policy, backoff, key, call);
         loop {
-            state.before_attempt(&self.retry_log).await?;
+            state.before_attempt().await?;
             self.check_open(R::ROUTE)?;
             match self.attempt(&encoded, options, &state).await {
                 Ok(response) => return Ok(response),

@@ -77,7 +77,7 @@ impl<'a> RetryState<'a> {
     /// The last failure, or an error of kind [`ErrorKind::RateLimited`] if nothing was sent yet, if
     /// the backoff ends after the time limit of the policy. Other requests may extend the backoff
     /// at any time.
-    pub(crate) async fn before_attempt(&mut self, log: &RetryLog) -> Result<(), Error> {
+    pub(crate) async fn before_attempt(&mut self) -> Result<(), Error> {
         // The time limit does not apply to a billing wait: a 402 is retried only if the policy
         // waits for the account to be settled, which has a limit of its own.
         let waits_for_billing = self.call.last_status() == Some(402);
@@ -87,9 +87,7 @@ impl<'a> RetryState<'a> {
                 if limit.is_some_and(|limit| self.call.elapsed() + remaining > limit) {
                     let error = self.call.take_last_failure();
                     let error = error.unwrap_or_else(|| Error::rate_limited(remaining));
-                    let error = self.call.finish(error);
-                    log.gave_up(self.call, self.policy.lane, &error);
-                    return Err(error);
+                    return Err(self.call.finish(error));
                 }
                 sleep(remaining).await;
             }
@@ -134,11 +132,7 @@ impl<'a> RetryState<'a> {
             RetryDecision::BackOff if billing => (backoff, RetryReason::Billing),
             RetryDecision::BackOff => (backoff, RetryReason::Backoff),
             RetryDecision::NewRound { delay } => (delay, RetryReason::Round),
-            RetryDecision::GiveUp(_) => {
-                let error = self.call.finish(failed.error);
-                shared.log.gave_up(self.call, self.policy.lane, &error);
-                return Err(error);
-            }
+            RetryDecision::GiveUp(_) => return Err(self.call.finish(failed.error)),
         };
         shared.log.retry(self.call, self.policy.lane, failed.error, delay, reason);
         match decision {
@@ -277,7 +271,7 @@ mod tests {
             let result = loop {
                 attempts += 1;
                 let step = script.pop_front().unwrap_or_else(|| case["then_forever"].clone());
-                state.before_attempt(&shared.log).await.unwrap();
+                state.before_attempt().await.unwrap();
                 sleep(busy).await;
                 let idle_since = Instant::now();
                 match outcome(&step) {
@@ -317,7 +311,7 @@ mod tests {
         let mut state = RetryState::new(policy, backoff, None, &mut call);
         let mut sent = 0;
         loop {
-            if let Err(error) = state.before_attempt(&shared.log).await {
+            if let Err(error) = state.before_attempt().await {
                 return (sent, error);
             }
             assert!(policy.give_up_after.is_none_or(|limit| start.elapsed() <= limit));
@@ -356,11 +350,11 @@ mod tests {
         sleep(Duration::from_secs(21)).await;
         let (shared, mut call) = (Shared::new(), CallProgress::new());
         let mut state = RetryState::new(policy, Some(backoff.clone()), None, &mut call);
-        state.before_attempt(&shared.log).await.unwrap();
+        state.before_attempt().await.unwrap();
         let failed = outcome(&json!(429)).unwrap_err();
         state.wait_or_give_up(failed, &shared.get()).await.unwrap();
         backoff.backoff.start(Duration::from_secs(60));
-        let error = state.before_attempt(&shared.log).await.unwrap_err();
+        let error = state.before_attempt().await.unwrap_err();
         assert_eq!((error.status(), error.attempts()), (Some(429), 1), "the last failure is kept");
     }
 
@@ -408,7 +402,7 @@ mod tests {
             let policy = policy.wait_for_billing().apply(RequestPolicy::for_route(route));
             let mut state = RetryState::new(policy, backoff, None, &mut call);
             for _ in 0..30 {
-                state.before_attempt(&shared.log).await.unwrap();
+                state.before_attempt().await.unwrap();
                 let failed = outcome(&json!(402)).unwrap_err();
                 state.wait_or_give_up(failed, &shared.get()).await.unwrap();
             }

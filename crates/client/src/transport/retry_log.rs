@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::config::BaseUrl;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::targets;
 
 use super::call_progress::CallProgress;
@@ -102,8 +102,18 @@ impl RetryLog {
         call.record_failure(error);
     }
 
-    /// Logs that a call succeeded, if it was retried.
-    pub(crate) fn succeeded(&self, call: &CallProgress, lane: Lane) {
+    /// Logs the end of a call: that it succeeded, if it was retried, or that it failed.
+    ///
+    /// The owner of the call must use this, not the code that sends one of its requests: after a
+    /// failed submission a sample may be resubmitted.
+    pub(crate) fn ended<T>(&self, call: &CallProgress, lane: Lane, result: &Result<T>) {
+        match result {
+            Ok(_) => self.succeeded(call, lane),
+            Err(error) => self.gave_up(call, lane, error),
+        }
+    }
+
+    fn succeeded(&self, call: &CallProgress, lane: Lane) {
         if call.retries() == 0 {
             return;
         }
@@ -122,8 +132,7 @@ impl RetryLog {
         }
     }
 
-    /// Logs that a call fails with `error`.
-    pub(crate) fn gave_up(&self, call: &CallProgress, lane: Lane, error: &Error) {
+    fn gave_up(&self, call: &CallProgress, lane: Lane, error: &Error) {
         let (attempts, elapsed) = (call.attempts(), call.elapsed().as_secs_f64());
         let (lane, base_url) = (lane.as_str(), &*self.base_url);
         if call.warned {

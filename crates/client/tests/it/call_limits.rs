@@ -211,6 +211,43 @@ async fn a_sample_that_times_out_is_cancelled_and_names_the_last_failure() {
     assert!(error.attempts() > 1, "{error:?}");
 }
 
+/// Bug: a submission that failed for five minutes logged the end of its call, although the sample
+/// was resubmitted.
+#[tokio::test(start_paused = true)]
+async fn bug_a_resubmitted_sample_logged_that_it_gave_up() {
+    let lines = EventLog::default();
+    let _log = tracing::subscriber::set_default(lines.clone());
+    let server = FakeServer::new(json!({}));
+    let sampler = server.sampler().await;
+    server.samples(vec![json!(503); 100]);
+    sampler.sample([1], params()).await.unwrap();
+    assert!(lines.with(&["reason=\"resubmit\""]).len() > 1);
+    assert_eq!(lines.with(&["giving up"]).len(), 0);
+    assert_eq!(lines.with(&["tinkex::retry INFO", "succeeded after retries"]).len(), 1);
+}
+
+/// Bug: a sample whose first retry was logged ended without an event.
+#[tokio::test(start_paused = true)]
+async fn bug_a_sample_that_a_time_limit_ended_did_not_log_its_end() {
+    let limit = Duration::from_secs(100);
+    let impatient = SamplingRetry::default().progress_timeout(limit);
+    for (retry, options) in [
+        (impatient, CallOptions::new()),
+        (SamplingRetry::default(), CallOptions::new().timeout(limit)),
+    ] {
+        let lines = EventLog::default();
+        let _log = tracing::subscriber::set_default(lines.clone());
+        let server = FakeServer::new(json!({}));
+        let sampler = server.sampler().await.with_options(options);
+        let sampler = sampler.with_sampling_retry(retry).unwrap();
+        server.samples(vec![json!(503); 1000]);
+        let error = sampler.sample([1], params()).await.unwrap_err();
+        let ends = lines.with(&["tinkex::retry INFO", "giving up", "lane=\"sample\""]);
+        let [end] = &ends[..] else { panic!("{ends:?}") };
+        assert!(end.contains(&format!("attempts={} elapsed=100", error.attempts())), "{end}");
+    }
+}
+
 /// The last failure is the cause of a sample that the progress timeout ends.
 #[tokio::test(start_paused = true)]
 async fn the_progress_timeout_keeps_the_last_failure() {
