@@ -282,7 +282,9 @@ impl<'a> Poller<'a> {
                 // Without `report_failure`: telemetry does not count a billing wait as a failure.
                 return Ok(BILLING_DELAY);
             }
-            NextPoll::Expired => return Err(state.failed_request.take().unwrap_or(error.expired())),
+            NextPoll::Expired => {
+                return Err(state.failed_request.take().unwrap_or(error.expired()));
+            }
             NextPoll::Never => return Err(state.failed_request.take().unwrap_or(error)),
         };
         if error.status() == Some(408) {

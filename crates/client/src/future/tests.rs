@@ -85,7 +85,9 @@ async fn batch_polls_match_the_python_sdk() {
                 "wait" => {
                     let (batch_poll, outcomes) = (Arc::clone(&batch_poll), Arc::clone(&outcomes));
                     waiters.push(Task::spawn(async move {
-                        let outcome = batch_poll.wait_for(&RequestId::from(id.as_str()), &RetryPolicy::default()).await;
+                        let outcome = batch_poll
+                            .wait_for(&RequestId::from(id.as_str()), &RetryPolicy::default())
+                            .await;
                         let outcome = match outcome {
                             Ok(Some(completion)) => serde_json::to_value(completion).unwrap(),
                             Ok(None) => json!("poll individually"),

@@ -2,8 +2,8 @@
 
 use crate::call_options::CallOptions;
 use crate::error::Result;
-use crate::future::{Poller, Submitted};
 use crate::future::queue_log::{QueueLog, QueuedWork};
+use crate::future::{Poller, Submitted};
 use crate::loss::CustomLoss;
 
 use super::Session;

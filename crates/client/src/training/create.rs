@@ -11,8 +11,8 @@ use tinkex_wire::{
 
 use crate::call_options::CallOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::future::{Poller, Submitted};
 use crate::future::queue_log::{QueueLog, QueuedWork};
+use crate::future::{Poller, Submitted};
 use crate::service::ServiceClient;
 use crate::session::{OtherKeyConnection, Session};
 
