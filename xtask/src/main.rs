@@ -47,10 +47,11 @@ Usage: cargo xtask <command>
                               labels: train ragged decode adapters live context load, A B, f32 bf16;
                               `--repeat N` sets the measurements per row, 3 by default)
                     server    Overhead over the engine's own time, idle and under load
-  conformance     Run the official Python SDK against a new server, then repeat a training run with
-                  the Rust client and compare the numbers
+  conformance     Run the official Python SDK against a new server, repeat a training run with the
+                  Rust client and compare the numbers, and load downloaded adapters in peft
+                    adapters         Check the adapters only
                     --sdk VERSION    Test one version only: 0.36.0 or 0.25.0
-                    --without-torch  Skip the custom losses
+                    --without-torch  Skip the custom losses and the adapters
   contract        Run the contract suite against any Tinker server
                     --base-url URL        Base URL of the server
                     --api-key-file FILE   File that contains the API key

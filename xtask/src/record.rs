@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::python::{self, Packages};
 use crate::step::{XtaskError, root, target, tool};
-use crate::test_server::{MODEL, TestServer};
+use crate::test_server::{MODEL, TestServer, golden_model};
 
 const PROGRAM: &str = "crates/server/tests/python/record.py";
 const RECORDINGS: &str = "fixtures/sdk";
@@ -28,7 +28,7 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     let sdk = format!("tinker=={version}");
     let python = python::environment(&folder, &Packages::wheels(&[&sdk]))?;
     TestServer::build()?;
-    let server = TestServer::start(&target().join("record/data"), true)?;
+    let server = TestServer::start(&target().join("record/data"), &[golden_model()], true)?;
     // A failed run must leave the existing recordings as they are.
     let new = target().join("record/new");
     let _ = fs::remove_dir_all(&new);

@@ -1,13 +1,21 @@
-//! A local server with the small golden model, for commands that run the Python SDK.
+//! A local server process, for commands that run the Python SDK.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::step::{XtaskError, cargo, root, target};
 
-/// Name of the base model of the server.
+/// Name of the [golden model](golden_model).
 pub(crate) const MODEL: &str = "tiny";
+
+/// Base model of a server: its name and its folder.
+pub(crate) type NamedModel = (String, PathBuf);
+
+/// Returns the small model of the engine's tests.
+pub(crate) fn golden_model() -> NamedModel {
+    (MODEL.to_owned(), root().join("crates/engine/tests/golden/qwen3"))
+}
 
 /// Server process, killed on drop.
 pub(crate) struct TestServer {
@@ -24,15 +32,20 @@ impl TestServer {
     /// Starts a server with an empty data folder.
     ///
     /// `efficient` offers batched polling, protobuf and compression; otherwise none of them.
-    pub(crate) fn start(data: &Path, efficient: bool) -> Result<Self, XtaskError> {
+    pub(crate) fn start(
+        data: &Path,
+        models: &[NamedModel],
+        efficient: bool,
+    ) -> Result<Self, XtaskError> {
         let failed =
             |error: std::io::Error| XtaskError::new(format!("cannot start the server: {error}"));
         // Remove the data of an earlier run, if any.
         let _ = std::fs::remove_dir_all(data);
-        let model = root().join("crates/engine/tests/golden/qwen3");
         let mut command = Command::new(target().join("debug/tinkex-server"));
         command.args(["--port", "0", "--quiet", "--no-hub-cache", "--data-dir"]).arg(data);
-        command.args(["--model", &format!("{MODEL}={}", model.display())]);
+        for (name, folder) in models {
+            command.args(["--model", &format!("{name}={}", folder.display())]);
+        }
         if !efficient {
             command.arg("--plain");
         }

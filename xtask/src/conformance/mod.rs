@@ -1,0 +1,128 @@
+//! `cargo xtask conformance`: runs the official Python SDK against a new server.
+//!
+//! The checks are in `crates/server/tests/python/conformance.py`. Each SDK version has its own
+//! Python environment under `target/conformance`. Afterwards the Rust client repeats a training run
+//! of the SDK on the same server and must get the same numbers. [`adapters`] checks that the adapters
+//! that are downloaded load elsewhere.
+
+mod adapters;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::python::{self, Packages};
+use crate::step::{XtaskError, ignored_test, root, target};
+use crate::test_server::{MODEL, TestServer, golden_model};
+
+/// One run of the checks.
+struct ConformanceRun {
+    sdk_version: &'static str,
+    /// Whether the server offers batched polling, protobuf and compression; otherwise none of them.
+    efficient: bool,
+    /// Whether custom losses and adapters are checked, which needs torch.
+    torch: bool,
+}
+
+const RUNS: &[ConformanceRun] = &[
+    ConformanceRun { sdk_version: "0.36.0", efficient: true, torch: true },
+    ConformanceRun { sdk_version: "0.36.0", efficient: false, torch: true },
+    ConformanceRun { sdk_version: "0.25.0", efficient: true, torch: false },
+];
+const REPEATED_RUN: &str = "conformance::the_client_and_the_python_sdk_train_to_the_same_numbers";
+const CHECKS: &str = "crates/server/tests/python/conformance.py";
+
+/// Selection of steps.
+struct Options<'a> {
+    sdk_version: Option<&'a str>,
+    torch: bool,
+    /// Whether to run the step `adapters` only.
+    only_adapters: bool,
+}
+
+impl<'a> Options<'a> {
+    fn parse(arguments: &[&'a str]) -> Result<Self, XtaskError> {
+        let mut options = Self { sdk_version: None, torch: true, only_adapters: false };
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            match *argument {
+                "adapters" => options.only_adapters = true,
+                "--sdk" => match arguments.next() {
+                    Some(version) if RUNS.iter().any(|run| run.sdk_version == *version) => {
+                        options.sdk_version = Some(version);
+                    }
+                    _ => {
+                        return Err(XtaskError::new("conformance: --sdk must be 0.36.0 or 0.25.0"));
+                    }
+                },
+                "--without-torch" => options.torch = false,
+                other => {
+                    return Err(XtaskError::new(format!("conformance: unknown option {other}")));
+                }
+            }
+        }
+        if options.only_adapters && (!options.torch || options.sdk_version.is_some()) {
+            return Err(XtaskError::new("conformance: adapters accepts no options"));
+        }
+        Ok(options)
+    }
+
+    fn selects(&self, run: &ConformanceRun) -> bool {
+        self.sdk_version.is_none_or(|version| version == run.sdk_version)
+    }
+}
+
+pub(crate) fn run(arguments: &[&str]) -> Result<(), XtaskError> {
+    let options = Options::parse(arguments)?;
+    TestServer::build()?;
+    if !options.only_adapters {
+        for run in RUNS.iter().filter(|run| options.selects(run)) {
+            let torch = options.torch && run.torch;
+            check(&environment(run.sdk_version, torch)?, run, torch)?;
+        }
+    }
+    let adapters = RUNS.iter().find(|run| run.torch && options.selects(run));
+    match adapters {
+        Some(run) if options.torch => adapters::check(&environment(run.sdk_version, true)?),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the Python interpreter of an environment with the SDK and, with `torch`, the packages
+/// that custom losses and adapters are compared with.
+fn environment(sdk_version: &str, torch: bool) -> Result<PathBuf, XtaskError> {
+    let suffix = if torch { "-torch" } else { "" };
+    let folder = Path::new("conformance").join(format!("{sdk_version}{suffix}"));
+    let sdk = format!("tinker=={sdk_version}");
+    let mut names = vec![sdk.as_str()];
+    if torch {
+        names.extend(["torch", "transformers", "peft"]);
+    }
+    python::environment(&folder, &Packages::wheels(&names))
+}
+
+fn check(python: &Path, run: &ConformanceRun, torch: bool) -> Result<(), XtaskError> {
+    let ConformanceRun { sdk_version, efficient, .. } = *run;
+    let mode = if efficient { "efficient" } else { "plain" };
+    println!("\n==> conformance: tinker {sdk_version}, {mode} protocol options");
+    let data = target().join("conformance").join(format!("data-{sdk_version}-{mode}"));
+    let server = TestServer::start(&data, &[golden_model()], efficient)?;
+    let numbers = target().join("conformance").join(format!("numbers-{sdk_version}-{mode}.json"));
+    // The numbers of an earlier run must not be compared.
+    let _ = std::fs::remove_file(&numbers);
+    let status = Command::new(python)
+        .arg(root().join(CHECKS))
+        .args([&server.url, MODEL])
+        .arg(&numbers)
+        .args(torch.then_some("--torch"))
+        .status()
+        .map_err(|error| XtaskError::new(format!("cannot run {}: {error}", python.display())))?;
+    if !status.success() {
+        let message = format!("conformance with tinker {sdk_version} failed: {status}");
+        return Err(XtaskError::new(message));
+    }
+    ignored_test("Rust client", "tinkex", REPEATED_RUN, &[])?
+        .variable("TINKEX_CONFORMANCE_URL", &server.url)
+        .variable("TINKEX_CONFORMANCE_MODEL", MODEL)
+        .variable("TINKEX_CONFORMANCE_NUMBERS", &numbers)
+        .run()
+}
