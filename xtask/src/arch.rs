@@ -56,7 +56,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex",
         folder: "crates/client",
-        may_use: &["tinkex-autodiff", "tinkex-files", "tinkex-wire"],
+        may_use: &["tinkex-autodiff", "tinkex-files", "tinkex-weights", "tinkex-wire"],
         must_not_use: &["aws-lc-sys", "axum", "clap", "native-tls", "onig_sys", "openssl-sys"],
         unsafe_code: Unsafe::Forbidden,
     },
@@ -69,6 +69,7 @@ const RULES: &[CrateRule] = &[
             "tinkex-engine",
             "tinkex-files",
             "tinkex-server",
+            "tinkex-weights",
             "tinkex-wire",
         ],
         must_not_use: &["aws-lc-sys", "native-tls", "onig_sys", "openssl-sys"],
@@ -77,7 +78,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-engine",
         folder: "crates/engine",
-        may_use: &["tinkex-autodiff", "tinkex-files"],
+        may_use: &["tinkex-autodiff", "tinkex-files", "tinkex-weights"],
         must_not_use: RUNTIMES_AND_NETWORK,
         unsafe_code: Unsafe::Justified,
     },
@@ -91,9 +92,22 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-server",
         folder: "crates/server",
-        may_use: &["tinkex-autodiff", "tinkex-engine", "tinkex-files", "tinkex-wire"],
+        may_use: &[
+            "tinkex-autodiff",
+            "tinkex-engine",
+            "tinkex-files",
+            "tinkex-weights",
+            "tinkex-wire",
+        ],
         // The server never sends HTTP requests.
         must_not_use: &["clap", "openssl-sys", "reqwest", "rustls"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-weights",
+        folder: "crates/weights",
+        may_use: &["tinkex-files"],
+        must_not_use: RUNTIMES_AND_NETWORK,
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {

@@ -11,13 +11,13 @@ use std::time::Instant;
 
 use tinkex_engine::corpus::{END_OF_TEXT, SPECIALS, TURN_END, document};
 use tinkex_engine::decode::{DecodingParams, StopConditions};
-use tinkex_engine::file::ModelConfig;
 use tinkex_engine::loss::{Loss, LossInputs};
 use tinkex_engine::optim::{AdamParams, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_engine::tokenizer::Tokenizer;
 use tinkex_engine::train::{Datum, FullTrainer, TrainingObjective};
 use tinkex_engine::{EngineOptions, Result};
+use tinkex_weights::ModelConfig;
 
 const SEED: u64 = 1;
 /// Maximum size of the vocabulary.

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use tinkex_engine::file::{AdapterFile, LoraPairRef, UnembeddingName, write_folder};
+use tinkex_weights::{AdapterFile, LoraPairRef, UnembeddingName, write_folder};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut paths = std::env::args().skip(1);

@@ -22,8 +22,8 @@
 //! ```
 
 use crate::Result;
-use crate::file::{ModelConfig, TensorFile};
 use crate::tokenizer::Tokenizer;
+use tinkex_weights::{ModelConfig, TensorFile};
 
 /// Name of the model.
 pub const NAME: &str = "tinkex/tiny";
@@ -39,7 +39,7 @@ pub const WEIGHTS: &[u8] = include_bytes!("../models/tiny/model.safetensors");
 /// # Errors
 /// Only if the crate was built with invalid model files.
 pub fn config() -> Result<ModelConfig> {
-    ModelConfig::parse(CONFIG, "config.json")
+    Ok(ModelConfig::parse(CONFIG, "config.json")?)
 }
 
 /// Returns the tokenizer of the model.
@@ -52,5 +52,5 @@ pub fn tokenizer() -> Result<Tokenizer> {
 
 /// Returns the weights of the model.
 pub(crate) fn tensors() -> Result<TensorFile> {
-    TensorFile::from_static(WEIGHTS, "model.safetensors")
+    Ok(TensorFile::from_static(WEIGHTS, "model.safetensors")?)
 }

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Result;
 use crate::builtin;
-use crate::file::{AdapterFile, ModelConfig, ModelFolder};
 use crate::kernel::{Kernel, Precision};
 use crate::lora::{Adapter, LoraConfig, PackedLora};
 use crate::model::Model;
 use crate::optim::OptimizerKind;
 use crate::sample::{ModelWeights, Sampler};
 use crate::train::Trainer;
+use tinkex_weights::{AdapterFile, ModelConfig, ModelFolder};
 
 /// Options of an [`Engine`].
 #[derive(Clone, Debug, PartialEq)]
@@ -62,16 +62,11 @@ impl Engine {
     /// Loads the model in the Hugging Face folder `path`.
     ///
     /// The folder contains `config.json` and either `model.safetensors` or
-    /// `model.safetensors.index.json` with the files that it names. The files are mapped into
-    /// memory while this function runs and must not be modified meanwhile.
+    /// `model.safetensors.index.json` with the files that it names.
     ///
     /// # Errors
-    /// - [`Error::Io`](crate::Error::Io) if a file is missing or cannot be read.
-    /// - [`Error::BadFile`](crate::Error::BadFile) or
-    ///   [`Error::MissingTensor`](crate::Error::MissingTensor) if a file is damaged or does not
-    ///   match the configuration.
-    /// - [`Error::UnknownArchitecture`](crate::Error::UnknownArchitecture) if the architecture is
-    ///   not supported.
+    /// - [`Error::File`](crate::Error::File) if a file is missing or cannot be read, is damaged, does
+    ///   not match the configuration, or has an architecture that is not supported.
     /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the weights do not fit into memory.
     /// - [`Error::Invalid`](crate::Error::Invalid) if the threads cannot be started.
     pub fn open(path: impl AsRef<Path>, options: EngineOptions) -> Result<Self> {

@@ -1,7 +1,9 @@
 //! [`Error`]: the error type of the engine.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use tinkex_weights::Error as FileError;
 
 /// Result of an operation of the engine.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -21,47 +23,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file operation failed.
-    #[error("cannot {action} {}", path.display())]
-    Io {
-        /// Operation, for example `read` or `write`.
-        action: &'static str,
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// A file is truncated, corrupted, of the wrong format, or uses an unsupported feature.
-    #[error("cannot use {}: {reason}", path.display())]
-    BadFile {
-        /// Path of the file.
-        path: PathBuf,
-        /// Description of the problem.
-        reason: String,
-    },
-    /// A model has an architecture that the engine does not support.
-    #[error(
-        "cannot load {}: architecture {name:?} is not supported, expected one of {known}",
-        path.display()
-    )]
-    UnknownArchitecture {
-        /// Path of the configuration.
-        path: PathBuf,
-        /// Architecture that the configuration names.
-        name: String,
-        /// Supported architectures, for the message.
-        known: &'static str,
-    },
-    /// A required tensor is missing.
-    #[error("cannot use {}: tensor {name} is missing", path.display())]
-    MissingTensor {
-        /// Path of the file or folder that should contain it.
-        path: PathBuf,
-        /// Name of the tensor.
-        name: String,
-    },
+    /// A file cannot be read or written, is damaged, lacks a tensor, or is not supported.
+    #[error(transparent)]
+    File(#[from] tinkex_weights::Error),
     /// A tensor does not have the shape that the operation or the model requires. If the files of
-    /// one model or adapter contradict each other, the error is [`Error::BadFile`] instead.
+    /// one model or adapter contradict each other, the error is [`Error::File`] instead.
     #[error("{what} has shape {got:?}, expected {expected:?}")]
     Shape {
         /// Name of the tensor, or of an operand of an operation.
@@ -194,10 +160,11 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Io { .. } | Self::Memory { .. } | Self::OutOfMemory { .. } => ErrorKind::System,
-            Self::BadFile { .. }
-            | Self::UnknownArchitecture { .. }
-            | Self::MissingTensor { .. } => ErrorKind::File,
+            Self::File(FileError::Io { .. }) | Self::Memory { .. } | Self::OutOfMemory { .. } => {
+                ErrorKind::System
+            }
+            Self::File(FileError::InvalidTensor { .. }) => ErrorKind::Input,
+            Self::File(_) => ErrorKind::File,
             Self::NonFiniteResult { .. } => ErrorKind::Numeric,
             Self::CustomLoss(error) if error.is_numeric() => ErrorKind::Numeric,
             Self::Datum { error, .. } => error.kind(),
@@ -220,12 +187,12 @@ impl Error {
 
     /// Returns a closure that wraps an I/O error of `action` on `path`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { action, path: path.to_owned(), source }
+        move |error| Self::File(FileError::io(action, path)(error))
     }
 
-    /// Creates [`Error::BadFile`].
+    /// Creates an error about the contents of a file.
     pub(crate) fn bad_file(path: &Path, reason: impl Into<String>) -> Self {
-        Self::BadFile { path: path.to_owned(), reason: reason.into() }
+        Self::File(FileError::bad_file(path, reason))
     }
 
     /// Creates [`Error::Invalid`].

@@ -50,7 +50,6 @@ pub mod corpus;
 pub mod decode;
 mod engine;
 mod error;
-pub mod file;
 mod kernel;
 mod lora;
 pub mod loss;

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use tinkex_engine::builtin;
-use tinkex_engine::file::{ModelConfig, write_file};
 use tinkex_engine::tokenizer::Vocabulary;
 use tinkex_files::{CachedRepo, HubCache};
+use tinkex_weights::{ModelConfig, write_file};
 use tinkex_wire::SupportedModel;
 
 use crate::error::ServerError;

@@ -101,8 +101,8 @@ impl From<tinkex_engine::Error> for Outcome {
         };
         let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
         let message = match &error {
-            tinkex_engine::Error::Io { .. } => format!("{error}{}", source.unwrap_or_default()),
-            // The messages of the other variants already include their source.
+            tinkex_engine::Error::File(_) => format!("{error}{}", source.unwrap_or_default()),
+            // The messages of the other variants already contain their source.
             _ => error.to_string(),
         };
         Self::failed(category, message)

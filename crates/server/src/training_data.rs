@@ -1,10 +1,10 @@
 //! Training data, validated once at admission and converted to the engine's form.
 
 use tinkex_autodiff::{LossProgram, TensorView};
-use tinkex_engine::file::ModelConfig;
 use tinkex_engine::loss::LossInputs;
 use tinkex_engine::train::{Datum, TrainingObjective, TrainingOutput};
 use tinkex_engine::{Error, Result, Trainer};
+use tinkex_weights::ModelConfig;
 use tinkex_wire::{
     ForwardBackwardOutput, LossOutputs, LossRecord, PassMode, Shape, TensorData, Tokens, loss_input,
 };

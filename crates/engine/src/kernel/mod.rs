@@ -14,7 +14,6 @@ mod exp;
 mod gemm;
 mod isa;
 mod kernel_check;
-pub(crate) mod mmap;
 pub(crate) mod paged_attention;
 mod panels;
 pub(crate) mod row_ops;

@@ -1,6 +1,8 @@
 //! [`Panels`]: a weight matrix packed in the order in which matrix products read it.
 
 use std::cell::RefCell;
+use std::convert::Infallible;
+use std::sync::{Mutex, PoisonError};
 
 use super::row_ops::{narrow, transpose};
 use super::{Kernel, PANEL};
@@ -53,29 +55,35 @@ pub(super) enum PanelData {
 }
 
 impl Panels {
-    /// Packs a matrix whose row `i` is written into a buffer by `row(i, buffer)`.
-    pub(crate) fn pack(
+    /// Packs a matrix whose rows `first..` are written into a buffer of whole rows by
+    /// `read(first, buffer)`.
+    ///
+    /// # Errors
+    /// An error of `read`.
+    pub(crate) fn pack<E: Send>(
         kernel: &Kernel,
         rows: usize,
         cols: usize,
         precision: Precision,
-        row: impl Fn(usize, &mut [f32]) + Sync,
-    ) -> Self {
+        read: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
+    ) -> Result<Self, E> {
         let len = rows.div_ceil(PANEL) * PANEL * cols;
         let data = match precision {
             Precision::F32 => {
                 let mut out = vec![0.0; len];
-                Self::fill(kernel, rows, cols, &row, &mut out, |from, to| to.copy_from_slice(from));
+                let convert = |from: &[f32], to: &mut [f32]| to.copy_from_slice(from);
+                Self::fill(kernel, rows, cols, &read, &mut out, convert)?;
                 PanelData::F32(out)
             }
             Precision::Bf16 => {
                 let mut out = vec![0; len];
                 let isa = kernel.isa();
-                Self::fill(kernel, rows, cols, &row, &mut out, |from, to| narrow(isa, from, to));
+                let convert = |from: &[f32], to: &mut [u16]| narrow(isa, from, to);
+                Self::fill(kernel, rows, cols, &read, &mut out, convert)?;
                 PanelData::Bf16(out)
             }
         };
-        Self { rows, cols, data }
+        Ok(Self { rows, cols, data })
     }
 
     /// Packs a row-major `rows × cols` matrix on the caller's thread.
@@ -89,31 +97,36 @@ impl Panels {
         precision: Precision,
     ) -> Self {
         assert_eq!(matrix.len(), rows * cols, "a matrix of {rows} × {cols}");
-        Self::pack(&Kernel::portable(), rows, cols, precision, |i, out| {
-            out.copy_from_slice(&matrix[i * cols..(i + 1) * cols]);
-        })
+        let read = |first: usize, out: &mut [f32]| {
+            out.copy_from_slice(&matrix[first * cols..][..out.len()]);
+            Ok::<_, Infallible>(())
+        };
+        let Ok(panels) = Self::pack(&Kernel::portable(), rows, cols, precision, read);
+        panels
     }
 
     /// Writes all panels to `out`, converting groups of sixteen weights with `convert`.
-    fn fill<T: Copy + Send>(
+    fn fill<T: Copy + Send, E: Send>(
         kernel: &Kernel,
         rows: usize,
         cols: usize,
-        row: &(impl Fn(usize, &mut [f32]) + Sync),
+        read: &(impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync),
         out: &mut [T],
         convert: impl Fn(&[f32], &mut [T]) + Sync,
-    ) {
+    ) -> Result<(), E> {
         if cols == 0 {
-            return;
+            return Ok(());
         }
         let isa = kernel.isa();
+        let error = Mutex::new(None);
         kernel.pool().for_each_row(out, PANEL * cols, PANEL * cols, |panel, out| {
             let first = panel * PANEL;
             let count = PANEL.min(rows - first);
             ROW_BUFFER.with_borrow_mut(|buffer| {
                 buffer.resize(buffer.len().max(count * cols), 0.0);
-                for (lane, buffer) in buffer.chunks_exact_mut(cols).take(count).enumerate() {
-                    row(first + lane, buffer);
+                if let Err(e) = read(first, &mut buffer[..count * cols]) {
+                    error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                    return;
                 }
                 // Transpose blocks of sixteen rows and sixteen inputs.
                 for (block, out) in out.chunks_mut(PANEL * PANEL).enumerate() {
@@ -127,6 +140,7 @@ impl Panels {
                 }
             });
         });
+        error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
     /// Returns the number of outputs.

@@ -1,10 +1,10 @@
 //! [`Adapter`]: the trained weights of a LoRA adapter, by target module.
 
 use super::{Delta, LayerDeltas, PackedLora};
-use crate::file::ModelConfig;
 use crate::model::{AdapterGradients, LayerGradients};
 use crate::rng::ChaCha8;
 use crate::{Error, Result};
+use tinkex_weights::ModelConfig;
 
 /// Configuration of a new LoRA adapter.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::adapter::{Adapter, AdapterPair, LoraConfig, TargetModule};
-use crate::file::{AdapterFile, LoraPairRef, ModelConfig, PeftConfig, UnembeddingName};
 use crate::{Error, Result};
+use tinkex_weights::{AdapterFile, LoraPairRef, ModelConfig, PeftConfig, UnembeddingName};
 
 impl Adapter {
     /// Creates an adapter from a file. `seed` is only recorded in its configuration.
@@ -88,6 +88,6 @@ impl Adapter {
                 b: &pair.b,
             })
             .collect();
-        AdapterFile::save(folder, &config, &pairs, head)
+        Ok(AdapterFile::save(folder, &config, &pairs, head)?)
     }
 }

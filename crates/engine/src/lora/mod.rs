@@ -1,5 +1,7 @@
 //! LoRA: trained low-rank deltas that are added to the outputs of frozen linear layers.
 
+use std::convert::Infallible;
+
 use crate::kernel::{FusedGemm, Kernel, Lhs, Panels, Precision, Rhs, row_ops};
 use crate::model::DeltaGradient;
 
@@ -40,10 +42,14 @@ impl Delta {
     /// Packs the row-major matrices A (`rank × inputs`) and B (`outputs × rank`) of each part.
     pub(crate) fn new(rank: usize, scale: f32, inputs: usize, parts: &[(&[f32], &[f32])]) -> Self {
         let kernel = Kernel::portable();
-        let a = Panels::pack(&kernel, rank * parts.len(), inputs, Precision::F32, |i, out| {
-            let (part, row) = (i / rank, i % rank);
-            out.copy_from_slice(&parts[part].0[row * inputs..(row + 1) * inputs]);
-        });
+        let read = |first: usize, out: &mut [f32]| {
+            for (i, out) in (first..).zip(out.chunks_exact_mut(inputs)) {
+                let (part, row) = (i / rank, i % rank);
+                out.copy_from_slice(&parts[part].0[row * inputs..(row + 1) * inputs]);
+            }
+            Ok::<_, Infallible>(())
+        };
+        let Ok(a) = Panels::pack(&kernel, rank * parts.len(), inputs, Precision::F32, read);
         let b = parts
             .iter()
             .map(|(_, b)| Panels::from_rows(b, b.len() / rank, rank, Precision::F32))

@@ -1,17 +1,18 @@
 //! Loads tensors and packs them into a [`Model`].
 
+use tinkex_weights::{ModelConfig, ModelFolder, StoredTensor, TensorFile};
+
 use super::{Layer, Linear, Model};
-use crate::Result;
-use crate::file::{ModelConfig, ModelFolder, StoredTensor, TensorFile};
 use crate::kernel::{Kernel, Panels, Precision};
 use crate::memory::probe;
+use crate::{Error, Result};
 
 /// Provides tensors by name.
 pub(crate) trait TensorSource: Sync {
     /// Returns the values of tensor `name`.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`](crate::Error::MissingTensor).
+    /// [`Error::File`](crate::Error::File) if there is no such tensor.
     fn values(&self, name: &str) -> Result<SourceTensor<'_>>;
 }
 
@@ -23,20 +24,21 @@ pub(crate) enum SourceTensor<'a> {
 }
 
 impl SourceTensor<'_> {
-    /// Copies row `row` of a matrix whose rows have the length of `out`.
-    fn row(&self, row: usize, out: &mut [f32]) {
-        let range = row * out.len()..(row + 1) * out.len();
+    /// Reads elements from index `start` on into `out`.
+    fn read(&self, start: usize, out: &mut [f32]) -> Result<()> {
+        let range = start..start + out.len();
         match self {
             Self::F32(values) => out.copy_from_slice(&values[range]),
-            Self::Stored(tensor) => tensor.copy_range(range, out),
+            Self::Stored(tensor) => tensor.read_f32(range, out)?,
         }
+        Ok(())
     }
 
     /// Returns all `len` values.
-    fn all(&self, len: usize) -> Vec<f32> {
+    fn all(&self, len: usize) -> Result<Vec<f32>> {
         let mut out = vec![0.0; len];
-        self.row(0, &mut out);
-        out
+        self.read(0, &mut out)?;
+        Ok(out)
     }
 }
 
@@ -58,7 +60,7 @@ impl Model {
     /// The shapes and types of the tensors must have been checked against `config`.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`](crate::Error::MissingTensor), or
+    /// [`Error::File`](crate::Error::File) if a tensor is missing or cannot be read, or
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system cannot provide the memory.
     pub(crate) fn load(
         config: &ModelConfig,
@@ -76,7 +78,8 @@ impl Model {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let pack = |name: &str, rows: usize| -> Result<Panels> {
             let values = source.values(name)?;
-            Ok(Panels::pack(&kernel, rows, hidden, precision, |i, out| values.row(i, out)))
+            let read = |first: usize, out: &mut [f32]| values.read(first * hidden, out);
+            Panels::pack(&kernel, rows, hidden, precision, read)
         };
         let layers = kernel.pool().map(config.layers, |index| {
             let loader = LayerLoader {
@@ -119,7 +122,7 @@ impl Model {
         Ok(Self {
             embedding: pack("model.embed_tokens.weight", config.vocab_size)?,
             layers,
-            norm: source.values("model.norm.weight")?.all(hidden),
+            norm: source.values("model.norm.weight")?.all(hidden)?,
             unembedding: if config.tied {
                 None
             } else {
@@ -143,7 +146,7 @@ struct LayerLoader<'a, S> {
 impl<S: TensorSource> LayerLoader<'_, S> {
     /// Loads the tensor `name`, a vector of `len` elements.
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
-        Ok(self.source.values(&format!("{}{name}", self.prefix))?.all(len))
+        self.source.values(&format!("{}{name}", self.prefix))?.all(len)
     }
 
     /// Loads linear layers with the same input into one stacked matrix.
@@ -153,15 +156,20 @@ impl<S: TensorSource> LayerLoader<'_, S> {
             matrices.push(self.source.values(&format!("{}{name}.weight", self.prefix))?);
         }
         let rows = parts.iter().map(|(_, outputs)| outputs).sum();
-        let weights = Panels::pack(self.kernel, rows, inputs, self.precision, |mut row, out| {
+        let read = |mut first: usize, mut out: &mut [f32]| {
+            // The rows may belong to several of the stacked matrices.
             for (matrix, (_, outputs)) in matrices.iter().zip(parts) {
-                if row < *outputs {
-                    matrix.row(row, out);
-                    return;
+                if first < *outputs {
+                    let len = out.len().min((outputs - first) * inputs);
+                    let (own, rest) = out.split_at_mut(len);
+                    matrix.read(first * inputs, own)?;
+                    (out, first) = (rest, *outputs);
                 }
-                row -= outputs;
+                first -= outputs;
             }
-        });
+            Ok::<_, Error>(())
+        };
+        let weights = Panels::pack(self.kernel, rows, inputs, self.precision, read)?;
         let mut biases = Vec::new();
         if bias {
             for (name, outputs) in parts {

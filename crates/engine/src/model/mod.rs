@@ -24,9 +24,9 @@ pub(crate) use load::{SourceTensor, TensorSource};
 pub(crate) use output_head::{LogprobQuery, OutputHead, SavedLogits, log_probability, log_sum_exp};
 pub(crate) use packed_batch::PackedBatch;
 
-use crate::file::ModelConfig;
 use crate::kernel::paged_attention::HeadLayout;
 use crate::kernel::{Kernel, Panels};
+use tinkex_weights::ModelConfig;
 
 /// A model with packed weights.
 #[derive(Debug)]

@@ -5,8 +5,8 @@ use std::path::Path;
 use super::adam::AdamState;
 use super::dimuon::DimuonState;
 use super::{Optimizer, OptimizerKind, OptimizerState};
-use crate::file::{NamedTensor, TensorFile, TensorSlice, write_tensors};
 use crate::{Error, Result};
+use tinkex_weights::{NamedTensor, TensorFile, TensorSlice, write_tensors};
 
 /// Version of the file format. Changes when the meaning of the stored tensors changes.
 const VERSION: &str = "1";
@@ -18,7 +18,7 @@ impl Optimizer {
     /// `tensors` gives the names and shapes of the tensors, in the order of [`new`](Self::new).
     ///
     /// # Errors
-    /// [`Error::Length`] or [`Error::Shape`] if `tensors` does not match the state; [`Error::Io`]
+    /// [`Error::Length`] or [`Error::File`] if `tensors` does not match the state; [`Error::File`]
     /// if the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>, tensors: &[(&str, &[usize])]) -> Result<()> {
         let groups = self.groups();
@@ -43,21 +43,21 @@ impl Optimizer {
             .collect();
         let steps = self.steps.to_string();
         let kind = self.kind().name();
-        write_tensors(path, &out, &[("optimizer", kind), ("version", VERSION), ("steps", &steps)])
+        let metadata = [("optimizer", kind), ("version", VERSION), ("steps", &steps)];
+        Ok(write_tensors(path, &out, &metadata)?)
     }
 
     /// Reads a state that [`save`](Self::save) wrote for the same tensors.
     ///
     /// # Errors
-    /// - [`Error::Io`] if the file cannot be read.
-    /// - [`Error::BadFile`] if the file is damaged or belongs to another kind of optimizer.
-    /// - [`Error::MissingTensor`] or [`Error::BadFile`] if the file belongs to other tensors.
+    /// [`Error::File`] if the file cannot be read, is damaged, or belongs to another kind of
+    /// optimizer or to other tensors.
     pub fn load(
         path: impl AsRef<Path>,
         kind: OptimizerKind,
         tensors: &[(&str, &[usize])],
     ) -> Result<Self> {
-        let file = TensorFile::map(path)?;
+        let file = TensorFile::open(path)?;
         let bad = |reason: String| Error::bad_file(file.path(), reason);
         let metadata = |key: &str| file.metadata().get(key).map_or("", String::as_str);
         if (metadata("optimizer"), metadata("version")) != (kind.name(), VERSION) {
@@ -73,7 +73,7 @@ impl Optimizer {
         let read = |prefix: &str| {
             let read = |(name, shape): &(&str, &[usize])| {
                 let name = format!("{prefix}.{name}");
-                let values = file.tensor(&name)?.with_shape(shape)?.to_f32()?.into_owned();
+                let values = file.tensor(&name)?.with_shape(shape)?.to_f32()?;
                 let invalid = |value: &f32| !value.is_finite() || (prefix == "v" && *value < 0.0);
                 match values.iter().position(invalid) {
                     None => Ok(values),

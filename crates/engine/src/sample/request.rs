@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use crate::decode::{DecodingParams, StopConditions};
-use crate::file::ModelConfig;
 use crate::lora::PackedLora;
 use crate::tokenizer::Vocabulary;
 use crate::train::check_tokens;
 use crate::{Error, Result};
+use tinkex_weights::ModelConfig;
 
 /// Identifies a request of a [`Sampler`](super::Sampler).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

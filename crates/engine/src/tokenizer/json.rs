@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use super::split::PATTERN;
 use super::vocabulary::byte_char;
 use super::{Tokenizer, Vocabulary};
-use crate::file::write_file;
 use crate::{Error, Result};
+use tinkex_weights::write_file;
 
 impl Tokenizer {
     /// Returns the contents of a `tokenizer.json`.
@@ -71,16 +71,16 @@ impl Tokenizer {
     /// Writes a `tokenizer.json`, atomically replacing the file.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be written.
+    /// [`Error::File`] if the file cannot be written.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let text = self.to_json();
-        write_file(path.as_ref(), |out| out.write_all(text.as_bytes()))
+        Ok(write_file(path.as_ref(), |out| out.write_all(text.as_bytes()))?)
     }
 
     /// Reads a `tokenizer.json` that [`write`](Self::write) wrote.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be read; otherwise as [`parse`](Self::parse).
+    /// [`Error::File`] if the file cannot be read; otherwise as [`parse`](Self::parse).
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::parse(&std::fs::read(path).map_err(Error::io("read", path))?, path)
@@ -89,7 +89,7 @@ impl Tokenizer {
     /// Parses the text of a `tokenizer.json`. `path` is used only in errors.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if the text is not a tokenizer, or has a pre-tokenizer or an order of
+    /// [`Error::File`] if the text is not a tokenizer, or has a pre-tokenizer or an order of
     /// tokens that this type does not support.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();

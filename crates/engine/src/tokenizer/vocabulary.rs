@@ -43,7 +43,7 @@ impl Vocabulary {
     /// (GPT-2, Llama 3, Qwen) and those that write a space as `▁` (Llama 2).
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be read; otherwise as [`parse`](Self::parse).
+    /// [`Error::File`] if the file cannot be read; otherwise as [`parse`](Self::parse).
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::parse(&std::fs::read(path).map_err(Error::io("read", path))?, path)
@@ -52,7 +52,7 @@ impl Vocabulary {
     /// Parses the text of a `tokenizer.json`. `path` is used only in errors.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if it is not a tokenizer, or its highest token id exceeds four times the
+    /// [`Error::File`] if it is not a tokenizer, or its highest token id exceeds four times the
     /// number of tokens plus 1,023.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -202,6 +202,6 @@ mod tests {
     #[test]
     fn a_huge_token_id_is_refused() {
         let json = br#"{"model": {"vocab": {"a": 4294967295}}}"#;
-        assert!(matches!(Vocabulary::parse(json, "x"), Err(Error::BadFile { .. })));
+        assert!(matches!(Vocabulary::parse(json, "x"), Err(Error::File(_))));
     }
 }

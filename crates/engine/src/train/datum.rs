@@ -4,9 +4,9 @@ use tinkex_autodiff::TensorView;
 
 use super::forward_pass::TrainingSequence;
 use super::objective::TrainingObjective;
-use crate::file::ModelConfig;
 use crate::loss::LossInputs;
 use crate::{Error, Result};
+use tinkex_weights::ModelConfig;
 
 /// One training example: the input tokens and the target tokens of each position.
 #[derive(Clone, Copy, Debug, Default)]

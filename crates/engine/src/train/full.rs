@@ -11,7 +11,6 @@ use super::batch_execution::{BatchExecution, check_gradient};
 use super::datum::Datum;
 use super::objective::{TrainingObjective, TrainingOutput};
 use crate::engine::{Engine, EngineOptions};
-use crate::file::{ModelConfig, NamedTensor, TensorSlice, write_tensors};
 use crate::kernel::{Kernel, Lhs, Precision, Rhs, row_ops};
 use crate::memory::probe;
 use crate::model::{
@@ -20,6 +19,7 @@ use crate::model::{
 use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
 use crate::rng::ChaCha8;
 use crate::{Error, Result};
+use tinkex_weights::{ModelConfig, NamedTensor, TensorSlice, write_tensors};
 
 /// A tensor with its gradient.
 #[derive(Debug)]
@@ -151,7 +151,7 @@ impl FullTrainer {
     /// Writes the weights, rounded to bf16, to the safetensors file `path`.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be written.
+    /// [`Error::File`] if the file cannot be written.
     pub fn save_bf16(&self, path: impl AsRef<Path>) -> Result<()> {
         let rounded: Vec<Vec<half::bf16>> = self
             .tensors
@@ -168,7 +168,7 @@ impl FullTrainer {
                 values: TensorSlice::Bf16(values),
             })
             .collect();
-        write_tensors(path, &out, &[("format", "pt")])
+        Ok(write_tensors(path, &out, &[("format", "pt")])?)
     }
 }
 
@@ -207,7 +207,7 @@ impl TensorSource for TrainedTensors<'_> {
     fn values(&self, name: &str) -> Result<SourceTensor<'_>> {
         match self.0.get(name) {
             Some(tensor) => Ok(SourceTensor::F32(&tensor.weights)),
-            None => Err(Error::MissingTensor { path: "memory".into(), name: name.to_owned() }),
+            None => Err(Error::invalid(name, "the model has no such tensor")),
         }
     }
 }

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::forward_pass::{ForwardPass, TrainingSequence};
-use crate::file::{AdapterFile, ModelFolder, TensorFile};
 use crate::kernel::{Kernel, Precision};
 use crate::lora::Adapter;
 use crate::model::{AdapterGradients, DiscardGradients, Model};
+use tinkex_weights::{AdapterFile, ModelFolder, TensorFile};
 
 /// Names of the recorded models in `tests/golden`.
 pub(crate) const MODELS: [&str; 3] = ["llama", "qwen2", "qwen3"];
@@ -105,7 +105,7 @@ fn gradients_match_torch_with_and_without_saved_activations() {
         let adapter = adapter(name, &model);
         let lora = adapter.packed(&model.config);
         let data = data(name);
-        let expected = TensorFile::read(folder(name).join("expected.safetensors")).unwrap();
+        let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
         let mut before: Option<Vec<[Vec<f32>; 2]>> = None;
         for memory in [0, usize::MAX] {
             let pass = ForwardPass::forward(&model, Some(&lora), &sequences(&data), Some(memory));
@@ -155,7 +155,7 @@ fn ten_steps_of_each_optimizer_match_torch() {
                 ..Example::default()
             })
             .collect();
-        let expected = TensorFile::read(folder(name).join("expected.safetensors")).unwrap();
+        let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
         for kind in ["adam", "dimuon"] {
             let recorded_params = &json[kind]["params"];
             let get = |key: &str| recorded_params[key].as_f64().unwrap();

@@ -7,10 +7,10 @@ use super::batch_execution::{BatchExecution, check_gradient};
 use super::datum::Datum;
 use super::objective::{TrainingObjective, TrainingOutput};
 use crate::Result;
-use crate::file::{AdapterFile, UnembeddingName, write_folder};
 use crate::lora::{Adapter, LoraConfig, PackedLora};
 use crate::model::{AdapterGradients, DiscardGradients, Model};
 use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
+use tinkex_weights::{AdapterFile, UnembeddingName, write_folder};
 
 /// File name of the optimizer state in an adapter folder.
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -192,7 +192,7 @@ impl Trainer {
     /// Writes the adapter to a PEFT folder, atomically replacing it.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) if a file cannot be written. An existing folder is then
+    /// [`Error::File`](crate::Error::File) if a file cannot be written. An existing folder is then
     /// unchanged.
     pub fn save(&self, folder: &Path, head: UnembeddingName) -> Result<()> {
         write_folder(folder, |folder| self.adapter.save(folder, &self.base, head))

@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 use tinkex_autodiff::{GraphInput, LossGraph, LossProgram, TensorView};
-use tinkex_engine::file::{TensorFile, UnembeddingName};
 use tinkex_engine::loss::{Loss, LossInputs, UnverifiedLosses};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::train::{Datum, TrainingObjective};
 use tinkex_engine::{Engine, EngineOptions, Trainer};
+use tinkex_weights::{TensorFile, UnembeddingName};
 
 use crate::fixtures::{assert_close, floats, number, numbers};
 use crate::golden::{MODELS, folder};
@@ -123,7 +123,7 @@ fn gradients(mut trainer: Trainer) -> (tempfile::TempDir, TensorFile) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter");
     trainer.save_with_optimizer(&path, UnembeddingName::Peft).unwrap();
-    let file = TensorFile::read(path.join("optimizer.safetensors")).unwrap();
+    let file = TensorFile::open(path.join("optimizer.safetensors")).unwrap();
     (folder, file)
 }
 
@@ -132,7 +132,7 @@ fn gradients_of_every_loss_match_torch_on_every_tensor() {
     for name in MODELS {
         let text = std::fs::read(folder(name).join("expected.json")).unwrap();
         let recorded: Value = serde_json::from_slice(&text).unwrap();
-        let expected = TensorFile::read(folder(name).join("expected.safetensors")).unwrap();
+        let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
         let engine = Engine::open(folder(name), EngineOptions::default()).unwrap();
         let recorded_data: Vec<RecordedDatum> =
             recorded["data"].as_array().unwrap().iter().map(RecordedDatum::new).collect();

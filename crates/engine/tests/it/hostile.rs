@@ -3,10 +3,10 @@
 use std::fs;
 
 use proptest::prelude::*;
-use tinkex_engine::file::{AdapterFile, ModelConfig, PeftConfig};
 use tinkex_engine::optim::{Optimizer, OptimizerKind};
 use tinkex_engine::tokenizer::{Tokenizer, Vocabulary};
 use tinkex_engine::{Engine, EngineOptions};
+use tinkex_weights::{AdapterFile, ModelConfig, PeftConfig};
 
 use crate::golden::{copy_of, folder};
 

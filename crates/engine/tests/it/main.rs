@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 
 mod decoding;
-mod files;
 mod fixtures;
 mod golden;
 mod gradients;

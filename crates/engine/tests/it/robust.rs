@@ -4,14 +4,14 @@
 use std::fs;
 use std::path::Path;
 
-use tinkex_engine::file::{DType, UnembeddingName};
 use tinkex_engine::loss::{Loss, LossInputs};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_engine::train::{Datum, TrainingObjective, TrainingOutput};
 use tinkex_engine::{Engine, EngineOptions, Error, ErrorKind, LoraConfig, Trainer};
+use tinkex_weights::{DType, UnembeddingName};
 
-use crate::golden::{copy_of, folder};
+use crate::golden::{MODELS, copy_of, folder};
 
 const CROSS_ENTROPY: TrainingObjective<'static> = TrainingObjective::Loss(Loss::CrossEntropy);
 
@@ -219,9 +219,9 @@ fn a_base_model_with_nan_weights_is_a_numeric_error() {
     let copy = copy_of("qwen3");
     let path = copy.path().join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
-    let file = tinkex_engine::file::TensorFile::read(&path).unwrap();
+    let file = tinkex_weights::TensorFile::open(&path).unwrap();
     assert_eq!(file.tensor("model.norm.weight").unwrap().dtype(), DType::F32);
-    let norm = file.tensor("model.norm.weight").unwrap().bytes().to_vec();
+    let norm = file.tensor("model.norm.weight").unwrap().bytes().unwrap();
     drop(file);
     let at = bytes.windows(norm.len()).position(|window| window == norm).unwrap();
     bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
@@ -238,4 +238,18 @@ fn a_base_model_with_nan_weights_is_a_numeric_error() {
     let outputs = sampler.step();
     assert_eq!(outputs[0].1.as_ref().unwrap_err().kind(), ErrorKind::Numeric);
     assert!(sampler.is_idle());
+}
+
+#[test]
+fn recorded_models_open() {
+    for name in MODELS {
+        let options = EngineOptions { threads: 1, ..EngineOptions::default() };
+        let engine = Engine::open(folder(name), options).unwrap();
+        let config = engine.config();
+        assert_eq!((config.layers, config.heads, config.kv_heads), (2, 4, 2));
+        assert_eq!(config.eos, [2]);
+        let matrices = config.tensors().filter(|(_, shape)| shape.len() == 2);
+        let least = matrices.map(|(_, shape)| 4 * shape.iter().product::<usize>()).sum::<usize>();
+        assert!(engine.weight_bytes() >= least, "{name}");
+    }
 }

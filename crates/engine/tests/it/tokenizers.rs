@@ -74,7 +74,7 @@ fn other_tokenizers_are_refused() {
         (serde_json::json!({"model": {}}), "not a tokenizer"),
     ] {
         let error = Tokenizer::parse(json.to_string().as_bytes(), "x").unwrap_err();
-        assert!(matches!(error, Error::BadFile { .. }), "{error}");
+        assert!(matches!(error, Error::File(tinkex_weights::Error::BadFile { .. })), "{error}");
         assert!(error.to_string().contains(want), "{error}");
     }
 }

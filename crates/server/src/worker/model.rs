@@ -8,9 +8,9 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use tinkex_engine::file::UnembeddingName;
 use tinkex_engine::optim::OptimizerKind;
 use tinkex_engine::{Engine, LoraConfig, Trainer};
+use tinkex_weights::UnembeddingName;
 use tinkex_wire::codec::json;
 use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
 

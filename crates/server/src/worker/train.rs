@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tinkex_engine::file::UnembeddingName;
+use tinkex_weights::UnembeddingName;
 use tinkex_wire::{
     CheckpointKind, ExternalWeightsSaved, ModelCreated, ModelId, OptimStepOutput, PassMode,
     RequestId, SamplerId, SamplerWeightsSaved, TinkerPath, WeightsLoaded, WeightsSaved,

@@ -1,11 +1,4 @@
-//! The safetensors format: an eight-byte header length, a JSON header, and little-endian data.
-
-mod header;
-mod read;
-mod write;
-
-pub use read::{StoredTensor, TensorFile};
-pub use write::{NamedTensor, TensorSlice, write_tensors};
+//! [`DType`]: element types of tensors.
 
 /// Element type of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +50,7 @@ const NAMES: [(DType, &str, usize); 13] = [
 ];
 
 impl DType {
-    fn from_name(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         NAMES.iter().find(|(_, other, _)| *other == name).map(|(dtype, ..)| *dtype)
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
-use super::DType;
+use crate::DType;
 
 /// Maximum size of a header, in bytes. The reference implementation has the same limit.
 pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;

@@ -1,4 +1,4 @@
-//! Durable replacement of files and folders, with the engine's errors.
+//! Durable replacement of files and folders, with the errors of this crate.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -10,10 +10,10 @@ use crate::{Error, Result};
 /// Replaces the file at `path` with the bytes that `content` writes, atomically and durably.
 ///
 /// ```
-/// # fn main() -> tinkex_engine::Result<()> {
+/// # fn main() -> tinkex_weights::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = folder.path().join("config.json");
-/// tinkex_engine::file::write_file(&path, |out| out.write_all(b"{}"))?;
+/// tinkex_weights::write_file(&path, |out| out.write_all(b"{}"))?;
 /// assert_eq!(std::fs::read(&path).unwrap(), b"{}");
 /// # Ok(()) }
 /// ```
@@ -35,10 +35,13 @@ pub fn write_file(
 /// # Errors
 /// The error of `fill`, or [`Error::Io`] if the folder cannot be replaced. The old folder is then
 /// unchanged.
-pub fn write_folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+pub fn write_folder<E: From<Error>>(
+    path: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
     let staged = StagedFolder::new(path).map_err(Error::io("create", path))?;
     fill(staged.path())?;
-    staged.commit().map_err(Error::io("replace", path))
+    Ok(staged.commit().map_err(Error::io("replace", path))?)
 }
 
 #[cfg(test)]
@@ -82,7 +85,7 @@ mod tests {
         assert_eq!(names(&path), ["b"]);
         let failed = write_folder(&path, |folder| {
             put("c")(folder)?;
-            Err(Error::invalid("c", "not allowed"))
+            Err(Error::bad_file("c", "not allowed"))
         });
         assert!(failed.is_err());
         assert_eq!(names(&path), ["b"]);

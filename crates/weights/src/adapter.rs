@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::peft::PeftConfig;
-use super::safetensors::{NamedTensor, StoredTensor, TensorFile, TensorSlice, write_tensors};
-use crate::{Error, Result};
+use crate::{
+    Error, NamedTensor, PeftConfig, Result, StoredTensor, TensorFile, TensorSlice, write_tensors,
+};
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
@@ -79,7 +79,7 @@ impl AdapterFile {
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let config = PeftConfig::read(path.join(CONFIG))?;
-        let file = TensorFile::map(path.join(TENSORS))?;
+        let file = TensorFile::open(path.join(TENSORS))?;
         let mut matrices: BTreeMap<&str, [Option<StoredTensor<'_>>; 2]> = BTreeMap::new();
         for tensor in file.tensors() {
             let Some((module, matrix)) = parse_name(tensor.name()) else {
@@ -113,7 +113,7 @@ impl AdapterFile {
     /// inside [`write_folder`](super::write_folder).
     ///
     /// # Errors
-    /// [`Error::Shape`] if a matrix does not have the size that its pair states; [`Error::Io`] if a
+    /// [`Error::InvalidTensor`] if a matrix does not have the size that its pair states; [`Error::Io`] if a
     /// file cannot be written.
     pub fn save(
         path: impl AsRef<Path>,
@@ -167,7 +167,7 @@ fn parse_name(name: &str) -> Option<(&str, usize)> {
 
 /// Returns the elements of a tensor, all of which must be finite.
 fn finite(path: &Path, tensor: StoredTensor<'_>) -> Result<Vec<f32>> {
-    let values = tensor.to_f32()?.into_owned();
+    let values = tensor.to_f32()?;
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(values),
         Some(at) => {

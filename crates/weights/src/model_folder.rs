@@ -6,15 +6,11 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::config::{ModelConfig, OneOrMany, read_small};
-use super::safetensors::{StoredTensor, TensorFile};
-use crate::{Error, Result};
+use crate::{Error, Result, StoredTensor, TensorFile};
 
-/// A model folder whose tensor files are mapped into memory.
-///
-/// Not public, because the files must not be truncated or modified while the value exists. The
-/// loader copies the weights and drops the maps.
+/// An open model folder. Tensors are read from its files when they are used.
 #[derive(Debug)]
-pub(crate) struct ModelFolder {
+pub struct ModelFolder {
     path: PathBuf,
     config: ModelConfig,
     files: Vec<TensorFile>,
@@ -30,16 +26,16 @@ impl ModelFolder {
     /// type that can be converted to f32. Loads no weights.
     ///
     /// # Errors
-    /// As [`ModelConfig::read`] and [`TensorFile::map`]; [`Error::MissingTensor`] or
+    /// As [`ModelConfig::read`] and [`TensorFile::open`]; [`Error::MissingTensor`] or
     /// [`Error::BadFile`] if a tensor is missing or does not match the configuration.
-    pub(crate) fn open(path: impl AsRef<Path>) -> Result<Self> {
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut config = ModelConfig::read(path.join("config.json"))?;
         config.eos = all_eos(path, config.eos)?;
         let single = path.join("model.safetensors");
         let index = path.join("model.safetensors.index.json");
         let files = if single.exists() || !index.exists() {
-            vec![TensorFile::map(single)?]
+            vec![TensorFile::open(single)?]
         } else {
             shards(path, &index)?
         };
@@ -65,7 +61,9 @@ impl ModelFolder {
         Ok(())
     }
 
-    pub(crate) fn config(&self) -> &ModelConfig {
+    /// Returns the architecture and dimensions of the model.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
@@ -73,7 +71,7 @@ impl ModelFolder {
     ///
     /// # Errors
     /// [`Error::MissingTensor`] if no file of the model contains it.
-    pub(crate) fn tensor(&self, name: &str) -> Result<StoredTensor<'_>> {
+    pub fn tensor(&self, name: &str) -> Result<StoredTensor<'_>> {
         let found = self.file_of.get(name).and_then(|&i| self.files[i].get(name));
         found.ok_or_else(|| Error::MissingTensor { path: self.path.clone(), name: name.to_owned() })
     }
@@ -97,7 +95,7 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>> {
         if Path::new(name).file_name() != Some(name.as_ref()) {
             return Err(Error::bad_file(index, format!("{name:?} is not a plain file name")));
         }
-        files.push(TensorFile::map(folder.join(name))?);
+        files.push(TensorFile::open(folder.join(name))?);
     }
     for (tensor, file) in &weight_map {
         let shard = files.iter().find(|shard| shard.path().file_name() == Some(file.as_ref()));

@@ -7,8 +7,8 @@ use std::path::Path;
 use half::bf16;
 use serde_json::json;
 
-use crate::file::atomic::write_file;
-use crate::{Error, Result};
+use crate::atomic::write_file;
+use crate::{DType, Error, Result};
 
 /// A tensor to write.
 #[derive(Clone, Copy, Debug)]
@@ -38,10 +38,10 @@ impl TensorSlice<'_> {
         }
     }
 
-    fn dtype(&self) -> super::DType {
+    fn dtype(&self) -> DType {
         match self {
-            Self::F32(_) => super::DType::F32,
-            Self::Bf16(_) => super::DType::Bf16,
+            Self::F32(_) => DType::F32,
+            Self::Bf16(_) => DType::Bf16,
         }
     }
 
@@ -76,8 +76,8 @@ impl TensorSlice<'_> {
 /// equal bytes and every tensor is aligned to its element size.
 ///
 /// # Errors
-/// - [`Error::Shape`] if the number of elements does not match the shape of a tensor.
-/// - [`Error::Invalid`] if two tensors have the same name, or one is named `__metadata__`.
+/// - [`Error::InvalidTensor`] if the number of elements does not match the shape of a tensor, two
+///   tensors have the same name, or one is named `__metadata__`.
 /// - [`Error::Io`] if the file cannot be written.
 ///
 /// The file at `path` is unchanged after an error.
@@ -104,18 +104,19 @@ fn header(tensors: &[&NamedTensor<'_>], metadata: &[(&str, &str)]) -> Result<Vec
     for tensor in tensors {
         let count = tensor.shape.iter().try_fold(1_usize, |n, &side| n.checked_mul(side));
         if count != Some(tensor.values.len()) {
-            return Err(Error::Shape {
-                what: tensor.name.to_owned(),
-                expected: tensor.shape.to_vec(),
-                got: vec![tensor.values.len()],
-            });
+            let (count, shape) = (tensor.values.len(), tensor.shape);
+            let reason = format!("it has {count} elements, but its shape is {shape:?}");
+            return Err(Error::invalid_tensor(tensor.name, reason));
         }
         let dtype = tensor.values.dtype();
         let end = at + tensor.values.len() * dtype.size();
         let entry =
             json!({ "dtype": dtype.name(), "shape": tensor.shape, "data_offsets": [at, end] });
         if tensor.name == "__metadata__" || entries.insert(tensor.name, entry).is_some() {
-            return Err(Error::invalid(tensor.name, "duplicate or reserved tensor name"));
+            return Err(Error::invalid_tensor(
+                tensor.name,
+                "the name is already taken or reserved",
+            ));
         }
         at = end;
     }
@@ -125,7 +126,7 @@ fn header(tensors: &[&NamedTensor<'_>], metadata: &[(&str, &str)]) -> Result<Vec
     }
     let mut text =
         serde_json::to_vec(&entries).expect("maps of strings and numbers serialize to JSON");
-    // The data starts at a multiple of eight bytes, so that views into a mapped file are aligned.
+    // The data starts at a multiple of eight bytes, so that readers that map the file find it aligned.
     text.resize(text.len().next_multiple_of(8), b' ');
     Ok(text)
 }

@@ -25,7 +25,7 @@ const KNOWN: &str = "LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM";
 /// Architecture and dimensions of a model.
 ///
 /// ```
-/// use tinkex_engine::file::ModelConfig;
+/// use tinkex_weights::ModelConfig;
 ///
 /// let text = br#"{"architectures": ["Qwen3ForCausalLM"], "vocab_size": 256, "hidden_size": 64,
 ///     "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -33,7 +33,7 @@ const KNOWN: &str = "LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM";
 ///     "max_position_embeddings": 512, "tie_word_embeddings": true}"#;
 /// let config = ModelConfig::parse(text, "config.json")?;
 /// assert!(config.qk_norm && config.tied && !config.qkv_bias);
-/// # Ok::<_, tinkex_engine::Error>(())
+/// # Ok::<_, tinkex_weights::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {

@@ -1,0 +1,37 @@
+//! Reads and writes the files of language models and LoRA adapters.
+//!
+//! | Files | Types |
+//! |---|---|
+//! | safetensors | [`TensorFile`], [`StoredTensor`], [`write_tensors`] |
+//! | Hugging Face model folder | [`ModelFolder`], [`ModelConfig`] |
+//! | PEFT adapter folder | [`AdapterFile`], [`PeftConfig`] |
+//!
+//! Files that are read may be truncated, corrupted or malicious: every length is checked before it
+//! is used and before memory is allocated for it. Files and folders that are written replace their
+//! predecessors atomically: they are written under a temporary name, flushed, and renamed.
+//!
+//! All functions block.
+
+#![forbid(unsafe_code)]
+
+mod adapter;
+mod atomic;
+mod config;
+mod dtype;
+mod error;
+mod model_folder;
+mod peft;
+mod rope;
+mod safetensors;
+mod stored_tensor;
+
+pub use adapter::{AdapterFile, LoraPair, LoraPairRef, UnembeddingName};
+pub use atomic::{write_file, write_folder};
+pub use config::{Architecture, ModelConfig};
+pub use dtype::DType;
+pub use error::{Error, Result};
+pub use model_folder::ModelFolder;
+pub use peft::PeftConfig;
+pub use rope::{Rope, RopeScaling};
+pub use safetensors::{NamedTensor, TensorFile, TensorSlice, write_tensors};
+pub use stored_tensor::StoredTensor;

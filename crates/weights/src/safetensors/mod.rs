@@ -1,0 +1,8 @@
+//! The safetensors format: an eight-byte header length, a JSON header, and little-endian data.
+
+mod header;
+mod read;
+mod write;
+
+pub use read::TensorFile;
+pub use write::{NamedTensor, TensorSlice, write_tensors};

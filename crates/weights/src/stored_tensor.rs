@@ -1,0 +1,213 @@
+//! [`StoredTensor`]: a tensor of a file, read when its elements are used.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+
+use half::f16;
+
+use crate::{DType, Error, Result};
+
+/// A tensor of a file, borrowed from the open file.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredTensor<'a> {
+    path: &'a Path,
+    name: &'a str,
+    dtype: DType,
+    shape: &'a [usize],
+    data: TensorData<'a>,
+}
+
+/// Location of a tensor's bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TensorData<'a> {
+    Memory(&'a [u8]),
+    /// `len` bytes from `offset` of an open file.
+    File {
+        file: &'a File,
+        offset: u64,
+        len: usize,
+    },
+}
+
+impl TensorData<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Memory(bytes) => bytes.len(),
+            Self::File { len, .. } => *len,
+        }
+    }
+}
+
+impl<'a> StoredTensor<'a> {
+    pub(crate) fn new(
+        path: &'a Path,
+        name: &'a str,
+        dtype: DType,
+        shape: &'a [usize],
+        data: TensorData<'a>,
+    ) -> Self {
+        Self { path, name, dtype, shape, data }
+    }
+
+    /// Returns the tensor's name.
+    #[must_use]
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// Returns the element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Returns the dimensions, outermost first.
+    #[must_use]
+    pub fn shape(&self) -> &'a [usize] {
+        self.shape
+    }
+
+    /// Returns the number of elements.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.data.len() / self.dtype.size()
+    }
+
+    /// Returns the stored little-endian bytes.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be read.
+    pub fn bytes(&self) -> Result<Vec<u8>> {
+        let mut out = vec![0; self.data.len()];
+        self.read_bytes(0, &mut out)?;
+        Ok(out)
+    }
+
+    /// Reads stored bytes into `out`, from byte `start` of the tensor.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be read, or if the tensor ends before `out` is filled.
+    pub fn read_bytes(&self, start: usize, out: &mut [u8]) -> Result<()> {
+        let fits = start.checked_add(out.len()).is_some_and(|end| end <= self.data.len());
+        let read = match self.data {
+            _ if !fits => Err(io::ErrorKind::UnexpectedEof.into()),
+            TensorData::Memory(bytes) => {
+                out.copy_from_slice(&bytes[start..start + out.len()]);
+                Ok(())
+            }
+            TensorData::File { file, offset, .. } => {
+                read_exact_at(file, offset + start as u64, out)
+            }
+        };
+        read.map_err(Error::io("read", self.path))
+    }
+
+    /// Returns the tensor if it has this shape.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if it has another shape.
+    pub fn with_shape(self, shape: &[usize]) -> Result<Self> {
+        if self.shape == shape {
+            return Ok(self);
+        }
+        let (name, got) = (self.name, self.shape);
+        let reason = format!("tensor {name} has shape {got:?}, expected {shape:?}");
+        Err(Error::bad_file(self.path, reason))
+    }
+
+    /// Returns the tensor if [`to_f32`](Self::to_f32) can convert its elements.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if the element type is not f32, f16 or bf16.
+    pub fn as_float(self) -> Result<Self> {
+        if matches!(self.dtype, DType::F32 | DType::F16 | DType::Bf16) {
+            return Ok(self);
+        }
+        let (name, dtype) = (self.name, self.dtype.name());
+        let reason = format!("tensor {name} is stored as {dtype}, expected F32, F16 or BF16");
+        Err(Error::bad_file(self.path, reason))
+    }
+
+    /// Returns all elements as f32.
+    ///
+    /// # Errors
+    /// As [`read_f32`](Self::read_f32).
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.count()];
+        self.read_f32(0..values.len(), &mut values)?;
+        Ok(values)
+    }
+
+    /// Reads a range of the elements into `out`, as f32.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if the element type is not f32, f16 or bf16; [`Error::Io`] if the file
+    /// cannot be read or the range is outside the tensor.
+    ///
+    /// # Panics
+    /// If `out` does not have the length of the range.
+    pub fn read_f32(&self, range: Range<usize>, out: &mut [f32]) -> Result<()> {
+        /// Bytes that are read at a time.
+        const BUFFER: usize = 1 << 16;
+        assert_eq!(range.len(), out.len(), "a buffer for the range {range:?}");
+        self.as_float()?;
+        let size = self.dtype.size();
+        if let TensorData::Memory(bytes) = self.data
+            && let Some(bytes) = bytes.get(range.start * size..range.end * size)
+        {
+            self.decode(bytes, out);
+            return Ok(());
+        }
+        let mut buffer = vec![0; BUFFER.min(out.len() * size)];
+        let mut start = range.start * size;
+        for out in out.chunks_mut(BUFFER / size) {
+            let bytes = &mut buffer[..out.len() * size];
+            self.read_bytes(start, bytes)?;
+            self.decode(bytes, out);
+            start += bytes.len();
+        }
+        Ok(())
+    }
+
+    /// Converts stored elements, whose type must be f32, f16 or bf16.
+    fn decode(&self, bytes: &[u8], out: &mut [f32]) {
+        match self.dtype {
+            DType::F32 => widen(bytes, out, f32::from_le_bytes),
+            DType::F16 => widen(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+            DType::Bf16 => {
+                widen(bytes, out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16));
+            }
+            // Excluded by `as_float`.
+            _ => out.fill(f32::NAN),
+        }
+    }
+}
+
+/// Converts each `N`-byte element of `bytes` to f32.
+fn widen<const N: usize>(bytes: &[u8], out: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
+    for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
+        *out = convert(bytes);
+    }
+}
+
+/// Fills `out` from `offset` of the file. Several threads may read one file at the same time.
+#[cfg(unix)]
+pub(crate) fn read_exact_at(file: &File, offset: u64, out: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, out, offset)
+}
+
+/// Fills `out` from `offset` of the file. Several threads may read one file at the same time.
+#[cfg(windows)]
+pub(crate) fn read_exact_at(file: &File, mut offset: u64, mut out: &mut [u8]) -> io::Result<()> {
+    while !out.is_empty() {
+        let read = std::os::windows::fs::FileExt::seek_read(file, out, offset)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        out = &mut out[read..];
+        offset += read as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,6 @@
+//! Tests of model and adapter files.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed test panics")]
+
+mod files;
+mod golden;
