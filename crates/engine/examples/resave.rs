@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use tinkex_weights::{AdapterFile, LoraPairRef, UnembeddingName, write_folder};
+use tinkex_weights::{AdapterFile, LoraPairRef, write_folder};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut paths = std::env::args().skip(1);
@@ -24,8 +24,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             b: &pair.b,
         })
         .collect();
-    write_folder(Path::new(&to), |folder| {
-        AdapterFile::save(folder, &adapter.config, &pairs, UnembeddingName::Peft)
-    })?;
+    write_folder(Path::new(&to), |folder| AdapterFile::save(folder, &adapter.config, &pairs))?;
     Ok(())
 }

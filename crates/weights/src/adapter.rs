@@ -7,14 +7,14 @@ use crate::{
     Error, NamedTensor, PeftConfig, Result, StoredTensor, TensorFile, TensorSlice, write_tensors,
 };
 
-const CONFIG: &str = "adapter_config.json";
-const TENSORS: &str = "adapter_model.safetensors";
+pub(crate) const CONFIG: &str = "adapter_config.json";
+pub(crate) const TENSORS: &str = "adapter_model.safetensors";
 /// Prefix of the tensor names.
-const PREFIX: &str = "base_model.model.";
+pub(crate) const PREFIX: &str = "base_model.model.";
 /// Module name of the unembedding in the engine and in `peft`.
-const HEAD: &str = "lm_head";
+pub(crate) const HEAD: &str = "lm_head";
 /// Module name of the unembedding in the service's archives.
-const SERVICE_HEAD: &str = "model.unembed_tokens";
+pub(crate) const SERVICE_HEAD: &str = "model.unembed_tokens";
 
 /// The contents of an adapter folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,25 +56,17 @@ pub struct LoraPairRef<'a> {
     pub b: &'a [f32],
 }
 
-/// Name of the unembedding's pair in an adapter file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UnembeddingName {
-    /// `lm_head`, the name that `peft` loads.
-    #[default]
-    Peft,
-    /// `model.unembed_tokens`, the name in the hosted service's archives.
-    Service,
-}
-
 impl AdapterFile {
-    /// Reads the adapter folder `path`. Accepts both names of the unembedding.
+    /// Reads the adapter folder `path`. Accepts the name that the hosted service gives to the
+    /// unembedding, `model.unembed_tokens`, besides `lm_head`.
     ///
     /// The files must not be modified while this function runs.
     ///
     /// # Errors
     /// - [`Error::Io`] if a file cannot be read.
-    /// - [`Error::BadFile`] if a file is damaged, contains a tensor that is not a LoRA matrix or
-    ///   does not have the configured rank, or contains a value that is not finite.
+    /// - [`Error::BadFile`] if a file is damaged, contains a tensor that is not a LoRA matrix, does
+    ///   not have the configured rank or is not among the configured modules, or contains a value
+    ///   that is not finite.
     /// - [`Error::MissingTensor`] if A or B of a module is missing.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -83,9 +75,16 @@ impl AdapterFile {
         let mut matrices: BTreeMap<&str, [Option<StoredTensor<'_>>; 2]> = BTreeMap::new();
         for tensor in file.tensors() {
             let Some((module, matrix)) = parse_name(tensor.name()) else {
-                let reason = format!("tensor {} is not a LoRA matrix", tensor.name());
-                return Err(Error::bad_file(file.path(), reason));
+                let (name, part) = (tensor.name(), unsupported_part(tensor.name()));
+                return Err(Error::bad_file(file.path(), format!("tensor {name} is {part}")));
             };
+            // The service's name of the unembedding is in no configuration.
+            let is_service_name = tensor.name()[PREFIX.len()..].starts_with(SERVICE_HEAD);
+            if !is_service_name && !config.targets(module) {
+                let name = tensor.name();
+                let reason = format!("target_modules in {CONFIG} does not select tensor {name}");
+                return Err(Error::bad_file(file.path(), reason));
+            }
             if matrices.entry(module).or_default()[matrix].replace(tensor).is_some() {
                 let reason = format!("{module} has two tensors lora_{}", ["A", "B"][matrix]);
                 return Err(Error::bad_file(file.path(), reason));
@@ -119,16 +118,12 @@ impl AdapterFile {
         path: impl AsRef<Path>,
         config: &PeftConfig,
         pairs: &[LoraPairRef<'_>],
-        head: UnembeddingName,
     ) -> Result<()> {
         let path = path.as_ref();
         let names: Vec<[String; 2]> = pairs
             .iter()
             .map(|pair| {
-                let module = match (pair.module, head) {
-                    (HEAD, UnembeddingName::Service) => SERVICE_HEAD,
-                    (module, _) => module,
-                };
+                let module = pair.module;
                 ["A", "B"].map(|matrix| format!("{PREFIX}{module}.lora_{matrix}.weight"))
             })
             .collect();
@@ -153,8 +148,20 @@ impl AdapterFile {
     }
 }
 
+/// Describes a tensor that is not a LoRA matrix of a linear layer.
+fn unsupported_part(name: &str) -> &'static str {
+    let parts = [
+        ("lora_embedding_", "an adapter of an embedding, which is not supported"),
+        ("lora_magnitude_vector", "a DoRA magnitude, which is not supported"),
+        ("modules_to_save", "a fully trained module, which is not supported"),
+        ("bias", "a bias, which is not supported"),
+    ];
+    let found = parts.iter().find(|(part, _)| name.contains(part));
+    found.map_or("not a LoRA matrix", |(_, description)| description)
+}
+
 /// Returns the module and the matrix (0 for A, 1 for B) of a tensor name.
-fn parse_name(name: &str) -> Option<(&str, usize)> {
+pub(crate) fn parse_name(name: &str) -> Option<(&str, usize)> {
     let name = name.strip_prefix(PREFIX)?;
     let name = name.strip_suffix(".weight")?;
     let name = name.strip_suffix(".default").unwrap_or(name);

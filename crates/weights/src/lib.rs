@@ -4,7 +4,7 @@
 //! |---|---|
 //! | safetensors | [`TensorFile`], [`StoredTensor`], [`write_tensors`] |
 //! | Hugging Face model folder | [`ModelFolder`], [`ModelConfig`] |
-//! | PEFT adapter folder | [`AdapterFile`], [`PeftConfig`] |
+//! | PEFT adapter folder | [`AdapterFile`], [`PeftConfig`], [`AdapterConversion`] |
 //!
 //! Files that are read may be truncated, corrupted or malicious: every length is checked before it
 //! is used and before memory is allocated for it. Files and folders that are written replace their
@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod adapter_conversion;
 mod atomic;
 mod config;
 mod dtype;
@@ -25,7 +26,8 @@ mod rope;
 mod safetensors;
 mod stored_tensor;
 
-pub use adapter::{AdapterFile, LoraPair, LoraPairRef, UnembeddingName};
+pub use adapter::{AdapterFile, LoraPair, LoraPairRef};
+pub use adapter_conversion::AdapterConversion;
 pub use atomic::{write_file, write_folder};
 pub use config::{Architecture, ModelConfig};
 pub use dtype::DType;

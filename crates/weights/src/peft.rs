@@ -30,6 +30,18 @@ impl PeftConfig {
         self.alpha / self.rank as f64
     }
 
+    /// Returns whether [`target_modules`](Self::target_modules) selects a module: by its name or by
+    /// the end of its name, as `peft` does. A pattern selects every module.
+    #[must_use]
+    pub fn targets(&self, module: &str) -> bool {
+        let selects = |target: &String| {
+            module
+                .strip_suffix(&**target)
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        self.target_modules.is_empty() || self.target_modules.iter().any(selects)
+    }
+
     /// Reads the file `path`.
     ///
     /// # Errors

@@ -30,6 +30,17 @@ pub(crate) fn all() -> Vec<Capture> {
     index.into_iter().map(|(name, index)| Capture { name, index }).collect()
 }
 
+/// Returns a safetensors file that is also text: the LoRA matrices of one module, with zeros only.
+fn adapter_text() -> String {
+    let name = |matrix| format!("base_model.model.lm_head.lora_{matrix}.weight");
+    let tensor = |start: u32| serde_json::json!({ "dtype": "F32", "shape": [1, 1], "data_offsets": [start, start + 4] });
+    let header = serde_json::json!({ name("A"): tensor(0), name("B"): tensor(4) });
+    // The length is 256: its bytes are ASCII, so that the file is text.
+    let header = format!("{:<256}", header.to_string());
+    assert_eq!(header.len(), 256);
+    format!("\0\u{1}\0\0\0\0\0\0{header}\0\0\0\0\0\0\0\0")
+}
+
 impl Capture {
     /// Returns whether the command was recorded in a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
@@ -44,6 +55,9 @@ impl Capture {
         if json && !args.contains(&"json".to_owned()) {
             args.splice(1..1, ["--format".to_owned(), "json".to_owned()]);
         }
+        if ReplayCase::of(&self.name).raw {
+            args.push("--raw".to_owned());
+        }
         args
     }
 
@@ -57,7 +71,21 @@ impl Capture {
         let name = ReplayCase::of(&self.name).responses_of.unwrap_or(&self.name);
         let default =
             format!(r#"{{"base_url":"http://127.0.0.1:18765/{name}.table","replies":[]}}"#);
-        file(&format!("{name}.reply.json")).unwrap_or(default)
+        let replies = file(&format!("{name}.reply.json")).unwrap_or(default);
+        if !ReplayCase::of(&self.name).valid_adapter {
+            return replies;
+        }
+        let mut replies: Value = serde_json::from_str(&replies).unwrap();
+        for reply in replies["replies"].as_array_mut().unwrap() {
+            match reply["path"].as_str() {
+                Some("/blob/adapter_config.json") => {
+                    reply["text"] = r#"{"r": 1, "lora_alpha": 1}"#.into();
+                }
+                Some("/blob/adapter_model.safetensors") => reply["text"] = adapter_text().into(),
+                _ => {}
+            }
+        }
+        replies.to_string()
     }
 
     pub(crate) fn replies(&self) -> Value {

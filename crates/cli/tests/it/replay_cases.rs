@@ -29,6 +29,11 @@ pub(crate) struct ReplayCase {
     pub(crate) interruption: Option<Interruption>,
     /// Recording whose server responses are used, if not its own.
     pub(crate) responses_of: Option<&'static str>,
+    /// Whether the files are downloaded as the server sends them, with `--raw`. The Python CLI
+    /// converts none, and the recorded adapters are placeholders.
+    pub(crate) raw: bool,
+    /// Whether the recorded adapter, a placeholder, is replaced by a valid one.
+    pub(crate) valid_adapter: bool,
 }
 
 /// Requests that a command must send.
@@ -119,6 +124,14 @@ impl ReplayCase {
         Self { interruption: Some(interruption), ..self }
     }
 
+    const fn raw(self) -> Self {
+        Self { raw: true, ..self }
+    }
+
+    const fn with_valid_adapter(self) -> Self {
+        Self { valid_adapter: true, ..self }
+    }
+
     const fn responding_like(self, recording: &'static str) -> Self {
         Self { responses_of: Some(recording), ..self }
     }
@@ -138,6 +151,8 @@ const fn succeeds(name: &'static str) -> ReplayCase {
         at_terminal: false,
         interruption: None,
         responses_of: None,
+        raw: false,
+        valid_adapter: false,
     }
 }
 
@@ -205,8 +220,13 @@ pub(crate) const CASES: &[ReplayCase] = &[
     rejected("checkpoint-download-bad-path", 2, &["run-1/weights/0001"]),
     fails("checkpoint-download-blob-404", 4, &[]),
     rejected("checkpoint-download-exists", 1, &["run-1_external_weights_hf", "--force"]),
+    succeeds("checkpoint-download-external").raw(),
+    succeeds("checkpoint-download-force").raw(),
     fails("checkpoint-download-no-files", 4, &["tinker://run-1/external_weights/hf"]),
-    rejected("checkpoint-download-sampler", 2, &["sampler_weights", "weights"]),
+    succeeds("checkpoint-download-output").raw(),
+    // Some servers offer sampler weights for download, so the server decides.
+    fails("checkpoint-download-sampler", 4, &["sampler_weights", "training checkpoint"])
+        .requests(ExpectedRequests::Unchecked),
     fails("checkpoint-download-unsafe", 1, &["../../evil"]),
     rejected("checkpoint-info-bad-kind", 2, &["tinker://run-1/foo/0001"]),
     rejected("checkpoint-info-bad-prefix", 2, &["run-1/weights/0001"]),
@@ -218,12 +238,17 @@ pub(crate) const CASES: &[ReplayCase] = &[
     fails("checkpoint-publish-404", 4, &[]),
     rejected("checkpoint-publish-bad-prefix", 2, &["weights/0001"]),
     rejected("checkpoint-publish-bad-structure", 2, &["tinker://run-1"]),
-    succeeds("checkpoint-push-hf").table(ExpectedTable::Text(push_table_with_title_in_one_line)),
+    succeeds("checkpoint-push-hf")
+        .with_valid_adapter()
+        .table(ExpectedTable::Text(push_table_with_title_in_one_line)),
     // A missing revision is created first.
-    fails("checkpoint-push-hf-derived-repo", 4, &[]).requests(ExpectedRequests::SameToTinkerApi),
+    fails("checkpoint-push-hf-derived-repo", 4, &[])
+        .with_valid_adapter()
+        .requests(ExpectedRequests::SameToTinkerApi),
     fails("checkpoint-push-hf-no-adapter", 1, &["adapter_config.json"]),
     rejected("checkpoint-push-hf-not-logged-in", 3, &["HF_TOKEN"]),
-    rejected("checkpoint-push-hf-sampler", 2, &["sampler_weights"]),
+    // Sampler weights are accepted; the hub token is checked first.
+    rejected("checkpoint-push-hf-sampler", 3, &["HF_TOKEN"]),
     rejected("checkpoint-set-ttl-both", 2, &["--ttl", "--remove"]),
     rejected("checkpoint-set-ttl-neither", 2, &["--ttl"]),
     fails("checkpoint-set-ttl-out-of-range", 1, &[]),

@@ -1,5 +1,6 @@
 //! `tinkex train`: checkpoints, resuming, plans, plots and invalid input.
 
+use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -107,6 +108,13 @@ async fn resumed_run_has_the_losses_of_an_uninterrupted_one() {
     sandbox.interrupt_at = None;
     let resumed = sandbox.run("train --resume parts --local").await.ok();
     assert!(resumed.out.contains("tinkex chat tinker://"), "{}", resumed.out);
+    // The printed command downloads the adapter.
+    let command =
+        resumed.out.lines().find_map(|line| line.trim().strip_prefix("tinkex checkpoint "));
+    let downloaded = sandbox.run(&format!("checkpoint {} --json", command.unwrap())).await.ok();
+    let folder = downloaded.json()["destination"].as_str().unwrap().to_owned();
+    let adapter = fs::read(Path::new(&folder).join("adapter_model.safetensors")).unwrap();
+    assert!(adapter.windows(8).any(|name| name == b"lm_head."), "{folder}");
     let expected = losses(&sandbox, "whole");
     assert_eq!(expected.len(), 8);
     assert_eq!(losses(&sandbox, "parts"), expected);

@@ -92,9 +92,21 @@ impl StagingFolder {
         }
     }
 
+    /// Returns the folder of the complete files.
+    pub(super) fn files(&self) -> PathBuf {
+        self.folder.join("files")
+    }
+
+    /// Returns the size of the complete files `names` in bytes.
+    pub(super) fn size(&self, names: &[String]) -> Result<u64> {
+        let files = self.files();
+        let size = |name: &String| Ok(fs::metadata(files.join(name))?.len());
+        names.iter().map(size).sum::<io::Result<u64>>().map_err(|error| write_error(&files, &error))
+    }
+
     /// Removes the files of an earlier download that are not among `names`.
     pub(super) fn retain(&self, names: &[String]) -> Result<()> {
-        let files = self.folder.join("files");
+        let files = self.files();
         let remove = || -> io::Result<()> {
             let mut folders = vec![files.clone()];
             while let Some(folder) = folders.pop() {
@@ -123,7 +135,7 @@ impl StagingFolder {
     /// [`ErrorKind::Conflict`] if the target appeared meanwhile and must not be replaced.
     pub(super) fn finish(self) -> Result<PathBuf> {
         let failed = |error: io::Error| write_error(&self.target, &error);
-        let (files, ready) = (self.folder.join("files"), self.ready());
+        let (files, ready) = (self.files(), self.ready());
         fs::create_dir_all(&files).map_err(failed)?;
         if !self.replace && self.target.symlink_metadata().is_ok() {
             return Err(already_exists(&self.target));

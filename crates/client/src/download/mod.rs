@@ -1,10 +1,11 @@
 //! Downloads of checkpoints and of single files.
 //!
 //! [`resume`] has the download loop, which the files of a hub use too. [`part_file`]
-//! downloads files that need no credential, and [`folder`] publishes all files of a checkpoint at
-//! once.
+//! downloads files that need no credential, [`convert`] makes an adapter loadable by `peft`, and
+//! [`folder`] publishes all files of a checkpoint at once.
 
 pub(crate) mod attempts;
+mod convert;
 mod export;
 mod folder;
 mod part_file;
@@ -48,6 +49,12 @@ type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 /// The target folder appears when all files are complete. An interrupted download leaves
 /// `NAME.part` beside it, which the next download into the same folder continues.
 ///
+/// An adapter (`adapter_config.json` and `adapter_model.safetensors`) is checked and converted
+/// before the folder appears, so that `peft`, vLLM and llama.cpp load all of it: the hosted service
+/// names the unembedding `model.unembed_tokens`, which becomes `lm_head`, and
+/// `target_modules` lists the modules that the tensors adapt. [`raw`](Self::raw) keeps the files as
+/// the server sends them.
+///
 /// ```no_run
 /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
 /// let checkpoint = service
@@ -62,8 +69,9 @@ type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 ///
 /// # Errors
 /// [`ErrorKind::Conflict`] if the folder exists and may not be replaced, or another download into
-/// it is running; [`ErrorKind::InvalidInput`] for sampler weights, which have no files;
-/// [`ErrorKind::NotFound`] if no file matches; any error of the requests and of writing files.
+/// it is running; [`ErrorKind::NotFound`] if no file matches; [`ErrorKind::Decode`] if the adapter is
+/// damaged or its tensors do not match its configuration; any error of the requests and of writing
+/// files. The hosted service offers no sampler weights for download.
 ///
 /// # Cancel safety
 /// Dropping the future stops the download; the next one continues it. The export of a training
@@ -78,6 +86,7 @@ pub struct CheckpointDownload {
     include: Vec<String>,
     exclude: Vec<String>,
     parallel: usize,
+    raw: bool,
     on_progress: Option<OnProgress>,
 }
 
@@ -156,6 +165,7 @@ impl RestClient {
             include: Vec::new(),
             exclude: Vec::new(),
             parallel: DEFAULT_PARALLEL,
+            raw: false,
             on_progress: None,
         }
     }
@@ -251,6 +261,13 @@ impl CheckpointDownload {
         self
     }
 
+    /// Keeps the files as the server sends them, without checking or converting an adapter.
+    /// Defaults to false.
+    pub fn raw(mut self, raw: bool) -> Self {
+        self.raw = raw;
+        self
+    }
+
     /// Calls `callback` whenever bytes were written to disk.
     pub fn on_progress(
         mut self,
@@ -262,16 +279,18 @@ impl CheckpointDownload {
 
     async fn run(self) -> Result<DownloadedCheckpoint> {
         let path = self.path.clone()?;
-        if path.kind() == CheckpointKind::Sampler {
-            let message = format!("cannot download {path}: sampler weights have no files");
-            let hint = "Download a training checkpoint (weights) or external weights.";
-            let error = Error::new(ErrorKind::InvalidInput, message).with_hint(hint);
-            return Err(error.during("download"));
-        }
         let (folder, replace) = (self.folder.clone(), self.replace);
         let staging = resume::blocking(move || StagingFolder::open(&folder, replace)).await?;
-        if path.kind() == CheckpointKind::External {
-            let urls = self.request_urls(&path, false).await?;
+        if path.kind() != CheckpointKind::Training {
+            let urls = self.request_urls(&path, false).await.map_err(|error| {
+                match path.kind() {
+                CheckpointKind::Sampler if error.status().is_some() => error.with_hint(
+                    "Download a training checkpoint (weights) of the run: not every server offers \
+                     sampler weights for download.",
+                ),
+                _ => error,
+            }
+            })?;
             return self.fetch_all(staging, &path, None, urls).await;
         }
         let export = Export::create(&self.service, &path).await?;
@@ -303,6 +322,7 @@ impl CheckpointDownload {
         urls: ExternalWeightsUrls,
     ) -> Result<DownloadedCheckpoint> {
         let names = self.select(path, &urls)?;
+        let checkpoint = path;
         let (path, exported) = (export.map_or(path, |export| &export.path), export.is_some());
         let tracker = ProgressTracker::new(&names, self.on_progress.clone());
         let current = tokio::sync::Mutex::new((urls, Instant::now()));
@@ -330,13 +350,17 @@ impl CheckpointDownload {
             Ok::<_, Error>(bytes)
         };
         let all = stream::iter(names.clone()).map(fetch_one).buffer_unordered(self.parallel);
-        let bytes = all.try_fold(0, |sum, bytes| async move { Ok(sum + bytes) }).await?;
+        all.try_for_each(|_| async { Ok(()) }).await?;
+        if !self.raw {
+            convert::convert_adapter(&self.service, &staging, checkpoint).await?;
+        }
         let files = names.clone();
         let publish = move || {
             staging.retain(&names)?;
-            staging.finish()
+            let bytes = staging.size(&names)?;
+            Ok((staging.finish()?, bytes))
         };
-        let folder = resume::blocking(publish).await?;
+        let (folder, bytes) = resume::blocking(publish).await?;
         Ok(DownloadedCheckpoint { folder, files, bytes })
     }
 

@@ -119,11 +119,11 @@ impl RestClient {
         self.call("set_checkpoint_ttl_from_tinker_path", &request).await
     }
 
-    /// Returns the download URLs of a checkpoint of external weights. They need no credential and
-    /// expire.
+    /// Returns the download URLs of external weights, or of sampler weights if the server offers
+    /// them for download. The URLs need no credential and expire.
     ///
     /// # Errors
-    /// If the checkpoint does not exist or is of another kind.
+    /// If the checkpoint does not exist or the server does not offer it for download.
     pub async fn get_external_weights_urls(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,

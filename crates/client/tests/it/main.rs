@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 #![expect(clippy::needless_pass_by_value, reason = "scripts are easier to read without references")]
 
+mod adapter_download;
 #[cfg(all(feature = "blocking", feature = "testing"))]
 mod blocking;
 mod call_limits;

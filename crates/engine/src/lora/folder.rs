@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::adapter::{Adapter, AdapterPair, LoraConfig, TargetModule};
 use crate::{Error, Result};
-use tinkex_weights::{AdapterFile, LoraPairRef, ModelConfig, PeftConfig, UnembeddingName};
+use tinkex_weights::{AdapterFile, LoraPairRef, ModelConfig, PeftConfig};
 
 impl Adapter {
     /// Creates an adapter from a file. `seed` is only recorded in its configuration.
@@ -56,12 +56,7 @@ impl Adapter {
     }
 
     /// Writes the two files of a PEFT adapter into an existing folder.
-    pub(crate) fn save(
-        &self,
-        folder: &Path,
-        base_model: &str,
-        head: UnembeddingName,
-    ) -> Result<()> {
+    pub(crate) fn save(&self, folder: &Path, base_model: &str) -> Result<()> {
         let modules: Vec<String> = self.pairs.iter().map(|pair| pair.target.name()).collect();
         let mut suffixes: Vec<String> = modules
             .iter()
@@ -88,6 +83,6 @@ impl Adapter {
                 b: &pair.b,
             })
             .collect();
-        Ok(AdapterFile::save(folder, &config, &pairs, head)?)
+        Ok(AdapterFile::save(folder, &config, &pairs)?)
     }
 }

@@ -187,7 +187,7 @@ fn a_resumed_run_has_the_bits_of_an_uninterrupted_one() {
     for _ in 0..3 {
         train(&mut trainer);
     }
-    trainer.save_with_optimizer(&path, tinkex_weights::UnembeddingName::Peft).unwrap();
+    trainer.save_with_optimizer(&path).unwrap();
     let mut resumed = engine.resume_trainer(&path, OptimizerKind::Adam).unwrap();
     assert_eq!(resumed.steps(), 3);
     for _ in 0..3 {

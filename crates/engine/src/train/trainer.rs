@@ -10,7 +10,7 @@ use crate::Result;
 use crate::lora::{Adapter, LoraConfig, PackedLora};
 use crate::model::{AdapterGradients, DiscardGradients, Model};
 use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
-use tinkex_weights::{AdapterFile, UnembeddingName, write_folder};
+use tinkex_weights::{AdapterFile, write_folder};
 
 /// File name of the optimizer state in an adapter folder.
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -194,8 +194,8 @@ impl Trainer {
     /// # Errors
     /// [`Error::File`](crate::Error::File) if a file cannot be written. An existing folder is then
     /// unchanged.
-    pub fn save(&self, folder: &Path, head: UnembeddingName) -> Result<()> {
-        write_folder(folder, |folder| self.adapter.save(folder, &self.base, head))
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        write_folder(folder, |folder| self.adapter.save(folder, &self.base))
     }
 
     /// Writes the adapter and the optimizer state to a folder, atomically replacing it.
@@ -205,12 +205,12 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`save`](Self::save).
-    pub fn save_with_optimizer(&self, folder: &Path, head: UnembeddingName) -> Result<()> {
+    pub fn save_with_optimizer(&self, folder: &Path) -> Result<()> {
         let names = self.names();
         let shapes = self.shapes();
         let tensors = named(&names, &shapes);
         write_folder(folder, |folder| {
-            self.adapter.save(folder, &self.base, head)?;
+            self.adapter.save(folder, &self.base)?;
             self.optimizer.save(folder.join(OPTIMIZER), &tensors)
         })
     }

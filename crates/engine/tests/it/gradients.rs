@@ -6,7 +6,7 @@ use tinkex_engine::loss::{Loss, LossInputs, UnverifiedLosses};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::train::{Datum, TrainingObjective};
 use tinkex_engine::{Engine, EngineOptions, Trainer};
-use tinkex_weights::{TensorFile, UnembeddingName};
+use tinkex_weights::TensorFile;
 
 use crate::fixtures::{assert_close, floats, number, numbers};
 use crate::golden::{MODELS, folder};
@@ -122,7 +122,7 @@ fn gradients(mut trainer: Trainer) -> (tempfile::TempDir, TensorFile) {
     trainer.optim_step(&StepParams::Adam(params)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter");
-    trainer.save_with_optimizer(&path, UnembeddingName::Peft).unwrap();
+    trainer.save_with_optimizer(&path).unwrap();
     let file = TensorFile::open(path.join("optimizer.safetensors")).unwrap();
     (folder, file)
 }

@@ -9,7 +9,7 @@ use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_engine::train::{Datum, TrainingObjective, TrainingOutput};
 use tinkex_engine::{Engine, EngineOptions, Error, ErrorKind, LoraConfig, Trainer};
-use tinkex_weights::{DType, UnembeddingName};
+use tinkex_weights::DType;
 
 use crate::golden::{MODELS, copy_of, folder};
 
@@ -41,7 +41,7 @@ fn step(learning_rate: f64) -> StepParams {
 fn state(trainer: &Trainer) -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter");
-    trainer.save_with_optimizer(&path, UnembeddingName::Peft).unwrap();
+    trainer.save_with_optimizer(&path).unwrap();
     ["adapter_model.safetensors", "optimizer.safetensors"]
         .map(|file| fs::read(path.join(file)).unwrap())
         .to_vec()

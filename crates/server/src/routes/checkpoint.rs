@@ -1,10 +1,12 @@
 //! Checkpoints: listing, metadata, deletion, publication, copies and downloads.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use tinkex_weights::AdapterConversion;
 use tinkex_wire::codec::json;
 use tinkex_wire::rest::{
     CheckpointPage, CheckpointTtl, Cursor, ExternalWeightsUrls, ListUserCheckpoints,
@@ -213,8 +215,20 @@ pub(super) async fn copy(state: &Arc<ServerState>, body: &Bytes) -> RouteResult 
     to_json(&WeightsCopied::new(path.to_string()))
 }
 
+/// Renames the tensors of an adapter that an earlier version wrote with the names of the hosted
+/// service, which `peft` does not read.
+async fn convert_service_names(path: &TinkerPath, folder: PathBuf) -> Result<(), ServerError> {
+    let convert = move || match AdapterConversion::open(&folder)? {
+        Some(conversion) if conversion.is_needed(None) => conversion.apply(None),
+        _ => Ok(()),
+    };
+    let converted = tokio::task::spawn_blocking(convert).await;
+    let converted = converted.map_err(|_| ServerError::shutting_down())?;
+    converted.map_err(|error| ServerError::Internal(format!("cannot download {path}: {error}")))
+}
+
 /// Returns URLs of the checkpoint's files that are valid for a limited time without an API key.
-pub(super) fn download_urls(
+pub(super) async fn download_urls(
     state: &ServerState,
     run: &str,
     kind: &str,
@@ -222,12 +236,13 @@ pub(super) fn download_urls(
     host: Option<&str>,
 ) -> RouteResult {
     let path = path_of(run, kind, name)?;
-    if path.kind() != CheckpointKind::External {
+    if path.kind() == CheckpointKind::Training {
         let message = format!("checkpoint {path} was not saved for download");
         return Err(ServerError::invalid(message).into());
     }
     let row = find(&state.store(), &path)?;
     let folder = state.weights_dir.join(&row.folder);
+    convert_service_names(&path, folder.clone()).await?;
     let entries = std::fs::read_dir(&folder).map_err(|error| ServerError::read_failed(&error))?;
     let token = uuid::Uuid::new_v4().simple().to_string();
     let host = host.unwrap_or("127.0.0.1");

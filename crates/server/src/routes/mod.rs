@@ -200,7 +200,7 @@ async fn call_handler(
         }
         Route::ExternalWeightsUrls => {
             let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-            checkpoint::download_urls(state, param(0), param(1), param(2), host)
+            checkpoint::download_urls(state, param(0), param(1), param(2), host).await
         }
 
         Route::BillingUsage => usage::events(state, query),

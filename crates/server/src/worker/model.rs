@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use tinkex_engine::optim::OptimizerKind;
 use tinkex_engine::{Engine, LoraConfig, Trainer};
-use tinkex_weights::UnembeddingName;
 use tinkex_wire::codec::json;
 use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
 
@@ -181,7 +180,7 @@ impl Worker {
         let folder = format!("snapshot-{}", uuid::Uuid::new_v4().simple());
         self.state.store().unfinished_folders.insert(folder.clone());
         let path = self.state.weights_dir.join(&folder);
-        let saved = model.trainer.save_with_optimizer(&path, UnembeddingName::Peft);
+        let saved = model.trainer.save_with_optimizer(&path);
         let mut store = self.state.store();
         match saved {
             Ok(()) => {

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use tinkex_weights::UnembeddingName;
 use tinkex_wire::{
     CheckpointKind, ExternalWeightsSaved, ModelCreated, ModelId, OptimStepOutput, PassMode,
     RequestId, SamplerId, SamplerWeightsSaved, TinkerPath, WeightsLoaded, WeightsSaved,
@@ -192,11 +191,8 @@ impl Worker {
         self.state.store().unfinished_folders.insert(folder.clone());
         let model = self.model(run)?;
         let written = match kind {
-            CheckpointKind::Training => {
-                model.trainer.save_with_optimizer(&path, UnembeddingName::Peft)
-            }
-            CheckpointKind::Sampler => model.trainer.save(&path, UnembeddingName::Peft),
-            CheckpointKind::External => model.trainer.save(&path, UnembeddingName::Service),
+            CheckpointKind::Training => model.trainer.save_with_optimizer(&path),
+            CheckpointKind::Sampler | CheckpointKind::External => model.trainer.save(&path),
         };
         let size = written.map_err(Outcome::from).and_then(|()| folder_size(&path));
         match size {

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
 
 mod access;
+mod adapter_files;
 mod attack;
 mod checkpoint;
 mod contract;

@@ -2,6 +2,7 @@
 
 mod header;
 mod read;
+mod rename;
 mod write;
 
 pub use read::TensorFile;

@@ -29,15 +29,15 @@ use crate::{Error, Result, StoredTensor};
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    source: TensorBytes,
-    header: Header,
+    pub(super) source: TensorBytes,
+    pub(super) header: Header,
     /// Length of everything before the data of the tensors.
-    data_start: usize,
+    pub(super) data_start: usize,
 }
 
 /// Where the bytes of a file are.
 #[derive(Debug)]
-enum TensorBytes {
+pub(super) enum TensorBytes {
     File(File),
     Static(&'static [u8]),
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use tinkex_weights::{
     AdapterFile, Architecture, DType, Error, LoraPairRef, ModelConfig, ModelFolder, NamedTensor,
-    PeftConfig, RopeScaling, TensorFile, TensorSlice, UnembeddingName, write_tensors,
+    PeftConfig, RopeScaling, TensorFile, TensorSlice, write_tensors,
 };
 
 use crate::golden::{MODELS, copy_of, folder};
@@ -134,7 +134,7 @@ fn adapters_of_peft_are_read_and_written_identically() {
         assert_eq!((adapter.config.rank, adapter.config.scale()), (4, 8.0));
         assert_eq!(adapter.pairs.len(), 2 * 7 + 1);
         let ours = tempfile::tempdir().unwrap();
-        save(ours.path(), &adapter, UnembeddingName::Peft);
+        save(ours.path(), &adapter);
         assert_eq!(AdapterFile::load(ours.path()).unwrap(), adapter);
 
         // Every setting that the engine writes has the value that peft writes. For the other
@@ -165,13 +165,16 @@ fn adapters_of_peft_are_read_and_written_identically() {
 fn the_services_name_of_the_unembedding_is_accepted() {
     let adapter = AdapterFile::load(folder("qwen3").join("adapter")).unwrap();
     let ours = tempfile::tempdir().unwrap();
-    save(ours.path(), &adapter, UnembeddingName::Service);
-    let file = TensorFile::open(ours.path().join("adapter_model.safetensors")).unwrap();
+    save(ours.path(), &adapter);
+    let path = ours.path().join("adapter_model.safetensors");
+    let service_name = |name: &str| name.replace(".lm_head.", ".model.unembed_tokens.").into();
+    TensorFile::open(&path).unwrap().write_renamed(&path, service_name).unwrap();
+    let file = TensorFile::open(&path).unwrap();
     assert!(file.get("base_model.model.model.unembed_tokens.lora_A.weight").is_some());
     assert_eq!(AdapterFile::load(ours.path()).unwrap(), adapter);
 }
 
-fn save(path: &Path, adapter: &AdapterFile, head: UnembeddingName) {
+fn save(path: &Path, adapter: &AdapterFile) {
     let pairs: Vec<LoraPairRef<'_>> = adapter
         .pairs
         .iter()
@@ -183,7 +186,7 @@ fn save(path: &Path, adapter: &AdapterFile, head: UnembeddingName) {
             b: &pair.b,
         })
         .collect();
-    AdapterFile::save(path, &adapter.config, &pairs, head).unwrap();
+    AdapterFile::save(path, &adapter.config, &pairs).unwrap();
 }
 
 #[test]
@@ -222,11 +225,15 @@ fn incomplete_pairs_and_non_finite_values_are_refused() {
     let name =
         |matrix| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{matrix}.weight");
     let (a, b) = (name("A"), name("B"));
+    let k = a.replace("q_proj", "k_proj");
+    let embedding = "base_model.model.model.embed_tokens.lora_embedding_A";
     let out = |name, values| NamedTensor { name, shape: &[1, 1], values: TensorSlice::F32(values) };
     for (tensors, want) in [
         (vec![out(&a, &[1.0])], "tensor base_model.model.model.layers.0"),
         (vec![out(&a, &[1.0]), out(&b, &[f32::NAN])], "NaN"),
         (vec![out("x", &[1.0])], "not a LoRA matrix"),
+        (vec![out(&a, &[1.0]), out(&b, &[1.0]), out(&k, &[1.0])], "does not select tensor"),
+        (vec![out(embedding, &[1.0])], "lora_embedding_A is an adapter of an embedding"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         config.write(folder.path().join("adapter_config.json")).unwrap();

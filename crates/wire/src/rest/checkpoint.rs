@@ -180,7 +180,8 @@ pub struct CheckpointTtl {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExternalWeightsUrlsRequest {
-    /// Path of the checkpoint. Its kind must be [`CheckpointKind::External`].
+    /// Path of the checkpoint, of kind [`CheckpointKind::External`] or [`CheckpointKind::Sampler`].
+    /// The hosted service accepts only the former.
     pub path: TinkerPath,
 }
 
@@ -275,14 +276,15 @@ impl ApiRequest for ExternalWeightsUrlsRequest {
     const ROUTE: Route = Route::ExternalWeightsUrls;
 
     fn validate(&self) -> Result<(), InvalidInput> {
-        if self.path.kind() == CheckpointKind::External {
+        if self.path.kind() != CheckpointKind::Training {
             return Ok(());
         }
         let reason = format!(
-            "{} has the kind {}, expected {}",
+            "{} has the kind {}, expected {} or {}",
             self.path,
             self.path.kind(),
-            CheckpointKind::External
+            CheckpointKind::External,
+            CheckpointKind::Sampler
         );
         Err(InvalidInput::new("tinker_path", reason))
     }

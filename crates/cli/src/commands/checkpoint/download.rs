@@ -19,8 +19,8 @@ use crate::table::Table;
 /// Arguments of `tinkex checkpoint download`.
 #[derive(Debug, Args)]
 pub(crate) struct DownloadArgs {
-    /// Checkpoint path: tinker://RUN/weights/NAME or tinker://RUN/external_weights/NAME
-    #[arg(value_parser = downloadable_path, add = ArgValueCandidates::new(id_cache::checkpoints))]
+    /// Checkpoint path: tinker://RUN/weights/NAME, or of kind sampler_weights or external_weights
+    #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
     path: TinkerPath,
     /// Parent of the download folder [default: the current folder]
     #[arg(short, long, value_name = "DIR")]
@@ -34,22 +34,12 @@ pub(crate) struct DownloadArgs {
     /// Skip files that match; repeatable
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<String>,
+    /// Keep the files as the server sends them, without converting them for PEFT
+    #[arg(long)]
+    raw: bool,
     /// Number of parallel downloads
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = number_between::<1, 32>)]
     parallel: u16,
-}
-
-/// Parses the path of a checkpoint that can be downloaded: external weights, or training weights,
-/// which can be exported.
-fn downloadable_path(text: &str) -> Result<TinkerPath, String> {
-    let path: TinkerPath =
-        text.parse().map_err(|error: tinkex::wire::InvalidInput| error.to_string())?;
-    if path.kind() == CheckpointKind::Sampler {
-        return Err("sampler checkpoints cannot be downloaded; expected a training checkpoint \
-                    (weights) or external weights"
-            .to_owned());
-    }
-    Ok(path)
 }
 
 pub(super) async fn download(
@@ -77,7 +67,7 @@ pub(super) async fn download(
         ));
     }
     let mut download = context.client().await?.rest().download(args.path.clone(), target);
-    download = download.replace(args.force).parallel(usize::from(args.parallel));
+    download = download.replace(args.force).parallel(usize::from(args.parallel)).raw(args.raw);
     download = args.include.into_iter().fold(download, tinkex::CheckpointDownload::include);
     download = args.exclude.into_iter().fold(download, tinkex::CheckpointDownload::exclude);
     let download = progress::show_download(context, &name, |report| {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tinkex::wire::{CheckpointKind, WeightsInfo};
+use tinkex::wire::WeightsInfo;
 use tinkex::{Commit, Hub, HubRepo, TinkerPath};
 
 use crate::context::CommandContext;
@@ -27,7 +27,7 @@ const BASE: &str = "base_model_name_or_path";
 /// Arguments of `tinkex checkpoint push-hf`.
 #[derive(Debug, Args)]
 pub(crate) struct PushArgs {
-    /// Checkpoint path: tinker://RUN/weights/NAME
+    /// Checkpoint path: tinker://RUN/weights/NAME, or of kind sampler_weights or external_weights
     path: TinkerPath,
     /// Repository [default: named after the model and the run]
     #[arg(short, long, value_name = "OWNER/NAME")]
@@ -63,10 +63,6 @@ pub(super) async fn push(
     args: PushArgs,
 ) -> Result<(), CommandError> {
     let path = &args.path;
-    if path.kind() == CheckpointKind::Sampler {
-        return Err(CommandError::usage(format!("sampler checkpoint {path} has no files"))
-            .hint("Pass a training checkpoint (weights) or external weights."));
-    }
     let service = context.client().await?;
     let hub = with_token(context, &args, service.hub()?)?;
     hub.whoami().await?;

@@ -75,8 +75,7 @@ async fn prepare(
     }
     if let Some(state) = old.as_ref().filter(|state| state.finished) {
         let sampler = state.sampler.clone().unwrap_or_default();
-        let chat = chat_command(context, &sampler);
-        let text = format!("The run is already finished. Chat with the model:\n  {chat}");
+        let text = format!("The run is already finished.\n\n{}", next_commands(context, state));
         context.text(&text, &json!({ "finished": true, "sampler": sampler }))?;
         return Ok(None);
     }
@@ -133,7 +132,16 @@ async fn prepare(
     Ok(Some((ActiveRun { service, folder, _lock: lock, state, metrics }, examples, plan)))
 }
 
-/// Returns the command line that chats with a checkpoint.
-pub(super) fn chat_command(context: &CommandContext<'_>, path: &str) -> String {
-    format!("tinkex chat {path}{}", context.server_flags())
+/// Returns the command lines that chat with the trained model and that download its adapter.
+fn next_commands(context: &CommandContext<'_>, state: &RunState) -> String {
+    let flags = context.server_flags();
+    let sampler = state.sampler.as_deref().unwrap_or_default();
+    // Every server can export a training checkpoint. The hosted service offers no sampler weights
+    // for download.
+    let adapter = state.saved.last().map_or(sampler, |saved| &saved.path);
+    format!(
+        "Chat with the model:\n  tinkex chat {sampler}{flags}\n\
+         Download the adapter, for PEFT, vLLM and llama.cpp:\n  \
+         tinkex checkpoint download {adapter}{flags}"
+    )
 }

@@ -10,9 +10,9 @@ use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 
-use super::chat_command;
 use super::examples::Examples;
 use super::metrics_log::{EvalLine, MetricsLog, StepLine};
+use super::next_commands;
 use super::pipeline::{self, Pipeline, TrainEvent};
 use super::plan::TrainPlan;
 use super::plot;
@@ -240,10 +240,10 @@ impl ActiveRun {
             text += &format!(", held-out loss {:.3} → {:.3}", first.eval_loss, last.eval_loss);
         }
         text += &format!(
-            "\n  checkpoint  {sampler}\n  metrics     {}\n  plot        {}\n\nChat with the model:\n  {}",
+            "\n  checkpoint  {sampler}\n  metrics     {}\n  plot        {}\n\n{}",
             file("metrics.jsonl"),
             self.plot_file().display(),
-            chat_command(context, &sampler)
+            next_commands(context, &self.state),
         );
         context.text(&text, &json)?;
         Ok(Exit::Success)

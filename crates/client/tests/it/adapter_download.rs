@@ -1,0 +1,293 @@
+//! Downloads of adapters as the hosted service writes them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tinkex::{Env, ErrorKind, HttpFailure, HttpService, Lane, RestClient, ServiceClient};
+use tinkex_weights::{AdapterFile, NamedTensor, TensorFile, TensorSlice, write_tensors};
+
+const CONFIG: &str = "adapter_config.json";
+const TENSORS: &str = "adapter_model.safetensors";
+const Q: &str = "base_model.model.model.layers.0.self_attn.q_proj";
+const SERVICE_HEAD: &str = "base_model.model.model.unembed_tokens";
+
+/// A server with one checkpoint of external weights, `tinker://run/external_weights/hf`, and one of
+/// sampler weights.
+#[derive(Clone)]
+struct HostedServer {
+    files: Arc<Mutex<BTreeMap<String, Bytes>>>,
+    requests: Arc<Mutex<Vec<String>>>,
+    /// Whether the server offers sampler weights for download.
+    offers_sampler: bool,
+}
+
+impl HostedServer {
+    fn new(config: &Value, tensors: Vec<u8>) -> Self {
+        let files = [
+            (CONFIG.to_owned(), config.to_string().into()),
+            (TENSORS.to_owned(), tensors.into()),
+            ("checkpoint_complete".to_owned(), Bytes::from_static(b"1")),
+        ];
+        Self {
+            files: Arc::new(Mutex::new(files.into_iter().collect())),
+            requests: Arc::default(),
+            offers_sampler: false,
+        }
+    }
+
+    fn rest(&self) -> RestClient {
+        let service = ServiceClient::builder()
+            .without_telemetry()
+            .env(Env::empty())
+            .base_url("http://server.test")
+            .api_key("tml-test-key-0123456789")
+            .http(self.clone());
+        service.build().unwrap().rest()
+    }
+
+    /// Returns status and path of the requests since the last call.
+    fn take_requests(&self) -> Vec<String> {
+        std::mem::take(&mut *self.requests.lock().unwrap())
+    }
+
+    fn respond(&self, request: &Request<Bytes>) -> Response<Bytes> {
+        let path = request.uri().path();
+        let tag = |bytes: &Bytes| format!("\"{}\"", bytes.len());
+        let mut known = request.headers().get("if-none-match").map(|tag| tag.to_str().unwrap());
+        let (status, body, etag) = if let Some(name) = path.strip_prefix("/blob/") {
+            let body = self.files.lock().unwrap()[name].clone();
+            let etag = tag(&body);
+            known = known.filter(|known| *known == etag);
+            let unchanged = known.is_some();
+            (
+                if unchanged { 304 } else { 200 },
+                if unchanged { Bytes::new() } else { body },
+                Some(etag),
+            )
+        } else if path.ends_with("/external_weights_urls") {
+            if path.contains("/sampler_weights/") && !self.offers_sampler {
+                (400, json!({"detail": "not external weights"}).to_string().into(), None)
+            } else {
+                let files = self.files.lock().unwrap();
+                let urls: serde_json::Map<String, Value> = files
+                    .keys()
+                    .map(|name| (name.clone(), json!(format!("http://files.test/blob/{name}"))))
+                    .collect();
+                let body = json!({ "urls": urls, "expires": "2099-01-01T00:00:00Z" });
+                (200, body.to_string().into(), None)
+            }
+        } else if path.ends_with("/weights_info") {
+            (200, json!({ "base_model": "org/base", "is_lora": true }).to_string().into(), None)
+        } else {
+            (200, Bytes::from_static(b"{}"), None)
+        };
+        self.requests.lock().unwrap().push(format!("{status} {path}"));
+        let response = Response::builder().status(status);
+        let response =
+            etag.into_iter().fold(response, |response, tag| response.header("etag", tag));
+        response.body(body).unwrap()
+    }
+}
+
+impl HttpService for HostedServer {
+    fn send(
+        &self,
+        _: Lane,
+        request: Request<Bytes>,
+        _: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        let response = self.respond(&request);
+        Box::pin(async move { Ok(response) })
+    }
+}
+
+/// Returns a safetensors file with pairs of rank 2 of these modules, whose values differ.
+fn pairs(modules: &[&str]) -> Vec<u8> {
+    let values: Vec<f32> = (0..6).map(|n| n as f32).collect();
+    let names: Vec<[String; 2]> = modules
+        .iter()
+        .map(|module| ["A", "B"].map(|matrix| format!("{module}.lora_{matrix}.weight")))
+        .collect();
+    let tensors: Vec<NamedTensor<'_>> = names
+        .iter()
+        .flat_map(|[a, b]| {
+            let tensor = |name, shape, at: usize| NamedTensor {
+                name,
+                shape,
+                values: TensorSlice::F32(&values[at..at + 4]),
+            };
+            [tensor(a, &[2, 2], 0), tensor(b, &[2, 2], 2)]
+        })
+        .collect();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("x");
+    write_tensors(&file, &tensors, &[("format", "pt")]).unwrap();
+    fs::read(file).unwrap()
+}
+
+/// Returns a configuration like those of the hosted service.
+fn service_config() -> Value {
+    json!({ "peft_type": "LORA", "r": 2, "lora_alpha": 32, "target_modules": "all-linear",
+        "use_rslora": false })
+}
+
+fn read_config(folder: &Path) -> Value {
+    serde_json::from_slice(&fs::read(folder.join(CONFIG)).unwrap()).unwrap()
+}
+
+const PATH: &str = "tinker://run/external_weights/hf";
+
+#[tokio::test(start_paused = true)]
+async fn an_adapter_of_the_hosted_service_gets_the_names_that_peft_reads() {
+    let server = HostedServer::new(&service_config(), pairs(&[Q, SERVICE_HEAD]));
+    let home = TempDir::new().unwrap();
+    let target = home.path().join("adapter");
+    let done = server.rest().download(PATH, &target).await.unwrap();
+
+    let file = TensorFile::open(target.join(TENSORS)).unwrap();
+    let head = "base_model.model.lm_head";
+    let expected = [head, Q].map(|module| ["A", "B"].map(|m| format!("{module}.lora_{m}.weight")));
+    assert_eq!(file.names().collect::<Vec<_>>(), expected.as_flattened());
+    for module in [head, Q] {
+        let values = |matrix| {
+            file.tensor(&format!("{module}.lora_{matrix}.weight")).unwrap().to_f32().unwrap()
+        };
+        assert_eq!(
+            (&values("A")[..], &values("B")[..]),
+            (&[0., 1., 2., 3.][..], &[2., 3., 4., 5.][..])
+        );
+    }
+    assert_eq!(file.metadata()["format"], "pt");
+    assert_eq!(
+        read_config(&target),
+        json!({
+            "peft_type": "LORA", "r": 2, "lora_alpha": 32, "use_rslora": false, "bias": "none",
+            "task_type": "CAUSAL_LM", "target_modules": ["lm_head", "q_proj"],
+            "base_model_name_or_path": "org/base",
+        })
+    );
+    let size = |name: &String| fs::metadata(target.join(name)).unwrap().len();
+    assert_eq!(done.bytes, done.files.iter().map(size).sum::<u64>());
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1, "nothing else is left");
+    let adapter = AdapterFile::load(&target).unwrap();
+    assert_eq!(
+        adapter.pairs.iter().map(|pair| &*pair.module).collect::<Vec<_>>(),
+        ["lm_head", "model.layers.0.self_attn.q_proj"]
+    );
+
+    // The raw files are those of the server.
+    let raw = home.path().join("raw");
+    server.rest().download(PATH, &raw).raw(true).await.unwrap();
+    for (name, content) in &*server.files.lock().unwrap() {
+        assert_eq!(fs::read(raw.join(name)).unwrap(), content[..], "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_adapter_that_peft_reads_already_is_not_changed() {
+    let config = json!({
+        "base_model_name_or_path": "mine", "peft_type": "LORA", "task_type": "CAUSAL_LM",
+        "bias": "none", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "lm_head"],
+    });
+    let server = HostedServer::new(&config, pairs(&[Q, "base_model.model.lm_head"]));
+    let home = TempDir::new().unwrap();
+    let target = home.path().join("adapter");
+    server.rest().download(PATH, &target).await.unwrap();
+    for (name, content) in &*server.files.lock().unwrap() {
+        assert_eq!(fs::read(target.join(name)).unwrap(), content[..], "{name}");
+    }
+    assert!(!server.take_requests().iter().any(|request| request.contains("weights_info")));
+}
+
+/// A process killed between the conversion and the publication leaves converted files, which a
+/// later download must not take for files of the server.
+#[tokio::test(start_paused = true)]
+async fn converted_files_of_an_interrupted_download_are_requested_again() {
+    let server = HostedServer::new(&service_config(), pairs(&[Q, SERVICE_HEAD]));
+    let home = TempDir::new().unwrap();
+    let target = home.path().join("adapter");
+    // The folder appears during the download, so that it cannot be published.
+    let blocker = target.clone();
+    let download = server.rest().download(PATH, &target).on_progress(move |now| {
+        if now.files == now.files_total {
+            fs::create_dir_all(&blocker).unwrap();
+        }
+    });
+    assert_eq!(download.await.unwrap_err().kind(), ErrorKind::Conflict);
+    fs::remove_dir(&target).unwrap();
+    server.take_requests();
+
+    server.rest().download(PATH, &target).raw(true).await.unwrap();
+    for (name, content) in &*server.files.lock().unwrap() {
+        assert_eq!(fs::read(target.join(name)).unwrap(), content[..], "{name}");
+    }
+    let requests = server.take_requests();
+    assert!(requests.contains(&"304 /blob/checkpoint_complete".to_owned()), "{requests:?}");
+    assert!(requests.contains(&format!("200 /blob/{TENSORS}")), "{requests:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_adapter_is_refused_and_downloaded_again() {
+    let good = pairs(&[Q]);
+    let mut truncated = good.clone();
+    truncated.pop();
+    let named = |module: &str, shape: &[usize]| {
+        let folder = TempDir::new().unwrap();
+        let values = vec![0.0; shape.iter().product()];
+        let tensor = NamedTensor { name: module, shape, values: TensorSlice::F32(&values) };
+        write_tensors(folder.path().join("x"), &[tensor], &[]).unwrap();
+        fs::read(folder.path().join("x")).unwrap()
+    };
+    let q_a = format!("{Q}.lora_A.weight");
+    let q_b = format!("{Q}.lora_B.weight");
+    let without_alpha = json!({ "r": 2 });
+    for (config, tensors, message) in [
+        (service_config(), truncated, "the file has"),
+        (service_config(), b"<html>".to_vec(), "truncated"),
+        (service_config(), named(&q_a, &[3, 2]), "q_proj.lora_A.weight has shape [3, 2], but r"),
+        (service_config(), named(&q_b, &[4, 2]), "q_proj.lora_A.weight is missing"),
+        (service_config(), pairs(&[SERVICE_HEAD, "base_model.model.lm_head"]), "lm_head has two"),
+        (without_alpha, good.clone(), "lora_alpha is missing"),
+    ] {
+        let server = HostedServer::new(&config, tensors);
+        let home = TempDir::new().unwrap();
+        let target = home.path().join("adapter");
+        let error = server.rest().download(PATH, &target).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Decode, "{error}");
+        assert!(error.to_string().contains(message), "{error}");
+        assert!(!target.exists());
+
+        // The next download does not reuse the refused files.
+        server.take_requests();
+        let content =
+            [(CONFIG, service_config().to_string().into()), (TENSORS, good.clone().into())];
+        for (name, content) in content {
+            server.files.lock().unwrap().insert(name.to_owned(), content);
+        }
+        server.rest().download(PATH, &target).await.unwrap();
+        let requests = server.take_requests();
+        assert!(requests.contains(&format!("200 /blob/{TENSORS}")), "{requests:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sampler_weights_are_downloaded_if_the_server_offers_them() {
+    let mut server = HostedServer::new(&service_config(), pairs(&[Q]));
+    let home = TempDir::new().unwrap();
+    let target = home.path().join("adapter");
+    let path = "tinker://run/sampler_weights/final";
+    let error = server.rest().download(path, &target).await.unwrap_err();
+    assert_eq!(error.status(), Some(400));
+    assert!(error.hint().unwrap().as_str().contains("training checkpoint"), "{error:#}");
+    server.offers_sampler = true;
+    server.rest().download(path, &target).await.unwrap();
+    assert_eq!(read_config(&target)["target_modules"], json!(["q_proj"]));
+}
