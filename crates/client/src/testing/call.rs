@@ -26,6 +26,8 @@ pub struct RecordedCall {
     pub method: Method,
     /// Path and query, for example `/api/v1/training_runs?limit=20`.
     pub path: String,
+    /// URL with the server, for example `http://fake-0.test/api/v1/training_runs?limit=20`.
+    pub url: String,
     /// Headers. Credentials are marked as sensitive: `Debug` does not print them.
     pub headers: HeaderMap,
     /// Body, decompressed.
@@ -44,6 +46,7 @@ impl RecordedCall {
         at: Duration,
     ) -> Self {
         let (parts, body) = request.into_parts();
+        let url = parts.uri.to_string();
         let path = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         // A base URL may have a path of its own before the routes.
         let api_path = path.find("/api/v1").map_or(&*path, |start| &path[start..]);
@@ -60,7 +63,7 @@ impl RecordedCall {
             true => compress::decompress(&body, MAX_BODY_BYTES).unwrap_or(body),
             false => body,
         };
-        Self { route, lane, method: parts.method, path, headers, body, at, timeout }
+        Self { route, lane, method: parts.method, path, url, headers, body, at, timeout }
     }
 
     /// Returns the value of a header, if it is present and readable text.

@@ -50,8 +50,12 @@ struct DefaultsState {
 }
 
 impl Defaults {
-    /// Returns the default response to a request.
-    pub(super) async fn response(&self, call: &RecordedCall) -> Response<Bytes> {
+    /// Returns the default response to a request. Submitted work is accepted under `id`, if any.
+    pub(super) async fn response(
+        &self,
+        call: &RecordedCall,
+        id: Option<RequestId>,
+    ) -> Response<Bytes> {
         let json = call.json();
         let Some(route) = call.route else { return no_default(call) };
         let body = match route {
@@ -102,18 +106,23 @@ impl Defaults {
             Route::RetrieveFuture => return self.poll(call),
             Route::RetrieveFutures => return self.poll_many(call).await,
             _ => match self.outcome(route, call, &json) {
-                Some(outcome) => return self.accept(call, outcome),
+                Some(outcome) => return self.accept(call, outcome, id),
                 None => return no_default(call),
             },
         };
         ScriptedResponse::json(StatusCode::OK, &body).to_http()
     }
 
-    /// Accepts a request, whose future resolves to `outcome`.
-    pub(super) fn accept(&self, call: &RecordedCall, outcome: PollResponse) -> Response<Bytes> {
+    /// Accepts a request under `id`, by default a new one. Its future resolves to `outcome`.
+    pub(super) fn accept(
+        &self,
+        call: &RecordedCall,
+        outcome: PollResponse,
+        id: Option<RequestId>,
+    ) -> Response<Bytes> {
         let mut state = self.lock();
         state.requests += 1;
-        let id = RequestId::from(format!("request-{}", state.requests));
+        let id = id.unwrap_or_else(|| format!("request-{}", state.requests).into());
         state.outcomes.insert(id.clone(), outcome);
         let mut body = json!({"request_id": id});
         if let Some(sample) = decode_route::<SampleRequest>(call, Route::Sample) {
@@ -224,11 +233,14 @@ impl Defaults {
             }
         };
         let cursor = prev_cursor + reported.len() as u64;
-        let finished = |request_id| CompletedFuture::Finished {
-            request_id,
-            response_payload_uncompressed_size: None,
+        let state = self.lock();
+        let finished = |request_id: RequestId| {
+            let outcome = state.outcomes.get(&request_id);
+            let size = outcome.map(|outcome| outcome.encode(&request_id).1.len() as u64);
+            CompletedFuture::Finished { request_id, response_payload_uncompressed_size: size }
         };
         let completions = reported.into_iter().map(finished).collect();
+        drop(state);
         let body = FuturesRetrieved::new(completions, cursor);
         ScriptedResponse::json(StatusCode::OK, &body).to_http()
     }

@@ -59,8 +59,9 @@ pub use tinkex_wire::Route;
 ///
 /// # Which reply a request gets
 ///
-/// 1. The first queued reply of its route, in the order of the calls of [`on`](Self::on). A reply
-///    is used once, unless [`Reply::times`] or [`Reply::always`] says otherwise.
+/// 1. The first queued reply of its path ([`on_path`](Self::on_path)), else of its route, in the
+///    order of the calls of [`on`](Self::on). A reply is used once, unless [`Reply::times`] or
+///    [`Reply::always`] says otherwise.
 /// 2. If none is queued, the reply that the function of [`on_call`](Self::on_call) computes.
 /// 3. Otherwise the default response: sessions, heartbeats, configuration, tokens and telemetry are
 ///    accepted; models and sampling sessions are created; training, sampling and saving are
@@ -88,12 +89,33 @@ struct FakeServerShared {
 
 #[derive(Default)]
 struct FakeServerState {
-    queued: HashMap<Route, VecDeque<Reply>>,
+    queued: HashMap<ReplyKey, VecDeque<Reply>>,
     functions: HashMap<Route, ReplyFunction>,
     calls: Vec<RecordedCall>,
 }
 
+/// Requests that a queued reply is for.
+#[derive(PartialEq, Eq, Hash)]
+enum ReplyKey {
+    Route(Route),
+    /// Method and path, for example `GET /file`.
+    Path(String),
+}
+
 type ReplyFunction = Arc<dyn Fn(&RecordedCall) -> Reply + Send + Sync>;
+
+impl FakeServerState {
+    /// Returns the first queued reply of a key, if any, and counts its use.
+    fn take(&mut self, key: &ReplyKey) -> Option<Reply> {
+        let queue = self.queued.get_mut(key)?;
+        let reply = queue.front_mut()?;
+        let selected = reply.clone();
+        if reply.use_up() {
+            queue.pop_front();
+        }
+        Some(selected)
+    }
+}
 
 impl FakeServer {
     /// Creates a server that gives the default responses.
@@ -118,7 +140,30 @@ impl FakeServer {
     /// Queues a reply for the next request of a route, like [`on`](Self::on), while the server is
     /// in use.
     pub fn queue(&self, route: Route, reply: Reply) {
-        self.lock().queued.entry(route).or_default().push_back(reply);
+        self.lock().queued.entry(ReplyKey::Route(route)).or_default().push_back(reply);
+    }
+
+    /// Queues a reply for the next request with this method and path, for example `GET /file`. Use
+    /// it for requests that are not routes of the API, such as downloads. The server is not
+    /// compared, the query is ignored, and a reply for a path precedes those for a route.
+    ///
+    /// ```
+    /// use tinkex::testing::{FakeServer, Reply};
+    ///
+    /// let server = FakeServer::new()
+    ///     .on_path("GET /weights.tar", Reply::status(200).text("content of the archive"));
+    /// ```
+    #[must_use = "the server is returned; use `queue_path` for a server that is in use already"]
+    pub fn on_path(self, method_and_path: &str, reply: Reply) -> Self {
+        self.queue_path(method_and_path, reply);
+        self
+    }
+
+    /// Queues a reply for the next request with this method and path, like
+    /// [`on_path`](Self::on_path), while the server is in use.
+    pub fn queue_path(&self, method_and_path: &str, reply: Reply) {
+        let key = ReplyKey::Path(method_and_path.to_owned());
+        self.lock().queued.entry(key).or_default().push_back(reply);
     }
 
     /// Sets a function that computes the reply to the requests of a route for which no reply is
@@ -181,15 +226,13 @@ impl FakeServer {
         let function = {
             let mut state = self.lock();
             state.calls.push(call.clone());
+            let path = call.path.split('?').next().unwrap_or_default();
+            if let Some(reply) = state.take(&ReplyKey::Path(format!("{} {path}", call.method))) {
+                return reply;
+            }
             let Some(route) = call.route else { return Reply::ok() };
-            if let Some(queue) = state.queued.get_mut(&route)
-                && let Some(reply) = queue.front_mut()
-            {
-                let selected = reply.clone();
-                if reply.use_up() {
-                    queue.pop_front();
-                }
-                return selected;
+            if let Some(reply) = state.take(&ReplyKey::Route(route)) {
+                return reply;
             }
             state.functions.get(&route).cloned()
         };
@@ -203,10 +246,16 @@ impl FakeServer {
             sleep(reply.delay).await;
         }
         match reply.action {
-            Action::Default => Ok(self.0.defaults.response(&call).await),
-            Action::Outcome(outcome) => Ok(self.0.defaults.accept(&call, outcome)),
+            Action::Default => Ok(self.0.defaults.response(&call, reply.request_id).await),
+            Action::Outcome(outcome) => {
+                Ok(self.0.defaults.accept(&call, outcome, reply.request_id))
+            }
             Action::Response(response) => Ok(response.to_http()),
             Action::ConnectionLost => Err(HttpFailure::connect("scripted connection loss")),
+            Action::ConnectionRefused => {
+                let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+                Err(HttpFailure::connect(refused))
+            }
             Action::TimedOut => {
                 sleep(call.timeout).await;
                 Err(HttpFailure::timeout("scripted timeout"))

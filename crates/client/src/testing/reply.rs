@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 use tinkex_wire::{
     ErrorCategory, ForwardBackwardOutput, JSON, OptimStepOutput, PollResponse, RequestFailed,
-    ResultPayload, SampleResponse, SampledSequence, Tokens,
+    RequestId, ResultPayload, SampleResponse, SampledSequence, Tokens,
 };
 
 /// What a [`FakeServer`](super::FakeServer) does with a request.
@@ -34,6 +34,7 @@ use tinkex_wire::{
 pub struct Reply {
     pub(super) action: Action,
     pub(super) delay: Duration,
+    pub(super) request_id: Option<RequestId>,
     /// How many requests the reply is still used for; `None` for all.
     remaining: Option<NonZeroU64>,
 }
@@ -44,6 +45,7 @@ pub(super) enum Action {
     Response(ScriptedResponse),
     Outcome(PollResponse),
     ConnectionLost,
+    ConnectionRefused,
     TimedOut,
     Never,
 }
@@ -80,7 +82,8 @@ impl ScriptedResponse {
 
 impl Reply {
     fn new(action: Action) -> Self {
-        Self { action, delay: Duration::ZERO, remaining: Some(NonZeroU64::MIN) }
+        let (delay, remaining) = (Duration::ZERO, Some(NonZeroU64::MIN));
+        Self { action, delay, request_id: None, remaining }
     }
 
     /// Gives the default response of the route.
@@ -149,6 +152,11 @@ impl Reply {
         Self::new(Action::ConnectionLost)
     }
 
+    /// Refuses the connection, as if no server was running.
+    pub fn connection_refused() -> Self {
+        Self::new(Action::ConnectionRefused)
+    }
+
     /// Lets the request time out: waits as long as the client allows.
     pub fn timeout() -> Self {
         Self::new(Action::TimedOut)
@@ -206,6 +214,13 @@ impl Reply {
     /// Waits before replying.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.delay = delay;
+        self
+    }
+
+    /// Sets the id under which submitted work is accepted (default `request-1`, `request-2`, …), so
+    /// that a test can recognize the polls for its result.
+    pub fn request_id(mut self, id: impl Into<RequestId>) -> Self {
+        self.request_id = Some(id.into());
         self
     }
 

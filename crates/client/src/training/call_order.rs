@@ -4,8 +4,14 @@
 //! assigned in the order in which the user made the calls, even though each call is sent by its own
 //! task. [`CallOrder::reserve`] runs synchronously inside the call and fixes its position;
 //! [`Reservation::wait`] resolves once all earlier reservations are released. A reservation is
-//! released on drop, so a failed or cancelled call never blocks later ones, and a call that sends
-//! nothing consumes no sequence number.
+//! released on drop, so a failed or cancelled call never blocks later ones.
+//!
+//! A number is consumed once the server may have received a request with it, even if the request
+//! failed: a 5xx, a timeout or a lost connection does not tell whether the server has accepted it.
+//! Under the same number, the next request would then be taken for a retry of it, and would not be
+//! executed. The server skips a number that it has never received after a timeout. A number with
+//! which nothing was sent is assigned again, so that the server does not wait for it: the server
+//! was not reachable, it refused the credential or limited the rate, or the runtime ended first.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError};
@@ -14,6 +20,7 @@ use tinkex_wire::Seq;
 use tokio::sync::oneshot;
 
 use crate::sync::{Mutex, MutexGuard};
+use crate::transport::sent_flag::SentFlag;
 
 /// Largest sequence number of a model.
 const MAX_SEQ: u64 = (1 << 31) - 1;
@@ -41,6 +48,16 @@ struct OrderState {
 pub(crate) struct Reservation {
     order: CallOrder,
     position: u64,
+    /// Assigned sequence numbers, in order.
+    assigned: Vec<AssignedSeq>,
+}
+
+/// Sequence number of one request.
+#[derive(Clone, Debug)]
+pub(crate) struct AssignedSeq {
+    pub(crate) seq: Seq,
+    /// Whether the server may have received the request. The request must set it.
+    pub(crate) sent: SentFlag,
 }
 
 impl CallOrder {
@@ -61,7 +78,7 @@ impl CallOrder {
         let position = state.next;
         state.next += 1;
         drop(state);
-        Reservation { order: self.clone(), position }
+        Reservation { order: self.clone(), position, assigned: Vec::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, OrderState> {
@@ -90,24 +107,39 @@ impl Reservation {
     ///
     /// # Panics
     /// Panics if the model has used all sequence numbers, which have 31 bits on the wire.
-    pub(crate) fn assign(&mut self, count: usize) -> impl Iterator<Item = Seq> + use<> {
+    pub(crate) fn assign(&mut self, count: usize) -> &[AssignedSeq] {
         let mut state = self.order.lock();
         debug_assert_eq!(state.current, self.position, "assign was called before wait");
         let first = state.next_seq;
         state.next_seq += count as u64;
         assert!(state.next_seq <= MAX_SEQ, "the model has used all sequence numbers");
-        (first..state.next_seq).map(Seq::new)
+        let numbers = (first..state.next_seq).map(Seq::new);
+        let start = self.assigned.len();
+        self.assigned.extend(numbers.map(|seq| AssignedSeq { seq, sent: SentFlag::default() }));
+        &self.assigned[start..]
     }
 
     /// Assigns the next sequence number. Must be called after [`wait`](Self::wait).
-    pub(crate) fn assign_one(&mut self) -> Seq {
-        self.assign(1).next().expect("one number was assigned")
+    pub(crate) fn assign_one(&mut self) -> AssignedSeq {
+        self.assign(1)[0].clone()
+    }
+
+    /// Returns the number that follows those with which something was sent, if any were assigned.
+    fn next_seq(&self) -> Option<u64> {
+        let first = self.assigned.first()?.seq.get();
+        let last_sent = self.assigned.iter().rev().find(|assigned| assigned.sent.get());
+        Some(last_sent.map_or(first, |assigned| assigned.seq.get() + 1))
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        let next_seq = self.next_seq();
         let mut state = self.order.lock();
+        if let Some(next_seq) = next_seq {
+            // No other reservation has assigned numbers in the meantime: this one is current.
+            state.next_seq = next_seq;
+        }
         state.waiters.remove(&self.position);
         state.released_early.insert(self.position);
         let mut current = state.current;

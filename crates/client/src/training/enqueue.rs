@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::future::{ApiFuture, Poller, Submitted};
 use crate::transport::RequestOptions;
 
-use super::call_order::Reservation;
+use super::call_order::{AssignedSeq, Reservation};
 use super::{TrainingClient, TrainingShared};
 
 impl TrainingClient {
@@ -76,20 +76,24 @@ impl TrainingClient {
         self.enqueue_work(|shared, mut reservation| async move {
             let prepared = prepare.await?;
             reservation.wait().await;
-            let request = request(prepared, shared.model_id.clone(), reservation.assign_one());
-            finish(shared.send_next(reservation, &request).await?)
+            let request = |model, seq| request(prepared, model, seq);
+            finish(shared.send_next(reservation, request).await?)
         })
     }
 }
 
 impl TrainingShared {
-    /// Sends a request that has a sequence number, and waits for its result.
+    /// Sends the request that `request` creates for the next sequence number, and waits for its
+    /// result. The position of `reservation` must be current.
     pub(super) async fn send_next<S: SubmitRequest>(
         &self,
-        reservation: Reservation,
-        request: &S,
+        mut reservation: Reservation,
+        request: impl FnOnce(ModelId, Seq) -> S,
     ) -> Result<S::Output> {
-        let submitted = self.submit(request, &self.options.request_options()).await;
+        let AssignedSeq { seq, sent } = reservation.assign_one();
+        let request = request(self.model_id.clone(), seq);
+        let options = RequestOptions { sent: Some(sent), ..self.options.request_options() };
+        let submitted = self.submit(&request, &options).await;
         // Release the position before polling, so that the next request is sent meanwhile.
         drop(reservation);
         self.poller().result::<S>(&submitted?).await

@@ -8,9 +8,10 @@ use tinkex_wire::{Datum, ForwardBackward, ForwardBackwardOutput, LossConfig, Los
 use crate::connection::PassEncoding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::Submitted;
+use crate::transport::sent_flag::SentFlag;
 use crate::validated::Validated;
 
-use super::call_order::Reservation;
+use super::call_order::{AssignedSeq, Reservation};
 use super::chunk::{self, BatchChunk, ChunkLimits};
 use super::merge::{self, BatchOutput};
 use super::{LossSource, LossSpec, TrainingShared, finite, pass_encoding};
@@ -64,6 +65,8 @@ pub(super) struct ChunkRequest {
     pub(super) datums: Range<usize>,
     /// Estimated size in bytes.
     pub(super) bytes: u64,
+    /// Whether the server may have received the request under its sequence number.
+    pub(super) sent: SentFlag,
 }
 
 impl BatchRequests {
@@ -103,7 +106,7 @@ impl BatchRequests {
                     .mode(mode);
                 let request =
                     Validated::new(pass).map_err(|error| Error::from(error).in_datums(&datums))?;
-                Ok(ChunkRequest { request, datums, bytes })
+                Ok(ChunkRequest { request, datums, bytes, sent: SentFlag::default() })
             })
             .collect();
         let chunks = chunks?;
@@ -155,8 +158,9 @@ impl TrainingShared {
             return SubmittedBatch { mode, chunks };
         }
         let numbers = reservation.assign(chunks.len());
-        for (chunk, number) in chunks.iter_mut().zip(numbers) {
-            chunk.request.set_seq(number);
+        for (chunk, AssignedSeq { seq, sent }) in chunks.iter_mut().zip(numbers) {
+            chunk.request.set_seq(*seq);
+            chunk.sent = sent.clone();
         }
         let outcomes = match chunks.split_first() {
             // Send the first chunk last: the server starts at the lowest sequence number, so all

@@ -87,25 +87,27 @@ impl TrainingShared {
 
     async fn submit_proto(&self, chunk: &ChunkRequest) -> Result<Submitted> {
         let compress = self.session.config().proto_compress_fwdbwd;
-        let submitted = self.submit_encoded(&chunk.request, PassEncoding::Proto, compress).await;
-        submitted.map_err(|error| error.in_datums(&chunk.datums))
+        let options = RequestOptions { compress, ..self.options.request_options() };
+        self.submit_encoded(&chunk.request, PassEncoding::Proto, chunk, options).await
     }
 
     async fn submit_json(&self, chunk: &ChunkRequest) -> Result<Submitted> {
         let request = JsonForwardBackward(chunk.request.get());
-        let submitted = self.submit_encoded(&request, PassEncoding::Json, false).await;
-        submitted.map_err(|error| error.in_datums(&chunk.datums))
+        self.submit_encoded(&request, PassEncoding::Json, chunk, self.options.request_options())
+            .await
     }
 
-    /// Sends `request` and records its encoding if the server accepts it.
+    /// Sends `request`, the encoded `chunk`, and records its encoding if the server accepts it.
     async fn submit_encoded(
         &self,
         request: &impl SubmitRequest,
         encoding: PassEncoding,
-        compress: bool,
+        chunk: &ChunkRequest,
+        options: RequestOptions,
     ) -> Result<Submitted> {
-        let options = RequestOptions { compress, ..self.options.request_options() };
-        let submitted = self.submit(request, &options).await?;
+        let options = RequestOptions { sent: Some(chunk.sent.clone()), ..options };
+        let submitted = self.submit(request, &options).await;
+        let submitted = submitted.map_err(|error| error.in_datums(&chunk.datums))?;
         self.session.connection().set_pass_encoding(encoding);
         Ok(submitted)
     }

@@ -143,8 +143,7 @@ impl TrainingClient {
     {
         self.enqueue_work(move |shared, mut reservation| async move {
             reservation.wait().await;
-            let request = request(shared.model_id.clone(), reservation.assign_one());
-            let saved = shared.send_next(reservation, &request).await;
+            let saved = shared.send_next(reservation, request).await;
             finish(saved.map_err(|error| kind.explain_conflict(error))?)
         })
     }

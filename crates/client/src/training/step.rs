@@ -235,11 +235,14 @@ impl TrainingShared {
 
     async fn send_step(
         &self,
-        mut reservation: Reservation,
+        reservation: Reservation,
         mut step: Validated<OptimStep>,
     ) -> Result<OptimOutput> {
-        step.set_seq(reservation.assign_one());
-        Ok(self.send_next(reservation, &step).await?.into())
+        let numbered = |_, seq| {
+            step.set_seq(seq);
+            step
+        };
+        Ok(self.send_next(reservation, numbered).await?.into())
     }
 
     /// Runs a pass and lets its optimizer step be sent if the pass was accepted, or succeeded if

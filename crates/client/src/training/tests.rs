@@ -5,11 +5,21 @@
 
 use futures_util::FutureExt as _;
 
-use super::call_order::{CallOrder, Reservation};
+use super::call_order::{AssignedSeq, CallOrder, Reservation};
 
+/// Assigns numbers and sends requests with them.
 fn assign(reservation: &mut Reservation, count: usize) -> Vec<u64> {
+    let assigned = assign_unsent(reservation, count);
+    let send = |assigned: AssignedSeq| {
+        assigned.sent.set();
+        assigned.seq.get()
+    };
+    assigned.into_iter().map(send).collect()
+}
+
+fn assign_unsent(reservation: &mut Reservation, count: usize) -> Vec<AssignedSeq> {
     assert!(reservation.wait().now_or_never().is_some(), "an earlier reservation is held");
-    reservation.assign(count).map(tinkex_wire::Seq::get).collect()
+    reservation.assign(count).to_vec()
 }
 
 /// Covers X3.
@@ -44,4 +54,20 @@ fn cancelled_wait_can_be_repeated() {
     assert!((&mut waiting).now_or_never().is_none());
     drop(first);
     assert!(waiting.now_or_never().is_some());
+}
+
+#[test]
+fn numbers_after_the_last_one_that_was_sent_are_assigned_again() {
+    let order = CallOrder::new();
+    let (mut first, mut second) = (order.reserve(), order.reserve());
+    let assigned = assign_unsent(&mut first, 4);
+    // The chunks of a batch are not sent in the order of their numbers.
+    assigned[1].sent.set();
+    assigned[3].sent.set();
+    assigned[3].sent.reset();
+    drop(first);
+    let assigned = assign_unsent(&mut second, 2);
+    assert_eq!(assigned[0].seq.get(), 3);
+    drop(second);
+    assert_eq!(assign(&mut order.reserve(), 1), [3], "nothing was sent");
 }

@@ -25,6 +25,7 @@ mod retry;
 mod retry_decision;
 pub(crate) mod retry_log;
 pub(crate) mod retry_policy;
+pub(crate) mod sent_flag;
 pub(crate) mod stats;
 mod token;
 #[cfg(feature = "opentelemetry")]
@@ -61,7 +62,7 @@ use billing::BillingState;
 pub(crate) use billing::DELAY as BILLING_DELAY;
 use call_progress::CallProgress;
 use failed_attempt::FailedAttempt;
-use http::{HttpFailure, HttpService};
+use http::{HttpFailure, HttpFailureKind, HttpService};
 use instrument::RequestEvents;
 use last_response::LastResponse;
 use redirect::RedirectChain;
@@ -69,6 +70,7 @@ use request_policy::{RequestCredential, RequestPolicy};
 use retry::{RetryShared, RetryState};
 use retry_log::RetryLog;
 use retry_policy::RetryPolicy;
+use sent_flag::SentFlag;
 use stats::RequestStats;
 use token::{Exchange, TokenCache};
 
@@ -120,6 +122,8 @@ pub(crate) struct RequestOptions {
     pub(crate) backoff: Option<RequestBackoff>,
     /// Retry policy of the call; the transport's if `None`.
     pub(crate) retry: Option<RetryPolicy>,
+    /// Set while the server may have received the request.
+    pub(crate) sent: Option<SentFlag>,
 }
 
 /// The encoded request that all attempts send.
@@ -434,7 +438,14 @@ impl Transport {
             let (lane, retry_count) = (encoded.policy.lane, state.retry_count());
             let base_url = self.base_url.as_str();
             let events = RequestEvents::start(&method, &uri, lane, base_url, retry_count);
+            let sent_before = options.sent.as_ref().is_some_and(SentFlag::set);
             let sent = self.http.send(lane, request, encoded.policy.timeout).await;
+            if let Some(flag) = &options.sent
+                && !sent_before
+                && is_unread(&sent)
+            {
+                flag.reset();
+            }
             events.stop(&sent, &self.stats);
             let response = sent.map_err(|failure| self.no_response(failure, &uri))?;
             self.responded.store(true, Ordering::Relaxed);
@@ -521,6 +532,18 @@ async fn compress_off_thread(body: Bytes) -> Result<Bytes> {
 fn decode<R: ApiRequest>(response: &Response<Bytes>) -> Result<R::Response> {
     R::Response::from_body(response.body())
         .map_err(|error| Error::from(error).during(operation::<R>()))
+}
+
+/// Returns whether the server cannot have accepted the request of this attempt: nothing was sent, or
+/// the server refused the client and not the request. After any other failure, 5xx included, it may
+/// have.
+fn is_unread(sent: &std::result::Result<Response<Bytes>, HttpFailure>) -> bool {
+    match sent {
+        Ok(response) => matches!(response.status().as_u16(), 401 | 402 | 403 | 429),
+        Err(failure) => {
+            failure.is_connection_refused() || failure.kind() == HttpFailureKind::InvalidRequest
+        }
+    }
 }
 
 /// Returns the scheme, host and port of a URI, without a user name and password.

@@ -1,58 +1,32 @@
 //! Limits of one call: retry events, first contact, timeouts, and failures of the server itself.
 
-use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join_all};
-use http::{Request, Response};
+use http::Request;
 use serde_json::json;
 use tinkex::loss::CustomLoss;
 use tinkex::{
-    AdamParams, CallOptions, CopyCheckpoint, Env, Error, ErrorKind, Hint, HttpFailure, HttpService,
-    Lane, RetryPolicy, SamplingParams, SamplingRetry, ServiceClient,
+    AdamParams, CallOptions, CopyCheckpoint, Env, Error, ErrorKind, Hint, RetryPolicy,
+    SamplingParams, SamplingRetry, ServiceClient,
 };
 use tokio::time::{Instant, sleep};
 
 use crate::event_log::EventLog;
-use crate::fake_server::FakeServer;
+use crate::numbered_server::NumberedServer;
 
 fn params() -> SamplingParams {
     SamplingParams::new()
 }
 
-/// Address at which no server runs, unless it is started.
-#[derive(Clone, Default)]
-struct LocalAddress {
-    started: Arc<AtomicBool>,
-    requests: Arc<AtomicU32>,
-}
-
-impl HttpService for LocalAddress {
-    fn send(
-        &self,
-        _: Lane,
-        _: Request<Bytes>,
-        _: Duration,
-    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        let sent = match self.started.load(Ordering::Relaxed) {
-            true => Ok(Response::new(Bytes::from_static(b"{}"))),
-            false => Err(HttpFailure::connect(io::Error::from(io::ErrorKind::ConnectionRefused))),
-        };
-        futures_util::future::ready(sent).boxed()
-    }
-}
-
-impl LocalAddress {
-    fn service(&self, address: &str) -> ServiceClient {
-        crate::event_log::keep_events();
-        let builder = ServiceClient::builder().env(Env::empty()).without_telemetry();
-        builder.base_url(address).api_key("tml-x").http(self.clone()).build().unwrap()
-    }
+/// Creates a client of a server at `address` that does not run.
+fn refused(address: &str) -> (NumberedServer, ServiceClient) {
+    let server = NumberedServer::new(json!({}));
+    server.fail("", json!("refused"));
+    let builder = server.builder().without_telemetry().base_url(address);
+    (server, builder.build().unwrap())
 }
 
 /// Bug: a call to a local server that did not run was retried for five minutes without a message,
@@ -62,8 +36,8 @@ async fn bug_a_local_server_that_is_not_started_is_reported_soon() {
     for address in ["http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9"] {
         let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());
-        let (local, start) = (LocalAddress::default(), Instant::now());
-        let service = local.service(address);
+        let (server, service) = refused(address);
+        let start = Instant::now();
         let error = service.server_capabilities().await.unwrap_err();
         assert!(start.elapsed() <= Duration::from_secs(2), "{:?}", start.elapsed());
         assert_eq!(error.kind(), ErrorKind::Connect);
@@ -74,16 +48,16 @@ async fn bug_a_local_server_that_is_not_started_is_reported_soon() {
         assert_eq!(warnings.len(), 1, "{warnings:?}");
 
         // Once the server has responded, a restart is waited for.
-        local.started.store(true, Ordering::Relaxed);
-        let _ = service.server_capabilities().await;
-        local.started.store(false, Ordering::Relaxed);
+        server.recover();
+        service.server_capabilities().await.unwrap();
+        server.fail("", json!("refused"));
         let start = Instant::now();
         service.server_capabilities().await.unwrap_err();
         assert!(start.elapsed() >= Duration::from_secs(300), "{:?}", start.elapsed());
     }
     // An address of another machine may be unreachable for other reasons.
     let start = Instant::now();
-    LocalAddress::default().service("http://10.0.0.1:9").server_capabilities().await.unwrap_err();
+    refused("http://10.0.0.1:9").1.server_capabilities().await.unwrap_err();
     assert!(start.elapsed() >= Duration::from_secs(300));
 }
 
@@ -92,7 +66,7 @@ async fn bug_a_local_server_that_is_not_started_is_reported_soon() {
 async fn bug_an_outage_is_logged_once_for_all_polls() {
     let lines = EventLog::default();
     let _log = tracing::subscriber::set_default(lines.clone());
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     let mut steps = Vec::new();
     for seq in 1..=20 {
@@ -114,7 +88,7 @@ async fn bug_an_outage_is_logged_once_for_all_polls() {
 /// Bug: a limit of 0 was accepted.
 #[tokio::test(start_paused = true)]
 async fn bug_a_limit_of_zero_concurrent_samples_is_rejected() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let error = server.builder().max_concurrent_samples(0).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("max_concurrent_samples"), "{error}");
@@ -132,7 +106,7 @@ async fn samples_that_wait_or_are_resubmitted_emit_retry_events() {
     ] {
         let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let sampler = server.sampler().await;
         let status = outcome.as_ref().or(poll.as_ref()).unwrap().to_string();
         server.samples(outcome.into_iter().collect());
@@ -155,7 +129,7 @@ async fn samples_that_wait_or_are_resubmitted_emit_retry_events() {
 async fn concurrent_samples_that_meet_one_outage_log_one_warning() {
     let lines = EventLog::default();
     let _log = tracing::subscriber::set_default(lines.clone());
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let sampler = server.sampler().await;
     server.samples(vec![json!(503); 50]);
     for sample in join_all((0..50).map(|_| sampler.sample([1], params()).send())).await {
@@ -167,7 +141,7 @@ async fn concurrent_samples_that_meet_one_outage_log_one_warning() {
 
 #[tokio::test(start_paused = true)]
 async fn a_training_future_that_times_out_says_that_the_request_continues() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     let limit = Duration::from_secs(10);
     for seq in 1..=2 {
@@ -192,7 +166,7 @@ async fn a_training_future_that_times_out_says_that_the_request_continues() {
 #[tokio::test(start_paused = true)]
 async fn a_sample_that_times_out_is_cancelled_and_names_the_last_failure() {
     let limit = Duration::from_secs(10);
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     server.dynamic_config(json!({"sample_cancel_enabled": true}));
     let sampler = server.sampler().await;
     server.respond("q0", vec![json!("hang")]);
@@ -217,7 +191,7 @@ async fn a_sample_that_times_out_is_cancelled_and_names_the_last_failure() {
 async fn bug_a_resubmitted_sample_logged_that_it_gave_up() {
     let lines = EventLog::default();
     let _log = tracing::subscriber::set_default(lines.clone());
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let sampler = server.sampler().await;
     server.samples(vec![json!(503); 100]);
     sampler.sample([1], params()).await.unwrap();
@@ -237,7 +211,7 @@ async fn bug_a_sample_that_a_time_limit_ended_did_not_log_its_end() {
     ] {
         let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let sampler = server.sampler().await.with_options(options);
         let sampler = sampler.with_sampling_retry(retry).unwrap();
         server.samples(vec![json!(503); 1000]);
@@ -251,7 +225,7 @@ async fn bug_a_sample_that_a_time_limit_ended_did_not_log_its_end() {
 /// The last failure is the cause of a sample that the progress timeout ends.
 #[tokio::test(start_paused = true)]
 async fn the_progress_timeout_keeps_the_last_failure() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let limit = Duration::from_secs(100);
     let sampler = server.sampler().await;
     let impatient = SamplingRetry::default().progress_timeout(limit);
@@ -270,7 +244,7 @@ async fn the_progress_timeout_keeps_the_last_failure() {
 /// Unlike in the Python SDK: the result is polled again, or the sample is resubmitted.
 #[tokio::test(start_paused = true)]
 async fn a_failure_of_category_server_is_retried() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let failed = json!({"error": "node lost", "category": "server"});
     let service = server.builder().build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
@@ -329,7 +303,7 @@ async fn the_timeout_of_a_call_limits_every_call() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sampling_client_has_the_options_of_its_training_client() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let model = model.with_options(CallOptions::new().retry(RetryPolicy::disabled()));

@@ -5,7 +5,7 @@ use tinkex::loss::{CustomLoss, LossValue};
 use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, PassMode};
 use tinkex::{AdamParams, Datum, ErrorKind, LossFn};
 
-use crate::fake_server::{FakeServer, cases, passes};
+use crate::numbered_server::{NumberedServer, cases, passes};
 
 fn datum(tokens: u32) -> Datum {
     Datum::builder((0..tokens).collect::<Vec<_>>())
@@ -43,7 +43,7 @@ async fn a_computed_loss_sends_its_negated_gradient_as_weights() {
             continue;
         }
         let logprobs = numbers(&case["logprobs"]);
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let model = server.model().await;
         server.respond("r1", vec![pass_output(&logprobs, &[("loss:sum", 0.0)])]);
         server
@@ -98,7 +98,7 @@ fn weighted_nll() -> CustomLoss {
 
 #[tokio::test(start_paused = true)]
 async fn the_client_executes_a_traced_loss_if_the_server_does_not() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let loss = service.create_custom_loss(&weighted_nll()).await.unwrap();
@@ -117,7 +117,7 @@ async fn the_client_executes_a_traced_loss_if_the_server_does_not() {
 
 #[tokio::test(start_paused = true)]
 async fn the_server_executes_a_traced_loss_if_it_can() {
-    let server = FakeServer::new(json!({"custom_loss_server_side": true}));
+    let server = NumberedServer::new(json!({"custom_loss_server_side": true}));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let traced = weighted_nll();
@@ -136,7 +136,7 @@ async fn the_server_executes_a_traced_loss_if_it_can() {
     let pass = passes(&server).remove(0);
     assert_eq!(
         (pass.loss_fn, pass.loss_fn_config.text("loss_id")),
-        (LossFn::Custom, Some("loss-0"))
+        (LossFn::Custom, Some("loss-1"))
     );
     assert_eq!(pass.data[0], datum(2), "the data is sent unchanged");
 
@@ -144,7 +144,7 @@ async fn the_server_executes_a_traced_loss_if_it_can() {
     let error = model.forward_backward(vec![plain], &loss).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.to_string().contains("advantages"), "{error}");
-    let other = FakeServer::new(json!({"custom_loss_server_side": true, "x": 1}));
+    let other = NumberedServer::new(json!({"custom_loss_server_side": true, "x": 1}));
     other.session_id("t");
     let elsewhere = other.model().await.forward_backward(vec![datum(1)], &loss).await.unwrap_err();
     assert!(elsewhere.to_string().contains("registered in session s"), "{elsewhere}");
@@ -167,7 +167,7 @@ async fn a_failing_loss_sends_no_gradient_and_skips_no_sequence_number() {
         ),
     ];
     for (loss, message) in cases {
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let model = server.model().await;
         server.respond("r1", vec![pass_output(&[vec![-0.5, -1.0]], &[])]);
         let pass = model.forward_backward_custom(vec![datum(2)], move |_, _| loss());
@@ -179,7 +179,7 @@ async fn a_failing_loss_sends_no_gradient_and_skips_no_sequence_number() {
         assert_eq!(passes(&server).len(), 1);
         assert_eq!(server.requests("/optim_step")[0].json()["seq_id"], 2);
     }
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     let plain = Datum::builder([1, 2]).build().unwrap();
     let error = model.forward_backward_custom(vec![plain], |_, _| Ok(LossValue::default())).await;

@@ -17,7 +17,7 @@ use tracing::Instrument as _;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::fake_server::FakeServer;
+use crate::numbered_server::NumberedServer;
 
 fn params() -> SamplingParams {
     SamplingParams::new().max_tokens(1)
@@ -25,7 +25,7 @@ fn params() -> SamplingParams {
 
 /// Service that panics for requests whose path ends with `path`.
 struct Panicking {
-    server: FakeServer,
+    server: NumberedServer,
     path: &'static str,
 }
 
@@ -43,7 +43,7 @@ impl HttpService for Panicking {
 
 fn panicking(path: &'static str) -> ServiceClient {
     let server =
-        FakeServer::new(json!({"sample_use_retrieve_futures": path == "/retrieve_futures"}));
+        NumberedServer::new(json!({"sample_use_retrieve_futures": path == "/retrieve_futures"}));
     server.builder().http(Panicking { server: server.clone(), path }).build().unwrap()
 }
 
@@ -73,8 +73,8 @@ async fn bug_a_panic_in_an_http_service_was_reported_as_the_end_of_the_runtime()
 #[tokio::test(start_paused = true)]
 async fn bug_a_429_of_one_fake_delayed_requests_to_another() {
     for retry in [RetryPolicy::default(), RetryPolicy::disabled()] {
-        let (limited, free) = (FakeServer::new(json!({})), FakeServer::new(json!({})));
-        let sampler = async |server: &FakeServer| {
+        let (limited, free) = (NumberedServer::new(json!({})), NumberedServer::new(json!({})));
+        let sampler = async |server: &NumberedServer| {
             let service = server.builder().retry(retry).build().unwrap();
             service.create_sampling_client("base").await.unwrap()
         };
@@ -109,7 +109,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanNames {
 
 #[tokio::test(start_paused = true)]
 async fn bug_the_span_of_the_caller_was_lost() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let names = SpanNames::default();
     let subscriber = tracing_subscriber::registry().with(names.clone());
     let _log = tracing::subscriber::set_default(subscriber);

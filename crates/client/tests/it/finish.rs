@@ -7,9 +7,9 @@ use tinkex::{AdamParams, Datum, ErrorKind, LossFn, Result, ServiceClient, Traini
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::event_log::EventLog;
-use crate::fake_server::{ACCEPTING, FakeServer};
+use crate::numbered_server::{ACCEPTING, NumberedServer};
 
-async fn client(server: &FakeServer) -> (ServiceClient, TrainingClient) {
+async fn client(server: &NumberedServer) -> (ServiceClient, TrainingClient) {
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     (service, model)
@@ -21,7 +21,7 @@ fn queue_step(model: &TrainingClient) {
 }
 
 /// Returns the reported ends of the session.
-fn ends(server: &FakeServer) -> Vec<Value> {
+fn ends(server: &NumberedServer) -> Vec<Value> {
     server.requests("/finish").iter().map(|request| request.json()).collect()
 }
 
@@ -32,7 +32,7 @@ fn success() -> Value {
 /// Bug: `close(Success)` dropped queued work and returned `Ok`.
 #[tokio::test(start_paused = true)]
 async fn bug_finish_completes_queued_work_of_all_models() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let (service, model) = client(&server).await;
     let other = service.create_lora_training_client("base").create().await.unwrap();
     for _ in 0..3 {
@@ -65,7 +65,7 @@ async fn finish_reports_the_error_of_the_program() {
     }
     let reported =
         async |finish: &dyn Fn(&ServiceClient) -> futures_util::future::BoxFuture<'_, ()>| {
-            let server = FakeServer::new(json!({}));
+            let server = NumberedServer::new(json!({}));
             let (service, _model) = client(&server).await;
             finish(&service).await;
             let mut events = server
@@ -91,7 +91,7 @@ async fn finish_reports_the_error_of_the_program() {
 async fn finish_does_not_fail_if_the_server_refuses_or_is_gone() {
     let lines = EventLog::default();
     let _log = tracing::subscriber::set_default(lines.clone());
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let (service, model) = client(&server).await;
     // Five calls that the server never answers: their retries would take five times as long.
     for _ in 0..5 {
@@ -110,7 +110,7 @@ async fn finish_does_not_fail_if_the_server_refuses_or_is_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn finish_continues_when_its_future_is_dropped_and_a_second_call_waits_for_it() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let (service, model) = client(&server).await;
     queue_step(&model);
     timeout(Duration::ZERO, service.finish(&Result::Ok(()))).await.unwrap_err();
@@ -122,7 +122,7 @@ async fn finish_continues_when_its_future_is_dropped_and_a_second_call_waits_for
 
 #[tokio::test(start_paused = true)]
 async fn abort_drops_queued_work_at_once() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let (service, model) = client(&server).await;
     server.respond("r1", vec![json!("hang")]);
     let stuck = model.optim_step(AdamParams::default());
@@ -140,7 +140,7 @@ async fn abort_drops_queued_work_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn abort_gives_up_after_five_seconds_and_interrupts_finish() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let (service, model) = client(&server).await;
     server.respond("r1", vec![json!("hang")]);
     model.optim_step(AdamParams::default()).detach();
@@ -156,7 +156,7 @@ async fn abort_gives_up_after_five_seconds_and_interrupts_finish() {
 
 #[tokio::test(start_paused = true)]
 async fn flush_waits_for_results_and_errors_of_one_model() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let (_service, model) = client(&server).await;
     model.flush().await;
     server.reject(2);

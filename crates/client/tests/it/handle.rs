@@ -5,14 +5,14 @@ use serde_json::{Value, json};
 use tinkex::{ErrorKind, SamplerHandle, SamplingClient, SamplingParams};
 use tokio::time::{Duration, sleep};
 
-use crate::fake_server::FakeServer;
+use crate::numbered_server::NumberedServer;
 
 fn params() -> SamplingParams {
     SamplingParams::new().max_tokens(1)
 }
 
 /// Returns the sequence numbers of the received samples.
-fn numbers(server: &FakeServer) -> Vec<u64> {
+fn numbers(server: &NumberedServer) -> Vec<u64> {
     server
         .requests("/asample")
         .iter()
@@ -24,7 +24,7 @@ fn numbers(server: &FakeServer) -> Vec<u64> {
 #[tokio::test(start_paused = true)]
 async fn a_handle_contains_no_key() {
     let config = json!({"sample_max_concurrent_requests": 7, "pjwt_auth_enabled": false});
-    let (here, there) = (FakeServer::new(config), FakeServer::new(json!({})));
+    let (here, there) = (NumberedServer::new(config), NumberedServer::new(json!({})));
     let service = here.builder().header("X-Team", "blue").build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let text = sampler.handle().to_text();
@@ -59,7 +59,7 @@ async fn a_handle_contains_no_key() {
 /// Covers X12.
 #[tokio::test(start_paused = true)]
 async fn clones_use_distinct_sequence_ranges() {
-    let server = FakeServer::new(json!({"sample_join_sampling_session": true}));
+    let server = NumberedServer::new(json!({"sample_join_sampling_session": true}));
     let service = server.builder().build().unwrap();
     let creator = service.create_sampling_client("base").await.unwrap();
     let handle = creator.handle();
@@ -84,7 +84,7 @@ async fn clones_use_distinct_sequence_ranges() {
 /// Covers X12.
 #[tokio::test(start_paused = true)]
 async fn a_clone_chooses_a_random_range_if_the_server_assigns_none() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let creator = service.create_sampling_client("base").await.unwrap();
     let clone = service.restore_sampling_client(&creator.handle()).unwrap();
@@ -102,7 +102,7 @@ async fn a_clone_chooses_a_random_range_if_the_server_assigns_none() {
 /// Covers R-POLL.
 #[tokio::test(start_paused = true)]
 async fn one_batch_poll_announces_all_samples_and_reports_retrieved_results() {
-    let server = FakeServer::new(json!({
+    let server = NumberedServer::new(json!({
         "sample_use_retrieve_futures": true, "sample_max_concurrent_requests": 1,
     }));
     let sampler = server.sampler().await;
@@ -132,7 +132,7 @@ async fn one_batch_poll_announces_all_samples_and_reports_retrieved_results() {
 
 #[test]
 fn restoring_a_handle_outside_a_runtime_is_an_error() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (service, handle) = runtime.block_on(async {
         let service = server.builder().build().unwrap();

@@ -9,7 +9,7 @@ use tinkex::{AdamParams, CallOptions, Lane, QueueState, QueuedWork, RetryPolicy,
 use tokio::time::Duration;
 
 use crate::event_log::EventLog;
-use crate::fake_server::FakeServer;
+use crate::numbered_server::NumberedServer;
 use crate::scripted_server::ScriptedServer;
 
 /// Covers T2.3.1, T2.3.2, P6C.5.
@@ -18,7 +18,7 @@ async fn requests_retries_and_queue_states_are_recorded() {
     let (lines, recorder) = (EventLog::default(), DebuggingRecorder::new());
     let _log = tracing::subscriber::set_default(lines.clone());
     let _numbers = metrics::set_default_local_recorder(&recorder);
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().api_key("tml-secret").build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     server.lose_once("/optim_step");
@@ -79,7 +79,7 @@ async fn requests_retries_and_queue_states_are_recorded() {
 
 #[tokio::test(start_paused = true)]
 async fn the_queue_state_callback_is_called_on_change_only_and_may_panic() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let changes = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&changes);
     let builder = server.builder().on_queue_state(move |change| {
@@ -106,7 +106,7 @@ async fn the_queue_state_callback_is_called_on_change_only_and_may_panic() {
 
 #[tokio::test(start_paused = true)]
 async fn statistics_count_the_requests_of_all_clients_of_a_service_by_lane_and_outcome() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     assert!(service.stats().lanes.is_empty());
     let sampler = service.create_sampling_client("base").await.unwrap();
@@ -141,7 +141,7 @@ async fn giving_up_is_recorded_for_every_reason() {
 /// Covers P6B.3, P6B.4, P6C.4.
 #[tokio::test(start_paused = true)]
 async fn disabled_retries_surface_failures_at_once() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     for status in [500, 503, 400, 422] {
@@ -157,7 +157,7 @@ async fn disabled_retries_surface_failures_at_once() {
 /// Covers P6C.3.
 #[tokio::test(start_paused = true)]
 async fn a_5xx_is_retried_for_training_and_polling_but_not_for_samples_without_retries() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let once = CallOptions::new().retry(RetryPolicy::disabled());
     let sampler = service.create_sampling_client("base").await.unwrap().with_options(once);
@@ -180,7 +180,7 @@ async fn a_5xx_is_retried_for_training_and_polling_but_not_for_samples_without_r
 async fn a_paused_request_is_logged_and_polled_with_growing_delays() {
     let lines = EventLog::default();
     let _log = tracing::subscriber::set_default(lines.clone());
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.polling_builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let paused = json!({"type": "try_again", "queue_state": "paused_rate_limit"});

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use tinkex::{AdamParams, Datum, ErrorKind, LossFn, SamplingClient, SamplingParams, ServiceClient};
 use tokio::time::{Instant, sleep};
 
-use crate::fake_server::FakeServer;
+use crate::numbered_server::NumberedServer;
 
 fn params() -> SamplingParams {
     SamplingParams::new().max_tokens(1)
 }
 
-fn service(server: &FakeServer, key: &str) -> ServiceClient {
+fn service(server: &NumberedServer, key: &str) -> ServiceClient {
     server.builder().api_key(key).build().unwrap()
 }
 
@@ -38,7 +38,7 @@ async fn train_and_sample(service: &ServiceClient) -> (usize, SamplingClient) {
 /// Covers T6.3.1.
 #[tokio::test(start_paused = true)]
 async fn two_training_and_many_sampling_clients_leave_no_tasks_or_references() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let (before, references) = (tasks(), server.references());
     {
@@ -69,7 +69,7 @@ async fn two_training_and_many_sampling_clients_leave_no_tasks_or_references() {
 /// Covers P6C.1, P6C.2, P6C.6.
 #[tokio::test(start_paused = true)]
 async fn two_services_train_and_sample_without_crosstalk() {
-    let (one, two) = (FakeServer::new(json!({})), FakeServer::new(json!({})));
+    let (one, two) = (NumberedServer::new(json!({})), NumberedServer::new(json!({})));
     // Clones of a builder share the backoffs of its HTTP service.
     let (a, b) =
         (one.builder().api_key("tml-crosstalk-a"), two.builder().api_key("tml-crosstalk-b"));
@@ -119,7 +119,7 @@ async fn two_services_train_and_sample_without_crosstalk() {
 /// Covers T6.3.2.
 #[tokio::test(start_paused = true)]
 async fn no_result_is_lost_on_an_unreliable_server() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let outcomes =
         [json!(503), json!("conn"), json!("ok"), json!(429), json!("timeout"), json!("ok")];
     server.samples(outcomes.iter().cycle().take(240).cloned().collect());
@@ -143,7 +143,7 @@ async fn no_result_is_lost_on_an_unreliable_server() {
 /// Covers T4.2.1, AUD.5, AUD.7.
 #[tokio::test(start_paused = true)]
 async fn dropped_clients_leave_no_tasks() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let one = service(&server, "tml-dropped");
     for _ in 0..2000 {
         // Each client has its own sequence range, concurrency limit and queue log.
@@ -161,7 +161,7 @@ async fn dropped_clients_leave_no_tasks() {
 #[tokio::test(start_paused = true)]
 async fn concurrent_samples_are_limited() {
     for (server_limit, user_limit, expected) in [(5, None, 5), (5, Some(3), 3), (2, Some(9), 2)] {
-        let server = FakeServer::new(json!({"sample_max_concurrent_requests": server_limit}));
+        let server = NumberedServer::new(json!({"sample_max_concurrent_requests": server_limit}));
         let mut builder = server.builder().api_key("tml-limited");
         if let Some(user_limit) = user_limit {
             builder = builder.max_concurrent_samples(user_limit);
@@ -185,7 +185,7 @@ async fn concurrent_samples_are_limited() {
 /// Covers P4C.3, P4C.4.
 #[tokio::test(start_paused = true)]
 async fn a_sample_does_not_wait_for_training() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = service(&server, "tml-independent");
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();

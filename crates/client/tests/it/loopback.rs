@@ -1,141 +1,26 @@
 //! The network stack over loopback, against misbehaving servers.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use tinkex::rest::ListSessions;
 use tinkex::{AdamParams, Env, ErrorKind, Hint, RetryPolicy, ServiceClient, ServiceClientBuilder};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// How the server handles requests other than those for its configuration.
-#[derive(Clone, Copy)]
-pub(crate) enum ServerBehavior {
-    Respond,
-    /// Closes the connection in the middle of the response body.
-    CloseMidBody,
-    /// Closes the connection instead of responding.
-    CloseAtOnce,
-    /// Sends bytes that are not HTTP.
-    Garbage,
-    /// Compresses the response body.
-    Zstd,
-    /// Sends a body that cannot be decompressed.
-    BrokenZstd,
-}
+use crate::raw_server::{CLOSES_AT_ONCE, CLOSES_MID_BODY, RawServer, json_response, response};
 
-/// Starts a server on a free port. Returns its URL and the number of accepted connections.
-pub(crate) async fn serve(behavior: ServerBehavior) -> (String, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}", listener.local_addr().unwrap());
-    let connections = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&connections);
-    let accept = async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            counter.fetch_add(1, Ordering::Relaxed);
-            #[expect(clippy::disallowed_methods, reason = "a test server")]
-            tokio::spawn(serve_connection(stream, behavior));
-        }
-    };
-    #[expect(clippy::disallowed_methods, reason = "a test server")]
-    tokio::spawn(accept);
-    (address, connections)
-}
+const SESSIONS: &[u8] = br#"{"sessions":["s"]}"#;
 
-async fn serve_connection(mut stream: TcpStream, behavior: ServerBehavior) {
-    while let Some(head) = read_request(&mut stream).await {
-        let response: Vec<u8> = if head.contains("/client/") {
-            response(b"{}", "")
-        } else {
-            match behavior {
-                ServerBehavior::Respond => response(br#"{"sessions":["s"]}"#, ""),
-                ServerBehavior::Zstd => {
-                    let body = tinkex::wire::codec::compress::compress(br#"{"sessions":["z"]}"#);
-                    response(&body.unwrap(), "content-encoding: zstd\r\n")
-                }
-                ServerBehavior::BrokenZstd => {
-                    response(b"not compressed", "content-encoding: zstd\r\n")
-                }
-                ServerBehavior::CloseMidBody => {
-                    b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"sess".to_vec()
-                }
-                ServerBehavior::CloseAtOnce => return,
-                ServerBehavior::Garbage => b"not an HTTP response\r\n\r\n".to_vec(),
-            }
-        };
-        if stream.write_all(&response).await.is_err()
-            || matches!(behavior, ServerBehavior::CloseMidBody if !head.contains("/client/"))
-        {
-            return;
-        }
-    }
-}
-
-/// Starts a server that trains, and that closes the connection in the middle of its response to
-/// the second poll: the first one for the result of an optimizer step. Returns its URL and the
-/// number of polls.
-async fn serve_training() -> (String, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}", listener.local_addr().unwrap());
-    let polls = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&polls);
-    let accept = async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            #[expect(clippy::disallowed_methods, reason = "a test server")]
-            tokio::spawn(train_on_connection(stream, Arc::clone(&counter)));
-        }
-    };
-    #[expect(clippy::disallowed_methods, reason = "a test server")]
-    tokio::spawn(accept);
-    (address, polls)
-}
-
-async fn train_on_connection(mut stream: TcpStream, polls: Arc<AtomicUsize>) {
-    while let Some(head) = read_request(&mut stream).await {
-        let path = head.split(' ').nth(1).unwrap().trim_start_matches("/api/v1/");
-        let body: &[u8] = match path {
-            "create_session" => br#"{"session_id":"s"}"#,
-            "create_model" => br#"{"request_id":"created"}"#,
-            "optim_step" => br#"{"request_id":"step"}"#,
-            "retrieve_future" => match polls.fetch_add(1, Ordering::Relaxed) {
-                0 => br#"{"type":"create_model","model_id":"m"}"#,
-                1 => {
-                    let cut = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"metr";
-                    let _ = stream.write_all(cut).await;
-                    return;
-                }
-                _ => br#"{"metrics":{"grad_norm":0.5}}"#,
-            },
-            _ => b"{}",
-        };
-        if stream.write_all(&response(body, "")).await.is_err() {
-            return;
-        }
-    }
-}
-
-fn response(body: &[u8], headers: &str) -> Vec<u8> {
-    let length = body.len();
-    let head = format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n"
-    );
-    [head.as_bytes(), body].concat()
-}
-
-/// Reads a request and returns its head in lower case.
-async fn read_request(stream: &mut TcpStream) -> Option<String> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        head.push(stream.read_u8().await.ok()?);
-    }
-    let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
-    let mut body = vec![0; length.map_or(0, |length| length.trim().parse().unwrap())];
-    stream.read_exact(&mut body).await.ok()?;
-    Some(head)
+/// Returns a server that responds to `list_sessions` with these bytes.
+fn sessions(response: Vec<u8>) -> RawServer {
+    RawServer::new(move |request| match request.path().starts_with("sessions") {
+        true => response.clone(),
+        false => json_response(b"{}"),
+    })
 }
 
 fn client_builder(address: &str) -> ServiceClientBuilder {
@@ -152,47 +37,83 @@ fn client(address: &str) -> ServiceClient {
 
 #[tokio::test]
 async fn connections_are_reused() {
-    let (address, connections) = serve(ServerBehavior::Respond).await;
-    let rest = client(&address).rest();
+    let server = sessions(json_response(SESSIONS)).start().await;
+    let rest = client(&server.url).rest();
     for _ in 0..5 {
         let found = rest.list_sessions(&ListSessions::default()).await.unwrap();
         assert_eq!(found.sessions[0], "s");
     }
     // One for each lane: configuration, session, REST.
-    assert_eq!(connections.load(Ordering::Relaxed), 3);
+    assert_eq!(server.connections.load(Ordering::Relaxed), 3);
 }
 
 #[tokio::test]
 async fn compressed_responses_are_decoded() {
-    let (address, _) = serve(ServerBehavior::Zstd).await;
-    let found = client(&address).rest().list_sessions(&ListSessions::default()).await.unwrap();
-    assert_eq!(found.sessions[0], "z");
+    let body = tinkex::wire::codec::compress::compress(SESSIONS).unwrap();
+    let server = sessions(response(&body, "content-encoding: zstd\r\n")).start().await;
+    let found = client(&server.url).rest().list_sessions(&ListSessions::default()).await.unwrap();
+    assert_eq!(found.sessions[0], "s");
 }
 
 #[tokio::test]
 async fn broken_connections_are_reported_as_such() {
-    for behavior in
-        [ServerBehavior::CloseMidBody, ServerBehavior::CloseAtOnce, ServerBehavior::Garbage]
-    {
-        let (address, _) = serve(behavior).await;
+    for response in [CLOSES_MID_BODY, CLOSES_AT_ONCE, b"not an HTTP response\r\n\r\n"] {
+        let server = sessions(response.to_vec()).start().await;
         let error =
-            client(&address).rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+            client(&server.url).rest().list_sessions(&ListSessions::default()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Connect, "{error:?}");
         assert!(error.is_retryable());
         assert!(std::error::Error::source(&error).is_some(), "the cause is kept");
     }
 }
 
+/// Returns the responses of a server that trains, where `polls` answer the polls for the results of
+/// optimizer steps, in order. Later steps succeed.
+fn training(polls: &[&[u8]]) -> RawServer {
+    let polls = Mutex::new(polls.iter().map(|poll| poll.to_vec()).collect::<VecDeque<_>>());
+    RawServer::new(move |request| match request.path() {
+        "create_session" => json_response(br#"{"session_id":"s"}"#),
+        "create_model" => json_response(br#"{"request_id":"created"}"#),
+        "optim_step" => json_response(br#"{"request_id":"step"}"#),
+        "retrieve_future" if contains(&request.body, b"created") => {
+            json_response(br#"{"type":"create_model","model_id":"m"}"#)
+        }
+        "retrieve_future" => {
+            let scripted = polls.lock().unwrap().pop_front();
+            scripted.unwrap_or_else(|| json_response(br#"{"metrics":{"grad_norm":0.5}}"#))
+        }
+        _ => json_response(b"{}"),
+    })
+}
+
+fn contains(body: &[u8], word: &[u8]) -> bool {
+    body.windows(word.len()).any(|part| part == word)
+}
+
+/// Covers P4C.2, T4.1.2.
+#[tokio::test]
+async fn broken_poll_responses_fail_at_most_their_own_call() {
+    let server = training(&[CLOSES_MID_BODY, &json_response(b"<html>\t")]).start().await;
+    let builder = client_builder(&server.url).retry(RetryPolicy::default()).poll_immediately();
+    let service = builder.build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let step = || model.optim_step(AdamParams::default());
+    // A poll whose connection closes in the middle of the body is repeated. Its repetition gets a
+    // body that is not JSON.
+    let error = step().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Decode, "{error}");
+    assert_eq!(step().await.unwrap().metrics["grad_norm"].as_f64(), 0.5);
+}
+
 /// Covers P4C.2.
 #[tokio::test]
 async fn without_retries_a_poll_response_that_is_cut_off_fails_its_call_only() {
-    let (address, polls) = serve_training().await;
-    let service = client(&address);
+    let server = training(&[CLOSES_MID_BODY]).start().await;
+    let service = client(&server.url);
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let error = model.optim_step(AdamParams::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Connect, "{error:?}");
     assert_eq!(error.request_id().unwrap(), &"step", "the result can be polled later");
-    assert_eq!(polls.load(Ordering::Relaxed), 2);
     let next = model.optim_step(AdamParams::default()).await.unwrap();
     assert_eq!(next.metrics["grad_norm"].as_f64(), 0.5);
 }
@@ -209,8 +130,9 @@ async fn an_unreachable_server_is_reported_as_such() {
 /// A response that cannot be decompressed is not a lost connection: it is not retried.
 #[tokio::test]
 async fn an_undecodable_body_is_a_decoding_error_and_is_not_retried() {
-    let (address, _) = serve(ServerBehavior::BrokenZstd).await;
-    let service = client_builder(&address).retry(RetryPolicy::default()).build().unwrap();
+    let broken = response(b"not compressed", "content-encoding: zstd\r\n");
+    let server = sessions(broken).start().await;
+    let service = client_builder(&server.url).retry(RetryPolicy::default()).build().unwrap();
     let error = service.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Decode, 1), "{error:?}");
 }

@@ -4,7 +4,7 @@
 #![expect(clippy::needless_pass_by_value, reason = "scripts are easier to read without references")]
 
 mod adapter_download;
-#[cfg(all(feature = "blocking", feature = "testing"))]
+#[cfg(feature = "blocking")]
 mod blocking;
 mod call_limits;
 #[cfg(feature = "chat")]
@@ -17,17 +17,18 @@ mod custom;
 mod custom_http;
 mod download;
 mod event_log;
-mod fake_server;
 mod finish;
 mod handle;
 mod http2;
 mod instrument;
 mod isolation;
 mod loopback;
+mod numbered_server;
 mod other_servers;
 mod plan;
 #[cfg(feature = "tokenizer")]
 mod push;
+mod raw_server;
 mod recorded_server;
 mod replay;
 mod request_parity;
@@ -40,13 +41,12 @@ mod scripted_server;
 mod session;
 mod step;
 mod surface;
-#[cfg(feature = "testing")]
 mod testing;
 #[cfg(feature = "tokenizer")]
 mod tiny;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
-#[cfg(all(feature = "testing", feature = "tokenizer"))]
+#[cfg(feature = "tokenizer")]
 mod tokenizer_resolution;
 #[cfg(feature = "opentelemetry")]
 mod trace_context;

@@ -1,21 +1,17 @@
 //! Scenarios of the test plan that no other file covers; `docs/scenarios.md` describes them.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tinkex::wire::{ForwardBackwardOutput, ImageFormat, InputChunk, LossRecord, SampledSequence};
 use tinkex::{
-    AdamParams, Datum, Env, ErrorKind, LossFn, MetricValue, ModelInput, RetryPolicy,
-    SampleResponse, SamplingClient, SamplingParams, ServiceClient, StopReason,
+    AdamParams, Datum, Env, LossFn, MetricValue, ModelInput, RetryPolicy, SampleResponse,
+    SamplingClient, SamplingParams, ServiceClient, StopReason,
 };
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
-use crate::fake_server::{FakeServer, passes};
+use crate::numbered_server::{NumberedServer, passes};
 use crate::scripted_server::ScriptedServer;
 
 fn batch(n: usize) -> Vec<Datum> {
@@ -33,7 +29,7 @@ fn pass_result(n: usize, logprob: f32, metrics: &[(&str, f64)]) -> Value {
 /// Covers T4.1.4.
 #[tokio::test(start_paused = true)]
 async fn metrics_of_several_chunks_are_combined_by_their_suffix() {
-    let server = FakeServer::new(json!({"fwdbwd_max_chunk_len": 3}));
+    let server = NumberedServer::new(json!({"fwdbwd_max_chunk_len": 3}));
     let model = server.model().await;
     let names =
         ["loss:sum", "low:min", "high:max", "rate:mean", "gap:slack", "host:unique", "bare"];
@@ -70,7 +66,7 @@ async fn metrics_of_several_chunks_are_combined_by_their_suffix() {
 /// Covers T6.1.1, T6.1.2.
 #[tokio::test(start_paused = true)]
 async fn a_small_batch_is_trained_and_its_optimizer_step_follows() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     server.respond("r1", vec![pass_result(2, -0.5, &[("loss:sum", 1.5)])]);
     server.respond("r2", vec![json!({"metrics": {"grad_norm:mean": 0.25}})]);
@@ -98,7 +94,7 @@ async fn a_small_batch_is_trained_and_its_optimizer_step_follows() {
 /// Covers P6B.1.
 #[tokio::test(start_paused = true)]
 async fn a_service_creates_a_sampling_client_that_returns_sequences_and_logprobs() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let sequence = |tokens: [u32; 2], reason: StopReason| {
@@ -135,7 +131,7 @@ async fn a_service_creates_a_sampling_client_that_returns_sequences_and_logprobs
 /// Covers P4C.8, T4.3.3.
 #[tokio::test(start_paused = true)]
 async fn every_request_of_every_client_has_the_settings_of_its_service() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let builder = server.builder().api_key("tml-mine").header("x-team", "blue");
     let service = builder.build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
@@ -203,7 +199,7 @@ fn prompt_of(bytes: usize) -> ModelInput {
 }
 
 /// Starts `n` samples that the server is slow to accept. Returns how many of them were sent.
-async fn sent_at_once(server: &FakeServer, sampler: &SamplingClient, n: usize) -> usize {
+async fn sent_at_once(server: &NumberedServer, sampler: &SamplingClient, n: usize) -> usize {
     let before = server.requests("/asample").len();
     server.delay("asample", Duration::from_secs(60));
     let samples =
@@ -224,117 +220,13 @@ async fn submitted_samples_are_limited_by_number_by_bytes_and_after_a_429() {
     for (bytes, sent, sent_after_backoff) in [(10_485_760, 400, 10), (1600, 161, 9), (1599, 160, 8)]
     {
         let config = json!({"sample_dispatch_bytes_semaphore_size": bytes});
-        let server = FakeServer::new(config.clone());
+        let server = NumberedServer::new(config.clone());
         assert_eq!(sent_at_once(&server, &server.sampler().await, 500).await, sent, "{bytes}");
 
-        let server = FakeServer::new(config);
+        let server = NumberedServer::new(config);
         let sampler = server.sampler().await;
         server.samples(vec![json!(429)]);
         sampler.sample([1], SamplingParams::new()).await.unwrap();
         assert_eq!(sent_at_once(&server, &sampler, 50).await, sent_after_backoff, "{bytes}");
     }
-}
-
-/// Raw responses to the polls of one request, in order. Later polls get a successful result.
-type PollScript = Vec<&'static [u8]>;
-
-const CLOSES_MID_BODY: &[u8] =
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{\"metr";
-const NOT_JSON: &[u8] =
-    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n<html>\r\n\t";
-
-/// Starts a server on loopback whose optimizer steps have the request ids `o0`, `o1` and so on, and
-/// whose polls are answered by the script with the same number. Returns its URL.
-async fn serve(scripts: Vec<PollScript>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}", listener.local_addr().unwrap());
-    let state = Arc::new(Mutex::new((0, scripts)));
-    let accept = async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            #[expect(clippy::disallowed_methods, reason = "a test server")]
-            tokio::spawn(serve_connection(stream, Arc::clone(&state)));
-        }
-    };
-    #[expect(clippy::disallowed_methods, reason = "a test server")]
-    tokio::spawn(accept);
-    address
-}
-
-async fn serve_connection(mut stream: TcpStream, state: Arc<Mutex<(usize, Vec<PollScript>)>>) {
-    while let Some((path, body)) = read_request(&mut stream).await {
-        let answer = |body: Value| {
-            let body = body.to_string();
-            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length:";
-            format!("{head} {}\r\n\r\n{body}", body.len()).into_bytes()
-        };
-        let response = match path.trim_start_matches("/api/v1/") {
-            "create_session" => answer(json!({"session_id": "s"})),
-            "create_model" => answer(json!({"request_id": "created"})),
-            "optim_step" => {
-                let mut state = state.lock().unwrap();
-                state.0 += 1;
-                answer(json!({"request_id": format!("o{}", state.0 - 1)}))
-            }
-            "retrieve_future" if body["request_id"] == "created" => {
-                answer(json!({"type": "create_model", "model_id": "s:train:0"}))
-            }
-            "retrieve_future" => {
-                let id = body["request_id"].as_str().unwrap();
-                let n: usize = id.trim_start_matches('o').parse().unwrap();
-                let script = &mut state.lock().unwrap().1[n];
-                if script.is_empty() {
-                    answer(json!({"metrics": {}}))
-                } else {
-                    script.remove(0).to_vec()
-                }
-            }
-            _ => answer(json!({"status": "accepted"})),
-        };
-        stream.write_all(&response).await.unwrap();
-        if response == CLOSES_MID_BODY {
-            return;
-        }
-    }
-}
-
-/// Reads a request and returns its path and JSON body, or `None` at the end of the connection.
-async fn read_request(stream: &mut TcpStream) -> Option<(String, Value)> {
-    let mut read = Vec::new();
-    loop {
-        if let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") {
-            let head = String::from_utf8_lossy(&read[..end]).to_lowercase();
-            let fields: HashMap<&str, &str> =
-                head.lines().skip(1).filter_map(|line| line.split_once(": ")).collect();
-            let length: usize =
-                fields.get("content-length").map_or(0, |length| length.parse().unwrap());
-            if read.len() >= end + 4 + length {
-                let path = head.split(' ').nth(1).unwrap().to_owned();
-                let body = serde_json::from_slice(&read[end + 4..]).unwrap_or_default();
-                return Some((path, body));
-            }
-        }
-        if stream.read_buf(&mut read).await.ok()? == 0 {
-            return None;
-        }
-    }
-}
-
-/// Covers P4C.2, T4.1.2.
-#[tokio::test]
-async fn broken_poll_responses_fail_at_most_their_own_call() {
-    let url = serve(vec![vec![CLOSES_MID_BODY], vec![NOT_JSON], vec![]]).await;
-    let service = ServiceClient::builder()
-        .env(Env::empty())
-        .base_url(url)
-        .api_key("tml-local")
-        .poll_immediately()
-        .build()
-        .unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
-    let step = || model.optim_step(AdamParams::default());
-    // A poll whose connection closes in the middle of the body is repeated.
-    step().await.unwrap();
-    let error = step().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Decode, "{error}");
-    step().await.unwrap();
 }

@@ -5,12 +5,13 @@ use std::path::Path;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
+use tinkex::testing::RecordedCall;
 use tinkex::wire::ForwardBackward;
 use tinkex::{
     AdamParams, Datum, DimuonParams, LossConfig, LossFn, LossSpec, SamplingParams, StopCondition,
 };
 
-use crate::fake_server::{FakeServer, ReceivedRequest};
+use crate::numbered_server::NumberedServer;
 
 /// Session id of the recordings.
 const SESSION: &str = "11111111-2222-4333-8444-555555555555";
@@ -35,7 +36,7 @@ impl RecordedRequest {
 
     /// Asserts that the request has the recorded JSON body. `varying` are ids and sequence numbers
     /// that depend on earlier requests; they must be present but may differ.
-    fn assert_same_body(&self, sent: &ReceivedRequest, varying: &[&str]) {
+    fn assert_same_body(&self, sent: &RecordedCall, varying: &[&str]) {
         let (mut sent, mut recorded) = (sent.json(), self.0["body"].clone());
         for body in [&mut sent, &mut recorded] {
             for field in varying {
@@ -46,7 +47,7 @@ impl RecordedRequest {
     }
 
     /// Asserts that the request has the recorded values of these headers.
-    fn assert_same_headers(&self, sent: &ReceivedRequest, names: &[&str]) {
+    fn assert_same_headers(&self, sent: &RecordedCall, names: &[&str]) {
         for name in names {
             let recorded = self.0["headers"][name].as_str();
             assert!(recorded.is_some(), "{name} is not recorded");
@@ -82,7 +83,7 @@ fn datum(tokens: &[u32], targets: &[i64], weights: &[f32]) -> Datum {
 /// Covers T6.2.
 #[tokio::test(start_paused = true)]
 async fn passes_equal_those_of_the_python_sdk() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     let small = || vec![datum(&[1, 2, 3, 4], &[2, 3, 4, 5], &[0.0, 1.0, 1.0, 0.5])];
     let uploaded = LossSpec::new(LossFn::Custom, LossConfig::custom(&"loss-1".into()));
@@ -111,7 +112,7 @@ async fn passes_equal_those_of_the_python_sdk() {
 /// Covers T6.2.
 #[tokio::test(start_paused = true)]
 async fn optimizer_steps_equal_those_of_the_python_sdk() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     let rate = 0.0001;
     model.optim_step(AdamParams::with_learning_rate(rate)).await.unwrap();
@@ -129,7 +130,7 @@ async fn optimizer_steps_equal_those_of_the_python_sdk() {
 /// Covers T6.2.
 #[tokio::test(start_paused = true)]
 async fn polls_equal_those_of_the_python_sdk() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     let data = || vec![datum(&[1], &[2], &[1.0])];
     model.forward_backward(data(), LossFn::CrossEntropy).await.unwrap();
@@ -163,7 +164,7 @@ async fn polls_equal_those_of_the_python_sdk() {
 /// Covers T6.2.
 #[tokio::test(start_paused = true)]
 async fn sampling_sessions_equal_those_of_the_python_sdk() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     server.session_id(SESSION);
     let service = server.builder().build().unwrap();
     service.create_sampling_client("Qwen/Qwen3-8B").await.unwrap();
@@ -180,7 +181,7 @@ async fn sampling_sessions_equal_those_of_the_python_sdk() {
 /// Covers T6.2.
 #[tokio::test(start_paused = true)]
 async fn sample_requests_equal_those_of_the_python_sdk() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let prompt = || [1, 2, 3, 4];
     let params = SamplingParams::new;
     let one = || params().max_tokens(1);

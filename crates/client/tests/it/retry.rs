@@ -7,7 +7,7 @@ use tinkex::rest::ListSessions;
 use tinkex::{AdamParams, CallOptions, ErrorKind, RetryPolicy, SamplingParams};
 use tokio::time::Instant;
 
-use crate::fake_server::FakeServer;
+use crate::numbered_server::NumberedServer;
 use crate::scripted_server::ScriptedServer;
 
 const LIST: &str = "GET /api/v1/sessions";
@@ -114,7 +114,7 @@ async fn the_server_may_demand_or_decline_a_retry() {
 /// A sample that the server declines to retry is not resubmitted.
 #[tokio::test(start_paused = true)]
 async fn a_declined_sample_is_not_resubmitted() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let sampler = server.sampler().await;
     for status in [500, 503] {
         server.samples(vec![json!({"status": status, "x-should-retry": "false"})]);
@@ -130,7 +130,7 @@ async fn a_declined_sample_is_not_resubmitted() {
 #[tokio::test(start_paused = true)]
 async fn bug_max_attempts_is_the_maximum_for_samples_and_training() {
     for attempts in [1, 2, 5, 20] {
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let service = server.builder().build().unwrap();
         let options = CallOptions::new().retry(RetryPolicy::default().max_attempts(attempts));
         let failing = vec![json!([500, {"detail": "oops"}]); 1000];
@@ -160,7 +160,7 @@ async fn bug_max_attempts_is_the_maximum_for_samples_and_training() {
 /// lost, and failed polls count separately.
 #[tokio::test(start_paused = true)]
 async fn bug_max_attempts_limits_resubmissions_and_failed_polls() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let policy = RetryPolicy::default().max_attempts(3);
     let service = server.builder().retry(policy).build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
@@ -271,7 +271,7 @@ async fn a_billing_problem_delays_connecting() {
 #[tokio::test(start_paused = true)]
 async fn polling_a_failing_server_ends_after_the_time_limit() {
     let limit = Duration::from_secs(60);
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let policy = RetryPolicy::default().give_up_after(limit);
     let service = server.polling_builder().retry(policy).build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
@@ -306,7 +306,7 @@ async fn polling_a_failing_server_ends_after_the_time_limit() {
 async fn samples_are_not_resubmitted_after_the_time_limit() {
     let timeout = Duration::from_secs(60);
     for (i, lost) in [json!("conn"), json!(503), json!(429)].into_iter().enumerate() {
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         server.samples(vec![lost.clone(); 10_000]);
         // A separate server: backoffs are shared by base URL and key.
         let builder = server.builder().base_url(format!("http://timeout-{i}.test"));

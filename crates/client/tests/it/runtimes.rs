@@ -7,8 +7,8 @@ use tinkex::{AdamParams, Env, ErrorKind, RetryPolicy, SamplingParams, ServiceCli
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Duration, sleep};
 
-use crate::fake_server::FakeServer;
-use crate::loopback::{ServerBehavior, serve};
+use crate::numbered_server::NumberedServer;
+use crate::raw_server::{RawServer, json_response};
 
 fn params() -> SamplingParams {
     SamplingParams::new().max_tokens(1)
@@ -20,8 +20,8 @@ fn paused() -> Runtime {
 }
 
 /// Creates a server that announces results of samples by batch polls, which a background task sends.
-fn server() -> FakeServer {
-    let server = FakeServer::new(json!({"sample_use_retrieve_futures": true}));
+fn server() -> NumberedServer {
+    let server = NumberedServer::new(json!({"sample_use_retrieve_futures": true}));
     server.dynamic_config(json!({"sample_cancel_enabled": true}));
     server
 }
@@ -77,9 +77,10 @@ fn bug_a_sample_hung_when_the_runtime_of_the_batch_poll_ended() {
 #[test]
 fn bug_connections_of_an_ended_runtime_do_not_break_requests() {
     let servers = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let (url, _) = servers.block_on(serve(ServerBehavior::Respond));
+    let server = RawServer::new(|_| json_response(br#"{"sessions":["s"]}"#));
+    let server = servers.block_on(server.start());
     let builder = ServiceClient::builder().env(Env::empty()).api_key("tml-x").without_telemetry();
-    let service = builder.base_url(url).retry(RetryPolicy::disabled()).build().unwrap();
+    let service = builder.base_url(server.url).retry(RetryPolicy::disabled()).build().unwrap();
     for _ in 0..3 {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let sessions = runtime.block_on(service.rest().list_sessions(&ListSessions::default()));
@@ -107,6 +108,26 @@ fn background_tasks_run_in_the_chosen_runtime_while_it_exists() {
         sleep(Duration::from_secs(11)).await;
     });
     assert_eq!(server.requests("/session_heartbeat").len(), 4);
+}
+
+/// The runtime ends while the call, whose number is assigned, waits for a token.
+#[test]
+fn bug_a_call_whose_runtime_ended_before_it_was_sent_used_up_its_number() {
+    let server = NumberedServer::new(json!({"pjwt_auth_enabled": true}));
+    let first = paused();
+    let model = first.block_on(async {
+        let model = server.model().await;
+        // The tokens of this server have no readable expiry, so that every request needs a new one.
+        server.fail("/auth/token", json!("hang"));
+        model.optim_step(AdamParams::default()).detach();
+        sleep(Duration::from_secs(5)).await;
+        model
+    });
+    drop(first);
+    assert_eq!(server.requests("/optim_step").len(), 0);
+    server.recover();
+    paused().block_on(async { model.optim_step(AdamParams::default()).await }).unwrap();
+    assert_eq!(server.requests("/optim_step")[0].json()["seq_id"], 1);
 }
 
 /// A future that outlives its runtime says so.

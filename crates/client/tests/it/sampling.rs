@@ -8,7 +8,7 @@ use tinkex::wire::{ImageFormat, InputChunk};
 use tinkex::{ErrorKind, ModelInput, RetryPolicy, SamplingParams, ServiceClient, TensorData};
 use tokio::time::{Instant, sleep};
 
-use crate::fake_server::{FakeServer, cases};
+use crate::numbered_server::{NumberedServer, cases};
 
 fn params() -> SamplingParams {
     SamplingParams::new()
@@ -26,7 +26,7 @@ fn prompt_of(bytes: u64) -> ModelInput {
 
 /// Configures a client for a server and API key that no other test uses, because the backoff is
 /// shared per server and key.
-fn isolated(server: &FakeServer, key: &str) -> tinkex::ServiceClientBuilder {
+fn isolated(server: &NumberedServer, key: &str) -> tinkex::ServiceClientBuilder {
     server.builder().base_url(format!("http://{key}.test")).api_key(format!("tml-{key}"))
 }
 
@@ -38,11 +38,11 @@ async fn sampler(service: &ServiceClient) -> tinkex::SamplingClient {
 #[tokio::test(start_paused = true)]
 async fn backoff_delays_equal_those_of_the_python_sdk() {
     for (i, case) in cases("sampling_backoff.json").into_iter().enumerate() {
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let service = isolated(&server, &format!("backoff-{i}")).build().unwrap();
         let sampler = sampler(&service).await;
         server.samples(case["script"].as_array().unwrap().clone());
-        let start = Instant::now();
+        let start = server.now();
         let mut result = Ok(());
         for _ in 0..case["samples"].as_u64().unwrap() {
             let prompt = prompt_of(case["estimated_bytes"].as_u64().unwrap());
@@ -73,12 +73,12 @@ async fn concurrent_samples_wait_for_the_retry_after_of_a_429() {
         ("retry-after-ms", "250", Duration::from_millis(250)),
     ] {
         let limited = json!({"status": 429, header: value});
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let sampler = sampler(&server.builder().build().unwrap()).await;
         let mut outcomes = vec![json!("ok"); 10];
         outcomes.push(limited.clone());
         server.samples(outcomes);
-        let start = Instant::now();
+        let start = server.now();
         let burst: Vec<_> = (0..50).map(|_| sampler.sample([1], params()).send()).collect();
         tokio::task::yield_now().await;
         assert_eq!(sampler.backoff_remaining(), Some(wait), "{header}");
@@ -107,7 +107,7 @@ async fn concurrent_samples_wait_for_the_retry_after_of_a_429() {
 
 #[tokio::test(start_paused = true)]
 async fn without_retries_a_429_fails_the_sample_and_delays_the_next() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let builder = isolated(&server, "no-retries").retry(RetryPolicy::disabled());
     let sampler = sampler(&builder.build().unwrap()).await;
     server.samples(vec![json!(429)]);
@@ -120,7 +120,7 @@ async fn without_retries_a_429_fails_the_sample_and_delays_the_next() {
 
 #[tokio::test(start_paused = true)]
 async fn sample_no_retries_disables_resubmission_but_not_backoff() {
-    let server = FakeServer::new(json!({"sample_no_retries": true}));
+    let server = NumberedServer::new(json!({"sample_no_retries": true}));
     let sampler = sampler(&isolated(&server, "no-resubmission").build().unwrap()).await;
     server.samples(vec![json!(429)]);
     sampler.sample([1], params()).send().await.unwrap();
@@ -135,7 +135,7 @@ async fn sample_no_retries_disables_resubmission_but_not_backoff() {
 
 #[tokio::test(start_paused = true)]
 async fn backoff_follows_retry_after_up_to_a_maximum() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let sampler = sampler(&isolated(&server, "retry-after").build().unwrap()).await;
     for (retry_after, expected) in [("7", 7), ("3600", 1)] {
         server.samples(vec![json!({"status": 429, "retry-after": retry_after})]);
@@ -148,7 +148,7 @@ async fn backoff_follows_retry_after_up_to_a_maximum() {
 /// Covers T4.2.5, P6B.2.
 #[tokio::test(start_paused = true)]
 async fn concurrent_samples_all_succeed_despite_failures() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let sampler = sampler(&isolated(&server, "many").build().unwrap()).await;
     let outcomes = [json!("ok"), json!(429), json!("conn"), json!(503), json!("ok")];
     server.samples(outcomes.iter().cycle().take(100).cloned().collect());
@@ -171,7 +171,8 @@ async fn concurrent_samples_all_succeed_despite_failures() {
 /// Covers P4C.6, P6B.5, P6C.1, P6C.2.
 #[tokio::test(start_paused = true)]
 async fn backoff_is_shared_per_server_and_api_key() {
-    let (limited_server, free_server) = (FakeServer::new(json!({})), FakeServer::new(json!({})));
+    let (limited_server, free_server) =
+        (NumberedServer::new(json!({})), NumberedServer::new(json!({})));
     let limited = isolated(&limited_server, "limited");
     let sibling = sampler(&limited.clone().build().unwrap()).await;
     let limited = sampler(&limited.build().unwrap()).await;
@@ -193,7 +194,7 @@ async fn backoff_is_shared_per_server_and_api_key() {
 
 #[tokio::test(start_paused = true)]
 async fn expired_sample_is_resubmitted_under_a_new_number() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let sampler = sampler(&isolated(&server, "expired").build().unwrap()).await;
     server.respond("q0", vec![json!(410)]);
     sampler.sample([1], params()).send().await.unwrap();
@@ -214,7 +215,7 @@ async fn expired_sample_is_resubmitted_under_a_new_number() {
 /// Covers T6.1.3, X10.
 #[tokio::test(start_paused = true)]
 async fn unnamed_weights_can_be_sampled_from() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     server.respond("r1", vec![json!({"path": null, "sampling_session_id": "s:sample:9"})]);
     server.lose_once("save_weights_for_sampler");
@@ -231,7 +232,7 @@ async fn unnamed_weights_can_be_sampled_from() {
 
 #[tokio::test(start_paused = true)]
 async fn bug_a_failed_cancellation_is_not_repeated() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     server.dynamic_config(json!({"sample_cancel_enabled": true}));
     let sampler = sampler(&isolated(&server, "cancelled-once").build().unwrap()).await;
     server.respond("q0", vec![json!("conn")]);
@@ -247,7 +248,7 @@ async fn bug_a_failed_cancellation_is_not_repeated() {
 #[tokio::test(start_paused = true)]
 async fn dropped_sample_is_cancelled_if_the_server_supports_it() {
     for enabled in [false, true] {
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         server.dynamic_config(json!({"sample_cancel_enabled": enabled}));
         let sampler =
             sampler(&isolated(&server, &format!("dropped-{enabled}")).build().unwrap()).await;
@@ -276,7 +277,7 @@ async fn dropped_sample_is_cancelled_if_the_server_supports_it() {
 
 #[tokio::test(start_paused = true)]
 async fn sample_past_its_poll_timeout_fails_and_is_cancelled() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     server.dynamic_config(json!({"sample_cancel_enabled": true}));
     let builder = isolated(&server, "too-long").poll_timeout(Duration::from_secs(60));
     let service = builder.progress_timeout(Duration::MAX).build().unwrap();
@@ -293,7 +294,7 @@ async fn sample_past_its_poll_timeout_fails_and_is_cancelled() {
 
 #[tokio::test(start_paused = true)]
 async fn sample_fails_after_the_progress_timeout() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let sampler = sampler(&isolated(&server, "stuck").build().unwrap()).await;
     server.respond("q0", vec![json!("conn")]);
     let start = Instant::now();
@@ -303,7 +304,7 @@ async fn sample_fails_after_the_progress_timeout() {
 
 #[tokio::test(start_paused = true)]
 async fn invalid_input_is_rejected_before_sending() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let sampler = server.sampler().await;
     let nan = sampler.sample([1], params().temperature(f64::NAN)).send().await.unwrap_err();
     assert_eq!(nan.kind(), ErrorKind::InvalidInput);
@@ -320,7 +321,7 @@ async fn invalid_input_is_rejected_before_sending() {
 
 #[tokio::test(start_paused = true)]
 async fn compute_logprobs_requests_prompt_logprobs() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let sampler = server.sampler().await;
     let response =
         tinkex::SampleResponse::default().prompt_logprobs(Some(vec![f32::NAN, -0.5].into()));

@@ -1,4 +1,5 @@
-//! [`ScriptedServer`]: responds to a fixed sequence of requests. Any other request fails the test.
+//! [`ScriptedServer`]: a [`FakeServer`] that expects a fixed sequence of requests. Any other request
+//! fails the test.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -6,54 +7,23 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{HeaderMap, Request, Response};
+use http::{Request, Response};
 use serde_json::{Value, json};
-use tinkex::{Env, HttpFailure, HttpService, Lane, ServiceClient, ServiceClientBuilder};
-use tokio::time::{Instant, sleep};
+use tinkex::testing::{FakeServer, RecordedCall, Reply};
+use tinkex::{HttpFailure, HttpService, Lane, ServiceClient, ServiceClientBuilder};
 
 /// Server that expects a script of requests, in order. Clones share their state.
-#[derive(Clone, Default)]
-pub(crate) struct ScriptedServer(Arc<Mutex<State>>);
-
-#[derive(Default)]
-struct State {
-    /// Method and path of each expected request, with its outcome.
-    script: VecDeque<(String, ScriptedOutcome)>,
-    received: Vec<ReceivedRequest>,
-}
-
-enum ScriptedOutcome {
-    Response(Response<Bytes>),
-    ConnectionLost,
-    Timeout,
-}
-
-/// Request that the server received.
-#[derive(Clone, Debug)]
-pub(crate) struct ReceivedRequest {
-    pub(crate) at: Instant,
-    pub(crate) method: String,
-    pub(crate) url: String,
-    pub(crate) lane: Lane,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
-    pub(crate) timeout: Duration,
-}
-
-impl ReceivedRequest {
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.headers.get(name).map(|value| value.to_str().unwrap())
-    }
-
-    pub(crate) fn json(&self) -> Value {
-        if self.body.is_empty() { Value::Null } else { serde_json::from_slice(&self.body).unwrap() }
-    }
+#[derive(Clone)]
+pub(crate) struct ScriptedServer {
+    server: FakeServer,
+    /// Method and path of each expected request, with its reply.
+    script: Arc<Mutex<VecDeque<(String, Reply)>>>,
 }
 
 impl ScriptedServer {
     pub(crate) fn new() -> Self {
         crate::event_log::keep_events();
-        Self::default()
+        Self { server: FakeServer::new(), script: Arc::default() }
     }
 
     /// Creates a script that starts with the requests for the configuration, whose responses set
@@ -79,43 +49,41 @@ impl ScriptedServer {
         headers: &[(&str, &str)],
         body: Value,
     ) -> Self {
-        let mut response = Response::builder().status(status);
-        for (name, value) in headers {
-            response = response.header(*name, *value);
-        }
         let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
-        self.then(request, ScriptedOutcome::Response(response.body(body).unwrap()))
+        let reply = Reply::status(status).text(body);
+        let with_header = |reply: Reply, (name, value): &(&str, &str)| reply.header(name, value);
+        self.then(request, headers.iter().fold(reply, with_header))
     }
 
     /// Expects a request and loses its connection.
     pub(crate) fn lose(self, request: &str) -> Self {
-        self.then(request, ScriptedOutcome::ConnectionLost)
+        self.then(request, Reply::connection_lost())
     }
 
     /// Expects a request and lets it time out.
     pub(crate) fn time_out(self, request: &str) -> Self {
-        self.then(request, ScriptedOutcome::Timeout)
+        self.then(request, Reply::timeout())
     }
 
-    fn then(self, request: &str, outcome: ScriptedOutcome) -> Self {
-        self.0.lock().unwrap().script.push_back((request.to_owned(), outcome));
+    fn then(self, request: &str, reply: Reply) -> Self {
+        self.script.lock().unwrap().push_back((request.to_owned(), reply));
         self
     }
 
     /// Returns all received requests.
-    pub(crate) fn received(&self) -> Vec<ReceivedRequest> {
-        self.0.lock().unwrap().received.clone()
+    pub(crate) fn received(&self) -> Vec<RecordedCall> {
+        self.server.calls()
     }
 
     /// Returns the last received request.
-    pub(crate) fn last(&self) -> ReceivedRequest {
+    pub(crate) fn last(&self) -> RecordedCall {
         self.received().pop().expect("a request")
     }
 
     /// Asserts that the whole script was used.
     pub(crate) fn finish(&self) {
-        let state = self.0.lock().unwrap();
-        let left: Vec<_> = state.script.iter().map(|(request, _)| request).collect();
+        let script = self.script.lock().unwrap();
+        let left: Vec<_> = script.iter().map(|(request, _)| request).collect();
         assert!(left.is_empty(), "requests that were not received: {left:?}");
     }
 
@@ -126,12 +94,8 @@ impl ScriptedServer {
 
     /// Returns a builder of a client of this server, without telemetry.
     pub(crate) fn builder(&self) -> ServiceClientBuilder {
-        ServiceClient::builder()
-            .without_telemetry()
-            .env(Env::empty())
-            .base_url("http://server.test")
-            .api_key("tml-test-key-0123456789")
-            .http(self.clone())
+        let builder = self.server.builder().base_url("http://server.test");
+        builder.api_key("tml-test-key-0123456789").http(self.clone())
     }
 }
 
@@ -142,31 +106,11 @@ impl HttpService for ScriptedServer {
         request: Request<Bytes>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        let (parts, body) = request.into_parts();
-        let received = format!("{} {}", parts.method, parts.uri.path());
-        let mut state = self.0.lock().unwrap();
-        state.received.push(ReceivedRequest {
-            at: Instant::now(),
-            method: parts.method.to_string(),
-            url: parts.uri.to_string(),
-            lane,
-            headers: parts.headers,
-            body,
-            timeout,
-        });
-        let (expected, outcome) =
-            state.script.pop_front().unwrap_or_else(|| panic!("{received} was not expected"));
+        let received = format!("{} {}", request.method(), request.uri().path());
+        let expected = self.script.lock().unwrap().pop_front();
+        let (expected, reply) = expected.unwrap_or_else(|| panic!("{received} was not expected"));
         assert_eq!(received, expected, "unexpected request");
-        drop(state);
-        Box::pin(async move {
-            match outcome {
-                ScriptedOutcome::Response(response) => Ok(response),
-                ScriptedOutcome::ConnectionLost => Err(HttpFailure::connect("scripted")),
-                ScriptedOutcome::Timeout => {
-                    sleep(timeout).await;
-                    Err(HttpFailure::timeout("scripted"))
-                }
-            }
-        })
+        self.server.queue_path(&expected, reply);
+        self.server.send(lane, request, timeout)
     }
 }

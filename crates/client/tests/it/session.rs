@@ -5,12 +5,12 @@ use tinkex::{AdamParams, Datum, Env, ErrorKind, JsonObject, LossFn, SamplingPara
 use tokio::time::{Duration, sleep};
 
 use crate::event_log::EventLog;
-use crate::fake_server::{FakeServer, cases};
+use crate::numbered_server::{NumberedServer, cases};
 
 /// Covers T4.3.1, R-OLD.
 #[tokio::test(start_paused = true)]
 async fn a_session_is_created_on_first_use_and_shared() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let metadata: JsonObject = [("k".to_owned(), json!("v"))].into_iter().collect();
     let env = Env::from_pairs([("TINKER_TAGS", "b,a,,b"), ("TINKER_PROJECT_ID", "p")]);
     let builder = server.builder().env(env).user_metadata(metadata).display_name("mine");
@@ -44,7 +44,7 @@ async fn a_session_is_created_on_first_use_and_shared() {
 /// Covers T4.3.3.
 #[tokio::test(start_paused = true)]
 async fn a_training_client_uses_the_settings_and_the_server_configuration_of_its_service() {
-    let server = FakeServer::new(json!({"fwdbwd_max_chunk_len": 2}));
+    let server = NumberedServer::new(json!({"fwdbwd_max_chunk_len": 2}));
     let builder = server.builder().api_key("tml-mine").header("x-team", "blue");
     let service = builder.build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
@@ -69,7 +69,7 @@ async fn heartbeats_match_the_python_sdk() {
     for case in cases("heartbeat.json") {
         let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let outcomes: Vec<Value> = case["outcomes"]
             .as_array()
             .unwrap()
@@ -77,7 +77,7 @@ async fn heartbeats_match_the_python_sdk() {
             .map(|outcome| if outcome == "ok" { json!({}) } else { outcome.clone() })
             .collect();
         server.heartbeats(outcomes, case["failure_latency"].as_f64().unwrap());
-        let start = tokio::time::Instant::now();
+        let (start, started_at) = (server.now(), tokio::time::Instant::now());
         let model = server.model().await;
         let expected = case["sent_at"].as_array().unwrap();
         let last = expected.last().unwrap().as_f64().unwrap();
@@ -98,7 +98,7 @@ async fn heartbeats_match_the_python_sdk() {
         let warned: Vec<f64> = lines
             .timed(&["WARN", "heartbeats are failing"])
             .iter()
-            .map(|(at, _)| (*at - start).as_secs_f64())
+            .map(|(at, _)| (*at - started_at).as_secs_f64())
             .collect();
         let expected: Vec<f64> =
             case["warned_at"].as_array().unwrap().iter().map(|at| at.as_f64().unwrap()).collect();
@@ -109,7 +109,7 @@ async fn heartbeats_match_the_python_sdk() {
 /// Covers R-HOLD.
 #[tokio::test(start_paused = true)]
 async fn abort_finishes_the_session_as_interrupted_and_stops_all_tasks() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
@@ -144,7 +144,7 @@ async fn abort_finishes_the_session_as_interrupted_and_stops_all_tasks() {
 /// Covers R-TEL, X6.
 #[tokio::test(start_paused = true)]
 async fn telemetry_contains_no_secrets() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().header("X-Secret", "hush").build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     server.respond("r1", vec![json!(503), json!([400, {"detail": "odd"}]), json!([422, {"a": 1}])]);
@@ -190,7 +190,7 @@ async fn telemetry_contains_no_secrets() {
 
 #[tokio::test(start_paused = true)]
 async fn telemetry_can_be_disabled() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let quiet = [("TINKER_TELEMETRY", "0")];
     for builder in
         [server.builder().without_telemetry(), server.builder().env(Env::from_pairs(quiet))]
@@ -208,7 +208,7 @@ async fn telemetry_can_be_disabled() {
 #[tokio::test(start_paused = true)]
 async fn unknown_feature_gates_have_no_effect() {
     let bodies = async |gates: &[(&str, &str)]| {
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let env = Env::from_pairs(gates.iter().copied());
         let service = server.builder().env(env).without_telemetry().build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();
@@ -222,7 +222,7 @@ async fn unknown_feature_gates_have_no_effect() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_created_during_close_is_finished() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     server.delay("/create_session", Duration::from_secs(5));
     let service = server.builder().build().unwrap();
     let opening = service.create_lora_training_client("base").create();

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use tinkex::loss::CustomLoss;
 use tinkex::wire::PassMode;
 use tinkex::{AdamParams, Datum, ErrorKind, Hint, LossFn, TrainingClient};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
-use crate::fake_server::{ACCEPTING, FakeServer, passes};
+use crate::numbered_server::{ACCEPTING, NumberedServer, passes};
 
 fn batch(n: usize) -> Vec<Datum> {
     vec![Datum::completion([1, 2], [3]).unwrap(); n]
@@ -29,7 +29,7 @@ fn failed(message: &str) -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn a_step_queues_nothing_until_it_is_awaited_sent_or_split() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     let unused = step(&model, batch(1));
     sleep(Duration::from_secs(60)).await;
@@ -43,7 +43,7 @@ async fn a_step_queues_nothing_until_it_is_awaited_sent_or_split() {
 
 #[tokio::test(start_paused = true)]
 async fn a_step_returns_the_outputs_of_the_pass_and_of_the_optimizer() {
-    let server = FakeServer::new(two_per_chunk(false));
+    let server = NumberedServer::new(two_per_chunk(false));
     let model = server.model().await;
     server.respond("r3", vec![json!({"metrics": {"grad:mean": 0.5}})]);
     let output = step(&model, batch(3)).await.unwrap();
@@ -56,12 +56,12 @@ async fn a_step_returns_the_outputs_of_the_pass_and_of_the_optimizer() {
 #[tokio::test(start_paused = true)]
 async fn the_optimizer_step_is_sent_once_the_pass_is_accepted() {
     for (fenced, sent_after) in [(false, ACCEPTING), (true, ACCEPTING + Duration::from_secs(3))] {
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let model = server.model().await;
         // The result of the pass takes three seconds of polling.
         let slow = vec![json!("conn"), json!("conn"), json!({"loss_fn_outputs": []})];
         server.respond("r1", slow);
-        let start = Instant::now();
+        let start = server.now();
         let queued = step(&model, batch(1));
         let queued = if fenced { queued.fenced() } else { queued }.send();
         let later = model.forward(batch(1), LossFn::CrossEntropy);
@@ -76,7 +76,7 @@ async fn the_optimizer_step_is_sent_once_the_pass_is_accepted() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_chunk_keeps_the_optimizer_step_from_being_sent() {
     for parallel in [false, true] {
-        let server = FakeServer::new(two_per_chunk(parallel));
+        let server = NumberedServer::new(two_per_chunk(parallel));
         let model = server.model().await;
         server.reject(2);
         let (pass, optim) = step(&model, batch(5)).split();
@@ -110,7 +110,7 @@ async fn a_refused_chunk_keeps_the_optimizer_step_from_being_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_pass_keeps_a_fenced_optimizer_step_from_being_sent() {
-    let server = FakeServer::new(two_per_chunk(false));
+    let server = NumberedServer::new(two_per_chunk(false));
     let model = server.model().await;
     server.respond("r2", vec![failed("data[1]: importance ratio overflow")]);
     let error = step(&model, batch(5)).fenced().await.unwrap_err();
@@ -127,7 +127,7 @@ async fn a_failed_pass_keeps_a_fenced_optimizer_step_from_being_sent() {
 /// Without a fence the optimizer step is sent before the result is known. The error says so.
 #[tokio::test(start_paused = true)]
 async fn a_pass_that_fails_after_it_was_accepted_reports_that_the_step_was_sent() {
-    let server = FakeServer::new(two_per_chunk(false));
+    let server = NumberedServer::new(two_per_chunk(false));
     let model = server.model().await;
     server.respond("r1", vec![failed("out of memory")]);
     let error = step(&model, batch(3)).await.unwrap_err();
@@ -139,7 +139,7 @@ async fn a_pass_that_fails_after_it_was_accepted_reports_that_the_step_was_sent(
 /// Bug: the index was relative to the chunk.
 #[tokio::test(start_paused = true)]
 async fn bug_datum_indices_in_errors_refer_to_the_batch() {
-    let server = FakeServer::new(json!({"fwdbwd_max_chunk_len": 1024}));
+    let server = NumberedServer::new(json!({"fwdbwd_max_chunk_len": 1024}));
     let model = server.model().await;
     server.reject_with(3, json!([400, {"detail": "data[952]: weights: expected 2 values"}]));
     let error = step(&model, batch(3001)).await.unwrap_err();
@@ -160,7 +160,7 @@ async fn bug_a_batch_with_a_number_that_is_not_finite_is_not_sent() {
             .build()
             .unwrap()
     };
-    let server = FakeServer::new(two_per_chunk(false));
+    let server = NumberedServer::new(two_per_chunk(false));
     let model = server.model().await;
     for (bad, input, value) in [
         (rollout(-1.0, f32::NAN), "advantages", "NaN"),
@@ -189,7 +189,7 @@ async fn bug_a_batch_with_a_number_that_is_not_finite_is_not_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn a_step_with_invalid_input_queues_nothing() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     let (pass, optim) = step(&model, Vec::new()).split();
     assert_eq!(pass.await.unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -204,7 +204,7 @@ async fn a_step_with_invalid_input_queues_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_step_trains_with_a_loss_that_the_client_computes() {
     let traced = CustomLoss::trace("sum", |trace| -trace.input("logprobs", 1).sum()).unwrap();
-    let server = FakeServer::new(two_per_chunk(false));
+    let server = NumberedServer::new(two_per_chunk(false));
     let model = server.model().await;
     let data: Vec<Datum> = (0..3)
         .map(|_| Datum::builder([1]).loss_input("target_tokens", vec![2_i64]).build().unwrap())

@@ -14,7 +14,7 @@ use tinkex::{
 };
 use tokio::time::sleep;
 
-use crate::fake_server::FakeServer;
+use crate::numbered_server::NumberedServer;
 
 #[test]
 fn clients_and_errors_have_the_size_of_a_pointer() {
@@ -41,7 +41,7 @@ fn without_runtime<T>(future: impl Future<Output = tinkex::Result<T>>) -> Error 
 
 #[test]
 fn calls_outside_a_runtime_return_an_error() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     without_runtime(service.server_capabilities());
     without_runtime(service.rest().list_sessions(&Default::default()));
@@ -61,7 +61,7 @@ fn calls_outside_a_runtime_return_an_error() {
 }
 
 /// Panics on every request except those for the configuration and the session.
-struct PanickingService(FakeServer);
+struct PanickingService(NumberedServer);
 
 impl HttpService for PanickingService {
     fn send(
@@ -84,7 +84,7 @@ async fn a_panic_in_a_task_of_a_call_is_reported() {
         .api_key("tml-x")
         .retry(RetryPolicy::disabled())
         .without_telemetry()
-        .http(PanickingService(FakeServer::new(json!({}))))
+        .http(PanickingService(NumberedServer::new(json!({}))))
         .build()
         .unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
@@ -99,7 +99,7 @@ async fn a_panic_in_a_task_of_a_call_is_reported() {
 
 #[tokio::test(start_paused = true)]
 async fn a_detached_sample_continues_and_a_dropped_one_does_not() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let sample = || sampler.sample([1], SamplingParams::new().max_tokens(1)).send();
@@ -116,7 +116,7 @@ async fn a_detached_sample_continues_and_a_dropped_one_does_not() {
 
 #[tokio::test(start_paused = true)]
 async fn paths_and_urls_are_accepted_as_text_and_as_types() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let path: TinkerPath = "tinker://r/weights/a".parse().unwrap();
     let rest = service.rest();
@@ -144,7 +144,7 @@ async fn paths_and_urls_are_accepted_as_text_and_as_types() {
 
 #[tokio::test(start_paused = true)]
 async fn invalid_input_is_a_user_error_that_names_the_call() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();

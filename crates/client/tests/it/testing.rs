@@ -8,8 +8,8 @@ use serde_json::json;
 use tinkex::testing::{FakeServer, Reply, Route};
 use tinkex::wire::{ForwardBackwardOutput, OptimStepOutput, SampledSequence};
 use tinkex::{
-    AdamParams, Datum, ErrorCategory, ErrorKind, LossFn, RestoreMode, RetryPolicy, SampleResponse,
-    SamplingParams,
+    AdamParams, Datum, ErrorCategory, ErrorKind, HttpService as _, Lane, LossFn, RestoreMode,
+    RetryPolicy, SampleResponse, SamplingParams,
 };
 
 fn data() -> Vec<Datum> {
@@ -176,4 +176,38 @@ async fn shared_services_and_closures_send_requests() {
     let service = server.builder().http(teapot).build().unwrap();
     let error = service.rest().get_api_key().await.unwrap_err();
     assert_eq!(error.status(), Some(418));
+}
+
+#[tokio::test(start_paused = true)]
+async fn replies_for_a_path_precede_those_for_its_route_and_cover_other_requests() {
+    let server = FakeServer::new()
+        .on(Route::ListSessions, Reply::json(json!({"sessions": ["by route"]})).always())
+        .on_path("GET /api/v1/sessions", Reply::json(json!({"sessions": ["by path"]})));
+    let rest = server.builder().build().unwrap().rest();
+    let list = tinkex::rest::ListSessions::default();
+    assert_eq!(rest.list_sessions(&list).await.unwrap().sessions[0], "by path");
+    assert_eq!(rest.list_sessions(&list).await.unwrap().sessions[0], "by route");
+    let call = server.calls_to(Route::ListSessions).remove(0);
+    assert_eq!(call.url, format!("{}{}", server.url(), call.path));
+
+    server.queue_path("GET /file", Reply::status(200).text("content"));
+    for status in [200, 404] {
+        let request = http::Request::get("https://elsewhere.test/file?sig=1");
+        let request = request.body(Default::default()).unwrap();
+        let response = server.send(Lane::File, request, Duration::from_secs(1)).await.unwrap();
+        assert_eq!(response.status(), status);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn accepted_work_may_have_a_chosen_request_id() {
+    let server = FakeServer::new()
+        .on(Route::OptimStep, Reply::ok().request_id("mine"))
+        .on(Route::RetrieveFuture, Reply::ok())
+        .on(Route::RetrieveFuture, Reply::connection_refused());
+    let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let model = service.create_lora_training_client("tiny").await.unwrap();
+    let error = model.optim_step(AdamParams::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Connect);
+    assert_eq!(error.request_id().unwrap(), &"mine");
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Request, Response};
-use serde_json::{Value, json};
+use serde_json::json;
 use tempfile::TempDir;
+use tinkex::testing::{FakeServer, Reply, Route};
 use tinkex::{Env, ErrorKind, HttpFailure, HttpService, Hub, Lane, Tokenizer, TokenizerId};
 
-use crate::fake_server::FakeServer;
+use crate::raw_server::RawServer;
 use crate::tiny::{self, FIRST_SPECIAL, HE, HELL, LL};
 
 const END: u32 = FIRST_SPECIAL;
@@ -486,42 +487,24 @@ async fn a_pinned_revision_is_requested_by_its_name() {
 /// Uses the real network stack against a plain web server that supports ranges.
 #[tokio::test]
 async fn a_plain_web_server_can_serve_as_hub() {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-
-    async fn serve(mut stream: tokio::net::TcpStream) {
-        let file = tiny::json(&["<end>"]);
-        loop {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                let Ok(byte) = stream.read_u8().await else { return };
-                head.push(byte);
-            }
-            let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
-            let (total, last) = (file.len(), file.len() - 1);
-            let response = if !head.contains("/tokenizer.json ") {
-                "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned()
-            } else if head.starts_with("head ") {
-                format!("HTTP/1.1 200 OK\r\netag: \"e\"\r\ncontent-length: {total}\r\n\r\n")
-            } else {
-                assert!(head.contains("range: bytes=0-4194303\r\n"), "{head}");
-                assert!(head.contains("accept-encoding: identity\r\n"), "{head}");
-                format!(
-                    "HTTP/1.1 206 Partial Content\r\netag: \"e\"\r\n\
-                     content-range: bytes 0-{last}/{total}\r\ncontent-length: {total}\r\n\r\n{file}"
-                )
-            };
-            stream.write_all(response.as_bytes()).await.unwrap();
-        }
-    }
-
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}/mirror", listener.local_addr().unwrap());
-    #[expect(clippy::disallowed_methods, reason = "the test's server ends with the runtime")]
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(serve(stream));
-        }
+    let file = tiny::json(&["<end>"]);
+    let server = RawServer::new(move |request| {
+        let (head, total, last) = (&request.head, file.len(), file.len() - 1);
+        let response = if !head.contains("/tokenizer.json ") {
+            "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned()
+        } else if head.starts_with("head ") {
+            format!("HTTP/1.1 200 OK\r\netag: \"e\"\r\ncontent-length: {total}\r\n\r\n")
+        } else {
+            assert!(head.contains("range: bytes=0-4194303\r\n"), "{head}");
+            assert!(head.contains("accept-encoding: identity\r\n"), "{head}");
+            format!(
+                "HTTP/1.1 206 Partial Content\r\netag: \"e\"\r\n\
+                 content-range: bytes 0-{last}/{total}\r\ncontent-length: {total}\r\n\r\n{file}"
+            )
+        };
+        response.into_bytes()
     });
+    let address = format!("{}/mirror", server.start().await.url);
     let cache = cache();
     let hub = Hub::from_env(&Env::empty()).unwrap().cache(cache.path());
     let tokenizer = hub.endpoint(address.parse().unwrap()).tokenizer("org/plain").await.unwrap();
@@ -530,45 +513,20 @@ async fn a_plain_web_server_can_serve_as_hub() {
     assert!(cache.path().join("models--org--plain/snapshots/main/tokenizer.json").is_file());
 }
 
-/// Server that responds to requests for model information with a fixed document.
-#[derive(Clone)]
-struct ModelInfoServer {
-    server: FakeServer,
-    info: Value,
-}
-
-impl HttpService for ModelInfoServer {
-    fn send(
-        &self,
-        lane: Lane,
-        request: Request<Bytes>,
-        timeout: Duration,
-    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        let path = request.uri().path();
-        if !path.ends_with("/get_info") && !path.contains("/samplers/") {
-            return self.server.send(lane, request, timeout);
-        }
-        let response = Response::new(Bytes::from(self.info.to_string()));
-        Box::pin(async move { Ok(response) })
-    }
-}
-
 /// Covers T6.1.4.
 #[tokio::test]
 async fn training_and_sampling_clients_load_the_tokenizer_of_their_model() {
     let folder = tiny::folder(&["<end>"], json!({"eos_token": "<end>"}));
     let path = folder.path().to_str().unwrap();
-    let server = FakeServer::new(json!({}));
     let data = json!({"model_name": "org/unknown", "tokenizer_id": format!("{path}:rev")});
     let info = json!({"type": "get_info", "model_id": "m", "model_data": data});
-    let service =
-        server.builder().http(ModelInfoServer { server: server.clone(), info }).build().unwrap();
+    let sampler = json!({"sampler_id": "s", "base_model": path});
+    let server = FakeServer::new()
+        .on(Route::GetInfo, Reply::json(info))
+        .on(Route::GetSampler, Reply::json(sampler));
+    let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").rank(8).create().await.unwrap();
     assert_eq!(model.tokenizer().await.unwrap().eos_id(), Some(END));
-
-    let info = json!({"sampler_id": "s", "base_model": path});
-    let service =
-        server.builder().http(ModelInfoServer { server: server.clone(), info }).build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     assert_eq!(sampler.tokenizer().await.unwrap().eos_id(), Some(END));
 }

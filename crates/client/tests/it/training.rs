@@ -1,18 +1,21 @@
 //! Training client: requests are sent in call order, results are polled concurrently, and dropped
 //! futures lose no request.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
+use http::Request;
 use serde_json::{Value, json};
-use tinkex::wire::{ForwardBackward, ImageFormat, InputChunk};
+use tinkex::wire::{ImageFormat, InputChunk};
 use tinkex::{
-    AdamParams, Datum, ErrorCategory, ErrorKind, LossFn, MetricValue, ModelInput, RestoreMode,
-    RetryPolicy, SamplingParams, SaveOptions,
+    AdamParams, Datum, ErrorCategory, ErrorKind, HttpService as _, Lane, LossFn, MetricValue,
+    ModelInput, RestoreMode, RetryPolicy, SamplingParams, SaveOptions,
 };
 use tokio::time::{Instant, sleep};
 
-use crate::fake_server::{ACCEPTING, FakeServer, cases};
+use crate::numbered_server::{ACCEPTING, NumberedServer, cases};
 
 fn batch(n: usize) -> Vec<Datum> {
     vec![Datum::completion([1, 2], [3]).unwrap(); n]
@@ -28,7 +31,7 @@ fn one_datum_per_chunk(parallel: bool) -> Value {
 async fn requests_are_sent_in_the_order_of_the_python_sdk() {
     for case in cases("turn_taking.json") {
         let id = case["id"].as_str().unwrap();
-        let server = FakeServer::new(one_datum_per_chunk(case["parallel_chunks"] == true));
+        let server = NumberedServer::new(one_datum_per_chunk(case["parallel_chunks"] == true));
         let model = server.model().await;
         let (mut calls, mut next) = (Vec::new(), 1);
         for op in case["ops"].as_array().unwrap() {
@@ -99,7 +102,7 @@ async fn requests_are_sent_in_the_order_of_the_python_sdk() {
 #[tokio::test(start_paused = true)]
 async fn a_submission_that_fails_with_5xx_is_retried_unless_retries_are_disabled() {
     for status in [500, 503] {
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let model = server.model().await;
         server.fail_times("/forward_backward", json!(status), 3);
         let output = model.forward_backward(batch(1), LossFn::CrossEntropy).await.unwrap();
@@ -129,9 +132,37 @@ async fn a_submission_that_fails_with_5xx_is_retried_unless_retries_are_disabled
     }
 }
 
+/// Bug: a call that the server did not read used up its sequence number, and the server waited a
+/// minute for it. After any other failure the server may have accepted the request.
+#[tokio::test(start_paused = true)]
+async fn bug_the_server_waited_for_a_number_that_was_never_sent() {
+    for (failure, next) in [
+        (json!("refused"), 1),
+        (json!(401), 1),
+        (json!(402), 1),
+        (json!(429), 1),
+        (json!(422), 4),
+        (json!(503), 4),
+        (json!("conn"), 4),
+        (json!("timeout"), 4),
+    ] {
+        let server = NumberedServer::new(one_datum_per_chunk(true));
+        let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
+        let model = service.create_lora_training_client("base").create().await.unwrap();
+        server.fail("/optim_step", failure.clone());
+        model.optim_step(AdamParams::default()).await.unwrap_err();
+        server.fail("/forward_backward", failure.clone());
+        model.forward_backward(batch(2), LossFn::CrossEntropy).await.unwrap_err();
+        server.recover();
+        model.optim_step(AdamParams::default()).await.unwrap();
+        let sent = server.requests("/optim_step").pop().unwrap();
+        assert_eq!(sent.json()["seq_id"], next, "{failure}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn chunked_batch_returns_one_merged_output() {
-    let server = FakeServer::new(json!({"fwdbwd_max_chunk_len": 2}));
+    let server = NumberedServer::new(json!({"fwdbwd_max_chunk_len": 2}));
     let model = server.model().await;
     let (gradients, step) =
         model.step(batch(5), LossFn::CrossEntropy, AdamParams::default()).split();
@@ -152,7 +183,7 @@ async fn chunked_batch_returns_one_merged_output() {
 
 #[tokio::test(start_paused = true)]
 async fn results_are_polled_concurrently() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     // The first result takes several polls. The later requests are accepted in the meantime.
     let slow = vec![json!([408, {}]), json!("conn"), json!("conn"), json!({"metrics": {}})];
@@ -171,7 +202,7 @@ async fn results_are_polled_concurrently() {
 
 #[tokio::test(start_paused = true)]
 async fn dropping_a_training_future_does_not_cancel_the_request() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     drop(model.forward_backward(batch(1), LossFn::CrossEntropy));
     drop(model.optim_step(AdamParams::default()));
@@ -183,7 +214,7 @@ async fn dropping_a_training_future_does_not_cancel_the_request() {
 
 #[tokio::test(start_paused = true)]
 async fn invalid_input_is_rejected_and_queues_nothing() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     let empty = model.forward_backward(vec![], LossFn::CrossEntropy).await.unwrap_err();
     assert_eq!(empty.kind(), ErrorKind::InvalidInput);
@@ -203,7 +234,7 @@ async fn invalid_input_is_rejected_and_queues_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn state_is_saved_and_loaded() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     server.respond("r1", vec![json!({"type": "save_weights", "path": "tinker://r/weights/a"})]);
     let path = model.save_state("a").await.unwrap();
@@ -220,7 +251,7 @@ async fn state_is_saved_and_loaded() {
 
 #[tokio::test(start_paused = true)]
 async fn save_options_are_sent_and_validated() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let model = server.model().await;
     server.respond("r1", vec![json!({"type": "save_weights", "path": "tinker://r/weights/a"})]);
     let day = Duration::from_secs(86_400);
@@ -261,7 +292,7 @@ async fn save_options_are_sent_and_validated() {
 async fn checkpoint_is_read_with_another_api_key() {
     let path = || "tinker://theirs/weights/a";
     for exchanged in [false, true] {
-        let server = FakeServer::new(json!({"pjwt_auth_enabled": exchanged}));
+        let server = NumberedServer::new(json!({"pjwt_auth_enabled": exchanged}));
         let service = server.builder().build().unwrap();
         let create = service.create_training_client_from(path(), RestoreMode::WeightsOnly);
         let model = create.weights_key("tml-theirs").create().await.unwrap();
@@ -288,7 +319,7 @@ async fn training_resumes_from_a_checkpoint() {
     for (restore, optimizer) in
         [(RestoreMode::WeightsOnly, "adamw"), (RestoreMode::WithOptimizer, "dimuon")]
     {
-        let server = FakeServer::new(json!({}));
+        let server = NumberedServer::new(json!({}));
         let service = server.builder().build().unwrap();
         let model = service.create_training_client_from(path(), restore).create().await.unwrap();
         let create = server.requests("/create_model").pop().unwrap().json();
@@ -305,7 +336,7 @@ async fn training_resumes_from_a_checkpoint() {
     }
 
     // With `create_model_via_load_weights`, one request creates and loads the model.
-    let server = FakeServer::new(json!({"create_model_via_load_weights": true}));
+    let server = NumberedServer::new(json!({"create_model_via_load_weights": true}));
     let service = server.builder().build().unwrap();
     let create = service.create_training_client_from(path(), RestoreMode::WeightsOnly);
     let model = create.base_model("base:long").await.unwrap();
@@ -329,15 +360,25 @@ async fn training_resumes_from_a_checkpoint() {
 
 #[tokio::test(start_paused = true)]
 async fn request_bodies_are_compressed_if_the_server_enables_it() {
-    let server = FakeServer::new(json!({"proto_compress_fwdbwd": true}));
-    let model = server.model().await;
+    let server = NumberedServer::new(json!({"proto_compress_fwdbwd": true}));
+    let (forward, sent) = (server.clone(), Arc::new(Mutex::new(Bytes::new())));
+    let last_sent = Arc::clone(&sent);
+    // The server decompresses what it records.
+    let http = move |request: Request<Bytes>| {
+        if request.uri().path().ends_with("/forward_backward") {
+            *last_sent.lock().unwrap() = request.body().clone();
+        }
+        let server = forward.clone();
+        async move { server.send(Lane::Train, request, Duration::from_secs(60)).await }
+    };
+    let service = server.builder().http(http).build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
     let output = model.forward_backward(batch(50), LossFn::CrossEntropy).await.unwrap();
     assert_eq!(output.outputs.len(), 50);
-    let sent = server.requests("/forward_backward").pop().unwrap();
-    assert_eq!(sent.header("content-encoding"), Some("zstd"));
-    let body = tinkex::wire::codec::compress::decompress(&sent.body, 1 << 20).unwrap();
-    assert_eq!(ForwardBackward::from_proto(&body).unwrap().data.len(), 50);
-    assert!(sent.body.len() < body.len() / 4);
+    let received = server.requests("/forward_backward").pop().unwrap();
+    assert_eq!(received.header("content-encoding"), Some("zstd"));
+    assert_eq!(received.forward_backward().unwrap().data.len(), 50);
+    assert!(sent.lock().unwrap().len() < received.body.len() / 4);
 }
 
 /// Covers T3.2.1, T3.2.2, T3.2.3, X16.
@@ -350,7 +391,7 @@ async fn polling_behaves_like_the_python_sdk() {
             continue;
         }
         let billing = json!({"billing_exception_max_pause_duration_sec": 20});
-        let server = FakeServer::new(billing);
+        let server = NumberedServer::new(billing);
         let model = server.model().await;
         server.respond("r1", script.clone());
         let outcome = if case["result_type"] == "ForwardBackwardOutput" {
@@ -386,7 +427,12 @@ async fn polling_behaves_like_the_python_sdk() {
         assert_eq!(json!(polls.len()), requests, "{case}");
         let sleeps: Vec<f64> = polls
             .windows(2)
-            .map(|pair| (pair[1].at - pair[0].at).as_secs_f64())
+            .enumerate()
+            .map(|(i, pair)| {
+                let timed_out = script.get(i).is_some_and(|outcome| outcome == "timeout");
+                let timeout = if timed_out { pair[0].timeout } else { Duration::ZERO };
+                (pair[1].at - pair[0].at - timeout).as_secs_f64()
+            })
             .filter(|seconds| *seconds > 0.0)
             .collect();
         let expected: Vec<f64> =
@@ -405,7 +451,7 @@ async fn polling_behaves_like_the_python_sdk() {
 
 /// Drops a future while the server holds its poll. Only a sample is cancelled.
 async fn drop_during_poll(case: &Value) {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     server.dynamic_config(json!({"sample_cancel_enabled": true}));
     let id = if case["result_type"] == "SampleResponse" {
         let sampler = server.sampler().await;
@@ -434,7 +480,7 @@ async fn drop_during_poll(case: &Value) {
 /// Covers T3.2.5.
 #[tokio::test(start_paused = true)]
 async fn poll_timeout_ends_the_wait_for_a_result() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let builder = server.builder().poll_timeout(Duration::from_secs(100));
     let service = builder.build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
@@ -455,11 +501,11 @@ async fn poll_timeout_ends_the_wait_for_a_result() {
 /// Covers X7.
 #[tokio::test(start_paused = true)]
 async fn polls_answered_at_once_are_spaced_out() {
-    let server = FakeServer::new(json!({}));
+    let server = NumberedServer::new(json!({}));
     let mut responses = vec![json!(503); 40];
     responses.push(json!({"metrics": {}}));
     server.respond("r1", responses);
-    // `FakeServer::builder` disables the poll interval, so this builds a client by hand.
+    // `NumberedServer::builder` disables the poll interval, so this builds a client by hand.
     let service = tinkex::ServiceClient::builder()
         .env(tinkex::Env::empty())
         .base_url("http://server.test")
@@ -475,7 +521,7 @@ async fn polls_answered_at_once_are_spaced_out() {
 
 #[tokio::test(start_paused = true)]
 async fn rejected_chunk_fails_the_batch_while_other_chunks_hang() {
-    let server = FakeServer::new(one_datum_per_chunk(true));
+    let server = NumberedServer::new(one_datum_per_chunk(true));
     let model = server.model().await;
     server.reject(2);
     for seq in [1, 3] {

@@ -9,6 +9,13 @@ use loom::thread;
 use crate::model;
 use crate::training::call_order::{CallOrder, Reservation};
 
+/// Assigns a number and sends a request with it.
+fn send_one(reservation: &mut Reservation) -> u64 {
+    let assigned = reservation.assign_one();
+    assigned.sent.set();
+    assigned.seq.get()
+}
+
 #[test]
 fn reservations_are_served_in_order_if_one_is_dropped_unused() {
     model(|| {
@@ -19,7 +26,7 @@ fn reservations_are_served_in_order_if_one_is_dropped_unused() {
             let served = Arc::clone(&served);
             thread::spawn(move || {
                 block_on(reservation.wait());
-                served.lock().unwrap().push((name, reservation.assign_one().get()));
+                served.lock().unwrap().push((name, send_one(&mut reservation)));
             })
         };
         let threads = [serve("first", first), serve("third", third)];
@@ -38,7 +45,9 @@ fn concurrent_reservations_get_distinct_numbers() {
         let assign_two = |order: CallOrder| {
             let mut reservation = order.reserve();
             block_on(reservation.wait());
-            reservation.assign(2).next().unwrap().get()
+            let numbers = reservation.assign(2);
+            numbers[1].sent.set();
+            numbers[0].seq.get()
         };
         let other = order.clone();
         let thread = thread::spawn(move || assign_two(other));
