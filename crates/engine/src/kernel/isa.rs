@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::kernel_check;
+use super::{WeightFormat, kernel_check};
 
 /// An instruction-set extension that this CPU supports.
 ///
@@ -17,7 +17,7 @@ pub(crate) struct Isa(Level);
 pub(super) enum Level {
     /// Only instructions that the compilation target always has.
     Portable,
-    /// 256-bit registers with fused multiply-add.
+    /// 256-bit registers with fused multiply-add and conversion of 16-bit floats.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// 512-bit registers.
@@ -45,7 +45,10 @@ impl Isa {
         let mut all = vec![Self::PORTABLE];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            if is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+            {
                 all.push(Self(Level::Avx2));
                 if is_x86_feature_detected!("avx512f") {
                     all.push(Self(Level::Avx512));
@@ -59,15 +62,22 @@ impl Isa {
         self.0
     }
 
-    /// Largest number of left-hand rows for which micro-kernels convert bf16 weights to f32 in
-    /// registers. For more rows the weights are converted once into a buffer.
-    ///
-    /// AVX2 converts on ports that the multiplications leave idle; AVX-512 has no such ports.
-    pub(super) fn max_rows_widened_in_registers(self) -> usize {
-        match self.0 {
+    /// Largest number of left-hand rows for which micro-kernels decode weights of this format in
+    /// registers. For more rows the weights are decoded once into a buffer.
+    pub(super) fn max_rows_decoded_in_registers(self, format: WeightFormat) -> usize {
+        match (self.0, format) {
+            (_, WeightFormat::F32) => usize::MAX,
+            (Level::Portable, WeightFormat::F16 | WeightFormat::Bf16) => 12,
+            (Level::Portable, _) => 0,
+            // The conversion of bf16 uses execution units that the multiplications leave idle.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => usize::MAX,
-            _ => 12,
+            (Level::Avx2 | Level::Avx512, WeightFormat::Bf16) => usize::MAX,
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx2 | Level::Avx512, WeightFormat::F16) => 12,
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx2, _) => 4,
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx512, _) => 12,
         }
     }
 }

@@ -4,7 +4,14 @@
 //! the portable code. If a CPU, an emulator or the compiler gets one of them wrong, the engine
 //! falls back to slower instructions instead of computing wrong results.
 
-use super::{Isa, Kernel, Lhs, Panels, Precision, Rhs, TaskPool, row_ops};
+use std::convert::Infallible;
+
+use half::f16;
+
+use super::{
+    Isa, Kernel, Lhs, MatrixSource, Panels, Precision, ReadRows, Rhs, TaskPool, WeightFormat,
+    row_ops,
+};
 
 /// Returns whether `isa` produces the same bits as the portable code.
 pub(super) fn matches_portable(isa: Isa) -> bool {
@@ -13,7 +20,7 @@ pub(super) fn matches_portable(isa: Isa) -> bool {
 
 /// Returns the bits of matrix products of every kind of operand and of the row operations.
 fn results(isa: Isa) -> Vec<u32> {
-    let kernel = Kernel { isa, pool: TaskPool::single_threaded() };
+    let kernel = Kernel { isa, pool: TaskPool::single_threaded(), arena: None };
     let mut out = Vec::new();
     for (count, depth, cols) in [(1, 67, 83), (3, 19, 50), (13, 37, 70)] {
         let (x, w) = (numbers(count * depth.max(cols), 1), numbers(cols * depth, 2));
@@ -33,6 +40,9 @@ fn results(isa: Isa) -> Vec<u32> {
         kernel.gemm_accumulate((depth, count, cols), Lhs::columns(&x, depth), rhs, &mut y, cols);
         out.extend(y.iter().map(|y| y.to_bits()));
     }
+    for format in [&[WeightFormat::F16], &WeightFormat::QUANTIZED[..]].concat() {
+        out.extend(decoded_products(&kernel, format));
+    }
     let (x, gain) = (numbers(103, 3), numbers(103, 4));
     let mut y = vec![0.0; 103];
     let inverse = row_ops::norm(isa, &x, &gain, 1e-6, &mut y);
@@ -41,6 +51,66 @@ fn results(isa: Isa) -> Vec<u32> {
     let sum = row_ops::exp_and_sum(isa, &mut y, row_ops::max(isa, &x));
     out.extend([inverse, sum, row_ops::dot(isa, &x, &y)].map(f32::to_bits));
     out.extend(y.iter().map(|y| y.to_bits()));
+    out
+}
+
+/// Returns the bits of products with weights that are decoded in registers or into a buffer.
+fn decoded_products(kernel: &Kernel, format: WeightFormat) -> Vec<u32> {
+    const DEPTH: usize = 256;
+    let mut out = Vec::new();
+    // One and several panels per tile, and a partial panel.
+    for (count, cols) in [(1, 67), (3, 18), (8, 34), (13, 5)] {
+        let weights = match format.is_quantized() {
+            true => quantized(format, &block_rows(format, cols, DEPTH, 7), cols, DEPTH),
+            false => {
+                let w = numbers(cols * DEPTH, 8);
+                let read = |first: usize, out: &mut [f32]| {
+                    out.copy_from_slice(&w[first * DEPTH..][..out.len()]);
+                    Ok::<_, Infallible>(())
+                };
+                let source = MatrixSource { rows: cols, format, read: ReadRows::Values(&read) };
+                let Ok(weights) = Panels::stack(&Kernel::portable(), DEPTH, &[source]);
+                weights
+            }
+        };
+        let x = numbers(count * DEPTH, 6);
+        let mut y = vec![0.0; count * cols];
+        let rhs = Rhs::packed(&weights);
+        kernel.gemm((count, DEPTH, cols), Lhs::rows(&x, DEPTH), rhs, &mut y, cols);
+        out.extend(y.iter().map(|y| y.to_bits()));
+        if count == 3 {
+            let mut back = vec![0.0; count * DEPTH];
+            let rhs = Rhs::transposed(&weights);
+            kernel.gemm((count, cols, DEPTH), Lhs::rows(&y, cols), rhs, &mut back, DEPTH);
+            out.extend(back.iter().map(|y| y.to_bits()));
+        }
+    }
+    out
+}
+
+/// Packs GGUF rows, stored one after the other.
+pub(super) fn quantized(format: WeightFormat, blocks: &[u8], rows: usize, cols: usize) -> Panels {
+    let row_bytes = format.row_bytes(cols);
+    let read = |first: usize, out: &mut [u8]| {
+        out.copy_from_slice(&blocks[first * row_bytes..][..out.len()]);
+        Ok::<_, Infallible>(())
+    };
+    let source = MatrixSource { rows, format, read: ReadRows::Blocks(&read) };
+    let Ok(weights) = Panels::stack(&Kernel::portable(), cols, &[source]);
+    weights
+}
+
+/// Returns pseudo-random GGUF rows whose scales are between -0.02 and 0.02.
+pub(super) fn block_rows(format: WeightFormat, rows: usize, cols: usize, seed: u32) -> Vec<u8> {
+    let bytes = rows * format.row_bytes(cols);
+    let random = numbers(bytes, seed);
+    let mut out: Vec<u8> = random.iter().map(|number| number.to_bits().to_le_bytes()[1]).collect();
+    for (block, number) in out.chunks_exact_mut(format.row_bytes(format.block_inputs())).zip(random)
+    {
+        for scale in format.row_scales() {
+            block[*scale..*scale + 2].copy_from_slice(&f16::from_f32(number * 0.02).to_le_bytes());
+        }
+    }
     out
 }
 

@@ -15,6 +15,8 @@ mod gemm;
 mod isa;
 mod kernel_check;
 pub(crate) mod paged_attention;
+mod panel_format;
+mod panel_memory;
 mod panels;
 pub(crate) mod row_ops;
 mod simd;
@@ -24,12 +26,16 @@ mod thread_pool;
 #[cfg(test)]
 mod thread_pool_tests;
 mod tile;
+mod weight_format;
 
 pub(crate) use gemm::{FusedGemm, Lhs, Rhs};
 pub(crate) use isa::Isa;
-pub(crate) use panels::Panels;
 pub use panels::Precision;
+pub(crate) use panels::{MatrixSource, Panels, ReadRows};
 pub(crate) use task_pool::TaskPool;
+pub(crate) use weight_format::WeightFormat;
+
+use self::panel_memory::Arena;
 
 /// Output columns per panel of packed weights: one AVX-512 register of f32, or two of AVX2.
 pub(crate) const PANEL: usize = 16;
@@ -39,30 +45,34 @@ pub(crate) const PANEL: usize = 16;
 pub(crate) struct Kernel {
     isa: Isa,
     pool: TaskPool,
+    /// Memory for the weights that are packed with this kernel; `None` for the heap.
+    arena: Option<Arena>,
 }
 
 impl Kernel {
     /// Creates a kernel with the fastest instruction set and `threads` threads, including the
     /// caller's; 0 means one per core.
     pub(crate) fn new(threads: usize) -> crate::Result<Self> {
-        Ok(Self { isa: Isa::detect(), pool: TaskPool::new(threads)? })
+        let (isa, pool) = (Isa::detect(), TaskPool::new(threads)?);
+        Ok(Self { isa, pool, arena: Some(Arena::default()) })
     }
 
     /// Creates a kernel with portable instructions on the caller's thread, for small inputs.
     pub(crate) fn portable() -> Self {
-        Self { isa: Isa::PORTABLE, pool: TaskPool::single_threaded() }
+        Self { isa: Isa::PORTABLE, pool: TaskPool::single_threaded(), arena: None }
     }
 
     /// Creates a kernel with the given instruction set and number of threads.
     #[cfg(test)]
     pub(crate) fn with_isa(isa: Isa, threads: usize) -> Self {
-        Self { isa, pool: TaskPool::new(threads).expect("the system can start threads") }
+        let pool = TaskPool::new(threads).expect("the system can start threads");
+        Self { isa, pool, arena: None }
     }
 
     /// Returns a kernel with the same instruction set that runs on the caller's thread only, for
     /// use inside a parallel task.
     pub(crate) fn single_threaded(&self) -> Self {
-        Self { isa: self.isa, pool: TaskPool::single_threaded() }
+        Self { pool: TaskPool::single_threaded(), ..self.clone() }
     }
 
     pub(crate) fn isa(&self) -> Isa {
@@ -71,5 +81,9 @@ impl Kernel {
 
     pub(crate) fn pool(&self) -> &TaskPool {
         &self.pool
+    }
+
+    fn arena(&self) -> Option<&Arena> {
+        self.arena.as_ref()
     }
 }

@@ -15,8 +15,9 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::gemm::fits;
+use super::panel_format::F32;
 use super::task_pool::SharedMut;
-use super::tile::{Prefetch, ROWS, Tile};
+use super::tile::{Prefetch, ROWS, Tile, tile_panels};
 use super::{Isa, Kernel, PANEL, row_ops};
 
 /// Positions per page.
@@ -320,10 +321,11 @@ fn attend_rows(
                 a: scratch.queries[first * dim..].as_ptr(),
                 a_row: dim,
                 a_step: 1,
-                b: keys.as_ptr(),
+                b: keys.as_ptr().cast(),
                 b_panel: 0,
-                b_step: PANEL,
-                prefetch: Prefetch::from(next),
+                b_block: PANEL * size_of::<f32>(),
+                prefetch: Prefetch::new(next.cast(), PANEL * size_of::<f32>()),
+                prefetch_distance: 0,
                 c: scratch.scores[first * stride + position..].as_mut_ptr(),
                 c_row: stride,
                 zero_init: true,
@@ -333,7 +335,7 @@ fn attend_rows(
             // has `dim` rows of sixteen. `position < context` and `context + PANEL <= stride`, so
             // sixteen scores fit behind `position` in each of the `vectors` rows of `stride`. The
             // scratch buffers belong to this thread.
-            unsafe { tile.run(isa, count, 1) };
+            unsafe { tile.run::<F32>(isa, count, 1) };
         }
         position += block.len;
     }
@@ -358,7 +360,7 @@ fn attend_rows(
         let depth = block.len.min(context - position);
         for first in (0..vectors).step_by(ROWS) {
             let count = ROWS.min(vectors - first);
-            let max_panels = Tile::<f32>::panels(isa, count);
+            let max_panels = tile_panels(isa, count, false);
             let mut panel = 0;
             while panel * PANEL < padded {
                 let panels = if padded / PANEL - panel >= max_panels { max_panels } else { 1 };
@@ -367,10 +369,14 @@ fn attend_rows(
                     a: scratch.scores[first * stride + position..].as_ptr(),
                     a_row: stride,
                     a_step: 1,
-                    b: values[panel * PANEL..].as_ptr(),
-                    b_panel: PANEL,
-                    b_step: padded,
-                    prefetch: Prefetch::from(next.wrapping_add(panel * PANEL * PAGE_POSITIONS)),
+                    b: values[panel * PANEL..].as_ptr().cast(),
+                    b_panel: PANEL * size_of::<f32>(),
+                    b_block: padded * size_of::<f32>(),
+                    prefetch: Prefetch::new(
+                        next.wrapping_add(panel * PANEL * PAGE_POSITIONS).cast(),
+                        PANEL * size_of::<f32>(),
+                    ),
+                    prefetch_distance: 0,
                     c: scratch.out[first * padded + panel * PANEL..].as_mut_ptr(),
                     c_row: padded,
                     zero_init: false,
@@ -380,7 +386,7 @@ fn attend_rows(
                 // that many rows of `padded` elements; `panel + panels <= padded / PANEL`.
                 // `scratch.out` has `vectors` rows of `padded` elements. The scratch buffers belong
                 // to this thread.
-                unsafe { tile.run(isa, count, panels) };
+                unsafe { tile.run::<F32>(isa, count, panels) };
                 panel += panels;
             }
         }

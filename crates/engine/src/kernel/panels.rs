@@ -2,14 +2,17 @@
 
 use std::cell::RefCell;
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::row_ops::{narrow, transpose};
-use super::{Kernel, PANEL};
+use super::panel_memory::PanelMemory;
+use super::{Isa, Kernel, PANEL, WeightFormat};
 
 thread_local! {
-    /// Buffer for the source rows of one panel.
-    static ROW_BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Buffer for the source rows of one panel, as f32.
+    static VALUES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Buffer for the source rows of one panel, as GGUF blocks.
+    static BLOCKS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Storage format of frozen model weights. Accumulation is always in f32.
@@ -33,25 +36,65 @@ impl Precision {
     }
 }
 
+impl From<Precision> for WeightFormat {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => Self::F32,
+            Precision::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// A matrix to pack: one of several that are stacked, or the only one.
+pub(crate) struct MatrixSource<'a, E> {
+    pub(crate) rows: usize,
+    pub(crate) format: WeightFormat,
+    pub(crate) read: ReadRows<'a, E>,
+}
+
+/// Reads rows, from the given one on, into a buffer.
+type ReadInto<'a, T, E> = &'a (dyn Fn(usize, &mut [T]) -> Result<(), E> + Sync);
+
+/// Reads whole rows of a matrix, from the given row on, until the buffer is full.
+#[derive(Clone, Copy)]
+pub(crate) enum ReadRows<'a, E> {
+    /// As f32, converted to the storage format, which must not be a quantized one.
+    Values(ReadInto<'a, f32, E>),
+    /// As GGUF blocks of the storage format, which must be a quantized one.
+    Blocks(ReadInto<'a, u8, E>),
+}
+
 /// A packed matrix of `rows` outputs × `cols` inputs.
 ///
-/// Sixteen outputs form a panel. A panel stores its sixteen weights for input 0, then for input 1,
-/// and so on. The last panel is padded with zeros.
-///
-/// In bf16, the sixteen weights are interleaved: weights 0 to 7 have the even indices, weights 8 to
-/// 15 the odd ones. Read as eight 32-bit words, a shift by 16 bits converts weights 0 to 7 to f32,
-/// and a mask of the upper half converts weights 8 to 15.
-#[derive(Clone, Debug)]
+/// Sixteen outputs form a panel. A panel stores one block of inputs after the other, in the layout
+/// of its format (`panel_format`). The last panel is padded with zeros.
+#[derive(Debug)]
 pub(crate) struct Panels {
     rows: usize,
     cols: usize,
-    data: PanelData,
+    segments: Vec<Segment>,
 }
 
-#[derive(Clone, Debug)]
-pub(super) enum PanelData {
-    F32(Vec<f32>),
-    Bf16(Vec<u16>),
+/// Consecutive panels with the same format.
+#[derive(Debug)]
+pub(super) struct Segment {
+    /// Indices of the panels in the matrix.
+    pub(super) panels: Range<usize>,
+    pub(super) format: WeightFormat,
+    memory: PanelMemory,
+    /// Size of a panel in bytes.
+    pub(super) panel_bytes: usize,
+}
+
+impl Segment {
+    /// Returns the bytes of panel `panel` of the matrix.
+    ///
+    /// # Panics
+    /// If the panel is not in this segment.
+    pub(super) fn panel(&self, panel: usize) -> &[u8] {
+        let start = (panel - self.panels.start) * self.panel_bytes;
+        &self.memory.bytes()[start..start + self.panel_bytes]
+    }
 }
 
 impl Panels {
@@ -67,23 +110,8 @@ impl Panels {
         precision: Precision,
         read: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
     ) -> Result<Self, E> {
-        let len = rows.div_ceil(PANEL) * PANEL * cols;
-        let data = match precision {
-            Precision::F32 => {
-                let mut out = vec![0.0; len];
-                let convert = |from: &[f32], to: &mut [f32]| to.copy_from_slice(from);
-                Self::fill(kernel, rows, cols, &read, &mut out, convert)?;
-                PanelData::F32(out)
-            }
-            Precision::Bf16 => {
-                let mut out = vec![0; len];
-                let isa = kernel.isa();
-                let convert = |from: &[f32], to: &mut [u16]| narrow(isa, from, to);
-                Self::fill(kernel, rows, cols, &read, &mut out, convert)?;
-                PanelData::Bf16(out)
-            }
-        };
-        Ok(Self { rows, cols, data })
+        let read = ReadRows::Values(&read);
+        Self::stack(kernel, cols, &[MatrixSource { rows, format: precision.into(), read }])
     }
 
     /// Packs a row-major `rows × cols` matrix on the caller's thread.
@@ -105,42 +133,50 @@ impl Panels {
         panels
     }
 
-    /// Writes all panels to `out`, converting groups of sixteen weights with `convert`.
-    fn fill<T: Copy + Send, E: Send>(
+    /// Packs several matrices with `cols` inputs, whose outputs follow one another.
+    ///
+    /// Every panel has the format of its rows. A panel with rows of several formats is decoded and
+    /// stored as f32.
+    ///
+    /// # Errors
+    /// An error of a source.
+    ///
+    /// # Panics
+    /// If the format of a source does not match its reader, or `cols` is not a multiple of the
+    /// block of a quantized format.
+    pub(crate) fn stack<E: Send>(
         kernel: &Kernel,
-        rows: usize,
         cols: usize,
-        read: &(impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync),
-        out: &mut [T],
-        convert: impl Fn(&[f32], &mut [T]) + Sync,
-    ) -> Result<(), E> {
-        if cols == 0 {
-            return Ok(());
+        sources: &[MatrixSource<'_, E>],
+    ) -> Result<Self, E> {
+        for MatrixSource { format, read, .. } in sources {
+            match read {
+                ReadRows::Values(_) => assert!(!format.is_quantized(), "values of {format:?}"),
+                ReadRows::Blocks(_) => assert!(format.is_quantized(), "blocks of {format:?}"),
+            }
         }
-        let isa = kernel.isa();
+        let rows = sources.iter().map(|source| source.rows).sum();
+        let stack = SourceStack { sources, rows, cols };
         let error = Mutex::new(None);
-        kernel.pool().for_each_row(out, PANEL * cols, PANEL * cols, |panel, out| {
-            let first = panel * PANEL;
-            let count = PANEL.min(rows - first);
-            ROW_BUFFER.with_borrow_mut(|buffer| {
-                buffer.resize(buffer.len().max(count * cols), 0.0);
-                if let Err(e) = read(first, &mut buffer[..count * cols]) {
-                    error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
-                    return;
-                }
-                // Transpose blocks of sixteen rows and sixteen inputs.
-                for (block, out) in out.chunks_mut(PANEL * PANEL).enumerate() {
-                    let (col, width) = (block * PANEL, out.len() / PANEL);
-                    let (mut lanes, mut transposed) = ([0.0; PANEL * PANEL], [0.0; PANEL * PANEL]);
-                    for (lane, to) in lanes.chunks_exact_mut(PANEL).take(count).enumerate() {
-                        to[..width].copy_from_slice(&buffer[lane * cols + col..][..width]);
+        let mut segments = Vec::new();
+        for (panels, format) in stack.segments() {
+            let panel_bytes = format.panel_bytes(cols);
+            let mut memory = PanelMemory::new(kernel.arena(), panels.len() * panel_bytes);
+            if cols > 0 {
+                let bytes = memory.bytes_mut();
+                kernel.pool().for_each_row(bytes, panel_bytes, PANEL * cols, |index, out| {
+                    let packed = stack.pack(kernel.isa(), panels.start + index, format, out);
+                    if let Err(e) = packed {
+                        error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
                     }
-                    transpose(isa, &lanes, &mut transposed);
-                    convert(&transposed[..out.len()], out);
-                }
-            });
-        });
-        error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+                });
+            }
+            segments.push(Segment { panels, format, memory, panel_bytes });
+        }
+        match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(Self { rows, cols, segments }),
+        }
     }
 
     /// Returns the number of outputs.
@@ -155,10 +191,7 @@ impl Panels {
 
     /// Returns the size of the packed weights in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        match &self.data {
-            PanelData::F32(data) => data.len() * 4,
-            PanelData::Bf16(data) => data.len() * 2,
-        }
+        self.segments.iter().map(|segment| segment.panels.len() * segment.panel_bytes).sum()
     }
 
     /// Copies row `i` to `out` as f32.
@@ -172,31 +205,141 @@ impl Panels {
             self.rows,
             self.cols
         );
-        let panel = (i / PANEL) * PANEL * self.cols;
-        match &self.data {
-            PanelData::F32(data) => {
-                let start = panel + i % PANEL;
-                for (out, value) in out.iter_mut().zip(data[start..].iter().step_by(PANEL)) {
-                    *out = *value;
-                }
-            }
-            PanelData::Bf16(data) => {
-                let start = panel + bf16_index(i % PANEL);
-                for (out, value) in out.iter_mut().zip(data[start..].iter().step_by(PANEL)) {
-                    *out = f32::from_bits(u32::from(*value) << 16);
-                }
-            }
-        }
+        let segment = self.segment(i / PANEL);
+        segment.format.unpack_lane(segment.panel(i / PANEL), i % PANEL, out);
     }
 
-    pub(super) fn data(&self) -> &PanelData {
-        &self.data
+    /// Returns the segments, in the order of their panels.
+    pub(super) fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// Returns the segment of panel `panel`.
+    ///
+    /// # Panics
+    /// If there is no such panel.
+    pub(super) fn segment(&self, panel: usize) -> &Segment {
+        let after = self.segments.partition_point(|segment| segment.panels.end <= panel);
+        &self.segments[after]
     }
 }
 
-/// Returns the index of weight `lane` in an interleaved group of sixteen bf16 weights.
-pub(super) const fn bf16_index(lane: usize) -> usize {
-    if lane < PANEL / 2 { 2 * lane } else { 2 * lane - PANEL + 1 }
+/// Matrices to pack, one below the other.
+struct SourceStack<'a, E> {
+    sources: &'a [MatrixSource<'a, E>],
+    /// Total number of rows.
+    rows: usize,
+    cols: usize,
+}
+
+impl<E> SourceStack<'_, E> {
+    /// Returns the sources of the given rows, each with its part of the rows, counted from the
+    /// first of these rows, and the index of the part's first row in the source.
+    fn parts(
+        &self,
+        rows: Range<usize>,
+    ) -> impl Iterator<Item = (&MatrixSource<'_, E>, Range<usize>, usize)> {
+        let mut start = 0;
+        self.sources.iter().filter_map(move |source| {
+            let own = start..start + source.rows;
+            start = own.end;
+            let common = rows.start.max(own.start)..rows.end.min(own.end);
+            let first = common.start.checked_sub(own.start)?;
+            let part = common.start - rows.start..common.end.checked_sub(rows.start)?;
+            (!part.is_empty()).then_some((source, part, first))
+        })
+    }
+
+    fn panel_rows(&self, panel: usize) -> Range<usize> {
+        panel * PANEL..self.rows.min((panel + 1) * PANEL)
+    }
+
+    /// Divides the panels into ranges with the same format.
+    fn segments(&self) -> Vec<(Range<usize>, WeightFormat)> {
+        let mut segments: Vec<(Range<usize>, WeightFormat)> = Vec::new();
+        for panel in 0..self.rows.div_ceil(PANEL) {
+            let mut formats = self.parts(self.panel_rows(panel)).map(|(source, ..)| source.format);
+            let first = formats.next().unwrap_or(WeightFormat::F32);
+            let format =
+                if formats.all(|format| format == first) { first } else { WeightFormat::F32 };
+            match segments.last_mut() {
+                Some((panels, last)) if *last == format => panels.end += 1,
+                _ => segments.push((panel..panel + 1, format)),
+            }
+        }
+        segments
+    }
+
+    /// Packs one panel into `out`.
+    fn pack(&self, isa: Isa, panel: usize, format: WeightFormat, out: &mut [u8]) -> Result<(), E> {
+        let rows = self.panel_rows(panel);
+        if format.is_quantized() {
+            return with_buffer(&BLOCKS, rows.len() * format.row_bytes(self.cols), |buffer| {
+                self.read_blocks(rows, format, buffer)?;
+                format.pack_blocks(buffer, format.row_bytes(self.cols), out);
+                Ok(())
+            });
+        }
+        with_buffer(&VALUES, rows.len() * self.cols, |buffer| {
+            for (source, part, first) in self.parts(rows) {
+                let out = &mut buffer[part.start * self.cols..part.end * self.cols];
+                match source.read {
+                    ReadRows::Values(read) => read(first, out)?,
+                    ReadRows::Blocks(read) => {
+                        self.decode_blocks(source.format, |buffer| read(first, buffer), out)?;
+                    }
+                }
+            }
+            format.pack_values(isa, buffer, self.cols, out);
+            Ok(())
+        })
+    }
+
+    /// Reads rows that all have the quantized format `format`.
+    fn read_blocks(
+        &self,
+        rows: Range<usize>,
+        format: WeightFormat,
+        out: &mut [u8],
+    ) -> Result<(), E> {
+        let row_bytes = format.row_bytes(self.cols);
+        for (source, part, first) in self.parts(rows) {
+            if let ReadRows::Blocks(read) = source.read {
+                read(first, &mut out[part.start * row_bytes..part.end * row_bytes])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decodes up to sixteen quantized rows into `out`.
+    fn decode_blocks(
+        &self,
+        format: WeightFormat,
+        read: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        out: &mut [f32],
+    ) -> Result<(), E> {
+        let row_bytes = format.row_bytes(self.cols);
+        let mut blocks = vec![0; out.len() / self.cols * row_bytes];
+        read(&mut blocks)?;
+        let mut panel = vec![0; format.panel_bytes(self.cols)];
+        format.pack_blocks(&blocks, row_bytes, &mut panel);
+        for (lane, out) in out.chunks_exact_mut(self.cols).enumerate() {
+            format.unpack_lane(&panel, lane, out);
+        }
+        Ok(())
+    }
+}
+
+/// Calls `then` with the first `len` elements of the thread's buffer.
+fn with_buffer<T: Clone + Default, R>(
+    buffer: &'static std::thread::LocalKey<RefCell<Vec<T>>>,
+    len: usize,
+    then: impl FnOnce(&mut [T]) -> R,
+) -> R {
+    buffer.with_borrow_mut(|buffer| {
+        buffer.resize(buffer.len().max(len), T::default());
+        then(&mut buffer[..len])
+    })
 }
 
 #[cfg(test)]

@@ -9,7 +9,6 @@
 use super::PANEL;
 use super::exp::exp;
 use super::isa::{Isa, Level};
-use super::panels::bf16_index;
 
 /// Defines functions that take the [`Isa`] as first argument and are compiled for each level.
 macro_rules! for_each_isa {
@@ -21,13 +20,13 @@ macro_rules! for_each_isa {
                 fn body($($arg: $type),*) $(-> $out)? $body
 
                 #[cfg(target_arch = "x86_64")]
-                #[target_feature(enable = "avx2,fma")]
+                #[target_feature(enable = "avx2,fma,f16c")]
                 fn avx2($($arg: $type),*) $(-> $out)? {
                     body($($arg),*)
                 }
 
                 #[cfg(target_arch = "x86_64")]
-                #[target_feature(enable = "avx512f,avx2,fma")]
+                #[target_feature(enable = "avx512f,avx2,fma,f16c")]
                 fn avx512($($arg: $type),*) $(-> $out)? {
                     body($($arg),*)
                 }
@@ -48,30 +47,16 @@ macro_rules! for_each_isa {
 }
 
 for_each_isa! {
-    /// Converts groups of sixteen bf16 values from the interleaved order of panels to f32 in
-    /// natural order.
-    fn widen(from: &[u16], to: &mut [f32]) {
-        let (from, to) = (from.as_chunks::<PANEL>().0, to.as_chunks_mut::<PANEL>().0);
-        for (to, from) in to.iter_mut().zip(from) {
+    /// Converts groups of sixteen f32 values, one for each input, to pairs of bf16: the words of two
+    /// inputs, little-endian, the first one in the lower halves. Rounds to nearest, ties to even.
+    fn narrow_pairs(from: &[f32], to: &mut [u8]) {
+        let from = from.as_chunks::<PANEL>().0.as_chunks::<2>().0;
+        let to = to.as_chunks_mut::<{ PANEL * 4 }>().0;
+        for (to, [first, second]) in to.iter_mut().zip(from) {
+            let to = to.as_chunks_mut::<4>().0;
             for lane in 0..PANEL {
-                to[lane] = f32::from_bits(u32::from(from[bf16_index(lane)]) << 16);
-            }
-        }
-    }
-
-    /// Converts groups of sixteen f32 values in natural order to bf16 in the interleaved order of
-    /// panels, rounding to nearest, ties to even.
-    fn narrow(from: &[f32], to: &mut [u16]) {
-        let (from, to) = (from.as_chunks::<PANEL>().0, to.as_chunks_mut::<PANEL>().0);
-        for (to, from) in to.iter_mut().zip(from) {
-            for lane in 0..PANEL {
-                let bits = from[lane].to_bits();
-                let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-                let bits = if from[lane].is_nan() { (bits >> 16) | 0x40 } else { rounded };
-                #[expect(clippy::cast_possible_truncation, reason = "the upper half, moved down")]
-                {
-                    to[bf16_index(lane)] = bits as u16;
-                }
+                let word = bf16_bits(first[lane]) | (bf16_bits(second[lane]) << 16);
+                to[lane] = word.to_le_bytes();
             }
         }
     }
@@ -93,27 +78,6 @@ for_each_isa! {
         for (col, from) in from.chunks_exact(PANEL).enumerate() {
             for (to, from) in to.chunks_exact_mut(PANEL).zip(from) {
                 to[col] = *from;
-            }
-        }
-    }
-
-    /// Like [`transpose`], from bf16 rows in the interleaved order of panels.
-    fn transpose_bf16(from: &[u16], to: &mut [f32]) {
-        if let (Ok(from), Ok(to)) =
-            (<&[u16; PANEL * PANEL]>::try_from(from), <&mut [f32; PANEL * PANEL]>::try_from(&mut *to))
-        {
-            for k in 0..PANEL {
-                for col in 0..PANEL {
-                    let bits = from[col * PANEL + bf16_index(k)];
-                    to[k * PANEL + col] = f32::from_bits(u32::from(bits) << 16);
-                }
-            }
-            return;
-        }
-        to.fill(0.0);
-        for (col, from) in from.chunks_exact(PANEL).enumerate() {
-            for (k, to) in to.chunks_exact_mut(PANEL).enumerate() {
-                to[col] = f32::from_bits(u32::from(from[bf16_index(k)]) << 16);
             }
         }
     }
@@ -280,6 +244,14 @@ for_each_isa! {
     }
 }
 
+/// Returns the bits of the nearest bf16, ties to even.
+#[inline(always)]
+fn bf16_bits(value: f32) -> u32 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    if value.is_nan() { (bits >> 16) | 0x40 } else { rounded }
+}
+
 /// Returns `Σ aᵢ bᵢ`, accumulated in sixteen lanes.
 #[inline(always)]
 fn dot_lanes(a: &[f32], b: &[f32]) -> f32 {
@@ -383,15 +355,19 @@ mod tests {
         let mut all = noise(4096, 9);
         all.extend([0.0, -0.0, 1.0 + f32::EPSILON, 1.003_906_3, 1.011_718_8, f32::MAX, 1e-40]);
         all.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::from_bits(0xff80_0001)]);
-        all.resize(all.len().next_multiple_of(PANEL), 3.3);
-        let rounded = |x: &f32| u32::from(half::bf16::from_f32(*x).to_bits()) << 16;
-        let want: Vec<u32> = all.iter().map(rounded).collect();
+        all.resize(all.len().next_multiple_of(2 * PANEL), 3.3);
+        let rounded = |x: &f32| half::bf16::from_f32(*x).to_le_bytes();
+        let mut want = Vec::new();
+        for pair in all.chunks_exact(2 * PANEL) {
+            let (first, second) = pair.split_at(PANEL);
+            for (first, second) in first.iter().zip(second) {
+                want.extend([rounded(first), rounded(second)].concat());
+            }
+        }
         for isa in Isa::available() {
-            let (mut narrowed, mut back) = (vec![0; all.len()], vec![0.0; all.len()]);
-            narrow(isa, &all, &mut narrowed);
-            widen(isa, &narrowed, &mut back);
-            let back: Vec<u32> = back.into_iter().map(f32::to_bits).collect();
-            assert_eq!(back, want, "{isa:?}");
+            let mut narrowed = vec![0; all.len() * 2];
+            narrow_pairs(isa, &all, &mut narrowed);
+            assert_eq!(narrowed, want, "{isa:?}");
         }
     }
 

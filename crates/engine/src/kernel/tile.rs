@@ -7,14 +7,19 @@
 
 use super::PANEL;
 use super::isa::{Isa, Level};
+use super::panel_format::PanelFormat;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::simd::{Portable, Simd16};
 
-/// Maximum number of rows in a tile.
+/// Maximum number of rows in a tile of many.
 pub(super) const ROWS: usize = 6;
+/// Maximum number of rows in a single tile, on CPUs with enough registers.
+pub(super) const MAX_ROWS: usize = 8;
+/// Size of a cache line in bytes.
+const LINE: usize = 64;
 
-/// Memory to prefetch while a tile is computed: one cache line per step of the reduction, at
+/// Memory to prefetch while a tile is computed: one cache line per chunk of the reduction, at
 /// addresses `step` bytes apart from `start`. The addresses need not be valid.
 #[derive(Clone, Copy)]
 pub(super) struct Prefetch {
@@ -23,21 +28,21 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Returns a prefetch of one panel row of sixteen elements per step, from `start`.
-    pub(super) fn from<E>(start: *const E) -> Self {
-        Self { start: start.cast(), step: PANEL * size_of::<E>() }
+    /// Returns a prefetch of the panel at `start`, whose chunks have `step` bytes.
+    pub(super) fn new(start: *const u8, step: usize) -> Self {
+        Self { start, step }
     }
 
-    /// Returns part `part` of `parts` equal parts of the range that `steps` steps would prefetch.
-    pub(super) fn part(self, part: usize, parts: usize, steps: usize) -> Self {
-        let start = self.start.wrapping_add(steps * self.step * part / parts);
+    /// Returns part `part` of `parts` equal parts of the range that `chunks` chunks would prefetch.
+    pub(super) fn part(self, part: usize, parts: usize, chunks: usize) -> Self {
+        let start = self.start.wrapping_add(chunks * self.step * part / parts);
         Self { start, step: self.step / parts }
     }
 
-    /// Returns a prefetch without effect: every step prefetches `cached`, which is already in the
+    /// Returns a prefetch without effect: every chunk prefetches `cached`, which is already in the
     /// cache.
-    pub(super) fn none<E>(cached: *const E) -> Self {
-        Self { start: cached.cast(), step: 0 }
+    pub(super) fn none(cached: *const u8) -> Self {
+        Self { start: cached, step: 0 }
     }
 }
 
@@ -54,21 +59,36 @@ fn prefetch(address: *const u8) {
     let _ = address;
 }
 
+/// Evaluates `$body` for the constant `$I` from 0 to 15, as long as it is less than `$count`.
+macro_rules! unroll {
+    ($I:ident < $count:expr => $body:block) => {
+        unroll!(@ $I, $count, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+    };
+    (@ $I:ident, $count:expr, $body:block, $($number:literal)*) => {
+        $({
+            const $I: usize = $number;
+            if $I < $count $body
+        })*
+    };
+}
+
 /// Operands of one micro-kernel call: `c[i, p] (+)= Σ_k a[i, k] · b[k, p]`.
 #[derive(Clone, Copy)]
-pub(super) struct Tile<E> {
+pub(super) struct Tile {
     /// Length of the reduction.
     pub(super) depth: usize,
     /// Left operand: element `(i, k)` is at offset `i · a_row + k · a_step`.
     pub(super) a: *const f32,
     pub(super) a_row: usize,
     pub(super) a_step: usize,
-    /// Right operand: row `k` of panel `p` is sixteen elements at offset
-    /// `p · b_panel + k · b_step`.
-    pub(super) b: *const E,
+    /// Right operand: block `k` of panel `p` is at offset `p · b_panel + k · b_block`, in bytes.
+    pub(super) b: *const u8,
     pub(super) b_panel: usize,
-    pub(super) b_step: usize,
+    pub(super) b_block: usize,
+    /// Memory to prefetch, unless the weights are quantized.
     pub(super) prefetch: Prefetch,
+    /// Distance in bytes between the quantized weights that are read and those that are prefetched.
+    pub(super) prefetch_distance: usize,
     /// Output: row `i` of panel `p` is sixteen elements at offset `i · c_row + p · 16`.
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
@@ -78,105 +98,100 @@ pub(super) struct Tile<E> {
     pub(super) zero_init: bool,
 }
 
-/// Storage type of the right operand.
-pub(super) trait PanelElement: Copy {
-    /// Loads sixteen elements and converts them to f32.
-    ///
-    /// # Safety
-    /// Same as [`Simd16::load`].
-    unsafe fn load<W: Simd16>(from: *const Self) -> W;
-}
-
-impl PanelElement for f32 {
-    #[inline(always)]
-    unsafe fn load<W: Simd16>(from: *const Self) -> W {
-        // SAFETY: the caller upholds the requirements of `Simd16::load`.
-        unsafe { W::load(from) }
+/// Returns the number of panels that a tile of `rows` rows covers, so that its accumulators fill the
+/// registers, or 0 if there are no tiles of so many rows.
+pub(super) fn tile_panels(isa: Isa, rows: usize, quantized: bool) -> usize {
+    match isa.level() {
+        Level::Portable => panels::<Portable>(rows, quantized),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => panels::<Avx2>(rows, quantized),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => panels::<Avx512>(rows, quantized),
     }
 }
 
-// The bits of a bf16.
-impl PanelElement for u16 {
-    #[inline(always)]
-    unsafe fn load<W: Simd16>(from: *const Self) -> W {
-        // SAFETY: the caller upholds the requirements of `Simd16::load_bf16`.
-        unsafe { W::load_bf16(from) }
+/// Implements [`tile_panels`] for one instruction set.
+#[inline(always)]
+const fn panels<W: Simd16>(rows: usize, quantized: bool) -> usize {
+    match (rows, quantized) {
+        (1, true) => W::QUANTIZED_PANELS,
+        (rows, true) if rows > W::MAX_QUANTIZED_ROWS => 0,
+        (rows, _) => W::PANELS[rows],
     }
 }
 
-impl<E: PanelElement> Tile<E> {
-    /// Returns the number of panels that a tile of `rows` rows covers, so that its accumulators
-    /// fill the registers.
-    pub(super) fn panels(isa: Isa, rows: usize) -> usize {
-        match isa.level() {
-            Level::Portable => Portable::PANELS[rows],
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => Avx2::PANELS[rows],
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => Avx512::PANELS[rows],
-        }
-    }
-
-    /// Computes the tile. `rows` is 1 to [`ROWS`]; `panels` is 1 or the result of [`Tile::panels`].
+impl Tile {
+    /// Computes the tile for weights in the format `F`. `rows` is 1 to [`MAX_ROWS`]; `panels` is 1
+    /// or the result of [`tile_panels`], which must not be 0.
     ///
     /// # Safety
     /// Every address that the fields describe for `rows` rows, `panels` panels and `depth` steps
     /// must be valid: readable for `a` and `b`, readable and writable for `c`. Meanwhile no other
-    /// thread may write the operands or access the output.
-    pub(super) unsafe fn run(self, isa: Isa, rows: usize, panels: usize) {
+    /// thread may write the operands or access the output. `depth` must be a multiple of the
+    /// format's block if the format is quantized.
+    pub(super) unsafe fn run<F: PanelFormat>(self, isa: Isa, rows: usize, panels: usize) {
         // SAFETY: the caller promises valid addresses, and an `Isa` proves that the CPU has the
         // instructions.
         unsafe {
             match isa.level() {
-                Level::Portable => self.dispatch::<Portable>(rows, panels),
+                Level::Portable => self.dispatch::<Portable, F>(rows, panels),
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx2 => self.avx2(rows, panels),
+                Level::Avx2 => self.avx2::<F>(rows, panels),
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx512 => self.avx512(rows, panels),
+                Level::Avx512 => self.avx512::<F>(rows, panels),
             }
         }
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn avx2(self, rows: usize, panels: usize) {
-        // SAFETY: the caller promises valid addresses, and the function enables AVX2 and FMA.
-        unsafe { self.dispatch::<Avx2>(rows, panels) }
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2<F: PanelFormat>(self, rows: usize, panels: usize) {
+        // SAFETY: the caller promises valid addresses, and the function enables AVX2, FMA and F16C.
+        unsafe { self.dispatch::<Avx2, F>(rows, panels) }
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx2,fma")]
-    unsafe fn avx512(self, rows: usize, panels: usize) {
+    #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+    unsafe fn avx512<F: PanelFormat>(self, rows: usize, panels: usize) {
         // SAFETY: the caller promises valid addresses, and the function enables AVX-512F.
-        unsafe { self.dispatch::<Avx512>(rows, panels) }
+        unsafe { self.dispatch::<Avx512, F>(rows, panels) }
     }
 
     #[inline(always)]
-    unsafe fn dispatch<W: Simd16>(self, rows: usize, panels: usize) {
+    unsafe fn dispatch<W: Simd16, F: PanelFormat>(self, rows: usize, count: usize) {
+        // The conditions are constants: each instruction set compiles only the tiles that it uses.
         // SAFETY: the caller promises valid addresses and the instructions of `W`.
         unsafe {
-            // The guards are constants: each instruction set compiles only the tiles that it uses.
-            match (rows, panels) {
-                (1, 4) if W::PANELS[1] == 4 => self.compute::<W, 1, 4>(),
-                (2, 2) if W::PANELS[2] == 2 => self.compute::<W, 2, 2>(),
-                (2, 4) if W::PANELS[2] == 4 => self.compute::<W, 2, 4>(),
-                (3, 4) if W::PANELS[3] == 4 => self.compute::<W, 3, 4>(),
-                (4, 4) if W::PANELS[4] == 4 => self.compute::<W, 4, 4>(),
-                (5, 4) if W::PANELS[5] == 4 => self.compute::<W, 5, 4>(),
-                (6, 4) if W::PANELS[6] == 4 => self.compute::<W, 6, 4>(),
-                (1, 1) => self.compute::<W, 1, 1>(),
-                (2, 1) => self.compute::<W, 2, 1>(),
-                (3, 1) => self.compute::<W, 3, 1>(),
-                (4, 1) => self.compute::<W, 4, 1>(),
-                (5, 1) => self.compute::<W, 5, 1>(),
-                (6, 1) => self.compute::<W, 6, 1>(),
-                _ => unreachable!("a tile of {rows} rows and {panels} panels"),
+            macro_rules! tiles {
+                ($($rows:literal: $($panels:literal)*;)*) => {
+                    match (rows, count) {
+                        $($(
+                            ($rows, $panels)
+                                if panels::<W>($rows, F::QUANTIZED) == $panels
+                                    || ($panels == 1 && panels::<W>($rows, F::QUANTIZED) != 0) =>
+                            {
+                                self.compute::<W, F, $rows, $panels>();
+                            }
+                        )*)*
+                        _ => unreachable!("a tile of {rows} rows and {count} panels"),
+                    }
+                };
             }
+            tiles!(
+                1: 1 2 4;
+                2: 1 2 4;
+                3: 1 4;
+                4: 1 4;
+                5: 1 4;
+                6: 1 4;
+                7: 1 2;
+                8: 1 2;
+            );
         }
     }
 
     #[inline(always)]
-    unsafe fn compute<W: Simd16, const ROWS: usize, const PANELS: usize>(self) {
+    unsafe fn compute<W: Simd16, F: PanelFormat, const ROWS: usize, const PANELS: usize>(self) {
         // SAFETY: the caller promises that every address below is valid, and the instructions of
         // `W`.
         unsafe {
@@ -188,29 +203,151 @@ impl<E: PanelElement> Tile<E> {
                     }
                 }
             }
-            let (mut a, mut b, mut next) = (self.a, self.b, self.prefetch.start);
-            for _ in 0..self.depth {
-                let mut right = [W::zero(); PANELS];
-                for (p, right) in right.iter_mut().enumerate() {
-                    *right = E::load(b.add(p * self.b_panel));
-                }
-                for (i, sums) in sums.iter_mut().enumerate() {
-                    let left = *a.add(i * self.a_row);
-                    for (sum, right) in sums.iter_mut().zip(right) {
-                        *sum = sum.add_scaled(left, right);
+            let (mut a, mut block, mut next) = (self.a, self.b, self.prefetch.start);
+            for _ in 0..self.depth / F::INPUTS {
+                for part in 0..F::SCALES {
+                    let mut scales = [F::scale::<W>(block, part); PANELS];
+                    for (p, scale) in scales.iter_mut().enumerate().skip(1) {
+                        *scale = F::scale::<W>(block.add(p * self.b_panel), part);
+                    }
+                    for chunk in 0..F::CHUNKS {
+                        let chunk = block.add(F::chunk_offset(part, chunk));
+                        let mut chunks = [F::chunk::<W>(chunk); PANELS];
+                        for (p, words) in chunks.iter_mut().enumerate().skip(1) {
+                            *words = F::chunk::<W>(chunk.add(p * self.b_panel));
+                        }
+                        if F::QUANTIZED {
+                            for p in 0..PANELS {
+                                for line in 0..F::CHUNK_BYTES / LINE {
+                                    let ahead = p * self.b_panel + self.prefetch_distance;
+                                    prefetch(chunk.wrapping_add(ahead + line * LINE));
+                                }
+                            }
+                        } else {
+                            prefetch(next);
+                            next = next.wrapping_add(self.prefetch.step);
+                        }
+                        unroll!(I < F::CHUNK => {
+                            self.step::<W, F, I, ROWS, PANELS>(a, &chunks, &scales, &mut sums);
+                            // After the last step the pointer is past the end and not used.
+                            a = a.wrapping_add(self.a_step);
+                        });
                     }
                 }
-                prefetch(next);
-                next = next.wrapping_add(self.prefetch.step);
-                // After the last iteration the pointers are past the end and are not dereferenced.
-                a = a.wrapping_add(self.a_step);
-                b = b.wrapping_add(self.b_step);
+                block = block.wrapping_add(self.b_block);
+            }
+            // The first half of a pair of inputs.
+            if F::INPUTS == 2 && self.depth % 2 == 1 {
+                let scales = [F::scale::<W>(block, 0); PANELS];
+                let mut chunks = [F::chunk::<W>(block); PANELS];
+                for (p, words) in chunks.iter_mut().enumerate().skip(1) {
+                    *words = F::chunk::<W>(block.add(p * self.b_panel));
+                }
+                self.step::<W, F, 0, ROWS, PANELS>(a, &chunks, &scales, &mut sums);
             }
             for (i, sums) in sums.iter().enumerate() {
                 for (p, sum) in sums.iter().enumerate() {
                     sum.store(self.c.add(i * self.c_row + p * PANEL));
                 }
             }
+        }
+    }
+
+    /// Adds the products of input `I` of a chunk, whose left operand is at `a`.
+    #[inline(always)]
+    unsafe fn step<
+        W: Simd16,
+        F: PanelFormat,
+        const I: usize,
+        const ROWS: usize,
+        const PANELS: usize,
+    >(
+        &self,
+        a: *const f32,
+        chunks: &[F::Chunk<W>; PANELS],
+        scales: &[F::Scale<W>; PANELS],
+        sums: &mut [[W; PANELS]; ROWS],
+    ) {
+        // SAFETY: the caller promises that the chunks and the left operand are valid, and the
+        // instructions of `W`.
+        unsafe {
+            let mut right = [W::zero(); PANELS];
+            for (right, (chunk, scale)) in right.iter_mut().zip(chunks.iter().zip(scales)) {
+                *right = F::weights::<W, I>(*chunk, *scale);
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let left = *a.add(i * self.a_row);
+                for (sum, right) in sums.iter_mut().zip(right) {
+                    *sum = sum.add_scaled(left, right);
+                }
+            }
+        }
+    }
+}
+
+/// Decodes the weights of one panel for `out.len() / 16` inputs from input `first` on.
+///
+/// # Panics
+/// If the panel has fewer inputs, or `first` or the number of inputs is not a multiple of the
+/// format's chunk. The last input of a pair may be missing.
+pub(super) fn decode_panel<F: PanelFormat>(isa: Isa, panel: &[u8], first: usize, out: &mut [f32]) {
+    let inputs = out.len() / PANEL;
+    assert!(first.is_multiple_of(F::CHUNK), "the first input of a chunk");
+    assert!(F::CHUNK <= 2 || inputs.is_multiple_of(F::CHUNK), "whole chunks");
+    assert!(
+        (first + inputs).div_ceil(F::INPUTS) * F::BYTES <= panel.len(),
+        "inputs {first} to {} of a panel of {} bytes",
+        first + inputs,
+        panel.len()
+    );
+    // SAFETY: an `Isa` proves that the CPU has the instructions, and the panel has the inputs.
+    unsafe {
+        match isa.level() {
+            Level::Portable => decode::<Portable, F>(panel, first, out),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => decode_avx2::<F>(panel, first, out),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => decode_avx512::<F>(panel, first, out),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn decode_avx2<F: PanelFormat>(panel: &[u8], first: usize, out: &mut [f32]) {
+    // SAFETY: the caller promises that the panel has the inputs; the function enables AVX2.
+    unsafe { decode::<Avx2, F>(panel, first, out) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx2,fma,f16c")]
+unsafe fn decode_avx512<F: PanelFormat>(panel: &[u8], first: usize, out: &mut [f32]) {
+    // SAFETY: the caller promises that the panel has the inputs; the function enables AVX-512F.
+    unsafe { decode::<Avx512, F>(panel, first, out) }
+}
+
+/// Implements [`decode_panel`].
+///
+/// # Safety
+/// The CPU must have the instructions of `W`. The blocks of all inputs must be inside the panel.
+#[inline(always)]
+unsafe fn decode<W: Simd16, F: PanelFormat>(panel: &[u8], first: usize, out: &mut [f32]) {
+    let chunks_per_block = F::INPUTS / F::CHUNK;
+    for (chunk, out) in (first / F::CHUNK..).zip(out.chunks_mut(PANEL * F::CHUNK)) {
+        let (block, chunk) = (chunk / chunks_per_block, chunk % chunks_per_block);
+        let (part, chunk) = (chunk / F::CHUNKS, chunk % F::CHUNKS);
+        let inputs = out.len() / PANEL;
+        // SAFETY: the caller promises that the block is inside the panel, and the instructions of
+        // `W`. Every store is inside `out`, which has `inputs` groups of sixteen.
+        unsafe {
+            let block = panel.as_ptr().add(block * F::BYTES);
+            let scale = F::scale::<W>(block, part);
+            let words = F::chunk::<W>(block.add(F::chunk_offset(part, chunk)));
+            unroll!(I < F::CHUNK => {
+                if I < inputs {
+                    F::weights::<W, I>(words, scale).store(out.as_mut_ptr().add(I * PANEL));
+                }
+            });
         }
     }
 }

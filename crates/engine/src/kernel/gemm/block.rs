@@ -11,11 +11,13 @@
 
 use std::ops::Range;
 
+use super::super::panel_format::PanelFormat;
 use super::super::task_pool::SharedMut;
-use super::super::tile::{PanelElement, Prefetch, ROWS, Tile};
+use super::super::tile::{MAX_ROWS, Prefetch, ROWS, Tile, tile_panels};
+use super::super::weight_format::with_panel_format;
 use super::super::{Isa, PANEL};
 use super::grid::chunk_of;
-use super::operands::{LhsBlock, PanelPointer, RhsPanels};
+use super::operands::{LhsBlock, RhsFormat, RhsPanels};
 use super::{GemmShape, InitialSum, Lhs, Rhs};
 
 /// Reduction steps per pass over the rows. A panel slice of this depth stays in the first-level
@@ -24,8 +26,13 @@ const BLOCK_DEPTH: usize = 256;
 /// Reduction steps per pass if there are few rows. Such products are limited by memory bandwidth,
 /// not by the size of the cache.
 const FEW_ROWS_DEPTH: usize = 512;
+/// Distance in bytes between the quantized weights that a tile reads and those that it prefetches.
+const PREFETCH_DISTANCE: usize = 2048;
 /// Maximum number of panels in a tile.
 pub(super) const MAX_TILE_PANELS: usize = 4;
+
+/// Maximum number of elements in a tile.
+const MAX_EDGE: usize = MAX_ROWS * MAX_TILE_PANELS * PANEL;
 
 /// A product whose operands passed [`check_bounds`](super::check_bounds).
 #[derive(Clone, Copy)]
@@ -52,6 +59,8 @@ struct BlockPlan {
     tiles: usize,
     /// Number of panels in a tile.
     tile_panels: usize,
+    /// Whether the right operand is decoded or copied before the micro-kernel reads it.
+    copy: bool,
     /// Whether the weights are read from memory only once, panel after panel.
     streaming: bool,
     /// Reduction steps per iteration of the loop around the panels.
@@ -80,6 +89,7 @@ struct TileOperands<'a> {
     lhs: LhsBlock<'a>,
     rhs: RhsPanels,
     prefetch: Prefetch,
+    prefetch_distance: usize,
 }
 
 /// Output of a tile: the address of its first element, and the distance between rows in elements.
@@ -110,35 +120,48 @@ fn groups_of(panels: Range<usize>, count: usize) -> impl Iterator<Item = PanelGr
 impl CheckedGemm<'_> {
     /// Computes the block of these rows and panels, including its epilogue.
     pub(super) fn compute_block(&self, rows: Range<usize>, panels: Range<usize>) {
-        let plan = self.plan(rows);
-        for outer_steps in ranges_of(0..self.size.depth, plan.outer_steps) {
-            self.with_lhs(&plan.rows, &outer_steps, panels.len(), |lhs| {
-                for group in groups_of(panels.clone(), plan.tile_panels) {
-                    for steps in ranges_of(outer_steps.clone(), plan.inner_steps) {
-                        self.compute_tiles(&plan, group, &steps, lhs);
+        for (panels, format) in self.formats(panels.clone()) {
+            let plan = self.plan(rows.clone(), format);
+            for outer_steps in ranges_of(0..self.size.depth, plan.outer_steps) {
+                self.with_lhs(&plan.rows, &outer_steps, panels.len(), |lhs| {
+                    for group in groups_of(panels.clone(), plan.tile_panels) {
+                        for steps in ranges_of(outer_steps.clone(), plan.inner_steps) {
+                            self.compute_tiles(&plan, group, &steps, lhs);
+                        }
                     }
-                }
-            });
+                });
+            }
         }
-        self.compute_epilogue(&plan.rows, &panels);
+        self.compute_epilogue(&rows, &panels);
     }
 
-    /// Chooses the order of the loops for a block of these rows.
+    /// Chooses the order of the loops for a block of these rows and panels of this format.
     ///
     /// Few rows stream the weights from memory, panel after panel. For many rows the outer loop
     /// runs over slices of the depth, so that a panel slice stays in the cache until all rows have
     /// used it.
-    fn plan(&self, rows: Range<usize>) -> BlockPlan {
-        let tiles = rows.len().div_ceil(ROWS);
-        let streaming = tiles <= 2 && !self.needs_panel_copy(rows.len());
+    fn plan(&self, rows: Range<usize>, format: RhsFormat) -> BlockPlan {
+        let (copy, quantized) = match format {
+            RhsFormat::Packed(format) => {
+                (rows.len() > self.isa.max_rows_decoded_in_registers(format), format.is_quantized())
+            }
+            RhsFormat::Copied => (true, false),
+        };
+        let panels = |rows: usize| tile_panels(self.isa, rows, quantized && !copy);
+        let tiles = match rows.len() {
+            // A single tile decodes the weights once.
+            few if few <= MAX_ROWS && panels(few) > 0 => 1,
+            many => many.div_ceil(ROWS),
+        };
+        let streaming = tiles <= 2 && !copy;
         let (outer_steps, inner_steps) = match (streaming, tiles) {
             // A single tile reads nothing twice, so the depth is not split.
             (true, 1) => (self.size.depth, self.size.depth),
             (true, _) => (self.size.depth, FEW_ROWS_DEPTH),
             (false, _) => (BLOCK_DEPTH, BLOCK_DEPTH),
         };
-        let tile_panels = Tile::<f32>::panels(self.isa, rows.len().div_ceil(tiles));
-        BlockPlan { rows, tiles, tile_panels, streaming, outer_steps, inner_steps }
+        let tile_panels = panels(rows.len().div_ceil(tiles));
+        BlockPlan { rows, tiles, tile_panels, copy, streaming, outer_steps, inner_steps }
     }
 
     /// Computes these steps of one group of panels for all rows of the block.
@@ -149,14 +172,17 @@ impl CheckedGemm<'_> {
         steps: &Range<usize>,
         lhs: LhsBlock<'_>,
     ) {
-        self.with_panels(plan.rows.len(), group, steps, |rhs| {
+        self.with_panels(plan.copy, group, steps, |rhs| {
             let prefetch = self.prefetch(rhs, plan.streaming, group, steps);
+            let chunks = with_panel_format!(rhs.format, F => steps.len() / F::CHUNK);
             for tile in 0..plan.tiles {
                 // Each tile prefetches its share of the weights.
-                let prefetch = prefetch.part(tile, plan.tiles, steps.len());
+                let prefetch = prefetch.part(tile, plan.tiles, chunks);
+                // The first tile reads the weights from memory, the others from the cache.
+                let prefetch_distance = if tile == 0 { PREFETCH_DISTANCE } else { 0 };
                 let rows = chunk_of(&plan.rows, plan.tiles, tile);
                 let area = TileArea { rows, group, steps: steps.clone() };
-                self.compute_tile(&area, TileOperands { lhs, rhs, prefetch });
+                self.compute_tile(&area, TileOperands { lhs, rhs, prefetch, prefetch_distance });
             }
         });
     }
@@ -192,7 +218,7 @@ impl CheckedGemm<'_> {
         let TileArea { rows, group, steps } = area;
         let cols = self.cols_from(*group);
         let width = group.count * PANEL;
-        let mut edge = [0.0_f32; ROWS * MAX_TILE_PANELS * PANEL];
+        let mut edge = [0.0_f32; MAX_EDGE];
         if self.initial_sum(steps) == InitialSum::Output {
             for (row, edge) in rows.clone().zip(edge.chunks_exact_mut(width)) {
                 // SAFETY: no other task computes these columns of this row.
@@ -201,8 +227,7 @@ impl CheckedGemm<'_> {
             }
         }
         let local = TileOutput { start: edge.as_mut_ptr(), row_stride: width };
-        // SAFETY: `edge` holds `ROWS` rows of `MAX_TILE_PANELS` panels, which no tile exceeds, and
-        // is local.
+        // SAFETY: `edge` holds the rows and panels of every tile and is local.
         unsafe { self.run_tile(area, operands, local) };
         for (row, edge) in rows.clone().zip(edge.chunks_exact(width)) {
             // SAFETY: no other task computes these columns of this row.
@@ -234,43 +259,27 @@ impl CheckedGemm<'_> {
     /// `operands` must come from `with_lhs` and `with_panels` with the rows, panels and steps of
     /// `area`.
     unsafe fn run_tile(&self, area: &TileArea, operands: TileOperands<'_>, out: TileOutput) {
-        // SAFETY: the caller upholds the requirements, and the panels are those of `operands`.
-        unsafe {
-            match operands.rhs {
-                RhsPanels::F32(panels) => self.run_micro_kernel(area, operands, panels, out),
-                RhsPanels::Bf16(panels) => self.run_micro_kernel(area, operands, panels, out),
-            }
-        }
-    }
-
-    /// Runs the micro-kernel for the storage format `E` of the right operand.
-    ///
-    /// # Safety
-    /// As [`run_tile`](Self::run_tile). `panels` must be the right operand of `operands`.
-    unsafe fn run_micro_kernel<E: PanelElement>(
-        &self,
-        area: &TileArea,
-        TileOperands { lhs, prefetch, .. }: TileOperands<'_>,
-        panels: PanelPointer<E>,
-        out: TileOutput,
-    ) {
         let TileArea { rows, group, steps } = area;
+        let TileOperands { lhs, rhs, prefetch, prefetch_distance } = operands;
         let tile = Tile {
             depth: steps.len(),
             a: lhs.element_ptr(rows.start, steps.start),
             a_row: lhs.row_stride,
             a_step: lhs.step_stride,
-            b: panels.start,
-            b_panel: panels.panel_stride,
-            b_step: PANEL,
+            b: rhs.start,
+            b_panel: rhs.panel_stride,
+            b_block: rhs.format.block_bytes(),
             prefetch,
+            prefetch_distance,
             c: out.start,
             c_row: out.row_stride,
             zero_init: self.initial_sum(steps) == InitialSum::Zero,
         };
         // SAFETY: `check_bounds` proved that the left operand holds every element of these rows and
         // steps; a copy holds the same elements. `with_panels` provides these panels for at least
-        // these steps. The caller promises that `out` is valid.
-        unsafe { tile.run(self.isa, rows.len(), group.count) }
+        // these steps, which start and end with a block. The caller promises that `out` is valid.
+        unsafe {
+            with_panel_format!(rhs.format, F => tile.run::<F>(self.isa, rows.len(), group.count));
+        }
     }
 }

@@ -290,4 +290,6 @@ pub(in crate::kernel) fn fits(
 }
 
 #[cfg(test)]
+mod quantized_tests;
+#[cfg(test)]
 mod tests;

@@ -6,9 +6,11 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::super::panels::{PanelData, Panels};
-use super::super::tile::{Prefetch, ROWS};
-use super::super::{PANEL, row_ops};
+use super::super::panel_format::PanelFormat;
+use super::super::panels::Panels;
+use super::super::tile::{Prefetch, ROWS, decode_panel};
+use super::super::weight_format::with_panel_format;
+use super::super::{Isa, PANEL, WeightFormat, row_ops};
 use super::block::{CheckedGemm, PanelGroup};
 use super::{Lhs, Rhs};
 
@@ -23,9 +25,20 @@ const MIN_STEPS_FOR_LHS_COPY: usize = 64;
 
 thread_local! {
     /// Copied or converted panels of the right operand.
-    static PANEL_BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static PANEL_BUFFER: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
     /// Copied block of the left operand.
     static LHS_BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Sixteen f32 values in one cache line.
+#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C, align(64))]
+struct Line([f32; PANEL]);
+
+impl Line {
+    fn values_mut(lines: &mut [Self]) -> &mut [f32] {
+        bytemuck::cast_slice_mut(lines)
+    }
 }
 
 /// Rows and reduction steps of the left operand, in place or copied.
@@ -53,35 +66,14 @@ impl LhsBlock<'_> {
     }
 }
 
-/// Panels that the micro-kernel can read: the address of the first one, and the distance between
-/// panels in elements.
+/// Panels that the micro-kernel can read.
 #[derive(Clone, Copy)]
-pub(super) struct PanelPointer<E> {
-    pub(super) start: *const E,
+pub(super) struct RhsPanels {
+    pub(super) format: WeightFormat,
+    /// Address of the first panel.
+    pub(super) start: *const u8,
+    /// Distance between panels in bytes.
     pub(super) panel_stride: usize,
-}
-
-/// Panels of the right operand in either storage format.
-#[derive(Clone, Copy)]
-pub(super) enum RhsPanels {
-    F32(PanelPointer<f32>),
-    /// The bits of bf16 weights.
-    Bf16(PanelPointer<u16>),
-}
-
-impl RhsPanels {
-    /// Returns a prefetch without effect.
-    fn no_prefetch(self) -> Prefetch {
-        match self {
-            Self::F32(panels) => Prefetch::none(panels.start),
-            Self::Bf16(panels) => Prefetch::none(panels.start),
-        }
-    }
-}
-
-/// Returns the offset of the sixteen weights of input `input` in panel `panel` of `weights`.
-fn packed_offset(weights: &Panels, panel: usize, input: usize) -> usize {
-    (panel * weights.cols() + input) * PANEL
 }
 
 impl CheckedGemm<'_> {
@@ -128,49 +120,60 @@ impl CheckedGemm<'_> {
         });
     }
 
-    /// Returns whether the right operand must be copied or converted before the micro-kernel can
-    /// read it, if it is multiplied by `rows` rows.
-    pub(super) fn needs_panel_copy(&self, rows: usize) -> bool {
-        match self.rhs {
-            Rhs::Packed { weights, .. } => match weights.data() {
-                PanelData::F32(_) => false,
-                PanelData::Bf16(_) => rows > self.isa.max_rows_widened_in_registers(),
-            },
-            Rhs::Transposed { .. } | Rhs::Rows { .. } => true,
-        }
+    /// Divides panels into ranges in which the right operand has one format.
+    pub(super) fn formats(
+        &self,
+        panels: Range<usize>,
+    ) -> impl Iterator<Item = (Range<usize>, RhsFormat)> {
+        let (weights, first) = match self.rhs {
+            Rhs::Packed { weights, from } => (weights.segments(), from / PANEL),
+            Rhs::Transposed { .. } | Rhs::Rows { .. } => (&[][..], 0),
+        };
+        let in_segments = weights.iter().filter_map({
+            let panels = panels.clone();
+            move |segment| {
+                let start = segment.panels.start.max(panels.start + first);
+                let end = segment.panels.end.min(panels.end + first);
+                (start < end)
+                    .then(|| (start - first..end - first, RhsFormat::Packed(segment.format)))
+            }
+        });
+        let whole = weights.is_empty().then_some((panels, RhsFormat::Copied));
+        in_segments.chain(whole)
     }
 
-    /// Calls `then` with these steps of `group`, which will be multiplied by `rows` rows. Copies
-    /// the panels first if necessary.
+    /// Calls `then` with these steps of `group`, which has the format `format`. Decodes or copies
+    /// the panels first if `copy` is set.
     pub(super) fn with_panels(
         &self,
-        rows: usize,
+        copy: bool,
         group: PanelGroup,
         steps: &Range<usize>,
         then: impl FnOnce(RhsPanels),
     ) {
-        if !self.needs_panel_copy(rows)
-            && let Rhs::Packed { weights, from } = self.rhs
-        {
-            let offset = packed_offset(weights, from / PANEL + group.first, steps.start);
-            let panel_stride = weights.cols() * PANEL;
-            return then(match weights.data() {
-                PanelData::F32(data) => {
-                    RhsPanels::F32(PanelPointer { start: data[offset..].as_ptr(), panel_stride })
-                }
-                PanelData::Bf16(data) => {
-                    RhsPanels::Bf16(PanelPointer { start: data[offset..].as_ptr(), panel_stride })
-                }
-            });
+        if !copy && let Rhs::Packed { weights, from } = self.rhs {
+            let panel = from / PANEL + group.first;
+            let segment = weights.segment(panel);
+            let format = segment.format;
+            // The first step is a multiple of `BLOCK_DEPTH`, of which every block is a divisor.
+            let offset = steps.start / format.block_inputs() * format.block_bytes();
+            let start = segment.panel(panel)[offset..].as_ptr();
+            return then(RhsPanels { format, start, panel_stride: segment.panel_bytes });
         }
         PANEL_BUFFER.with_borrow_mut(|buffer| {
-            let panel_stride = steps.len() * PANEL;
-            buffer.resize(buffer.len().max(group.count * panel_stride), 0.0);
-            let copies = buffer.chunks_exact_mut(panel_stride).take(group.count);
+            let panel_len = steps.len() * PANEL;
+            let lines = (group.count * panel_len).div_ceil(PANEL);
+            buffer.resize(buffer.len().max(lines), Line([0.0; PANEL]));
+            let values = Line::values_mut(buffer);
+            let copies = values.chunks_exact_mut(panel_len).take(group.count);
             for (i, copy) in copies.enumerate() {
                 self.copy_panel(group.first + i, steps, copy);
             }
-            then(RhsPanels::F32(PanelPointer { start: buffer.as_ptr(), panel_stride }));
+            then(RhsPanels {
+                format: WeightFormat::F32,
+                start: buffer.as_ptr().cast(),
+                panel_stride: panel_len * size_of::<f32>(),
+            });
         });
     }
 
@@ -180,26 +183,18 @@ impl CheckedGemm<'_> {
         let cols = PANEL.min(self.size.cols - col);
         match self.rhs {
             Rhs::Packed { weights, from } => {
-                let start = packed_offset(weights, from / PANEL + panel, steps.start);
-                let range = start..start + steps.len() * PANEL;
-                match weights.data() {
-                    PanelData::F32(data) => copy.copy_from_slice(&data[range]),
-                    PanelData::Bf16(data) => row_ops::widen(self.isa, &data[range], copy),
-                }
+                let panel = from / PANEL + panel;
+                decode(self.isa, weights, panel, steps.start, copy);
             }
             Rhs::Transposed { weights, from } => {
                 // The first step is a multiple of `BLOCK_DEPTH`, and `from` is a multiple of 16:
                 // the steps start with the first output of a panel.
                 let first_panel = (from + steps.start) / PANEL;
                 for (i, copy) in copy.chunks_mut(PANEL * PANEL).enumerate() {
-                    let start = packed_offset(weights, first_panel + i, col);
-                    let range = start..start + cols * PANEL;
-                    match weights.data() {
-                        PanelData::F32(data) => row_ops::transpose(self.isa, &data[range], copy),
-                        PanelData::Bf16(data) => {
-                            row_ops::transpose_bf16(self.isa, &data[range], copy);
-                        }
-                    }
+                    let mut rows = [0.0; PANEL * PANEL];
+                    let rows = &mut rows[..cols * PANEL];
+                    decode(self.isa, weights, first_panel + i, col, rows);
+                    row_ops::transpose(self.isa, rows, copy);
                 }
             }
             Rhs::Rows { data, stride } => {
@@ -222,7 +217,8 @@ impl CheckedGemm<'_> {
         group: PanelGroup,
         steps: &Range<usize>,
     ) -> Prefetch {
-        let Rhs::Packed { weights, from } = self.rhs else { return rhs.no_prefetch() };
+        let none = Prefetch::none(rhs.start);
+        let Rhs::Packed { weights, from } = self.rhs else { return none };
         let covers_the_depth = steps.len() == self.size.depth;
         let (panel, step) = if !streaming {
             (group.first + group.count, steps.start)
@@ -232,15 +228,32 @@ impl CheckedGemm<'_> {
             (group.first, PREFETCH_STEPS)
         } else {
             // The hardware prefetcher recognizes several parallel streams by itself.
-            return rhs.no_prefetch();
+            return none;
         };
+        let here = weights.segment(from / PANEL + group.first);
+        let format = here.format;
+        let offset = (from / PANEL + panel - here.panels.start) * here.panel_bytes
+            + step / format.block_inputs() * format.block_bytes();
+        let chunk_bytes = with_panel_format!(format, F => F::CHUNK_BYTES);
         // The address may lie past the end of the weights: a prefetch needs no valid address.
-        let offset = packed_offset(weights, from / PANEL + panel, step);
-        match weights.data() {
-            PanelData::F32(data) => Prefetch::from(data.as_ptr().wrapping_add(offset)),
-            PanelData::Bf16(data) => Prefetch::from(data.as_ptr().wrapping_add(offset)),
-        }
+        Prefetch::new(here.panel(here.panels.start).as_ptr().wrapping_add(offset), chunk_bytes)
     }
+}
+
+/// Format of the right operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RhsFormat {
+    /// Packed weights, which the micro-kernel reads in place or decoded.
+    Packed(WeightFormat),
+    /// Row-major or transposed: copied into f32 panels.
+    Copied,
+}
+
+/// Decodes `out.len() / 16` inputs of one panel, from input `first` on.
+fn decode(isa: Isa, weights: &Panels, panel: usize, first: usize, out: &mut [f32]) {
+    let segment = weights.segment(panel);
+    let bytes = segment.panel(panel);
+    with_panel_format!(segment.format, F => decode_panel::<F>(isa, bytes, first, out));
 }
 
 /// Copies `runs` runs of `len` elements, which start `from_stride` elements apart in `from`, into

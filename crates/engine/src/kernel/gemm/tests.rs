@@ -4,7 +4,7 @@ use super::super::{Isa, Precision};
 use super::*;
 
 /// Computes `start + a · b` with one chain of multiply-adds per element, in ascending `k`.
-fn reference(
+pub(super) fn reference(
     (rows, depth, cols): (usize, usize, usize),
     a: impl Fn(usize, usize) -> f32,
     b: impl Fn(usize, usize) -> f32,
@@ -23,7 +23,7 @@ fn reference(
 }
 
 /// Returns pseudo-random values between -0.5 and 0.5.
-fn noise(len: usize, seed: u32) -> Vec<f32> {
+pub(super) fn noise(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_769) | 1;
     (0..len)
         .map(|_| {

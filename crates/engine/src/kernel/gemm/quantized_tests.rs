@@ -1,0 +1,215 @@
+//! Products with quantized weights compared with the definition on their decoded values.
+
+use half::f16;
+
+use super::super::kernel_check::{block_rows, quantized};
+use super::super::{Isa, MatrixSource, PANEL, ReadRows, WeightFormat};
+use super::tests::{noise, reference};
+use super::*;
+use crate::Error;
+
+/// Decodes a GGUF row as the reference implementation of the format does.
+fn decode_row(format: WeightFormat, row: &[u8]) -> Vec<f32> {
+    let half = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+    let mut out = Vec::new();
+    match format {
+        WeightFormat::Q8_0 => {
+            for block in row.chunks_exact(34) {
+                let d = half(block, 0);
+                out.extend(block[2..].iter().map(|q| d * f32::from(q.cast_signed())));
+            }
+        }
+        WeightFormat::Q4_0 => {
+            for block in row.chunks_exact(18) {
+                let (d, qs) = (half(block, 0), &block[2..]);
+                let numbers = qs.iter().map(|q| q & 15).chain(qs.iter().map(|q| q >> 4));
+                out.extend(numbers.map(|q| d * (f32::from(q) - 8.0)));
+            }
+        }
+        WeightFormat::Q4K => {
+            for block in row.chunks_exact(144) {
+                let (d, dmin) = (half(block, 0), half(block, 2));
+                let (scales, qs) = (&block[4..16], &block[16..]);
+                for j in 0..8 {
+                    let (sc, m) = if j < 4 {
+                        (scales[j] & 63, scales[j + 4] & 63)
+                    } else {
+                        (
+                            (scales[j + 4] & 0xF) | ((scales[j - 4] >> 6) << 4),
+                            (scales[j + 4] >> 4) | ((scales[j] >> 6) << 4),
+                        )
+                    };
+                    let (d, m) = (d * f32::from(sc), dmin * f32::from(m));
+                    for q in &qs[j / 2 * 32..][..32] {
+                        let q = if j % 2 == 0 { q & 15 } else { q >> 4 };
+                        out.push(d * f32::from(q) - m);
+                    }
+                }
+            }
+        }
+        WeightFormat::Q6K => {
+            for block in row.chunks_exact(210) {
+                let d = half(block, 208);
+                for n in 0..2 {
+                    let (ql, qh) = (&block[n * 64..], &block[128 + n * 32..]);
+                    let scales = &block[192 + n * 8..];
+                    let mut y = [0.0; 128];
+                    for l in 0..32 {
+                        let numbers = [
+                            (ql[l] & 15) | ((qh[l] & 3) << 4),
+                            (ql[l + 32] & 15) | ((qh[l] >> 2 & 3) << 4),
+                            (ql[l] >> 4) | ((qh[l] >> 4 & 3) << 4),
+                            (ql[l + 32] >> 4) | ((qh[l] >> 6 & 3) << 4),
+                        ];
+                        for (group, q) in numbers.into_iter().enumerate() {
+                            let scale = f32::from(scales[l / 16 + 2 * group].cast_signed());
+                            y[l + 32 * group] = d * scale * (f32::from(q) - 32.0);
+                        }
+                    }
+                    out.extend(y);
+                }
+            }
+        }
+        _ => unreachable!("{format:?} has no blocks"),
+    }
+    out
+}
+
+/// Decodes all rows.
+fn decode(format: WeightFormat, blocks: &[u8], cols: usize) -> Vec<f32> {
+    blocks.chunks_exact(format.row_bytes(cols)).flat_map(|row| decode_row(format, row)).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Checks rows, products and transposed products of `weights` against the row-major matrix `w`.
+fn check(kernel: &Kernel, weights: &Panels, w: &[f32], counts: &[usize], label: &str) {
+    let (cols, depth) = (weights.rows(), weights.cols());
+    let mut row = vec![0.0; depth];
+    for (i, want) in w.chunks_exact(depth).enumerate() {
+        weights.row(i, &mut row);
+        assert_eq!(bits(&row), bits(want), "{label}, row {i}");
+    }
+    for &count in counts {
+        let size = (count, depth, cols);
+        let (a, start) = (noise(count * depth, 1), noise(count * cols, 3));
+        let expected = reference(size, |i, k| a[i * depth + k], |k, j| w[j * depth + k], &start);
+        let mut out = start;
+        let lhs = Lhs::rows(&a, depth);
+        kernel.gemm_accumulate(size, lhs, Rhs::packed(weights), &mut out, cols);
+        assert_eq!(bits(&out), bits(&expected), "{label} {size:?}");
+
+        let size = (count, cols, depth);
+        let (a, zeros) = (noise(count * cols, 4), vec![0.0; count * depth]);
+        let expected = reference(size, |i, k| a[i * cols + k], |k, j| w[k * depth + j], &zeros);
+        let mut out = vec![9.0; count * depth];
+        kernel.gemm(size, Lhs::rows(&a, cols), Rhs::transposed(weights), &mut out, depth);
+        assert_eq!(bits(&out), bits(&expected), "{label} transposed {size:?}");
+    }
+}
+
+#[test]
+fn quantized_weights_give_the_bits_of_their_decoded_values() {
+    for format in WeightFormat::QUANTIZED {
+        for (rows, cols) in [(1, 256), (40, 512), (83, 768), (150, 256)] {
+            let blocks = block_rows(format, rows, cols, 5);
+            let decoded = decode(format, &blocks, cols);
+            let weights = quantized(format, &blocks, rows, cols);
+            for isa in Isa::available() {
+                for threads in [1, 3] {
+                    let counts: &[usize] = match (rows, isa == Isa::PORTABLE) {
+                        (40, true) => &[1, 13],
+                        (40, false) => &[1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 200],
+                        _ => &[1, 7],
+                    };
+                    let kernel = Kernel::with_isa(isa, threads);
+                    let label = format!("{format:?} {isa:?} {threads}");
+                    check(&kernel, &weights, &decoded, counts, &label);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_32_weights_need_no_multiple_of_256() {
+    for format in [WeightFormat::Q8_0, WeightFormat::Q4_0] {
+        let (rows, cols) = (50, 96);
+        let blocks = block_rows(format, rows, cols, 9);
+        let weights = quantized(format, &blocks, rows, cols);
+        for isa in Isa::available() {
+            let kernel = Kernel::with_isa(isa, 1);
+            let decoded = decode(format, &blocks, cols);
+            check(&kernel, &weights, &decoded, &[1, 5, 17], &format!("{format:?} {isa:?}"));
+        }
+    }
+}
+
+#[test]
+fn stacked_matrices_keep_their_formats() {
+    let cols = 256;
+    // Boundaries with and without a shared panel, and a matrix inside a single panel.
+    for rows in [[48, 32, 16, 64], [40, 3, 50, 35]] {
+        let q4 = block_rows(WeightFormat::Q4K, rows[0], cols, 1);
+        let q6 = block_rows(WeightFormat::Q6K, rows[1], cols, 2);
+        let f16: Vec<f32> =
+            noise(rows[2] * cols, 3).into_iter().map(|x| f16::from_f32(x).to_f32()).collect();
+        let q8 = block_rows(WeightFormat::Q8_0, rows[3], cols, 4);
+        let read = |format: WeightFormat, blocks: &[u8]| {
+            let (blocks, row_bytes) = (blocks.to_vec(), format.row_bytes(cols));
+            move |first: usize, out: &mut [u8]| {
+                out.copy_from_slice(&blocks[first * row_bytes..][..out.len()]);
+                Ok::<_, Error>(())
+            }
+        };
+        let (read_q4, read_q6, read_q8) = (
+            read(WeightFormat::Q4K, &q4),
+            read(WeightFormat::Q6K, &q6),
+            read(WeightFormat::Q8_0, &q8),
+        );
+        let read_f16 = |first: usize, out: &mut [f32]| {
+            out.copy_from_slice(&f16[first * cols..][..out.len()]);
+            Ok::<_, Error>(())
+        };
+        let source = |i: usize, format, read| MatrixSource { rows: rows[i], format, read };
+        let sources = [
+            source(0, WeightFormat::Q4K, ReadRows::Blocks(&read_q4)),
+            source(1, WeightFormat::Q6K, ReadRows::Blocks(&read_q6)),
+            source(2, WeightFormat::F16, ReadRows::Values(&read_f16)),
+            source(3, WeightFormat::Q8_0, ReadRows::Blocks(&read_q8)),
+        ];
+        let decoded = [
+            decode(WeightFormat::Q4K, &q4, cols),
+            decode(WeightFormat::Q6K, &q6, cols),
+            f16.clone(),
+            decode(WeightFormat::Q8_0, &q8, cols),
+        ]
+        .concat();
+        for isa in Isa::available() {
+            let kernel = Kernel::with_isa(isa, 3);
+            let weights = Panels::stack(&kernel, cols, &sources).unwrap();
+            if rows[0] % PANEL == 0 {
+                let bytes = q4.len() * 148 / 144 + q6.len() * 212 / 210 + q8.len() + f16.len() * 2;
+                assert_eq!(weights.bytes(), bytes, "each matrix in its own format");
+            }
+            check(&kernel, &weights, &decoded, &[1, 3, 13, 30], &format!("{rows:?} {isa:?}"));
+        }
+    }
+}
+
+#[test]
+fn an_error_of_a_source_is_returned() {
+    let read = |_: usize, _: &mut [u8]| Err(Error::invalid("weights", "no disk"));
+    let source =
+        MatrixSource { rows: 20, format: WeightFormat::Q8_0, read: ReadRows::Blocks(&read) };
+    let error = Panels::stack(&Kernel::portable(), 32, &[source]).unwrap_err();
+    assert!(error.to_string().contains("no disk"), "{error}");
+}
+
+#[test]
+#[should_panic(expected = "rows of 100 weights in Q4K")]
+fn rows_that_are_not_whole_blocks_are_refused() {
+    quantized(WeightFormat::Q4K, &[], 1, 100);
+}

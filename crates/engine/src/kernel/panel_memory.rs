@@ -1,0 +1,204 @@
+//! [`PanelMemory`]: memory of packed weights, aligned to cache lines and on huge pages if possible.
+//!
+//! Matrix products with few rows read all weights once, so their speed is that of the memory. With
+//! pages of 4 KiB the address translation limits it: reading a model from huge pages is up to 1.6
+//! times as fast. A matrix is often smaller than a huge page (2 MiB). The matrices of a model
+//! therefore share the chunks of an [`Arena`].
+
+#![expect(unsafe_code, reason = "hands out disjoint parts of memory that the system provides")]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Alignment of every allocation in bytes: a cache line, which no aligned load crosses.
+pub(super) const LINE: usize = 64;
+/// Size of a chunk in bytes. Larger allocations have a chunk of their own.
+const CHUNK: usize = 64 << 20;
+/// Size of a huge page in bytes.
+#[cfg(target_os = "linux")]
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Zeroed memory from the system, freed when dropped.
+#[derive(Debug)]
+struct Chunk {
+    start: NonNull<u8>,
+    len: usize,
+    source: Source,
+}
+
+/// Where the memory of a chunk comes from, which determines how it is freed.
+#[derive(Debug)]
+enum Source {
+    Heap(Layout),
+    /// A memory map of this address and length in bytes.
+    #[cfg(target_os = "linux")]
+    Map(NonNull<u8>, usize),
+}
+
+// SAFETY: a chunk owns its memory; access goes through `PanelMemory`, whose parts are disjoint.
+unsafe impl Send for Chunk {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Chunk {}
+
+impl Chunk {
+    /// Allocates `len` bytes on the heap.
+    fn on_heap(len: usize) -> Self {
+        let layout = Layout::from_size_align(len.max(LINE), LINE).expect("a matrix in memory");
+        // SAFETY: the size of the layout is not 0.
+        let start = unsafe { alloc_zeroed(layout) };
+        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
+        Self { start, len, source: Source::Heap(layout) }
+    }
+
+    /// Allocates at least `len` bytes on huge pages, or returns `None` if the system refuses. The
+    /// system assigns physical memory when a page is written.
+    #[cfg(target_os = "linux")]
+    fn on_huge_pages(len: usize) -> Option<Self> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+
+        let len = len.checked_next_multiple_of(HUGE_PAGE)?;
+        // A huge page must start at a multiple of its size.
+        let map_len = len.checked_add(HUGE_PAGE)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the system chooses an unused address for the new map.
+        let map = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), map_len, access, MapFlags::PRIVATE).ok()?
+        };
+        let map = NonNull::new(map.cast::<u8>())?;
+        let padding = map.as_ptr().align_offset(HUGE_PAGE);
+        // SAFETY: the padding is less than a huge page, by which the map is longer than `len`.
+        let start = unsafe { map.add(padding) };
+        // If the system does not follow the advice, the memory has small pages.
+        // SAFETY: the range is inside the map and consists of whole pages. The advice does not
+        // change their contents.
+        let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        Some(Self { start, len, source: Source::Map(map, map_len) })
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        match self.source {
+            // SAFETY: the memory was allocated with this layout and is freed once.
+            Source::Heap(layout) => unsafe { dealloc(self.start.as_ptr(), layout) },
+            #[cfg(target_os = "linux")]
+            // SAFETY: the map was created with this length, is removed once, and no reference to it
+            // exists: every `PanelMemory` in it holds the chunk. Removing a whole map cannot fail.
+            Source::Map(map, len) => unsafe {
+                let _ = rustix::mm::munmap(map.as_ptr().cast(), len);
+            },
+        }
+    }
+}
+
+/// Allocates the memory of several matrices from common chunks. A chunk is freed with the last
+/// matrix in it. Cheap to clone; clones share the chunks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Arena(Arc<Mutex<Option<OpenChunk>>>);
+
+/// The chunk that allocations are taken from.
+#[derive(Debug)]
+struct OpenChunk {
+    chunk: Arc<Chunk>,
+    used: usize,
+}
+
+impl OpenChunk {
+    /// Allocates a chunk of at least `len` bytes. Returns `None` where there are no huge pages.
+    fn new(len: usize) -> Option<Self> {
+        #[cfg(target_os = "linux")]
+        return Some(Self { chunk: Arc::new(Chunk::on_huge_pages(len)?), used: 0 });
+        #[cfg(not(target_os = "linux"))]
+        {
+            let _ = len;
+            None
+        }
+    }
+}
+
+impl Arena {
+    /// Returns `len` zeroed bytes.
+    fn allocate(&self, len: usize) -> PanelMemory {
+        let size = len.next_multiple_of(LINE);
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |open: &OpenChunk| size <= open.chunk.len - open.used;
+        if !open.as_ref().is_some_and(fits) {
+            *open = OpenChunk::new(size.max(CHUNK));
+        }
+        let Some(current) = open.as_mut() else { return PanelMemory::on_heap(len) };
+        let memory = PanelMemory { chunk: Arc::clone(&current.chunk), start: current.used, len };
+        current.used += size;
+        memory
+    }
+}
+
+/// A part of a chunk that belongs to one matrix.
+#[derive(Debug)]
+pub(super) struct PanelMemory {
+    chunk: Arc<Chunk>,
+    start: usize,
+    len: usize,
+}
+
+impl PanelMemory {
+    /// Allocates `len` zeroed bytes from `arena`, or from the heap.
+    pub(super) fn new(arena: Option<&Arena>, len: usize) -> Self {
+        match arena {
+            Some(arena) => arena.allocate(len),
+            None => Self::on_heap(len),
+        }
+    }
+
+    /// Allocates `len` zeroed bytes from the heap.
+    fn on_heap(len: usize) -> Self {
+        Self { chunk: Arc::new(Chunk::on_heap(len)), start: 0, len }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: the part is inside the chunk, whose memory is initialized and lives as long as
+        // `self`. No other `PanelMemory` overlaps it, and it is written through `&mut self` only.
+        unsafe { std::slice::from_raw_parts(self.chunk.start.as_ptr().add(self.start), self.len) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; `self` is borrowed exclusively.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.chunk.start.as_ptr().add(self.start), self.len)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocations_are_zeroed_aligned_and_disjoint() {
+        let arena = Arena::default();
+        let lengths = [1, 64, 1000, CHUNK - 100, CHUNK + 7, 0, 65];
+        let mut all: Vec<PanelMemory> = Vec::new();
+        for (i, &len) in lengths.iter().enumerate() {
+            let source = (i != 2).then_some(&arena);
+            let mut memory = PanelMemory::new(source, len);
+            assert_eq!(memory.bytes().len(), len);
+            assert_eq!(memory.bytes().as_ptr().align_offset(LINE), 0);
+            let at_ends = |bytes: &[u8]| [bytes.first().copied(), bytes.last().copied()];
+            assert!(at_ends(memory.bytes()).iter().flatten().all(|byte| *byte == 0));
+            let mark = u8::try_from(i).unwrap() + 1;
+            for position in [0, len.saturating_sub(1)] {
+                if let Some(byte) = memory.bytes_mut().get_mut(position) {
+                    *byte = mark;
+                }
+            }
+            all.push(memory);
+        }
+        // Later allocations have not changed earlier ones, and survive them.
+        drop(arena);
+        drop(all.remove(0));
+        for (memory, mark) in all.iter().zip(2..) {
+            let ends = [memory.bytes().first(), memory.bytes().last()];
+            assert!(ends.into_iter().flatten().all(|byte| *byte == mark), "{mark}");
+        }
+    }
+}

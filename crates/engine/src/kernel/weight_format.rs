@@ -1,0 +1,354 @@
+//! [`WeightFormat`]: storage formats of packed weights, and conversion of rows to and from panels.
+//!
+//! `panel_format` describes the layout of a panel.
+
+use half::f16;
+
+use super::panel_format::{PanelFormat, Q4_0, Q4K, Q6K};
+use super::row_ops::{narrow_pairs, transpose};
+use super::{Isa, PANEL};
+
+/// Storage format of packed weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WeightFormat {
+    F32,
+    F16,
+    Bf16,
+    /// GGUF's `Q8_0`: 8 bits and a scale for 32 weights.
+    Q8_0,
+    /// GGUF's `Q4_0`: 4 bits and a scale for 32 weights.
+    Q4_0,
+    /// GGUF's `Q4_K`: 4 bits, and a scale and a minimum for 32 weights.
+    Q4K,
+    /// GGUF's `Q6_K`: 6 bits and a scale for 16 weights.
+    Q6K,
+}
+
+/// Evaluates an expression in which `$F` is the [`PanelFormat`] of a [`WeightFormat`].
+macro_rules! with_panel_format {
+    ($format:expr, $F:ident => $body:expr) => {{
+        use $crate::kernel::panel_format as formats;
+        match $format {
+            $crate::kernel::WeightFormat::F32 => {
+                type $F = formats::F32;
+                $body
+            }
+            $crate::kernel::WeightFormat::F16 => {
+                type $F = formats::F16;
+                $body
+            }
+            $crate::kernel::WeightFormat::Bf16 => {
+                type $F = formats::Bf16;
+                $body
+            }
+            $crate::kernel::WeightFormat::Q8_0 => {
+                type $F = formats::Q8_0;
+                $body
+            }
+            $crate::kernel::WeightFormat::Q4_0 => {
+                type $F = formats::Q4_0;
+                $body
+            }
+            $crate::kernel::WeightFormat::Q4K => {
+                type $F = formats::Q4K;
+                $body
+            }
+            $crate::kernel::WeightFormat::Q6K => {
+                type $F = formats::Q6K;
+                $body
+            }
+        }
+    }};
+}
+pub(super) use with_panel_format;
+
+/// Number of weights and bytes in a block of a GGUF row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RowBlock {
+    weights: usize,
+    bytes: usize,
+}
+
+impl WeightFormat {
+    pub(super) const QUANTIZED: [Self; 4] = [Self::Q8_0, Self::Q4_0, Self::Q4K, Self::Q6K];
+
+    pub(super) fn is_quantized(self) -> bool {
+        with_panel_format!(self, F => F::QUANTIZED)
+    }
+
+    /// Returns the number of inputs in a block of a panel.
+    pub(super) fn block_inputs(self) -> usize {
+        with_panel_format!(self, F => F::INPUTS)
+    }
+
+    /// Returns the size of a block of a panel in bytes.
+    pub(super) fn block_bytes(self) -> usize {
+        with_panel_format!(self, F => F::BYTES)
+    }
+
+    /// Returns the size of a panel of `cols` inputs in bytes.
+    pub(super) fn panel_bytes(self, cols: usize) -> usize {
+        cols.div_ceil(self.block_inputs()) * self.block_bytes()
+    }
+
+    /// Returns the blocks of a GGUF row. Only quantized formats have them.
+    fn row_block(self) -> Option<RowBlock> {
+        let (weights, bytes) = match self {
+            Self::F32 | Self::F16 | Self::Bf16 => return None,
+            Self::Q8_0 => (32, 34),
+            Self::Q4_0 => (32, 18),
+            Self::Q4K => (256, 144),
+            Self::Q6K => (256, 210),
+        };
+        Some(RowBlock { weights, bytes })
+    }
+
+    /// Returns the offsets in bytes of the f16 scales in a block of a GGUF row.
+    pub(super) fn row_scales(self) -> &'static [usize] {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => &[],
+            Self::Q8_0 | Self::Q4_0 => &[0],
+            Self::Q4K => &[0, 2],
+            Self::Q6K => &[208],
+        }
+    }
+
+    /// Returns the size in bytes of a GGUF row of `cols` weights.
+    ///
+    /// # Panics
+    /// If the format is not quantized, or `cols` is not a multiple of its block.
+    pub(super) fn row_bytes(self, cols: usize) -> usize {
+        let block = self.row_block().expect("a quantized format");
+        assert!(cols.is_multiple_of(block.weights), "rows of {cols} weights in {self:?}");
+        cols / block.weights * block.bytes
+    }
+
+    /// Packs up to sixteen GGUF rows of `row_bytes` bytes, stored one after the other, into `panel`,
+    /// which must be zeroed.
+    pub(super) fn pack_blocks(self, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
+        let Some(block) = self.row_block() else { return };
+        for (index, panel) in panel.chunks_exact_mut(self.block_bytes()).enumerate() {
+            for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
+                let row = &row[index * block.bytes..][..block.bytes];
+                match self {
+                    Self::F32 | Self::F16 | Self::Bf16 => {}
+                    Self::Q8_0 => pack_q8_0(row, lane, panel),
+                    Self::Q4_0 => pack_q4_0(row, lane, panel),
+                    Self::Q4K => pack_q4_k(row, lane, panel),
+                    Self::Q6K => pack_q6_k(row, lane, panel),
+                }
+            }
+        }
+    }
+
+    /// Packs up to sixteen rows of `cols` f32 weights, stored one after the other, into `panel`. A
+    /// format with 16 bits rounds to nearest, ties to even. Quantized formats are not supported.
+    pub(super) fn pack_values(self, isa: Isa, rows: &[f32], cols: usize, panel: &mut [u8]) {
+        // Transpose blocks of sixteen rows and sixteen inputs.
+        let block_bytes = PANEL / self.block_inputs() * self.block_bytes();
+        for (block, out) in panel.chunks_mut(block_bytes).enumerate() {
+            let (col, width) = (block * PANEL, PANEL.min(cols - block * PANEL));
+            let (mut lanes, mut values) = ([0.0; PANEL * PANEL], [0.0; PANEL * PANEL]);
+            for (row, to) in rows.chunks_exact(cols).zip(lanes.chunks_exact_mut(PANEL)) {
+                to[..width].copy_from_slice(&row[col..][..width]);
+            }
+            transpose(isa, &lanes, &mut values);
+            match self {
+                Self::F32 => out.copy_from_slice(bytemuck::cast_slice(&values[..width * PANEL])),
+                Self::Bf16 => narrow_pairs(isa, &values, out),
+                _ => {
+                    for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+                        *out = f16::from_f32(value).to_le_bytes();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Decodes row `lane` of a panel into `out`.
+    pub(super) fn unpack_lane(self, panel: &[u8], lane: usize, out: &mut [f32]) {
+        let blocks = panel.chunks_exact(self.block_bytes());
+        let block_inputs = self.block_inputs();
+        for (block, out) in blocks.zip(out.chunks_mut(block_inputs)) {
+            match self {
+                Self::F32 => out[0] = f32::from_le_bytes(bytes_at(block, 4 * lane)),
+                Self::F16 => out[0] = half_at(block, lane),
+                Self::Bf16 => {
+                    let word = word_at(block, 0, lane);
+                    for (out, bits) in out.iter_mut().zip([word << 16, word & 0xffff_0000]) {
+                        *out = f32::from_bits(bits);
+                    }
+                }
+                Self::Q8_0 => unpack_q8_0(block, lane, out),
+                Self::Q4_0 => unpack_q4_0(block, lane, out),
+                Self::Q4K => unpack_q4_k(block, lane, out),
+                Self::Q6K => unpack_q6_k(block, lane, out),
+            }
+        }
+    }
+}
+
+fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    *bytes[at..].first_chunk().expect("a whole block")
+}
+
+/// Returns lane `lane` of sixteen f16 values.
+fn half_at(block: &[u8], lane: usize) -> f32 {
+    f16::from_le_bytes(bytes_at(block, 2 * lane)).to_f32()
+}
+
+/// Returns lane `lane` of the sixteen words at offset `at`.
+fn word_at(block: &[u8], at: usize, lane: usize) -> u32 {
+    u32::from_le_bytes(bytes_at(block, at + 4 * lane))
+}
+
+/// Writes lane `lane` of the sixteen words at offset `at`.
+fn set_word(block: &mut [u8], at: usize, lane: usize, word: u32) {
+    block[at + 4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
+}
+
+/// Joins the lower four bits of eight bytes, the first one in the lowest bits.
+fn join_nibbles(bytes: u64) -> u32 {
+    let mut bits = bytes & 0x0f0f_0f0f_0f0f_0f0f;
+    bits = (bits | (bits >> 4)) & 0x00ff_00ff_00ff_00ff;
+    bits = (bits | (bits >> 8)) & 0x0000_ffff_0000_ffff;
+    bits |= bits >> 16;
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half has all bits")]
+    {
+        bits as u32
+    }
+}
+
+/// Returns the field of `bits` bits from bit `shift` on, as f32.
+#[expect(clippy::cast_possible_truncation, reason = "a field has at most eight bits")]
+fn field(word: u32, shift: usize, bits: u32) -> f32 {
+    f32::from(((word >> shift) & ((1 << bits) - 1)) as u8)
+}
+
+/// A block: the scale (f16), then 32 signed bytes.
+fn pack_q8_0(row: &[u8], lane: usize, panel: &mut [u8]) {
+    let (scale, numbers) = row.split_at(2);
+    panel[2 * lane..][..2].copy_from_slice(scale);
+    for (number, group) in numbers.iter().zip(panel[32..].chunks_exact_mut(PANEL)) {
+        group[lane] = *number;
+    }
+}
+
+fn unpack_q8_0(block: &[u8], lane: usize, out: &mut [f32]) {
+    let scale = half_at(block, lane);
+    for (out, group) in out.iter_mut().zip(block[32..].chunks_exact(PANEL)) {
+        *out = scale * f32::from(group[lane].cast_signed());
+    }
+}
+
+/// A block: the scale (f16), then 16 bytes. The lower halves of the bytes are weights 0 to 15, the
+/// upper halves weights 16 to 31.
+fn pack_q4_0(row: &[u8], lane: usize, panel: &mut [u8]) {
+    let (scale, numbers) = row.split_at(2);
+    panel[2 * lane..][..2].copy_from_slice(scale);
+    for chunk in 0..Q4_0::CHUNKS {
+        let bytes = u64::from_le_bytes(bytes_at(numbers, chunk % 2 * 8));
+        let word = join_nibbles(bytes >> (chunk / 2 * 4));
+        set_word(panel, Q4_0::chunk_offset(0, chunk), lane, word);
+    }
+}
+
+fn unpack_q4_0(block: &[u8], lane: usize, out: &mut [f32]) {
+    let scale = half_at(block, lane);
+    for (chunk, out) in out.chunks_exact_mut(Q4_0::CHUNK).enumerate() {
+        let word = word_at(block, Q4_0::chunk_offset(0, chunk), lane);
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = scale * (field(word, 4 * i, 4) - 8.0);
+        }
+    }
+}
+
+/// A block: the scale and the minimum scale (f16), the factors of 8 parts (12 bytes), then 128
+/// bytes. Of every 32 bytes, the lower halves are the weights of one part, the upper halves those
+/// of the next part.
+fn pack_q4_k(row: &[u8], lane: usize, panel: &mut [u8]) {
+    panel[2 * lane..][..2].copy_from_slice(&row[..2]);
+    panel[32 + 2 * lane..][..2].copy_from_slice(&row[2..4]);
+    let (factors, numbers) = row[4..].split_at(12);
+    for part in 0..Q4K::SCALES {
+        // The factors have 6 bits. The first four parts have them in the lower bits of bytes 0 to
+        // 3 (scale) and 4 to 7 (minimum). The others have their lower 4 bits in bytes 8 to 11,
+        // and their upper 2 bits in the upper bits of bytes 0 to 7.
+        let (scale, minimum) = match part {
+            0..4 => (factors[part] & 63, factors[part + 4] & 63),
+            _ => (
+                (factors[part + 4] & 15) | (factors[part - 4] >> 6 << 4),
+                (factors[part + 4] >> 4) | (factors[part] >> 6 << 4),
+            ),
+        };
+        let at = Q4K::FACTORS + part * 32;
+        panel[at + lane] = scale;
+        panel[at + PANEL + lane] = minimum;
+        for chunk in 0..Q4K::CHUNKS {
+            let bytes = u64::from_le_bytes(bytes_at(numbers, part / 2 * 32 + chunk * 8));
+            let word = join_nibbles(bytes >> (part % 2 * 4));
+            set_word(panel, Q4K::chunk_offset(part, chunk), lane, word);
+        }
+    }
+}
+
+fn unpack_q4_k(block: &[u8], lane: usize, out: &mut [f32]) {
+    let (scale, minimum) = (half_at(block, lane), half_at(&block[32..], lane));
+    for (part, out) in out.chunks_exact_mut(32).enumerate() {
+        let factors = &block[Q4K::FACTORS + part * 32..];
+        let scale = scale * f32::from(factors[lane]);
+        let minimum = minimum * f32::from(factors[PANEL + lane]);
+        for (chunk, out) in out.chunks_exact_mut(Q4K::CHUNK).enumerate() {
+            let word = word_at(block, Q4K::chunk_offset(part, chunk), lane);
+            for (i, out) in out.iter_mut().enumerate() {
+                // The product is exact.
+                *out = scale * field(word, 4 * i, 4) - minimum;
+            }
+        }
+    }
+}
+
+/// A block: the lower 4 bits of all weights (128 bytes), their upper 2 bits (64 bytes), the factors
+/// of 16 parts (signed bytes), and the scale (f16).
+fn pack_q6_k(row: &[u8], lane: usize, panel: &mut [u8]) {
+    let (lower, rest) = row.split_at(128);
+    let (upper, rest) = rest.split_at(64);
+    let (factors, scale) = rest.split_at(16);
+    panel[2 * lane..][..2].copy_from_slice(scale);
+    for (part, factor) in factors.iter().enumerate() {
+        panel[Q6K::FACTORS + part * PANEL + lane] = *factor;
+        // Each half of the block has 128 weights, in four groups of 32. Byte `l` of the first 32
+        // lower bytes has weight `l` of groups 0 and 2, of the next 32 that of groups 1 and 3. Byte
+        // `l` of the upper bytes has weight `l` of all four groups.
+        let (half, group, first) = (part / 8, part % 8 / 2, part % 2 * 16);
+        let code = |i: usize| {
+            let low = lower[half * 64 + group % 2 * 32 + first + i] >> (group / 2 * 4) & 15;
+            let high = upper[half * 32 + first + i] >> (group * 2) & 3;
+            u32::from(low | (high << 4))
+        };
+        for word in 0..3 {
+            let mut bits = (code(15) >> (2 * word) & 3) << 30;
+            for i in 0..5 {
+                bits |= code(5 * word + i) << (6 * i);
+            }
+            set_word(panel, Q6K::chunk_offset(part, 0) + word * 64, lane, bits);
+        }
+    }
+}
+
+fn unpack_q6_k(block: &[u8], lane: usize, out: &mut [f32]) {
+    let scale = half_at(block, lane);
+    for (part, out) in out.chunks_exact_mut(Q6K::CHUNK).enumerate() {
+        let factor = block[Q6K::FACTORS + part * PANEL + lane].cast_signed();
+        let scale = scale * f32::from(factor);
+        let words: [u32; 3] = std::array::from_fn(|word| {
+            word_at(block, Q6K::chunk_offset(part, 0) + word * 64, lane)
+        });
+        let last = words[0] >> 30 | words[1] >> 30 << 2 | words[2] >> 30 << 4;
+        for (i, out) in out.iter_mut().enumerate() {
+            let code =
+                if i == 15 { field(last, 0, 6) } else { field(words[i / 5], 6 * (i % 5), 6) };
+            *out = scale * (code - 32.0);
+        }
+    }
+}
