@@ -2,5 +2,6 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed test panics")]
 
+mod export;
 mod files;
 mod golden;
