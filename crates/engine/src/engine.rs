@@ -56,17 +56,19 @@ pub struct Engine {
     options: Arc<EngineOptions>,
     /// Identifier of the next adapter snapshot; 0 is the base model.
     next_weights_id: Arc<AtomicU64>,
+    warnings: Arc<[String]>,
 }
 
 impl Engine {
     /// Loads the model in the Hugging Face folder `path`.
     ///
     /// The folder contains `config.json` and either `model.safetensors` or
-    /// `model.safetensors.index.json` with the files that it names.
+    /// `model.safetensors.index.json` with the files that it names; see [`ModelFolder`].
     ///
     /// # Errors
     /// - [`Error::File`](crate::Error::File) if a file is missing or cannot be read, is damaged, does
-    ///   not match the configuration, or has an architecture that is not supported.
+    ///   not match the configuration, contains NaN or an infinity, or has an architecture that is
+    ///   not supported.
     /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the weights do not fit into memory.
     /// - [`Error::Invalid`](crate::Error::Invalid) if the threads cannot be started.
     pub fn open(path: impl AsRef<Path>, options: EngineOptions) -> Result<Self> {
@@ -75,7 +77,8 @@ impl Engine {
         let kernel = Kernel::new(options.threads)?;
         let model = Model::load(folder.config(), &folder, options.precision, kernel)?;
         let default_name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        Ok(Self::with_model(model, options, default_name))
+        let warnings = folder.warnings().into();
+        Ok(Self { warnings, ..Self::with_model(model, options, default_name) })
     }
 
     /// Loads the built-in model, which needs no files; see [`builtin`](crate::builtin).
@@ -102,6 +105,7 @@ impl Engine {
             name: name.into(),
             options: Arc::new(options),
             next_weights_id: Arc::new(AtomicU64::new(1)),
+            warnings: Arc::default(),
         }
     }
 
@@ -109,6 +113,13 @@ impl Engine {
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.model.config
+    }
+
+    /// Returns what is unusual about the files of the model without preventing its use, as
+    /// [`ModelFolder::warnings`].
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// Returns the memory that the weight matrices occupy, in bytes.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::adapter::{CONFIG, HEAD, PREFIX, SERVICE_HEAD, TENSORS, parse_name};
 use crate::atomic::write_file;
-use crate::config::read_small;
+use crate::json_fields::read_small;
 use crate::{Error, Result, StoredTensor, TensorFile};
 
 /// Field of the configuration with the name of the base model.
@@ -99,16 +99,8 @@ impl AdapterConversion {
         if !self.changes_config {
             return Ok(());
         }
-        write_file(&self.folder.join(CONFIG), |out| out.write_all(&self.config_text()))
-    }
-
-    /// Returns the text of the configuration that `peft` needs, or `None` if it is the stored one.
-    pub(crate) fn changed_config(&self) -> Option<Vec<u8>> {
-        self.changes_config.then(|| self.config_text())
-    }
-
-    fn config_text(&self) -> Vec<u8> {
-        serde_json::to_vec_pretty(&self.config).expect("a JSON value serializes")
+        let text = serde_json::to_vec_pretty(&self.config).expect("a JSON value serializes");
+        write_file(&self.folder.join(CONFIG), |out| out.write_all(&text))
     }
 }
 

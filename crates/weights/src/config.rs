@@ -2,10 +2,8 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
-
-use super::rope::{RawRope, Rope};
-use crate::{Error, Result};
+use crate::json_fields::{MAX_SIZE, read_small};
+use crate::{Result, Rope, config_json};
 
 /// A supported model architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,8 +17,25 @@ pub enum Architecture {
     Qwen3,
 }
 
-/// Names of the supported architectures, for errors.
-const KNOWN: &str = "LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM";
+impl Architecture {
+    /// Returns the architecture that `transformers` calls `model_type`.
+    pub(crate) fn from_model_type(name: &str) -> Option<Self> {
+        match name {
+            "llama" => Some(Self::Llama),
+            "qwen2" => Some(Self::Qwen2),
+            "qwen3" => Some(Self::Qwen3),
+            _ => None,
+        }
+    }
+
+    /// Returns the maximum context length of a configuration that does not state it.
+    pub(crate) fn default_max_positions(self) -> usize {
+        match self {
+            Self::Llama => 2048,
+            Self::Qwen2 | Self::Qwen3 => 32_768,
+        }
+    }
+}
 
 /// Architecture and dimensions of a model.
 ///
@@ -91,14 +106,42 @@ impl ModelConfig {
     /// [`Error::UnknownArchitecture`] for an architecture that is not supported; [`Error::BadFile`]
     /// if a field is missing, out of range, or requests an unsupported feature.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let raw: RawModelConfig = serde_json::from_slice(text)
-            .map_err(|e| Error::bad_file(path, format!("not a model configuration: {e}")))?;
-        let (architecture, name) = raw.architecture();
-        let Some(architecture) = architecture else {
-            return Err(Error::UnknownArchitecture { path: path.to_owned(), name, known: KNOWN });
-        };
-        raw.validate(architecture).map_err(|reason| Error::bad_file(path, reason))
+        config_json::parse(text, path.as_ref())
+    }
+
+    /// Checks the dimensions. Returns a description of the first problem.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for (name, size) in [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.layers),
+            ("num_attention_heads", self.heads),
+            ("num_key_value_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("max_position_embeddings", self.max_positions),
+        ] {
+            if !(1..=MAX_SIZE).contains(&size) {
+                return Err(format!("{name} is {size}, expected 1 to {MAX_SIZE}"));
+            }
+        }
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        if heads % kv_heads != 0 {
+            return Err(format!(
+                "num_key_value_heads is {kv_heads}, expected a divisor of num_attention_heads \
+                 {heads}"
+            ));
+        }
+        if self.head_dim % 2 != 0 {
+            return Err(format!("head_dim is {}, expected an even number", self.head_dim));
+        }
+        if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
+            return Err(format!(
+                "rms_norm_eps is {}, expected a finite number of at least 0",
+                self.norm_eps
+            ));
+        }
+        Ok(())
     }
 
     /// Returns the name and shape of every tensor of the model, in the order of the forward pass.
@@ -141,162 +184,5 @@ impl ModelConfig {
         }
         put("post_attention_layernorm.weight", &[hidden]);
         all
-    }
-}
-
-/// Reads a configuration file of at most 64 MiB.
-pub(super) fn read_small(path: &Path) -> Result<Vec<u8>> {
-    const MAX_BYTES: u64 = 64 << 20;
-    let bytes = std::fs::metadata(path).map_err(Error::io("read", path))?.len();
-    if bytes > MAX_BYTES {
-        let reason = format!("the file has {bytes} bytes, the limit is {MAX_BYTES}");
-        return Err(Error::bad_file(path, reason));
-    }
-    std::fs::read(path).map_err(Error::io("read", path))
-}
-
-/// The fields of a `config.json` that the engine reads.
-#[derive(Deserialize)]
-struct RawModelConfig {
-    #[serde(default)]
-    architectures: Vec<String>,
-    model_type: Option<String>,
-    vocab_size: u64,
-    hidden_size: u64,
-    intermediate_size: u64,
-    num_hidden_layers: u64,
-    num_attention_heads: u64,
-    num_key_value_heads: Option<u64>,
-    head_dim: Option<u64>,
-    rms_norm_eps: Option<f64>,
-    hidden_act: Option<String>,
-    max_position_embeddings: Option<u64>,
-    tie_word_embeddings: Option<bool>,
-    attention_bias: Option<bool>,
-    mlp_bias: Option<bool>,
-    rope_theta: Option<f64>,
-    rope_scaling: Option<RawRope>,
-    rope_parameters: Option<RawRope>,
-    partial_rotary_factor: Option<f64>,
-    use_sliding_window: Option<bool>,
-    #[serde(default)]
-    layer_types: Option<Vec<String>>,
-    quantization_config: Option<serde_json::Value>,
-    eos_token_id: Option<OneOrMany>,
-    bos_token_id: Option<OneOrMany>,
-}
-
-/// Token ids: a single one or a list, depending on the file.
-#[derive(Deserialize)]
-#[serde(untagged)]
-pub(super) enum OneOrMany {
-    One(u32),
-    Many(Vec<u32>),
-}
-
-impl OneOrMany {
-    /// Returns the ids as a list.
-    pub(super) fn all(self) -> Vec<u32> {
-        match self {
-            Self::One(id) => vec![id],
-            Self::Many(ids) => ids,
-        }
-    }
-}
-
-impl RawModelConfig {
-    /// Returns the architecture, if it is supported, and its name in the file.
-    fn architecture(&self) -> (Option<Architecture>, String) {
-        let name = match (self.architectures.as_slice(), &self.model_type) {
-            ([], Some(kind)) => kind.clone(),
-            (names, _) => names.join(", "),
-        };
-        let found = match name.as_str() {
-            "LlamaForCausalLM" | "llama" => Some(Architecture::Llama),
-            "Qwen2ForCausalLM" | "qwen2" => Some(Architecture::Qwen2),
-            "Qwen3ForCausalLM" | "qwen3" => Some(Architecture::Qwen3),
-            _ => None,
-        };
-        (found, name)
-    }
-
-    /// Checks all fields and applies the defaults of `transformers`. Returns a description of the
-    /// first problem.
-    fn validate(self, architecture: Architecture) -> Result<ModelConfig, String> {
-        if self.quantization_config.is_some() {
-            return Err("quantized weights are not supported, expected f32, f16 or bf16".to_owned());
-        }
-        let windowed = |layer: &String| layer != "full_attention";
-        if self.use_sliding_window == Some(true) || self.layer_types.iter().flatten().any(windowed)
-        {
-            return Err("sliding-window attention is not supported".to_owned());
-        }
-        match self.hidden_act.as_deref() {
-            None | Some("silu" | "swish") => {}
-            Some(other) => {
-                return Err(format!("activation {other:?} is not supported, expected \"silu\""));
-            }
-        }
-        if self.partial_rotary_factor.is_some_and(|part| part != 1.0) {
-            return Err("partial_rotary_factor other than 1 is not supported".to_owned());
-        }
-        let heads = size("num_attention_heads", self.num_attention_heads)?;
-        let kv_heads = match self.num_key_value_heads {
-            Some(heads) => size("num_key_value_heads", heads)?,
-            None => heads,
-        };
-        if heads % kv_heads != 0 {
-            return Err(format!("{kv_heads} key-value heads do not divide {heads} query heads"));
-        }
-        let hidden_size = size("hidden_size", self.hidden_size)?;
-        let head_dim = match (self.head_dim, architecture) {
-            (Some(width), _) => size("head_dim", width)?,
-            (None, Architecture::Qwen3) => 128,
-            (None, _) if hidden_size % heads == 0 => hidden_size / heads,
-            (None, _) => {
-                return Err(format!("{heads} heads do not divide hidden_size {hidden_size}"));
-            }
-        };
-        if head_dim % 2 != 0 {
-            return Err(format!("head_dim is {head_dim}, expected an even number"));
-        }
-        let max_positions =
-            size("max_position_embeddings", self.max_position_embeddings.unwrap_or(2048))?;
-        let eps = self.rms_norm_eps.unwrap_or(1e-6);
-        if !(eps.is_finite() && eps >= 0.0) {
-            return Err(format!("rms_norm_eps is {eps}, expected a finite number of at least 0"));
-        }
-        let rope = self.rope_parameters.or(self.rope_scaling).unwrap_or_default();
-        let attention_bias = self.attention_bias.unwrap_or(false);
-        Ok(ModelConfig {
-            architecture,
-            vocab_size: size("vocab_size", self.vocab_size)?,
-            hidden_size,
-            intermediate_size: size("intermediate_size", self.intermediate_size)?,
-            layers: size("num_hidden_layers", self.num_hidden_layers)?,
-            heads,
-            kv_heads,
-            head_dim,
-            #[expect(clippy::cast_possible_truncation, reason = "activations are f32")]
-            norm_eps: eps as f32,
-            rope: rope.validate(self.rope_theta, max_positions)?,
-            max_positions,
-            tied: self.tie_word_embeddings.unwrap_or(false),
-            qk_norm: architecture == Architecture::Qwen3,
-            qkv_bias: attention_bias || architecture == Architecture::Qwen2,
-            o_bias: attention_bias && architecture != Architecture::Qwen2,
-            mlp_bias: self.mlp_bias.unwrap_or(false),
-            eos: self.eos_token_id.map(OneOrMany::all).unwrap_or_default(),
-            bos: self.bos_token_id.and_then(|ids| ids.all().first().copied()),
-        })
-    }
-}
-
-/// Checks a dimension: at least 1, and small enough that a product of two does not overflow.
-fn size(name: &str, value: u64) -> Result<usize, String> {
-    const MAX: u64 = 1 << 24;
-    match usize::try_from(value) {
-        Ok(size) if (1..=MAX).contains(&value) => Ok(size),
-        _ => Err(format!("{name} is {value}, expected 1 to {MAX}")),
     }
 }

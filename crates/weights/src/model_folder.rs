@@ -1,12 +1,18 @@
 //! [`ModelFolder`]: a Hugging Face model folder, with its tensors in one file or several.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use super::config::{ModelConfig, OneOrMany, read_small};
-use crate::{Error, Result, StoredTensor, TensorFile};
+use crate::json_fields::{JsonFields, read_small};
+use crate::{Error, ModelConfig, Result, StoredTensor, TensorFile};
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const UNEMBEDDING: &str = "lm_head.weight";
+/// Prefix of all tensors except the unembedding. Files of a model without its head lack it.
+const PREFIX: &str = "model.";
 
 /// An open model folder. Tensors are read from its files when they are used.
 #[derive(Debug)]
@@ -14,49 +20,101 @@ pub struct ModelFolder {
     path: PathBuf,
     config: ModelConfig,
     files: Vec<TensorFile>,
-    /// File index of each tensor.
-    file_of: BTreeMap<String, usize>,
+    places: BTreeMap<String, TensorPlace>,
+    warnings: Vec<String>,
+}
+
+/// Location of a tensor: the index of its file, and its name there.
+#[derive(Clone, Debug)]
+struct TensorPlace {
+    file: usize,
+    stored_name: String,
 }
 
 impl ModelFolder {
-    /// Opens the folder `path`: `config.json`, then `model.safetensors`, or
-    /// `model.safetensors.index.json` and the files that it names.
+    /// Opens the folder `path` as [`inspect`](Self::inspect) does, and determines whether the
+    /// embedding is also the unembedding.
+    ///
+    /// If `config.json` has `tie_word_embeddings: true` and the files contain both tensors with
+    /// different values, both are used and [`warnings`](Self::warnings) says so, as in
+    /// `transformers`. To find out, this function reads the two tensors; otherwise it loads no
+    /// weights.
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect); [`Error::Io`] if a tensor cannot be read.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let mut folder = Self::inspect(path)?;
+        if folder.config.tied
+            && folder.places.contains_key(UNEMBEDDING)
+            && !folder.tensor(EMBEDDING)?.has_values_of(&folder.tensor(UNEMBEDDING)?)?
+        {
+            folder.config.tied = false;
+            folder.warnings.push(format!(
+                "{} has tie_word_embeddings true, but {UNEMBEDDING} differs from {EMBEDDING}; both \
+                 are used; set tie_word_embeddings to false to silence this warning",
+                folder.path.join("config.json").display()
+            ));
+        }
+        Ok(folder)
+    }
+
+    /// Opens the folder `path`: `config.json`, `generation_config.json` if it exists, then
+    /// `model.safetensors`, or `model.safetensors.index.json` and the files that it names.
     ///
     /// Checks that every tensor of the architecture exists, with the right shape and an element
-    /// type that can be converted to f32. Loads no weights.
+    /// type that can be converted to f32. Reads only headers: [`ModelConfig::tied`] is what
+    /// `config.json` states.
     ///
     /// # Errors
     /// As [`ModelConfig::read`] and [`TensorFile::open`]; [`Error::MissingTensor`] or
-    /// [`Error::BadFile`] if a tensor is missing or does not match the configuration.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+    /// [`Error::BadFile`] if a tensor is missing or does not match the configuration, or if an
+    /// index or the generation configuration is invalid.
+    pub fn inspect(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut config = ModelConfig::read(path.join("config.json"))?;
-        config.eos = all_eos(path, config.eos)?;
-        let single = path.join("model.safetensors");
-        let index = path.join("model.safetensors.index.json");
-        let files = if single.exists() || !index.exists() {
-            vec![TensorFile::open(single)?]
-        } else {
-            shards(path, &index)?
-        };
-        let mut file_of = BTreeMap::new();
+        let mut warnings = Vec::new();
+        config.eos = all_eos(path, &config, &mut warnings)?;
+        let files = tensor_files(path)?;
+        let mut places = BTreeMap::new();
         for (i, file) in files.iter().enumerate() {
             for name in file.names() {
-                if file_of.insert(name.to_owned(), i).is_some() {
+                let place = TensorPlace { file: i, stored_name: name.to_owned() };
+                if places.insert(name.to_owned(), place).is_some() {
                     let reason = format!("tensor {name} is also in another file of the model");
                     return Err(Error::bad_file(file.path(), reason));
                 }
             }
         }
-        let folder = Self { path: path.to_owned(), config, files, file_of };
+        normalize_names(&mut places, config.tied);
+        let mut folder = Self { path: path.to_owned(), config, files, places, warnings };
         folder.check()?;
         Ok(folder)
     }
 
-    /// Checks the existence, shape and element type of every tensor of the architecture.
-    fn check(&self) -> Result<()> {
+    /// Checks the existence, shape and element type of every tensor of the architecture, and warns
+    /// about all others.
+    fn check(&mut self) -> Result<()> {
+        let mut known = BTreeSet::new();
         for (name, shape) in self.config.tensors() {
             self.tensor(&name)?.with_shape(&shape)?.as_float()?;
+            known.insert(name);
+        }
+        if self.places.contains_key(UNEMBEDDING) {
+            let shape = [self.config.vocab_size, self.config.hidden_size];
+            self.tensor(UNEMBEDDING)?.with_shape(&shape)?.as_float()?;
+            known.insert(UNEMBEDDING.to_owned());
+        }
+        // Older files store the rotary frequencies, which the configuration determines.
+        let is_unused =
+            |name: &&String| !known.contains(*name) && !name.ends_with("rotary_emb.inv_freq");
+        let unused: Vec<&String> = self.places.keys().filter(is_unused).collect();
+        if let Some(first) = unused.first() {
+            let (folder, count) = (self.path.display(), unused.len());
+            self.warnings.push(format!(
+                "{folder} has tensors that the architecture of config.json does not have, and \
+                 which are ignored: {first}{}",
+                if count > 1 { format!(" and {} more", count - 1) } else { String::new() }
+            ));
         }
         Ok(())
     }
@@ -67,14 +125,45 @@ impl ModelFolder {
         &self.config
     }
 
+    /// Returns what is unusual about the folder without preventing its use, one sentence each.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
     /// Returns the tensor `name`.
     ///
     /// # Errors
     /// [`Error::MissingTensor`] if no file of the model contains it.
     pub fn tensor(&self, name: &str) -> Result<StoredTensor<'_>> {
-        let found = self.file_of.get(name).and_then(|&i| self.files[i].get(name));
+        let place = self.places.get(name);
+        let found = place.and_then(|place| self.files[place.file].get(&place.stored_name));
         found.ok_or_else(|| Error::MissingTensor { path: self.path.clone(), name: name.to_owned() })
     }
+}
+
+/// Opens the files of the folder that contain tensors.
+fn tensor_files(folder: &Path) -> Result<Vec<TensorFile>> {
+    let single = folder.join("model.safetensors");
+    let index = folder.join("model.safetensors.index.json");
+    if single.exists() {
+        return Ok(vec![TensorFile::open(single)?]);
+    }
+    if index.exists() {
+        return shards(folder, &index);
+    }
+    let other = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+    let other = other.iter().find(|name| folder.join(name).exists());
+    Err(Error::bad_file(
+        folder,
+        match other {
+            Some(other) => format!(
+                "it has no model.safetensors, only {other}; convert the weights with \
+                 save_pretrained of transformers"
+            ),
+            None => "it has no model.safetensors and no model.safetensors.index.json".to_owned(),
+        },
+    ))
 }
 
 #[derive(Deserialize)]
@@ -106,22 +195,53 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>> {
     Ok(files)
 }
 
-/// Returns the end-of-sequence tokens of `config.json`, given as `eos`, and of
-/// `generation_config.json`.
-fn all_eos(folder: &Path, mut eos: Vec<u32>) -> Result<Vec<u32>> {
-    #[derive(Deserialize)]
-    struct GenerationConfig {
-        eos_token_id: Option<OneOrMany>,
+/// Gives the tensors the names that they have in a complete model, as `transformers` does.
+fn normalize_names(places: &mut BTreeMap<String, TensorPlace>, tied: bool) {
+    if !places.contains_key(EMBEDDING)
+        && places.contains_key(EMBEDDING.strip_prefix(PREFIX).unwrap_or(EMBEDDING))
+    {
+        *places = std::mem::take(places)
+            .into_iter()
+            .map(|(name, place)| match name.as_str() {
+                UNEMBEDDING => (name, place),
+                _ => (format!("{PREFIX}{name}"), place),
+            })
+            .collect();
     }
+    // A tied matrix may be stored under either name.
+    if tied
+        && !places.contains_key(EMBEDDING)
+        && let Some(place) = places.get(UNEMBEDDING).cloned()
+    {
+        places.insert(EMBEDDING.to_owned(), place);
+        places.remove(UNEMBEDDING);
+    }
+}
+
+/// Returns the end-of-sequence tokens of `config.json` and of `generation_config.json`.
+fn all_eos(folder: &Path, config: &ModelConfig, warnings: &mut Vec<String>) -> Result<Vec<u32>> {
+    let mut eos = config.eos.clone();
     let path = folder.join("generation_config.json");
     if path.exists() {
-        let generation: GenerationConfig = serde_json::from_slice(&read_small(&path)?)
+        let generation: Map<String, Value> = serde_json::from_slice(&read_small(&path)?)
             .map_err(|e| Error::bad_file(&path, format!("not a generation configuration: {e}")))?;
-        for id in generation.eos_token_id.map(OneOrMany::all).unwrap_or_default() {
+        let ids = JsonFields::new(&generation).token_ids("eos_token_id");
+        for id in ids.map_err(|reason| Error::bad_file(&path, reason))? {
             if !eos.contains(&id) {
                 eos.push(id);
             }
         }
     }
+    let vocab = config.vocab_size;
+    eos.retain(|id| {
+        let known = (*id as usize) < vocab;
+        if !known {
+            warnings.push(format!(
+                "{} has the eos_token_id {id}, but the model has {vocab} tokens; it is ignored",
+                folder.display()
+            ));
+        }
+        known
+    });
     Ok(eos)
 }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::atomic::write_file;
-use super::config::read_small;
+use crate::json_fields::read_small;
 use crate::{Error, Result};
 
 /// Configuration of a plain LoRA adapter.

@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use serde::Deserialize;
+use crate::json_fields::JsonFields;
 
 /// The rotary position embedding of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +56,72 @@ pub enum RopeScaling {
 }
 
 impl Rope {
+    /// Reads the rotary settings of a `config.json`, in any of the forms that `transformers` has
+    /// used. `max_positions` is the model's context length.
+    ///
+    /// `rope_scaling` replaces `rope_parameters` as a whole, and `rope_type` replaces `type`.
+    pub(super) fn parse(config: JsonFields<'_>, max_positions: usize) -> Result<Self, String> {
+        let empty = serde_json::Map::new();
+        let settings = match config.object("rope_scaling")? {
+            Some(settings) => settings,
+            None => config.object("rope_parameters")?.unwrap_or(JsonFields::new(&empty)),
+        };
+        if let Some(part) = settings
+            .number("partial_rotary_factor")?
+            .or(config.number("partial_rotary_factor")?)
+            .filter(|part| *part != 1.0)
+        {
+            return Err(format!("partial_rotary_factor is {part}, expected 1"));
+        }
+        if settings.contains("full_attention") {
+            return Err("rotary settings for each type of layer are not supported".to_owned());
+        }
+        let theta = match settings.number("rope_theta")? {
+            Some(theta) => theta,
+            None => config.number("rope_theta")?.unwrap_or(10_000.0),
+        };
+        if !(theta.is_finite() && theta > 1.0) {
+            return Err(format!("rope_theta is {theta}, expected more than 1"));
+        }
+        let kind = match settings.text("rope_type")? {
+            Some(kind) => kind,
+            None => settings.text("type")?.unwrap_or("default"),
+        };
+        let original = || {
+            let name = "original_max_position_embeddings";
+            let stated = config.number(name)?.or(settings.number(name)?);
+            positive(name, Some(stated.unwrap_or(max_positions as f64)))
+        };
+        let factor = || positive("factor", settings.number("factor")?);
+        let scaling = match kind {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: factor()? },
+            "dynamic" => {
+                // It changes the frequencies only beyond the context length.
+                factor()?;
+                RopeScaling::None
+            }
+            "llama3" => {
+                let low = positive("low_freq_factor", settings.number("low_freq_factor")?)?;
+                let high = positive("high_freq_factor", settings.number("high_freq_factor")?)?;
+                if high <= low {
+                    return Err(format!(
+                        "high_freq_factor is {high}, expected more than low_freq_factor {low}"
+                    ));
+                }
+                RopeScaling::Llama3 { factor: factor()?, low, high, original: original()? }
+            }
+            "yarn" => yarn(settings, original()?, max_positions)?,
+            other => {
+                return Err(format!(
+                    "rope_type {other:?} is not supported, expected default, linear, dynamic, \
+                     llama3 or yarn"
+                ));
+            }
+        };
+        Ok(Self { theta, scaling })
+    }
+
     /// Returns the frequency of each of the `head_dim / 2` pairs of dimensions, in radians per
     /// position.
     #[must_use]
@@ -112,83 +178,38 @@ impl Rope {
     }
 }
 
-/// Rotary settings of a `config.json`, in either of the two forms that `transformers` has used.
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct RawRope {
-    rope_theta: Option<f64>,
-    #[serde(alias = "type")]
-    rope_type: Option<String>,
-    factor: Option<f64>,
-    low_freq_factor: Option<f64>,
-    high_freq_factor: Option<f64>,
-    original_max_position_embeddings: Option<f64>,
-    beta_fast: Option<f64>,
-    beta_slow: Option<f64>,
-    attention_factor: Option<f64>,
-    mscale: Option<f64>,
-    mscale_all_dim: Option<f64>,
-    truncate: Option<bool>,
-    partial_rotary_factor: Option<f64>,
-}
-
-impl RawRope {
-    /// Validates the settings. `theta` is the top-level `rope_theta` of the older form; `positions`
-    /// is the model's context length.
-    pub(super) fn validate(self, theta: Option<f64>, positions: usize) -> Result<Rope, String> {
-        let theta = self.rope_theta.or(theta).unwrap_or(10_000.0);
-        positive("rope_theta", Some(theta))?;
-        if theta <= 1.0 {
-            return Err(format!("rope_theta is {theta}, expected more than 1"));
-        }
-        if self.partial_rotary_factor.is_some_and(|part| part != 1.0) {
-            return Err("partial_rotary_factor other than 1 is not supported".to_owned());
-        }
-        let original = self.original_max_position_embeddings;
-        let kind = self.rope_type.as_deref().unwrap_or("default");
-        let scaling = match kind {
-            "default" => RopeScaling::None,
-            "linear" => RopeScaling::Linear { factor: positive("factor", self.factor)? },
-            "llama3" => {
-                let low = positive("low_freq_factor", self.low_freq_factor)?;
-                let high = positive("high_freq_factor", self.high_freq_factor)?;
-                if high <= low {
-                    return Err(format!(
-                        "high_freq_factor is {high}, expected more than low_freq_factor {low}"
-                    ));
-                }
-                let factor = positive("factor", self.factor)?;
-                let original = positive("original_max_position_embeddings", original)?;
-                RopeScaling::Llama3 { factor, low, high, original }
-            }
-            "yarn" => {
-                if self.mscale.is_some() || self.mscale_all_dim.is_some() {
-                    return Err("yarn with mscale is not supported".to_owned());
-                }
-                let factor = positive("factor", self.factor)?;
-                let attention = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
-                RopeScaling::Yarn {
-                    factor,
-                    beta_fast: positive("beta_fast", self.beta_fast.or(Some(32.0)))?,
-                    beta_slow: positive("beta_slow", self.beta_slow.or(Some(1.0)))?,
-                    original: positive(
-                        "original_max_position_embeddings",
-                        original.or(Some(positions as f64)),
-                    )?,
-                    attention_factor: positive(
-                        "attention_factor",
-                        self.attention_factor.or(Some(attention)),
-                    )?,
-                    truncate: self.truncate.unwrap_or(true),
-                }
-            }
-            other => {
-                return Err(format!(
-                    "rope_type {other:?} is not supported, expected default, linear, llama3 or yarn"
-                ));
-            }
-        };
-        Ok(Rope { theta, scaling })
-    }
+/// Reads the settings of [`RopeScaling::Yarn`].
+fn yarn(
+    settings: JsonFields<'_>,
+    original: f64,
+    max_positions: usize,
+) -> Result<RopeScaling, String> {
+    let factor = match settings.number("factor")? {
+        None if settings.contains("factor") => max_positions as f64 / original,
+        factor => positive("factor", factor)?,
+    };
+    let number = |name: &str| settings.number(name);
+    // `transformers` takes 0 for a missing value in these fields.
+    let nonzero = |name: &str| Ok::<_, String>(number(name)?.filter(|value| *value != 0.0));
+    let magnitude = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
+    let attention = match (nonzero("mscale")?, nonzero("mscale_all_dim")?) {
+        (Some(scale), Some(all)) => magnitude(scale) / magnitude(all),
+        _ => magnitude(1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast: positive("beta_fast", Some(nonzero("beta_fast")?.unwrap_or(32.0)))?,
+        beta_slow: positive("beta_slow", Some(nonzero("beta_slow")?.unwrap_or(1.0)))?,
+        original,
+        attention_factor: positive(
+            "attention_factor",
+            Some(number("attention_factor")?.unwrap_or(attention)),
+        )?,
+        truncate: match settings.flag("truncate")? {
+            Some(truncate) => truncate,
+            None => !settings.contains("truncate"),
+        },
+    })
 }
 
 /// Returns the value of a setting, which must be present, finite and positive.
@@ -202,6 +223,8 @@ fn positive(name: &str, value: Option<f64>) -> Result<f64, String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -214,14 +237,151 @@ mod tests {
         assert_eq!(scaled[4], plain[4] / 8.0);
     }
 
+    fn parse(config: serde_json::Value) -> Result<Rope, String> {
+        let fields = config.as_object().unwrap();
+        Rope::parse(JsonFields::new(fields), 512)
+    }
+
+    /// The expected values were computed by `transformers` 5.22 with the same settings, a head
+    /// dimension of 8 and a context of 512 tokens.
+    #[test]
+    fn settings_are_read_as_by_transformers() {
+        let llama3 = json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        });
+        let with = |mut object: serde_json::Value, name: &str, value: serde_json::Value| {
+            object[name] = value;
+            object
+        };
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0});
+        let linear = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6});
+        let plain = [1.0, 0.100_000_001, 0.009_999_999_78, 0.001_000_000_05];
+        let of_llama3 = [1.0, 0.013_042_256_2, 0.001_249_999_97, 0.000_125_000_006];
+        let of_yarn = [1.0, 0.0625, 0.002_499_999_94, 0.000_250_000_012];
+        let of_linear = [0.5, 0.015_811_389_3, 0.000_500_000_024, 1.581_138_71e-5];
+        let log = 1.138_629_436_111_989;
+        for (config, frequencies, attention) in [
+            (json!({}), plain, 1.0),
+            (
+                json!({"rope_theta": 500}),
+                [1.0, 0.211_474_24, 0.044_721_361_2, 0.009_457_415_9],
+                1.0,
+            ),
+            // Both names of the type: `rope_type` counts.
+            (
+                json!({"rope_scaling": with(llama3.clone(), "type", json!("llama3"))}),
+                of_llama3,
+                1.0,
+            ),
+            (json!({"rope_parameters": with(yarn.clone(), "type", json!("linear"))}), of_yarn, log),
+            (
+                json!({"rope_scaling": {"type": "linear", "factor": 4.0}}),
+                [0.25, 0.025_000_000_4, 0.002_499_999_94, 0.000_250_000_012],
+                1.0,
+            ),
+            (json!({"rope_scaling": {"factor": 2.0}}), plain, 1.0),
+            // Both objects: `rope_scaling` counts, and the theta of the other one does not.
+            (json!({"rope_parameters": linear, "rope_scaling": llama3}), of_llama3, 1.0),
+            (
+                json!({"rope_parameters": linear, "rope_scaling": llama3, "rope_theta": 5e5}),
+                [1.0, 0.004_700_753_84, 0.000_176_776_681, 6.647_869_67e-6],
+                1.0,
+            ),
+            (json!({"rope_parameters": linear, "rope_scaling": {}}), of_linear, 1.0),
+            (json!({"rope_parameters": linear, "rope_scaling": false}), of_linear, 1.0),
+            (
+                json!({"rope_parameters": linear, "rope_scaling": null, "rope_theta": 123.0}),
+                of_linear,
+                1.0,
+            ),
+            (
+                json!({"rope_parameters": {"rope_type": "default"}, "rope_theta": 123.0}),
+                [1.0, 0.300_278_127, 0.090_166_963_6, 0.027_075_167_7],
+                1.0,
+            ),
+            (json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}), plain, 1.0),
+            // The original context: the top-level field counts, then that of the object, then the
+            // context of the model.
+            (
+                json!({"rope_scaling": llama3, "original_max_position_embeddings": 100}),
+                [1.0, 0.029_753_524_8, 0.001_249_999_97, 0.000_125_000_006],
+                1.0,
+            ),
+            (
+                json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+                    "low_freq_factor": 1.0, "high_freq_factor": 4.0}}),
+                [1.0, 0.100_000_001, 0.001_249_999_97, 0.000_125_000_006],
+                1.0,
+            ),
+            (
+                json!({"rope_scaling": {"rope_type": "yarn", "factor": null,
+                    "original_max_position_embeddings": 128}}),
+                of_yarn,
+                log,
+            ),
+            (
+                json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7,
+                    "mscale_all_dim": 1.0}}),
+                of_yarn,
+                0.963_474_656_886_082_6,
+            ),
+            (json!({"rope_scaling": with(yarn.clone(), "mscale", json!(0.7))}), of_yarn, log),
+            (
+                json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.0,
+                    "mscale_all_dim": 1.0, "beta_fast": 0, "beta_slow": null}}),
+                of_yarn,
+                log,
+            ),
+            (
+                json!({"rope_scaling": with(yarn.clone(), "truncate", json!(null))}),
+                [1.0, 0.070_398_636_2, 0.002_499_999_94, 0.000_250_000_012],
+                log,
+            ),
+        ] {
+            let rope = parse(config.clone()).unwrap_or_else(|error| panic!("{config}: {error}"));
+            for (got, want) in rope.frequencies(8).iter().zip(frequencies) {
+                assert!((got - want).abs() <= 1e-6 * want, "{config}: {got} instead of {want}");
+            }
+            assert!((rope.attention_factor() - attention).abs() < 1e-12, "{config}");
+        }
+    }
+
+    #[test]
+    fn invalid_settings_are_named() {
+        for (config, want) in [
+            (json!({"rope_scaling": [1]}), "rope_scaling is [1], expected an object"),
+            (json!({"rope_scaling": {"type": "linear"}}), "factor is missing"),
+            (json!({"rope_scaling": {"type": "yarn"}}), "factor is missing"),
+            (
+                json!({"rope_scaling": {"type": "linear", "factor": "2.0"}}),
+                "factor is \"2.0\", expected a number",
+            ),
+            (json!({"rope_theta": 1.0}), "rope_theta is 1, expected more than 1"),
+            (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5, expected 1"),
+            (
+                json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
+                "rotary settings for each type of layer are not supported",
+            ),
+            (
+                json!({"rope_scaling": {"rope_type": "longrope"}}),
+                "rope_type \"longrope\" is not supported, expected default, linear, dynamic, \
+                 llama3 or yarn",
+            ),
+        ] {
+            assert_eq!(parse(config).unwrap_err(), want);
+        }
+    }
+
     /// The expected values were computed by `transformers` with the same settings.
     #[test]
     fn yarn_matches_transformers() {
-        let raw: RawRope = serde_json::from_str(
-            r#"{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768}"#,
-        )
-        .unwrap();
-        let rope = raw.validate(Some(1_000_000.0), 131_072).unwrap();
+        let config = json!({
+            "rope_theta": 1e6,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+                "original_max_position_embeddings": 32768},
+        });
+        let rope = parse(config).unwrap();
         let frequencies = rope.frequencies(16);
         for (got, want) in frequencies.iter().zip(YARN) {
             assert!((got - want).abs() <= 1e-6 * want, "{got} instead of {want}");

@@ -130,6 +130,47 @@ impl<'a> StoredTensor<'a> {
         Err(Error::bad_file(self.path, reason))
     }
 
+    /// Returns whether the two tensors have the same elements, in any element types. NaN differs
+    /// from everything.
+    ///
+    /// # Errors
+    /// As [`read_f32`](Self::read_f32).
+    pub fn has_values_of(&self, other: &StoredTensor<'_>) -> Result<bool> {
+        /// Elements that are compared at a time.
+        const COUNT: usize = 1 << 18;
+        let count = self.count();
+        if count != other.count() {
+            return Ok(false);
+        }
+        let (mut own, mut others) = (vec![0.0; COUNT.min(count)], vec![0.0; COUNT.min(count)]);
+        for start in (0..count).step_by(COUNT) {
+            let range = start..count.min(start + COUNT);
+            let (own, others) = (&mut own[..range.len()], &mut others[..range.len()]);
+            self.read_f32(range.clone(), own)?;
+            other.read_f32(range, others)?;
+            if own != others {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Checks that elements of this tensor, which start at index `start`, are finite.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] that names the tensor if one is NaN or infinite.
+    pub fn check_finite(&self, start: usize, values: &[f32]) -> Result<()> {
+        // Without a branch per element, so that the compiler vectorizes the loop.
+        let largest = values.iter().fold(0, |max, value| value.abs().to_bits().max(max));
+        if largest < f32::INFINITY.to_bits() {
+            return Ok(());
+        }
+        let at = values.iter().position(|value| !value.is_finite()).unwrap_or(0);
+        let (name, value, at) = (self.name, values[at], start + at);
+        let reason = format!("tensor {name} is {value} at index {at}, expected finite weights");
+        Err(Error::bad_file(self.path, reason))
+    }
+
     /// Returns all elements as f32.
     ///
     /// # Errors

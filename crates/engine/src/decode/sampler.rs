@@ -195,6 +195,6 @@ fn highest(logits: &[f32]) -> Result<Candidate> {
         what: "a logit".to_owned(),
         index,
         value: logits.get(index).map_or(f64::NAN, |&logit| f64::from(logit)),
-        hint: "the weights are not finite; load an earlier checkpoint",
+        hint: "the weights of the model are too large",
     })
 }

@@ -146,7 +146,8 @@ impl Loss {
                     what: "the log-probability of the target".to_owned(),
                     index: at,
                     value: f64::NAN,
-                    hint: "the model weights contain NaN; load an earlier checkpoint",
+                    hint: "the weights are too large; load an earlier checkpoint, or check the files of the \
+                           base model",
                 });
             }
             let weight = weights.map_or(1.0, |weights| f64::from(weights[at]));

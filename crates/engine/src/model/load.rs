@@ -24,12 +24,15 @@ pub(crate) enum SourceTensor<'a> {
 }
 
 impl SourceTensor<'_> {
-    /// Reads elements from index `start` on into `out`.
+    /// Reads elements from index `start` on into `out`. Stored elements must be finite.
     fn read(&self, start: usize, out: &mut [f32]) -> Result<()> {
         let range = start..start + out.len();
         match self {
             Self::F32(values) => out.copy_from_slice(&values[range]),
-            Self::Stored(tensor) => tensor.read_f32(range, out)?,
+            Self::Stored(tensor) => {
+                tensor.read_f32(range, out)?;
+                tensor.check_finite(start, out)?;
+            }
         }
         Ok(())
     }
@@ -60,7 +63,8 @@ impl Model {
     /// The shapes and types of the tensors must have been checked against `config`.
     ///
     /// # Errors
-    /// [`Error::File`](crate::Error::File) if a tensor is missing or cannot be read, or
+    /// [`Error::File`](crate::Error::File) if a tensor is missing, cannot be read, or contains a
+    /// value that is not finite, or
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system cannot provide the memory.
     pub(crate) fn load(
         config: &ModelConfig,

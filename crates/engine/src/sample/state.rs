@@ -194,6 +194,13 @@ impl ActiveRequest {
 
     pub(super) fn into_output(self) -> Result<SampleOutput> {
         match self.error {
+            Some(Error::NonFiniteResult { what, index, value, .. }) => {
+                let hint = match self.weights.lora() {
+                    Some(_) => "the weights are too large; load an earlier checkpoint",
+                    None => "the weights of the base model are too large; check its files",
+                };
+                Err(Error::NonFiniteResult { what, index, value, hint })
+            }
             Some(error) => Err(error),
             None => Ok(SampleOutput {
                 samples: self.samples.into_iter().flatten().collect(),
@@ -295,6 +302,6 @@ fn non_finite_logits(index: usize) -> Error {
         what: "a logit".to_owned(),
         index,
         value: f64::NAN,
-        hint: "the weights are not finite; load an earlier checkpoint",
+        hint: "the weights of the model are too large",
     }
 }

@@ -8,7 +8,6 @@ mod golden;
 mod gradients;
 mod hostile;
 mod losses;
-mod merged;
 mod optimizers;
 mod robust;
 mod tokenizers;

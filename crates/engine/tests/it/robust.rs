@@ -214,18 +214,44 @@ fn a_cache_larger_than_memory_is_an_error() {
     assert_eq!(error.kind(), ErrorKind::System);
 }
 
-#[test]
-fn a_base_model_with_nan_weights_is_a_numeric_error() {
-    let copy = copy_of("qwen3");
-    let path = copy.path().join("model.safetensors");
+/// Replaces the first `count` elements of a tensor of a model with one f32 file.
+fn overwrite(model: &Path, name: &str, count: usize, value: f32) {
+    let path = model.join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     let file = tinkex_weights::TensorFile::open(&path).unwrap();
-    assert_eq!(file.tensor("model.norm.weight").unwrap().dtype(), DType::F32);
-    let norm = file.tensor("model.norm.weight").unwrap().bytes().unwrap();
+    assert_eq!(file.tensor(name).unwrap().dtype(), DType::F32);
+    let values = file.tensor(name).unwrap().bytes().unwrap();
     drop(file);
-    let at = bytes.windows(norm.len()).position(|window| window == norm).unwrap();
-    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let at = bytes.windows(values.len()).position(|window| window == values).unwrap();
+    bytes[at..at + 4 * count].copy_from_slice(&value.to_le_bytes().repeat(count));
     fs::write(&path, bytes).unwrap();
+}
+
+#[test]
+fn base_weights_that_are_not_finite_are_refused_with_the_name_of_the_tensor() {
+    for name in [
+        "model.embed_tokens.weight",
+        "model.layers.1.mlp.up_proj.weight",
+        "model.layers.0.self_attn.q_norm.weight",
+        "model.norm.weight",
+    ] {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let copy = copy_of("qwen3");
+            overwrite(copy.path(), name, 1, value);
+            let error = open(copy.path()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::File, "{error}");
+            let want = format!(
+                "model.safetensors: tensor {name} is {value} at index 0, expected finite weights"
+            );
+            assert!(error.to_string().ends_with(&want), "{error}");
+        }
+    }
+}
+
+#[test]
+fn base_weights_that_are_too_large_are_a_numeric_error() {
+    let copy = copy_of("qwen3");
+    overwrite(copy.path(), "model.norm.weight", 36, f32::MAX);
     let engine = open(copy.path()).unwrap();
     let lora = LoraConfig { rank: 4, ..LoraConfig::default() };
     let mut trainer = engine.create_trainer(lora, OptimizerKind::Adam).unwrap();
@@ -236,8 +262,37 @@ fn a_base_model_with_nan_weights_is_a_numeric_error() {
     let mut sampler = engine.sampler().unwrap();
     sampler.add(&engine.base_weights(), SampleRequest::new(row(5, 1), 4)).unwrap();
     let outputs = sampler.step();
-    assert_eq!(outputs[0].1.as_ref().unwrap_err().kind(), ErrorKind::Numeric);
+    let error = outputs[0].1.as_ref().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Numeric);
+    assert!(
+        error.to_string().ends_with("the weights of the base model are too large; check its files")
+    );
+    sampler.add(&engine.snapshot(&trainer), SampleRequest::new(row(5, 1), 4)).unwrap();
+    let error = sampler.step().remove(0).1.unwrap_err().to_string();
+    assert!(error.ends_with("the weights are too large; load an earlier checkpoint"), "{error}");
     assert!(sampler.is_idle());
+}
+
+/// The log-probabilities are those of the untied model, as in `transformers`.
+#[test]
+fn a_tied_configuration_with_an_unembedding_of_its_own_uses_both() {
+    let copy = copy_of("llama");
+    let path = copy.path().join("config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let tied = text.replace("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+    assert_ne!(tied, text);
+    fs::write(&path, tied).unwrap();
+    let engine = open(copy.path()).unwrap();
+    assert!(!engine.config().tied);
+    assert!(engine.warnings()[0].contains("lm_head.weight differs"), "{:?}", engine.warnings());
+    let (row, lora) = (row(30, 1), LoraConfig { rank: 4, ..LoraConfig::default() });
+    let logprobs = |engine: &Engine| {
+        let trainer = engine.create_trainer(lora.clone(), OptimizerKind::Adam).unwrap();
+        trainer.forward(&CROSS_ENTROPY, &[datum(&row)]).unwrap().logprobs
+    };
+    let untied = open(&folder("llama")).unwrap();
+    assert!(untied.warnings().is_empty());
+    assert_eq!(logprobs(&engine), logprobs(&untied));
 }
 
 #[test]

@@ -1,130 +1,15 @@
-//! Reading and writing of models and adapters: valid, damaged and malicious files.
+//! Reading and writing of tensor files and adapters: valid, damaged and malicious files.
 
 use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
 use tinkex_weights::{
-    AdapterFile, Architecture, DType, Error, LoraPairRef, ModelConfig, ModelFolder, NamedTensor,
-    PeftConfig, RopeScaling, TensorFile, TensorSlice, write_tensors,
+    AdapterFile, DType, Error, LoraPairRef, NamedTensor, PeftConfig, TensorFile, TensorSlice,
+    write_tensors,
 };
 
-use crate::golden::{MODELS, copy_of, folder};
-
-/// Returns the error of opening a model that cannot be loaded.
-fn open_error(path: &Path) -> Error {
-    ModelFolder::open(path).unwrap_err()
-}
-
-#[test]
-fn configurations_differ_by_architecture() {
-    let config = |name| ModelConfig::read(folder(name).join("config.json")).unwrap();
-    let (llama, qwen2, qwen3) = (config("llama"), config("qwen2"), config("qwen3"));
-    assert_eq!(llama.architecture, Architecture::Llama);
-    assert!(!llama.tied && !llama.qk_norm && !llama.qkv_bias);
-    let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
-    assert_eq!(llama.rope.scaling, scaling);
-    assert!(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.tied);
-    assert!(qwen3.qk_norm && qwen3.tied && !qwen3.qkv_bias);
-    assert_eq!((qwen3.rope.theta, qwen3.head_dim), (1e6, 16));
-}
-
-#[test]
-fn the_older_form_of_rope_settings_is_accepted() {
-    let new = fs::read_to_string(folder("llama").join("config.json")).unwrap();
-    let mut json: serde_json::Value = serde_json::from_str(&new).unwrap();
-    let object = json.as_object_mut().unwrap();
-    let mut rope = object.remove("rope_parameters").unwrap();
-    let theta = rope.as_object_mut().unwrap().remove("rope_theta").unwrap();
-    object.insert("rope_scaling".to_owned(), rope);
-    object.insert("rope_theta".to_owned(), theta);
-    let old = ModelConfig::parse(json.to_string().as_bytes(), "old").unwrap();
-    assert_eq!(old, ModelConfig::parse(new.as_bytes(), "new").unwrap());
-}
-
-#[test]
-fn unsupported_settings_are_named_in_the_error() {
-    let good = fs::read_to_string(folder("qwen3").join("config.json")).unwrap();
-    for (key, value, want) in [
-        ("architectures", serde_json::json!(["MambaForCausalLM"]), "\"MambaForCausalLM\""),
-        ("architectures", serde_json::json!([]), ""),
-        ("quantization_config", serde_json::json!({"bits": 4}), "quantized"),
-        ("use_sliding_window", serde_json::json!(true), "sliding"),
-        ("hidden_act", serde_json::json!("gelu"), "gelu"),
-        ("num_key_value_heads", serde_json::json!(3), "do not divide"),
-        ("head_dim", serde_json::json!(15), "even"),
-        ("hidden_size", serde_json::json!(0), "hidden_size is 0"),
-        ("vocab_size", serde_json::json!(1_u64 << 60), "vocab_size"),
-        ("rope_parameters", serde_json::json!({"rope_type": "longrope"}), "longrope"),
-        ("rms_norm_eps", serde_json::json!(-1.0), "rms_norm_eps"),
-    ] {
-        let mut json: serde_json::Value = serde_json::from_str(&good).unwrap();
-        json[key] = value.clone();
-        let parsed = ModelConfig::parse(json.to_string().as_bytes(), "config.json");
-        if want.is_empty() {
-            // `model_type` names the architecture as well.
-            assert!(parsed.is_ok());
-            continue;
-        }
-        let error = parsed.unwrap_err();
-        assert!(!matches!(error, Error::Io { .. }), "{error}");
-        assert!(error.to_string().contains(want), "{key} = {value}: {error}");
-    }
-}
-
-#[test]
-fn a_missing_file_or_tensor_is_named_in_the_error() {
-    let copy = copy_of("qwen2");
-    fs::remove_file(copy.path().join("model-00002-of-00003.safetensors")).unwrap();
-    let error = open_error(copy.path());
-    assert!(matches!(error, Error::Io { .. }), "{error}");
-    assert!(error.to_string().contains("model-00002-of-00003.safetensors"), "{error}");
-
-    let copy = copy_of("llama");
-    let text = fs::read_to_string(copy.path().join("config.json")).unwrap();
-    let more = text.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
-    fs::write(copy.path().join("config.json"), more).unwrap();
-    let error = open_error(copy.path());
-    let Error::MissingTensor { name, .. } = &error else { panic!("{error}") };
-    assert_eq!(name, "model.layers.2.input_layernorm.weight");
-}
-
-#[test]
-fn a_tensor_that_does_not_match_the_configuration_is_an_error_of_the_file() {
-    let copy = copy_of("llama");
-    let text = fs::read_to_string(copy.path().join("config.json")).unwrap();
-    let wider = text.replace("\"intermediate_size\": 72", "\"intermediate_size\": 73");
-    assert_ne!(wider, text);
-    fs::write(copy.path().join("config.json"), wider).unwrap();
-    let error = open_error(copy.path());
-    assert!(matches!(error, Error::BadFile { .. }), "{error}");
-    let message = error.to_string();
-    assert!(message.contains("model.safetensors: tensor model.layers.0.mlp."), "{message}");
-    assert!(message.contains("has shape [72, 40], expected [73, 40]"), "{message}");
-}
-
-#[test]
-fn an_index_cannot_point_outside_the_folder() {
-    for escape in ["../x.safetensors", "/etc/passwd", "..", ""] {
-        let copy = copy_of("qwen2");
-        let index = serde_json::json!({"weight_map": {"model.norm.weight": escape}});
-        let path = copy.path().join("model.safetensors.index.json");
-        fs::write(path, index.to_string()).unwrap();
-        let error = open_error(copy.path());
-        assert!(matches!(error, Error::BadFile { .. }), "{escape:?}: {error}");
-    }
-}
-
-#[test]
-fn an_index_with_a_tensor_that_its_file_lacks_is_refused() {
-    let copy = copy_of("qwen2");
-    let path = copy.path().join("model.safetensors.index.json");
-    let mut index: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    index["weight_map"]["model.extra"] = "model-00001-of-00003.safetensors".into();
-    fs::write(path, index.to_string()).unwrap();
-    let error = open_error(copy.path());
-    assert!(matches!(error, Error::MissingTensor { .. }), "{error}");
-}
+use crate::golden::{MODELS, folder};
 
 #[test]
 fn adapters_of_peft_are_read_and_written_identically() {
