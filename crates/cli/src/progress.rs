@@ -2,6 +2,7 @@
 
 use std::future::pending;
 use std::pin::pin;
+use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
@@ -15,6 +16,8 @@ use crate::format;
 
 /// Terminals with fewer columns show the numbers without a bar.
 const MIN_COLUMNS_FOR_BAR: usize = 72;
+/// Template of [`Progress::waiting`].
+const WAITING: &str = "{spinner} {elapsed}  {wide_msg}";
 
 /// Unit of a progress bar's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,14 @@ impl Progress {
             Self { bar, console: context.console().clone(), columns: width.unwrap_or_default() };
         progress.bar.set_style(progress.style(unit, total.is_some()));
         progress.bar.set_message(label.into());
+        progress
+    }
+
+    /// Shows `label` and the elapsed time while an operation runs that does not report progress.
+    pub(crate) fn waiting(context: &CommandContext<'_>, label: impl Into<String>) -> Self {
+        let progress = Self::new(context, label, ProgressUnit::Items, None);
+        progress.bar.set_style(style(WAITING));
+        progress.bar.enable_steady_tick(Duration::from_millis(200));
         progress
     }
 

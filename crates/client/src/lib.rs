@@ -129,7 +129,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use future::queue_log::{QueueStateChange, QueuedWork};
 pub use future::{ApiFuture, SampleFuture};
 pub use hint::Hint;
-pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
+pub use rest_client::{AdapterImport, AdminClient, CopyCheckpoint, RestClient};
 pub use sampling::{SampleRequestBuilder, SamplingClient, SamplingRetry};
 pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{

@@ -70,6 +70,8 @@ pub struct ServerLimits {
     pub body_bytes: usize,
     /// Maximum size of any other request body, in bytes (default 1 MiB).
     pub small_body_bytes: usize,
+    /// Maximum size of an imported adapter, in bytes (default 4 GiB).
+    pub import_bytes: u64,
     /// Maximum total size of the request bodies being read, in bytes (default 1 GiB).
     pub total_body_bytes: usize,
     /// Maximum number of requests that are queued or being sampled (default 50,000).
@@ -189,6 +191,7 @@ impl Default for ServerLimits {
             connections: 4_096,
             body_bytes: 64 << 20,
             small_body_bytes: 1 << 20,
+            import_bytes: 4 << 30,
             total_body_bytes: 1 << 30,
             queued_requests: 50_000,
             queued_bytes: 1 << 30,

@@ -109,13 +109,16 @@ struct RawPeftConfig {
 
 /// Settings of `peft` that select another variant than plain LoRA, in which the tensors have
 /// another meaning.
-const OTHER_VARIANTS: [&str; 13] = [
+const OTHER_VARIANTS: [&str; 16] = [
     "alora_invocation_tokens",
     "alpha_pattern",
+    "arrow_config",
     "fan_in_fan_out",
+    "kasa_config",
     "layer_replication",
     "lora_bias",
     "modules_to_save",
+    "monteclora_config",
     "rank_pattern",
     "target_parameters",
     "trainable_token_indices",

@@ -14,6 +14,8 @@ use crate::{DecodeError, InvalidInput};
 pub const JSON: &str = "application/json";
 /// Content type of protobuf bodies.
 pub const PROTO: &str = "application/x-protobuf";
+/// Content type of binary bodies.
+const BINARY: &str = "application/octet-stream";
 
 /// A request of the API, with its route, its encoding and the type of its response.
 ///
@@ -128,6 +130,8 @@ pub enum RequestBody {
     Json(Bytes),
     /// Protobuf body.
     Proto(Bytes),
+    /// Binary body.
+    Binary(Bytes),
 }
 
 impl RequestBody {
@@ -136,7 +140,7 @@ impl RequestBody {
     pub fn bytes(&self) -> Bytes {
         match self {
             Self::Empty => Bytes::new(),
-            Self::Json(bytes) | Self::Proto(bytes) => bytes.clone(),
+            Self::Json(bytes) | Self::Proto(bytes) | Self::Binary(bytes) => bytes.clone(),
         }
     }
 
@@ -146,6 +150,7 @@ impl RequestBody {
         match self {
             Self::Empty | Self::Json(_) => JSON,
             Self::Proto(_) => PROTO,
+            Self::Binary(_) => BINARY,
         }
     }
 }

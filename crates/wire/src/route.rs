@@ -45,6 +45,8 @@ pub enum BodyCodec {
     Json,
     /// Protobuf, optionally compressed.
     Proto,
+    /// Bytes of any length, which a server writes to a file while they arrive.
+    Binary,
 }
 
 /// Encoding of a response body.
@@ -61,7 +63,11 @@ pub enum ResponseCodec {
 }
 
 macro_rules! routes {
-    ($($(#[$doc:meta])* $name:ident: $method:ident $path:literal, $body:ident => $response:ident;)*) => {
+    (
+        $($(#[$doc:meta])* $name:ident: $method:ident $path:literal, $body:ident => $response:ident;)*
+        [extensions]
+        $($(#[$ext_doc:meta])* $ext:ident: $ext_method:ident $ext_path:literal, $ext_body:ident => $ext_response:ident;)*
+    ) => {
         /// Endpoint of the API.
         ///
         /// The enum is exhaustive, so that a server that matches on it fails to compile when the
@@ -78,11 +84,15 @@ macro_rules! routes {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Route {
             $($(#[$doc])* $name,)*
+            $($(#[$ext_doc])* $ext,)*
         }
 
         impl Route {
-            /// All routes.
+            /// All routes of the Tinker API.
             pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// Routes that only `tinkex` servers have.
+            pub const EXTENSIONS: &[Self] = &[$(Self::$ext),*];
 
             const fn spec(self) -> RouteSpec {
                 match self {
@@ -92,6 +102,13 @@ macro_rules! routes {
                         template: concat!("/api/v1", $path),
                         body: BodyCodec::$body,
                         response: ResponseCodec::$response,
+                    },)*
+                    $(Self::$ext => RouteSpec {
+                        name: stringify!($ext),
+                        method: Method::$ext_method,
+                        template: concat!("/api/v1", $ext_path),
+                        body: BodyCodec::$ext_body,
+                        response: ResponseCodec::$ext_response,
                     },)*
                 }
             }
@@ -200,6 +217,10 @@ routes! {
     GetApiKey: Get "/auth/apikey/me", Empty => Json;
     /// Revokes the API key of the request.
     DeleteApiKey: Delete "/auth/apikey/me", Empty => Ignored;
+
+    [extensions]
+    /// Imports a PEFT adapter as checkpoints.
+    ImportAdapter: Put "/imports/{import_id}", Binary => Json;
 }
 
 impl Route {
@@ -270,6 +291,7 @@ impl Route {
         // Prefer fixed segments to parameters: `search` in `/sessions/search` is not a session id.
         Self::ALL
             .iter()
+            .chain(Self::EXTENSIONS)
             .filter(|route| route.method().as_str() == method)
             .filter_map(|route| Some(RouteMatch { route: *route, params: route.captures(path)? }))
             .min_by_key(|matched| matched.params.len())
@@ -356,7 +378,7 @@ mod tests {
 
     #[test]
     fn generated_paths_match_their_route() {
-        for route in Route::ALL {
+        for route in Route::ALL.iter().chain(Route::EXTENSIONS) {
             let n = route.template().matches('{').count();
             let values: Vec<String> = (0..n).map(|i| format!("a:b {i}/ü?%")).collect();
             let params: Vec<&str> = values.iter().map(String::as_str).collect();

@@ -8,6 +8,7 @@ mod checkpoint;
 mod config;
 mod doctor;
 mod generate;
+mod import;
 mod logprobs;
 mod model;
 mod prompt;
@@ -37,7 +38,7 @@ use crate::settings;
 pub(crate) const GROUPS: &[(&str, &[&str])] = &[
     ("Getting started", &["quickstart", "train", "chat", "sample", "serve"]),
     ("Models and text", &["model", "logprobs", "tokenizer"]),
-    ("Resources on the server", &["run", "checkpoint", "session"]),
+    ("Resources on the server", &["run", "checkpoint", "import", "session"]),
     ("Account", &["auth", "billing", "audit"]),
     ("Setup", &["doctor", "config", "completions", "man", "version", "help"]),
 ];
@@ -69,6 +70,8 @@ pub(crate) enum CliCommand {
     /// List, download, publish and delete checkpoints
     #[command(subcommand, arg_required_else_help = true)]
     Checkpoint(checkpoint::CheckpointCommand),
+    /// Import a PEFT adapter as a checkpoint of a tinkex server
+    Import(import::ImportArgs),
     /// Show and search sessions
     #[command(subcommand, arg_required_else_help = true)]
     Session(session::SessionCommand),
@@ -179,6 +182,7 @@ pub(crate) async fn run(
         CliCommand::Auth(command) => return auth::run(context, command).await,
         CliCommand::Model(command) => model::run(context, command).await?,
         CliCommand::Checkpoint(command) => return checkpoint::run(context, command).await,
+        CliCommand::Import(args) => import::run(context, args).await?,
         CliCommand::Session(command) => session::run(context, command).await?,
         CliCommand::Billing(command) => billing::run(context, command).await?,
         CliCommand::Audit(command) => audit::run(context, command).await?,

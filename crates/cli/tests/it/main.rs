@@ -10,6 +10,7 @@ mod capture;
 mod commands;
 mod compare;
 #[cfg(unix)]
+mod import;
 mod interactive;
 mod local;
 mod local_commands;

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tinkex_wire::rest::{
-    AccessScope, AuditLog, AuditLogRequest, BillingUsage, Checkpoint, CheckpointPage,
-    ExternalWeightsUrls, ListSessions, ListTrainingRuns, ListUserCheckpoints, SamplerInfo,
-    SearchSessions, SessionInfo, SessionPage, SessionSearchPage, SessionSummary, StorageUsage,
-    StorageUsageRequest, TrainingRun, TrainingRunPage,
+    AccessScope, AdapterImported, AuditLog, AuditLogRequest, BillingUsage, Checkpoint,
+    CheckpointPage, ExternalWeightsUrls, ListSessions, ListTrainingRuns, ListUserCheckpoints,
+    SamplerInfo, SearchSessions, SessionInfo, SessionPage, SessionSearchPage, SessionSummary,
+    StorageUsage, StorageUsageRequest, TrainingRun, TrainingRunPage,
 };
 use tinkex_wire::{
     ApiKeyInfo, Datum, Logprobs, ModelId, ModelInfo, ModelInput, OptimParams, SampleResponse,
@@ -21,7 +21,7 @@ use crate::config::BaseUrl;
 use crate::download::{CheckpointDownload, DownloadedCheckpoint, FileDownload};
 use crate::error::{Error, Result};
 use crate::loss::CustomLoss;
-use crate::rest_client::CopyCheckpoint;
+use crate::rest_client::{AdapterImport, CopyCheckpoint};
 use crate::sampling::SampleRequestBuilder;
 use crate::training::{
     BatchOutput, CreateFromState, CreateLora, ExternalWeights, LossSpec, OptimOutput, RestoreMode,
@@ -363,6 +363,12 @@ impl RestClient {
         self.iterate(self.client.sessions_found(search))
     }
 
+    /// Imports a PEFT adapter; see
+    /// [`tinkex::RestClient::import_adapter`](crate::RestClient::import_adapter).
+    pub fn import_adapter(&self, folder: impl Into<PathBuf>) -> BlockingCall<AdapterImport> {
+        self.prepare(self.client.import_adapter(folder))
+    }
+
     /// Downloads the files of a checkpoint; see
     /// [`tinkex::RestClient::download`](crate::RestClient::download).
     pub fn download(
@@ -381,6 +387,16 @@ impl RestClient {
         file: impl Into<PathBuf>,
     ) -> BlockingCall<FileDownload> {
         self.prepare(self.client.download_file(url, file))
+    }
+}
+
+impl BlockingCall<AdapterImport> {
+    /// Uploads the adapter and waits until the server has imported it.
+    ///
+    /// # Errors
+    /// As [`AdapterImport`]; also inside an async runtime.
+    pub fn wait(self) -> Result<AdapterImported> {
+        self.runtime.block_on(self.call.into_future())
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod admin;
 mod checkpoint;
+mod import;
 mod key;
 mod page;
 mod run;
@@ -17,6 +18,7 @@ use crate::transport::{RequestOptions, header};
 
 pub use admin::AdminClient;
 pub use checkpoint::CopyCheckpoint;
+pub use import::AdapterImport;
 
 /// Client for training runs, checkpoints and sessions; made by [`ServiceClient::rest`]. Cheap to
 /// clone.

@@ -92,6 +92,8 @@ impl RequestPolicy {
                 Self { max_retries: 0, ..default }
             }
             Route::Sample => Self { lane: Lane::Sample, max_retries: 0, ..default },
+            // The body may have hundreds of megabytes.
+            Route::ImportAdapter => Self { timeout: seconds(600), ..default },
             Route::RetrieveFuture => Self {
                 lane: Lane::Poll,
                 timeout: seconds(45),

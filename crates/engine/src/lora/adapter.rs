@@ -263,7 +263,7 @@ impl Adapter {
 }
 
 /// Checks the ranges of a configuration and that it trains at least one module.
-fn check(model: &ModelConfig, config: &LoraConfig) -> Result<()> {
+pub(super) fn check(model: &ModelConfig, config: &LoraConfig) -> Result<()> {
     let max_rank = model.hidden_size.min(256);
     if !(1..=max_rank).contains(&config.rank) {
         let reason = match config.rank {

@@ -2,9 +2,23 @@
 
 use std::path::Path;
 
-use super::adapter::{Adapter, AdapterPair, LoraConfig, TargetModule};
+use super::adapter::{Adapter, AdapterPair, LoraConfig, TargetModule, check};
 use crate::{Error, Result};
 use tinkex_weights::{AdapterFile, LoraPairRef, ModelConfig, PeftConfig};
+
+impl LoraConfig {
+    /// Checks that an adapter can be loaded into a model, without loading the model. Returns the
+    /// configuration that the adapter has, with seed 0.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the rank is out of range, or the adapter has no module or one that the
+    /// model does not have; [`Error::Shape`] if a pair does not fit its module.
+    pub fn of_adapter(model: &ModelConfig, file: AdapterFile) -> Result<Self> {
+        let config = Adapter::from_file(model, file, 0)?.config;
+        check(model, &config)?;
+        Ok(config)
+    }
+}
 
 impl Adapter {
     /// Creates an adapter from a file. `seed` is only recorded in its configuration.

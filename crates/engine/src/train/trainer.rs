@@ -215,6 +215,13 @@ impl Trainer {
         })
     }
 
+    /// Returns whether a folder contains optimizer state, as
+    /// [`save_with_optimizer`](Self::save_with_optimizer) writes it.
+    #[must_use]
+    pub fn has_optimizer_state(folder: &Path) -> bool {
+        folder.join(OPTIMIZER).is_file()
+    }
+
     /// Creates a trainer with the adapter in `folder` and a new optimizer. The rank of
     /// [`OptimizerKind::Dimuon`] is replaced by that of the adapter.
     pub(crate) fn load(

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tinkex_engine::Trainer;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
     ApiRequest as _, CheckpointKind, LoadWeights, ModelId, OptimizerConfig, RequestId, Seq,
@@ -149,6 +150,7 @@ impl LoadRequest<'_> {
             return self.without_source(&store, &scope, seq);
         };
         check_compatible(self.request, &run, &source)?;
+        self.check_optimizer_state(state, &source)?;
         let model_request = ModelRequest {
             kind: RequestKind::LoadWeights,
             seq: Some(seq),
@@ -174,6 +176,7 @@ impl LoadRequest<'_> {
         let Some(source) = self.source(&store) else {
             return self.without_source(&store, &scope, seq);
         };
+        self.check_optimizer_state(state, &source)?;
         let run = RunRecord {
             id: model.clone(),
             session: session.clone(),
@@ -202,6 +205,23 @@ impl LoadRequest<'_> {
             next: NextStep::Enqueue(Operation::Model { model, seq, operation }),
         };
         submit(state, store, submission)
+    }
+
+    /// Checks that the checkpoint has the optimizer state that the request asks for. Imported
+    /// adapters have none.
+    fn check_optimizer_state(
+        &self,
+        state: &ServerState,
+        source: &CheckpointRecord,
+    ) -> Result<(), ServerError> {
+        let folder = state.weights_dir.join(&source.folder);
+        if !self.request.optimizer || Trainer::has_optimizer_state(&folder) {
+            return Ok(());
+        }
+        Err(ServerError::invalid(format!(
+            "optimizer: {} has no optimizer state; load its weights only",
+            source.path
+        )))
     }
 
     /// Returns the checkpoint to load, if it exists.

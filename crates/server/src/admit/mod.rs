@@ -34,7 +34,7 @@ pub(crate) use self::load::load_weights;
 pub(crate) use self::loss::create_custom_loss;
 pub(crate) use self::sampling::sample;
 pub(crate) use self::save::{
-    save_weights, save_weights_external, save_weights_for_sampler, validate_ttl,
+    save_weights, save_weights_external, save_weights_for_sampler, validate_name, validate_ttl,
 };
 pub(crate) use self::training::{create_model, forward_backward, optim_step};
 
@@ -424,9 +424,9 @@ pub(crate) fn require_session(store: &Store, id: &SessionId) -> Result<(), Serve
 fn require_run(store: &Store, id: &ModelId) -> Result<RunRecord, ServerError> {
     let run = store.runs.get(id).map(|entry| entry.row.clone());
     let run = run.ok_or_else(|| ServerError::not_found(format!("model {id} does not exist")))?;
-    require_session(store, &run.session)?;
-    match &run.closed {
-        Some(reason) => Err(ServerError::invalid(format!("model {id} cannot be used: {reason}"))),
-        None => Ok(run),
+    if let Some(reason) = &run.closed {
+        return Err(ServerError::invalid(format!("model {id} cannot be used: {reason}")));
     }
+    require_session(store, &run.session)?;
+    Ok(run)
 }

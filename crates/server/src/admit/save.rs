@@ -272,7 +272,7 @@ fn check_target_is_new(store: &Store, operation: &ModelOperation) -> Result<(), 
 }
 
 /// Checks a checkpoint name, which becomes part of a path: letters, digits, `.`, `_` and `-`.
-fn validate_name(name: &str) -> Result<(), ServerError> {
+pub(crate) fn validate_name(name: &str) -> Result<(), ServerError> {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
     if (1..=128).contains(&name.len()) && name.bytes().all(allowed) && !matches!(name, "." | "..") {
         return Ok(());

@@ -106,7 +106,7 @@ fn size_limit(state: &ServerState, route: Route) -> usize {
 }
 
 /// Returns the length in the `content-length` header; `None` for a chunked body.
-fn announced_length(parts: &Parts) -> Result<Option<usize>, ServerError> {
+pub(super) fn announced_length(parts: &Parts) -> Result<Option<usize>, ServerError> {
     match parts.headers.get(CONTENT_LENGTH) {
         None if parts.headers.contains_key(TRANSFER_ENCODING) => Ok(None),
         None => Ok(Some(0)),
@@ -133,7 +133,7 @@ async fn acquire_budget(
     state.body_budget.acquire_many(units).await.map_err(|_| ServerError::shutting_down())
 }
 
-fn too_large(limit: usize) -> ServerError {
+pub(super) fn too_large(limit: impl std::fmt::Display) -> ServerError {
     ServerError::TooLarge(format!("the body exceeds the limit of {limit} bytes"))
 }
 

@@ -9,8 +9,10 @@ mod checkpoint;
 mod error;
 mod file;
 mod future;
+mod import;
 mod run;
 mod session;
+mod upload;
 mod usage;
 
 use std::sync::Arc;
@@ -113,6 +115,10 @@ async fn dispatch(state: &Arc<ServerState>, parts: &Parts, body: &mut Incoming) 
         return Ok(respond("text/plain; version=0.0.4", metrics(state).into()));
     }
     let Some(found) = found else { return Err(no_route(parts.method.as_str(), path)) };
+    if found.route == Route::ImportAdapter {
+        let id = found.params.first().map_or("", String::as_str);
+        return import::import(state, parts, body, id).await;
+    }
     let body = ReceivedBody::read(state, parts, body, found.route).await?;
     let query = parts.uri.query().unwrap_or_default();
     // Hold the permit of the body budget until the request is handled.
@@ -201,6 +207,11 @@ async fn call_handler(
         Route::ExternalWeightsUrls => {
             let host = headers.get(HOST).and_then(|host| host.to_str().ok());
             checkpoint::download_urls(state, param(0), param(1), param(2), host).await
+        }
+
+        // `dispatch` handles it, because its body is not read into memory.
+        Route::ImportAdapter => {
+            Err(ServerError::Internal("the route has a streamed body".to_owned()).into())
         }
 
         Route::BillingUsage => usage::events(state, query),

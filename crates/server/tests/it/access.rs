@@ -59,7 +59,7 @@ async fn malformed_bodies_are_rejected_with_a_detail_on_every_route() {
         vec![b'['; 100_000],
     ];
     bodies.push(vec![b'x'; (1 << 20) + 1]);
-    for route in Route::ALL {
+    for route in Route::ALL.iter().chain(Route::EXTENSIONS) {
         let params = vec!["..%2F..%2Fetc"; route.template().matches('{').count()];
         let mut path = route.template().to_owned();
         for param in params {

@@ -15,6 +15,7 @@ mod disk;
 mod fuzz;
 mod harness;
 mod idle;
+mod import;
 mod invalid_data;
 mod logging;
 mod order;

@@ -5,6 +5,7 @@
 
 mod admin;
 mod checkpoint;
+mod import;
 mod run;
 mod search;
 mod session;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub use admin::*;
 pub use checkpoint::*;
+pub use import::*;
 pub use run::*;
 pub use search::*;
 pub use session::*;

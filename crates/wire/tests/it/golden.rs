@@ -184,6 +184,7 @@ impl Exchange {
             Route::AuditLog => self.same(&self.query::<AuditLogRequest>()),
             Route::GetApiKey => self.same(&ApiKeyRequest),
             Route::DeleteApiKey => self.same(&DeleteApiKey),
+            Route::ImportAdapter => panic!("{}: the API does not have the route", self.name),
         }
     }
 
@@ -250,6 +251,7 @@ impl Exchange {
                 self.response::<CheckpointPage>();
             }
             Route::ExternalWeightsUrls => self.response::<ExternalWeightsUrls>(),
+            Route::ImportAdapter => panic!("{}: the API does not have the route", self.name),
             Route::ListSessions => self.response::<SessionPage>(),
             Route::GetSession => self.response::<SessionInfo>(),
             Route::SearchSessions => self.response::<SessionSearchPage>(),

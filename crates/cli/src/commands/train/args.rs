@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use tinkex::TinkerPath;
+use tinkex::wire::CheckpointKind;
 
 use crate::args::{positive, whole_number};
 
@@ -26,6 +28,7 @@ Examples:
   tinkex train examples.jsonl --local --dry-run         show the number of examples, tokens and steps
   tinkex train examples.jsonl --model Qwen/Qwen3-8B --epochs 2 --eval-split 0.1
   tinkex train examples.jsonl --local --plot loss.png   plot the loss to a PNG file
+  tinkex train more.jsonl --from tinker://RUN/weights/0001   continue from a checkpoint
   tinkex train --resume examples-run --local            resume an interrupted run")]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
@@ -43,9 +46,10 @@ pub(crate) struct TrainArgs {
 
 /// Arguments that a resumed run cannot change. They are listed one by one, not as a group, so that
 /// an error names only the ones that were given.
-const FIXED_ARGS: [&str; 20] = [
+const FIXED_ARGS: [&str; 21] = [
     "file",
     "model",
+    "from",
     "tokenizer",
     "rank",
     "learning_rate",
@@ -88,6 +92,16 @@ pub(crate) fn usage_hint(error: &clap::Error) -> Option<String> {
     })
 }
 
+/// Parses the path of a checkpoint that can be trained further.
+fn training_path(text: &str) -> Result<TinkerPath, String> {
+    let path: TinkerPath =
+        text.parse().map_err(|error: tinkex::wire::InvalidInput| error.to_string())?;
+    match path.kind() {
+        CheckpointKind::Training => Ok(path),
+        _ => Err("expected a training checkpoint: tinker://RUN/weights/NAME".to_owned()),
+    }
+}
+
 /// Arguments that determine a run.
 #[derive(Clone, Debug, Args)]
 pub(super) struct RunArgs {
@@ -97,6 +111,15 @@ pub(super) struct RunArgs {
     /// Base model [default with --local: tinkex/tiny]
     #[arg(short, long, alias = "base-model", value_name = "NAME", help_heading = "Model")]
     pub(super) model: Option<String>,
+    /// Start from the weights of this checkpoint: tinker://RUN/weights/NAME
+    #[arg(
+        long,
+        value_name = "PATH",
+        value_parser = training_path,
+        conflicts_with_all = ["model", "rank"],
+        help_heading = "Model"
+    )]
+    pub(super) from: Option<TinkerPath>,
     /// Use another tokenizer: a model name on the hub, or a folder
     #[arg(long, value_name = "NAME", help_heading = "Model")]
     pub(super) tokenizer: Option<String>,

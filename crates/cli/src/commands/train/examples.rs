@@ -61,6 +61,7 @@ pub(super) async fn configure(
     args: &RunArgs,
     service: &ServiceClient,
     model: String,
+    rank: u32,
 ) -> Result<RunConfig, CommandError> {
     let models = service.server_capabilities().await?.supported_models;
     let supported = models.iter().find(|one| one.model_name.as_deref() == Some(&*model));
@@ -75,7 +76,8 @@ pub(super) async fn configure(
         eval_file: args.eval_file.as_ref().map(absolute),
         eval_split: args.eval_split,
         tokenizer: args.tokenizer.clone(),
-        rank: args.rank,
+        rank,
+        from: args.from.as_ref().map(ToString::to_string),
         learning_rate: args.learning_rate.unwrap_or_else(|| default_learning_rate(&model)),
         schedule: args.schedule,
         warmup: args.warmup,
@@ -144,6 +146,9 @@ impl Examples {
         let remaining: usize = (from..config.steps).flat_map(step_tokens).sum();
         let mut table = Table::of_properties().title(format!("Plan: {}", config.file.display()));
         table.property("Base model", &config.model);
+        if let Some(from) = &config.from {
+            table.property("Start", from);
+        }
         table.property("Examples", self.train.len().to_string());
         table.property("Held out", self.eval.len().to_string());
         table.property("Tokens", format!("{tokens} ({learned:.0} to learn)"));

@@ -92,9 +92,14 @@ async fn prepare(
     }
 
     let service = context.client().await?;
-    let (model, tokenizer) = match &old {
-        Some(state) => (state.settings.model.clone(), state.settings.tokenizer.clone()),
-        None => {
+    let start = match &run_args.from {
+        Some(path) if old.is_none() => Some(service.rest().get_weights_info(path).await?),
+        _ => None,
+    };
+    let (model, tokenizer) = match (&old, &start) {
+        (Some(state), _) => (state.settings.model.clone(), state.settings.tokenizer.clone()),
+        (None, Some(start)) => (start.base_model.clone(), run_args.tokenizer.clone()),
+        (None, None) => {
             (examples::base_model(context, run_args.model.as_deref())?, run_args.tokenizer.clone())
         }
     };
@@ -102,7 +107,10 @@ async fn prepare(
         examples::find_tokenizer(context, &service, &model, tokenizer.as_deref()).await?;
     let config = match &old {
         Some(state) => state.settings.clone(),
-        None => examples::configure(context, &run_args, &service, model).await?,
+        None => {
+            let rank = start.and_then(|start| start.lora_rank).unwrap_or(run_args.rank);
+            examples::configure(context, &run_args, &service, model, rank).await?
+        }
     };
     let (examples, config) = Examples::read(&tokenizer.chat()?, config, &run_args, old.is_none())?;
     let plan = config.plan(examples.train.len());

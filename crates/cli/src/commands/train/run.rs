@@ -113,13 +113,16 @@ impl ActiveRun {
     /// Creates the model to train, or loads it from the last checkpoint.
     async fn create_model(&self) -> Result<TrainingClient, CommandError> {
         let config = &self.state.settings;
-        let Some(saved) = self.state.saved.last() else {
-            let new = self.service.create_lora_training_client(&*config.model);
-            return Ok(new.rank(config.rank).seed(config.seed).create().await?);
+        let (path, restore) = match (self.state.saved.last(), &config.from) {
+            (Some(saved), _) => (&saved.path, RestoreMode::WithOptimizer),
+            (None, Some(from)) => (from, RestoreMode::WeightsOnly),
+            (None, None) => {
+                let new = self.service.create_lora_training_client(&*config.model);
+                return Ok(new.rank(config.rank).seed(config.seed).create().await?);
+            }
         };
-        let path = weights::parse_path(&saved.path)?;
-        let from = self.service.create_training_client_from(&path, RestoreMode::WithOptimizer);
-        Ok(from.create().await?)
+        let path = weights::parse_path(path)?;
+        Ok(self.service.create_training_client_from(&path, restore).create().await?)
     }
 
     /// Records a new checkpoint in `run.json`, then deletes the oldest ones. In the other order, a

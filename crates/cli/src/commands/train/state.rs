@@ -48,6 +48,9 @@ pub(crate) struct RunConfig {
     pub(crate) eval_file: Option<PathBuf>,
     pub(crate) eval_split: f64,
     pub(crate) model: String,
+    /// Path of the checkpoint that the run starts from; `None` starts from a new adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) from: Option<String>,
     pub(crate) tokenizer: Option<String>,
     pub(crate) rank: u32,
     pub(crate) learning_rate: f64,

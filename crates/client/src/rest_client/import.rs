@@ -1,0 +1,130 @@
+//! [`AdapterImport`]: uploads a PEFT adapter to a `tinkex` server.
+
+use std::fs::File;
+use std::future::IntoFuture;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use tinkex_weights::{AdapterConversion, Error as FileError, PeftConfig};
+use tinkex_wire::rest::{AdapterFiles, AdapterImported, ImportAdapter, ImportOptions};
+use uuid::Uuid;
+
+use crate::download::resume::blocking;
+use crate::error::{Error, ErrorKind, Result};
+
+use super::RestClient;
+
+/// Builder for the import of a PEFT adapter; created by [`RestClient::import_adapter`] and run by
+/// `.await`.
+///
+/// ```no_run
+/// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
+/// let adapter = service.rest().import_adapter("adapter").base_model("Qwen/Qwen3-0.6B").await?;
+/// let sampler = service.create_sampling_client_from(&adapter.sampler_weights_path).await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::InvalidInput`] if the folder has no adapter, or one that is damaged or not plain
+/// LoRA; [`ErrorKind::Rejected`] if it does not fit the base model, or the server cannot import
+/// adapters; any error of the request.
+///
+/// # Cancel safety
+/// Dropping the future stops the upload. The server then imports nothing, unless it has already
+/// received the whole adapter.
+#[derive(Clone, Debug)]
+#[must_use = "an import does nothing until it is awaited"]
+pub struct AdapterImport {
+    rest: RestClient,
+    folder: PathBuf,
+    options: ImportOptions,
+}
+
+impl RestClient {
+    /// Imports the PEFT adapter in `folder` as checkpoints of a new training run: one to sample from
+    /// and one to continue training from. Only `tinkex` servers support it.
+    ///
+    /// Both files of the adapter are read into memory.
+    pub fn import_adapter(&self, folder: impl Into<PathBuf>) -> AdapterImport {
+        let options = ImportOptions::default();
+        AdapterImport { rest: self.clone(), folder: folder.into(), options }
+    }
+}
+
+impl AdapterImport {
+    /// Sets the base model. Defaults to the one that the adapter's configuration names.
+    pub fn base_model(mut self, name: impl Into<String>) -> Self {
+        self.options = self.options.base_model(Some(name.into()));
+        self
+    }
+
+    /// Sets the name of the checkpoints. Defaults to `imported`.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.options = self.options.name(Some(name.into()));
+        self
+    }
+
+    async fn run(self) -> Result<AdapterImported> {
+        let folder = self.folder;
+        let files = blocking(move || read_files(&folder)).await?;
+        let request = ImportAdapter::new(Uuid::new_v4().to_string(), self.options, files);
+        self.rest.call("import_adapter", &request).await.map_err(|error| match error.status() {
+            // The server answers every fault of a request with another status.
+            Some(404 | 405 | 501) => {
+                let message = "this server cannot import adapters";
+                Error::new(ErrorKind::Rejected, message).with_source(error).with_hint(
+                    "Use a tinkex server: start one with `tinkex serve`, or pass --local on the \
+                     command line.",
+                )
+            }
+            _ => error,
+        })
+    }
+}
+
+impl IntoFuture for AdapterImport {
+    type Output = Result<AdapterImported>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+/// Checks the configuration and the headers of an adapter, and returns the body of the request.
+fn read_files(folder: &Path) -> Result<Bytes> {
+    let [config, tensors] = AdapterConversion::FILES.map(|name| folder.join(name));
+    for file in [&config, &tensors] {
+        if !file.is_file() {
+            let message = format!("cannot import {}: not found", file.display());
+            let hint = "Pass the folder of a PEFT adapter, saved as safetensors.";
+            return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
+        }
+    }
+    PeftConfig::read(&config).map_err(file_error)?;
+    AdapterConversion::open(folder).map_err(file_error)?;
+    let failed = |file: &Path| {
+        let shown = file.display().to_string();
+        move |error: io::Error| {
+            Error::new(ErrorKind::InvalidInput, format!("cannot read {shown}: {error}"))
+        }
+    };
+    let mut body = AdapterFiles::start(&std::fs::read(&config).map_err(failed(&config))?);
+    let mut file = File::open(&tensors).map_err(failed(&tensors))?;
+    let length = file.metadata().map_err(failed(&tensors))?.len();
+    // With the final capacity: growing the buffer would copy the file.
+    body.reserve_exact(usize::try_from(length).unwrap_or(0));
+    file.read_to_end(&mut body).map_err(failed(&tensors))?;
+    Ok(body.into())
+}
+
+/// Converts an error of reading the adapter.
+fn file_error(error: FileError) -> Error {
+    let message = match &error {
+        FileError::Io { source, .. } => format!("{error}: {source}"),
+        _ => error.to_string(),
+    };
+    Error::new(ErrorKind::InvalidInput, message).with_source(error)
+}

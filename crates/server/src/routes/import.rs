@@ -1,0 +1,272 @@
+//! Import of PEFT adapters: the upload is written to a staging folder while it arrives, checked
+//! against the base model, and published as two checkpoints of a new run.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use http::header::CONTENT_ENCODING;
+use http::request::Parts;
+use hyper::body::Incoming;
+use tinkex_engine::LoraConfig;
+use tinkex_files::StagedFolder;
+use tinkex_weights::{AdapterConversion, AdapterFile, Error as FileError};
+use tinkex_wire::rest::{AdapterImported, ImportOptions};
+use tinkex_wire::{CheckpointKind, ModelId, OptimizerConfig, TinkerPath};
+
+use super::body::{announced_length, too_large};
+use super::error::HttpError;
+use super::upload::AdapterUpload;
+use super::{RouteResult, from_query, to_json};
+use crate::admit::validate_name;
+use crate::durable;
+use crate::error::ServerError;
+use crate::models::{BaseModel, BaseModels};
+use crate::state::ServerState;
+use crate::store::{CheckpointRecord, LoraSettings, Record, RunRecord, now};
+
+/// Name of the checkpoints if the request gives none.
+const DEFAULT_NAME: &str = "imported";
+
+/// Imports the adapter in the body of a request.
+pub(super) async fn import(
+    state: &Arc<ServerState>,
+    parts: &Parts,
+    body: &mut Incoming,
+    id: &str,
+) -> RouteResult {
+    let options: ImportOptions = from_query(parts.uri.query().unwrap_or_default())?;
+    let target = ImportTarget::new(id, &options)?;
+    if let Some(base_model) = &options.base_model {
+        require_base_model(&state.models, base_model)?;
+    }
+    if parts.headers.contains_key(CONTENT_ENCODING) {
+        return Err(HttpError::unsupported_encoding());
+    }
+    let limit = state.options.limits.import_bytes;
+    if announced_length(parts)?.is_some_and(|length| length as u64 > limit) {
+        return Err(too_large(limit).into());
+    }
+    let mut upload = AdapterUpload::new(state, body);
+    if let Some(imported) = target.existing(state) {
+        // This is a retry. Read the body: the client does not expect a response before its end.
+        while upload.fill().await? {}
+        return to_json(&imported);
+    }
+
+    let folder = UnfinishedFolder::new(state, target.folder());
+    let adapter = receive(state, &mut upload, &folder.name, options.base_model).await?;
+    to_json(&target.publish(state, &folder.name, adapter).await?)
+}
+
+/// Keeps the expiry task from removing a folder to which no record refers yet.
+struct UnfinishedFolder<'a> {
+    state: &'a ServerState,
+    name: String,
+}
+
+impl<'a> UnfinishedFolder<'a> {
+    fn new(state: &'a ServerState, name: String) -> Self {
+        state.store().unfinished_folders.insert(name.clone());
+        Self { state, name }
+    }
+}
+
+impl Drop for UnfinishedFolder<'_> {
+    fn drop(&mut self) {
+        self.state.store().unfinished_folders.remove(&self.name);
+    }
+}
+
+/// Writes the upload to a staging folder, checks the adapter and gives the folder its name.
+async fn receive(
+    state: &Arc<ServerState>,
+    upload: &mut AdapterUpload<'_>,
+    folder: &str,
+    base_model: Option<String>,
+) -> Result<CheckedAdapter, HttpError> {
+    let target = state.weights_dir.join(folder);
+    let staged = StagedFolder::new(&target).map_err(|error| ServerError::write_failed(&error))?;
+    upload.write_files(staged.path()).await?;
+    let _permit = state.decode_permits.acquire().await.map_err(|_| ServerError::shutting_down())?;
+    let check_state = Arc::clone(state);
+    let check = move || {
+        let adapter = CheckedAdapter::read(&check_state.models, staged.path(), base_model)?;
+        staged.commit().map_err(|error| ServerError::write_failed(&error))?;
+        Ok(adapter)
+    };
+    let checked = tokio::task::spawn_blocking(check).await;
+    Ok(checked.unwrap_or_else(|_| Err(ServerError::shutting_down()))?)
+}
+
+/// Run and name of the checkpoints that an import creates.
+struct ImportTarget {
+    run: ModelId,
+    name: String,
+}
+
+impl ImportTarget {
+    fn new(id: &str, options: &ImportOptions) -> Result<Self, ServerError> {
+        let allowed = |c: u8| c.is_ascii_alphanumeric() || c == b'-';
+        if id.len() > 64 || !id.bytes().all(allowed) {
+            return Err(ServerError::invalid(
+                "import_id: expected 1 to 64 letters, digits and dashes",
+            ));
+        }
+        let name = options.name.clone().unwrap_or_else(|| DEFAULT_NAME.to_owned());
+        validate_name(&name)?;
+        Ok(Self { run: format!("import-{id}:train:0").into(), name })
+    }
+
+    fn path(&self, kind: CheckpointKind) -> Result<TinkerPath, ServerError> {
+        Ok(TinkerPath::new(self.run.clone(), kind, &*self.name)?)
+    }
+
+    /// Returns a new name for the folder of the adapter.
+    fn folder(&self) -> String {
+        let run = self.run.as_str().replace(':', "_");
+        let unique = uuid::Uuid::new_v4().simple().to_string();
+        format!("{run}-{}-{}", self.name, &unique[..8])
+    }
+
+    /// Returns the response of an earlier request with the same id.
+    fn existing(&self, state: &ServerState) -> Option<AdapterImported> {
+        let store = state.store();
+        let path = self.path(CheckpointKind::Training).ok()?;
+        let row = store.checkpoint(&path)?.row.clone();
+        self.response(&row).ok()
+    }
+
+    fn response(&self, row: &CheckpointRecord) -> Result<AdapterImported, ServerError> {
+        let sampler = self.path(CheckpointKind::Sampler)?;
+        Ok(AdapterImported::new(row.path.clone(), sampler)
+            .adapter(&*row.base_model, row.lora.rank)
+            .size_bytes(row.size_bytes))
+    }
+
+    /// Writes the records of the run and its checkpoints, and waits until they are durable.
+    async fn publish(
+        &self,
+        state: &Arc<ServerState>,
+        folder: &str,
+        adapter: CheckedAdapter,
+    ) -> Result<AdapterImported, ServerError> {
+        let created_at = now();
+        let run = RunRecord {
+            id: self.run.clone(),
+            session: "".into(),
+            number: 0,
+            base_model: adapter.base_model.clone(),
+            lora: adapter.lora,
+            optimizer: OptimizerConfig::default(),
+            user_metadata: None,
+            created_at,
+            closed: Some("it was imported; load it into a new model to train it".to_owned()),
+            snapshot: None,
+            last_seq: None,
+            project_id: None,
+        };
+        let checkpoint = |kind| {
+            Ok::<_, ServerError>(CheckpointRecord {
+                path: self.path(kind)?,
+                folder: folder.to_owned(),
+                request: None,
+                seq: None,
+                created_at,
+                expires_at: None,
+                size_bytes: adapter.size_bytes,
+                public: false,
+                user_metadata: None,
+                base_model: adapter.base_model.clone(),
+                lora: adapter.lora,
+                optimizer: OptimizerConfig::default(),
+            })
+        };
+        let (weights, sampler) =
+            (checkpoint(CheckpointKind::Training)?, checkpoint(CheckpointKind::Sampler)?);
+        let response = self.response(&weights)?;
+        durable::change(state, |store| {
+            if store.runs.contains_key(&run.id) {
+                let message = format!("training run {} already exists", run.id);
+                return Err(ServerError::Conflict(message));
+            }
+            let records =
+                vec![Record::Run(run), Record::Checkpoint(weights), Record::Checkpoint(sampler)];
+            Ok((records, response))
+        })
+        .await
+    }
+}
+
+/// An adapter that fits its base model.
+struct CheckedAdapter {
+    base_model: String,
+    lora: LoraSettings,
+    size_bytes: u64,
+}
+
+impl CheckedAdapter {
+    /// Checks the adapter in `folder` against its base model: `base_model`, or the one that its
+    /// configuration names. Converts names of the hosted service.
+    fn read(
+        models: &BaseModels,
+        folder: &Path,
+        base_model: Option<String>,
+    ) -> Result<Self, ServerError> {
+        let file = AdapterFile::load(folder).map_err(|error| file_error(&error))?;
+        let named = Some(file.config.base_model.clone()).filter(|name| !name.is_empty());
+        let base_model = base_model.or(named).ok_or_else(|| {
+            ServerError::invalid(
+                "adapter_config.json does not name the base model; pass the name of one",
+            )
+        })?;
+        let base = require_base_model(models, &base_model)?;
+        let lora = LoraConfig::of_adapter(&base.config, file)?;
+        if let Some(conversion) =
+            AdapterConversion::open(folder).map_err(|error| file_error(&error))?
+            && conversion.is_needed(None)
+        {
+            conversion.apply(None).map_err(|error| file_error(&error))?;
+        }
+        let size = |name: &str| Ok(std::fs::metadata(folder.join(name))?.len());
+        let size_bytes = AdapterConversion::FILES.into_iter().map(size).sum::<io::Result<u64>>();
+        let lora = LoraSettings {
+            rank: u32::try_from(lora.rank).unwrap_or(u32::MAX),
+            seed: lora.seed,
+            train_unembed: lora.unembedding,
+            train_mlp: lora.mlp,
+            train_attn: lora.attention,
+        };
+        let size_bytes = size_bytes.map_err(|error| ServerError::read_failed(&error))?;
+        Ok(Self { base_model, lora, size_bytes })
+    }
+}
+
+/// Returns a base model. The status of the error is not 404, which tells clients that the server
+/// cannot import adapters.
+fn require_base_model<'a>(
+    models: &'a BaseModels,
+    name: &str,
+) -> Result<&'a BaseModel, ServerError> {
+    let found = models.require(name).map(|model| &**model);
+    found.map_err(|error| ServerError::invalid(error.to_string()))
+}
+
+/// Converts an error of reading the uploaded files. The message names the file without its folder,
+/// which is one of the server.
+fn file_error(error: &FileError) -> ServerError {
+    let name = |path: &Path| {
+        let name = path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    };
+    match error {
+        FileError::Io { source, .. } => ServerError::read_failed(source),
+        FileError::BadFile { path, reason } => {
+            ServerError::invalid(format!("{}: {reason}", name(path)))
+        }
+        FileError::MissingTensor { path, name: tensor } => {
+            ServerError::invalid(format!("{}: tensor {tensor} is missing", name(path)))
+        }
+        _ => ServerError::invalid(error.to_string()),
+    }
+}
