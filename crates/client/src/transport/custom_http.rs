@@ -1,12 +1,12 @@
 //! [`CustomHttp`]: the caller's own [`HttpService`].
 
-use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::future::{BoxFuture, FutureExt as _, TryFutureExt as _};
 use futures_util::stream::StreamExt as _;
 use http::{Request, Response};
 
@@ -49,9 +49,7 @@ impl<S: HttpService> HttpService for CatchPanics<S> {
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
         // `send` itself may panic, not only the future that it returns: call it inside the block.
-        let sent = async move { self.0.send(lane, request, timeout).await };
-        let sent = AssertUnwindSafe(sent).catch_unwind();
-        Box::pin(sent.map(|sent| sent.unwrap_or_else(|payload| Err(panicked(&*payload)))))
+        Box::pin(catching_panics(async move { self.0.send(lane, request, timeout).await }))
     }
 
     fn send_streaming(
@@ -61,19 +59,25 @@ impl<S: HttpService> HttpService for CatchPanics<S> {
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
         let sent = async move { self.0.send_streaming(lane, request, timeout).await };
-        let sent = AssertUnwindSafe(sent).catch_unwind();
-        Box::pin(sent.map(|sent| match sent {
-            Ok(response) => response.map(|response| response.map(catching_panics)),
-            Err(payload) => Err(panicked(&*payload)),
-        }))
+        let with_body = |response: Response<ResponseBody>| response.map(catching_body_panics);
+        Box::pin(catching_panics(sent).map_ok(with_body))
     }
 }
 
-fn catching_panics(body: ResponseBody) -> ResponseBody {
-    let parts = AssertUnwindSafe(body).catch_unwind();
-    ResponseBody::new(parts.map(|part| part.unwrap_or_else(|payload| Err(panicked(&*payload)))))
+fn catching_panics<T>(
+    sent: impl Future<Output = Result<T, HttpFailure>>,
+) -> impl Future<Output = Result<T, HttpFailure>> {
+    AssertUnwindSafe(sent).catch_unwind().map(or_failure)
 }
 
-fn panicked(payload: &(dyn Any + Send)) -> HttpFailure {
-    HttpFailure::new(HttpFailureKind::Panicked, panic_message(payload))
+fn catching_body_panics(body: ResponseBody) -> ResponseBody {
+    let parts = AssertUnwindSafe(body).catch_unwind();
+    ResponseBody::new(parts.map(or_failure))
+}
+
+/// Turns a panic into a failure.
+fn or_failure<T>(outcome: thread::Result<Result<T, HttpFailure>>) -> Result<T, HttpFailure> {
+    outcome.unwrap_or_else(|payload| {
+        Err(HttpFailure::new(HttpFailureKind::Panicked, panic_message(&*payload)))
+    })
 }

@@ -5,6 +5,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -302,16 +303,28 @@ impl HttpFailure {
 
     /// Returns whether no program listens at the address.
     pub(crate) fn is_connection_refused(&self) -> bool {
-        let mut cause: Option<&(dyn StdError + 'static)> = Some(&*self.source);
-        while let Some(error) = cause {
-            let io_error = error.downcast_ref::<std::io::Error>();
-            if io_error.is_some_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused) {
-                return true;
-            }
-            cause = error.source();
-        }
-        false
+        any_cause(&*self.source, |cause| {
+            let error = cause.downcast_ref::<io::Error>();
+            error.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        })
     }
+}
+
+/// Returns whether `test` holds for `error` or one of its causes.
+pub(super) fn any_cause(
+    error: &(dyn StdError + 'static),
+    test: fn(&(dyn StdError + 'static)) -> bool,
+) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if test(error) {
+            return true;
+        }
+        // `io::Error::source` skips the error that it wraps.
+        let wrapped = error.downcast_ref().and_then(io::Error::get_ref);
+        cause = wrapped.map(|inner| inner as _).or_else(|| error.source());
+    }
+    false
 }
 
 impl fmt::Display for HttpFailure {

@@ -14,7 +14,7 @@ use http::{Request, Response};
 use crate::config::Env;
 use crate::error::{Error, ErrorKind};
 
-use super::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody};
+use super::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody, any_cause};
 use super::pool::{Lease, Pool};
 
 /// Sends requests over the network, with one pool of HTTP clients per [`Lane`].
@@ -176,23 +176,6 @@ fn is_decompression_error(error: &reqwest::Error) -> bool {
     }
     let io_error = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
     io_error.is_some_and(|error| error.kind() != io::ErrorKind::UnexpectedEof)
-}
-
-/// Returns whether `test` holds for `error` or one of its causes.
-fn any_cause(
-    error: &(dyn StdError + 'static),
-    test: fn(&(dyn StdError + 'static)) -> bool,
-) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if test(error) {
-            return true;
-        }
-        // `io::Error::source` skips the error that it wraps.
-        let wrapped = error.downcast_ref().and_then(io::Error::get_ref);
-        cause = wrapped.map(|inner| inner as _).or_else(|| error.source());
-    }
-    false
 }
 
 /// Protocols that a client offers.

@@ -49,7 +49,8 @@ fn panicking(path: &'static str) -> ServiceClient {
 
 fn assert_panicked(error: Error, path: &str) {
     assert_eq!(error.kind(), ErrorKind::Panicked, "{path}: {error}");
-    assert!(error.to_string().contains(&format!("not expected: {path}")), "{error}");
+    let message = format!("HTTP service panicked: not expected: {path}");
+    assert!(error.to_string().ends_with(&message), "{error}");
     assert!(!error.is_retryable());
 }
 

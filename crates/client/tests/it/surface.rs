@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
-use http::{Request, Response};
 use serde_json::json;
 use tinkex::rest::AccessScope;
 use tinkex::{
-    AdamParams, BaseUrl, CopyCheckpoint, Env, Error, ErrorKind, Hint, HttpFailure, HttpService,
-    Lane, LossFn, RestoreMode, RetryPolicy, SamplingParams, ServiceClient, TinkerPath,
+    AdamParams, BaseUrl, CopyCheckpoint, Error, ErrorKind, Hint, LossFn, RestoreMode,
+    SamplingParams, ServiceClient, TinkerPath,
 };
 use tokio::time::sleep;
 
@@ -58,43 +55,6 @@ fn calls_outside_a_runtime_return_an_error() {
     });
     without_runtime(model.optim_step(AdamParams::default()));
     without_runtime(sampler.sample([1], SamplingParams::new().max_tokens(1)).send());
-}
-
-/// Panics on every request except those for the configuration and the session.
-struct PanickingService(NumberedServer);
-
-impl HttpService for PanickingService {
-    fn send(
-        &self,
-        lane: Lane,
-        request: Request<Bytes>,
-        timeout: Duration,
-    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        let path = request.uri().path();
-        assert!(!path.ends_with("optim_step") && !path.ends_with("asample"), "scripted panic");
-        self.0.send(lane, request, timeout)
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_panic_in_a_task_of_a_call_is_reported() {
-    let service = ServiceClient::builder()
-        .env(Env::empty())
-        .base_url("http://server.test")
-        .api_key("tml-x")
-        .retry(RetryPolicy::disabled())
-        .without_telemetry()
-        .http(PanickingService(NumberedServer::new(json!({}))))
-        .build()
-        .unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
-    let sampler = service.create_sampling_client("base").await.unwrap();
-    let step = model.optim_step(AdamParams::default()).await.unwrap_err();
-    let sample = sampler.sample([1], SamplingParams::new().max_tokens(1)).await.unwrap_err();
-    for error in [step, sample] {
-        assert_eq!(error.kind(), ErrorKind::Panicked);
-        assert!(error.to_string().ends_with("HTTP service panicked: scripted panic"), "{error}");
-    }
 }
 
 #[tokio::test(start_paused = true)]
