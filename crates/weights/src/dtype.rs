@@ -1,5 +1,7 @@
 //! [`DType`]: element types of tensors.
 
+use crate::BlockFormat;
+
 /// Element type of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -30,9 +32,11 @@ pub enum DType {
     U8,
     /// Booleans, one byte each.
     Bool,
+    /// Floats in a block format. Safetensors files have no such type.
+    Block(BlockFormat),
 }
 
-/// Element types with their names in a file and their sizes in bytes.
+/// Element types with their names in a safetensors file and their sizes in bytes.
 const NAMES: [(DType, &str, usize); 13] = [
     (DType::F32, "F32", 4),
     (DType::F16, "F16", 2),
@@ -54,21 +58,44 @@ impl DType {
         NAMES.iter().find(|(_, other, _)| *other == name).map(|(dtype, ..)| *dtype)
     }
 
-    /// Returns the entry of this type in [`NAMES`].
-    fn entry(self) -> &'static (Self, &'static str, usize) {
-        NAMES.iter().find(|(dtype, ..)| *dtype == self).expect("every type has an entry")
+    /// Returns the entry of this type in [`NAMES`], or its block format.
+    fn entry(self) -> Result<&'static (Self, &'static str, usize), BlockFormat> {
+        if let Self::Block(format) = self {
+            return Err(format);
+        }
+        Ok(NAMES.iter().find(|(dtype, ..)| *dtype == self).expect("every type has an entry"))
     }
 
-    /// Returns the type's name in a file, for example `F32` or `BF16`.
+    /// Returns the type's name in a file, for example `F32`, `BF16` or `Q8_0`.
     #[must_use]
     pub fn name(self) -> &'static str {
-        self.entry().1
+        self.entry().map_or_else(BlockFormat::name, |entry| entry.1)
     }
 
-    /// Returns the size of one element in bytes.
+    /// Returns the number of elements that are stored together: 1, or those of a block.
     #[must_use]
-    pub fn size(self) -> usize {
-        self.entry().2
+    pub fn block_len(self) -> usize {
+        self.entry().map_or_else(BlockFormat::block_len, |_| 1)
+    }
+
+    /// Returns the size in bytes of one element, or of one block of a block format.
+    #[must_use]
+    pub fn block_bytes(self) -> usize {
+        self.entry().map_or_else(BlockFormat::block_bytes, |entry| entry.2)
+    }
+
+    /// Returns the size of `count` elements in bytes, or `None` if they are not whole blocks or the
+    /// size exceeds `usize`.
+    #[must_use]
+    pub fn byte_len(self, count: usize) -> Option<usize> {
+        let blocks = count.is_multiple_of(self.block_len()).then(|| count / self.block_len())?;
+        blocks.checked_mul(self.block_bytes())
+    }
+
+    /// Returns whether the elements are floats that can be converted to f32.
+    #[must_use]
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16 | Self::Block(_))
     }
 }
 
@@ -80,8 +107,17 @@ mod tests {
     fn every_name_maps_back_to_its_type() {
         for (dtype, name, size) in NAMES {
             assert_eq!(DType::from_name(name), Some(dtype));
-            assert_eq!((dtype.name(), dtype.size()), (name, size));
+            assert_eq!((dtype.name(), dtype.block_bytes()), (name, size));
         }
         assert_eq!(DType::from_name("F4"), None);
+        assert_eq!(DType::from_name("Q8_0"), None);
+    }
+    #[test]
+    fn sizes_count_whole_blocks() {
+        assert_eq!(DType::F32.byte_len(3), Some(12));
+        assert_eq!(DType::F32.byte_len(usize::MAX), None);
+        let blocks = DType::Block(BlockFormat::Q4K);
+        assert_eq!((blocks.name(), blocks.byte_len(512)), ("Q4_K", Some(288)));
+        assert_eq!(blocks.byte_len(100), None);
     }
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | safetensors | [`TensorFile`], [`StoredTensor`], [`write_tensors`] |
 //! | Hugging Face model folder | [`ModelFolder`], [`ModelConfig`] |
+//! | quantized weights | [`BlockFormat`] |
 //! | PEFT adapter folder | [`AdapterFile`], [`PeftConfig`], [`AdapterConversion`] |
 //!
 //! Files that are read may be truncated, corrupted or malicious: every length is checked before it
@@ -24,6 +25,7 @@ mod error;
 mod json_fields;
 mod model_folder;
 mod peft;
+mod quant;
 mod rope;
 mod safetensors;
 mod stored_tensor;
@@ -36,6 +38,7 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use model_folder::ModelFolder;
 pub use peft::PeftConfig;
+pub use quant::BlockFormat;
 pub use rope::{Rope, RopeScaling};
 pub use safetensors::{NamedTensor, TensorFile, TensorSlice, write_tensors};
 pub use stored_tensor::StoredTensor;

@@ -72,7 +72,7 @@ impl<'a> StoredTensor<'a> {
     /// Returns the number of elements.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.data.len() / self.dtype.size()
+        self.data.len() / self.dtype.block_bytes() * self.dtype.block_len()
     }
 
     /// Returns the stored little-endian bytes.
@@ -120,13 +120,13 @@ impl<'a> StoredTensor<'a> {
     /// Returns the tensor if [`to_f32`](Self::to_f32) can convert its elements.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if the element type is not f32, f16 or bf16.
+    /// [`Error::BadFile`] if the element type is not f32, f16, bf16 or a block format.
     pub fn as_float(self) -> Result<Self> {
-        if matches!(self.dtype, DType::F32 | DType::F16 | DType::Bf16) {
+        if self.dtype.is_float() {
             return Ok(self);
         }
         let (name, dtype) = (self.name, self.dtype.name());
-        let reason = format!("tensor {name} is stored as {dtype}, expected F32, F16 or BF16");
+        let reason = format!("tensor {name} is stored as {dtype}, expected floats");
         Err(Error::bad_file(self.path, reason))
     }
 
@@ -184,27 +184,32 @@ impl<'a> StoredTensor<'a> {
     /// Reads a range of the elements into `out`, as f32.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if the element type is not f32, f16 or bf16; [`Error::Io`] if the file
-    /// cannot be read or the range is outside the tensor.
+    /// [`Error::BadFile`] if the element type is not f32, f16, bf16 or a block format;
+    /// [`Error::Io`] if the file cannot be read or the range is outside the tensor.
     ///
     /// # Panics
-    /// If `out` does not have the length of the range.
+    /// If `out` does not have the length of the range, or the range of a tensor in a block format
+    /// does not consist of whole blocks, as rows do.
     pub fn read_f32(&self, range: Range<usize>, out: &mut [f32]) -> Result<()> {
         /// Bytes that are read at a time.
         const BUFFER: usize = 1 << 16;
         assert_eq!(range.len(), out.len(), "a buffer for the range {range:?}");
         self.as_float()?;
-        let size = self.dtype.size();
+        let (block_len, block_bytes) = (self.dtype.block_len(), self.dtype.block_bytes());
+        let whole = range.start.is_multiple_of(block_len) && range.end.is_multiple_of(block_len);
+        assert!(whole, "range {range:?} of blocks of {block_len} elements");
+        let (start, end) =
+            (range.start / block_len * block_bytes, range.end / block_len * block_bytes);
         if let TensorData::Memory(bytes) = self.data
-            && let Some(bytes) = bytes.get(range.start * size..range.end * size)
+            && let Some(bytes) = bytes.get(start..end)
         {
             self.decode(bytes, out);
             return Ok(());
         }
-        let mut buffer = vec![0; BUFFER.min(out.len() * size)];
-        let mut start = range.start * size;
-        for out in out.chunks_mut(BUFFER / size) {
-            let bytes = &mut buffer[..out.len() * size];
+        let mut buffer = vec![0; (BUFFER / block_bytes * block_bytes).min(end - start)];
+        let mut start = start;
+        for out in out.chunks_mut(BUFFER / block_bytes * block_len) {
+            let bytes = &mut buffer[..out.len() / block_len * block_bytes];
             self.read_bytes(start, bytes)?;
             self.decode(bytes, out);
             start += bytes.len();
@@ -212,7 +217,7 @@ impl<'a> StoredTensor<'a> {
         Ok(())
     }
 
-    /// Converts stored elements, whose type must be f32, f16 or bf16.
+    /// Converts stored elements, whose type must be f32, f16, bf16 or a block format.
     fn decode(&self, bytes: &[u8], out: &mut [f32]) {
         match self.dtype {
             DType::F32 => widen(bytes, out, f32::from_le_bytes),
@@ -220,6 +225,7 @@ impl<'a> StoredTensor<'a> {
             DType::Bf16 => {
                 widen(bytes, out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16));
             }
+            DType::Block(format) => format.decode(bytes, out),
             // Excluded by `as_float`.
             _ => out.fill(f32::NAN),
         }

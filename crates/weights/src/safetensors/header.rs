@@ -103,7 +103,8 @@ impl RawTensorInfo {
             .map_err(|_| format!("shape {:?} is too large", self.shape))?;
         let bytes = shape
             .iter()
-            .try_fold(dtype.size(), |product, &side| product.checked_mul(side))
+            .try_fold(1_usize, |product, &side| product.checked_mul(side))
+            .and_then(|count| dtype.byte_len(count))
             .ok_or_else(|| format!("shape {shape:?} is too large"))?;
         let (start, end) = self.data_offsets;
         let len = end.checked_sub(start).and_then(|len| usize::try_from(len).ok());

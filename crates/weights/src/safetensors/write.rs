@@ -88,7 +88,9 @@ pub fn write_tensors(
 ) -> Result<()> {
     let path = path.as_ref();
     let mut order: Vec<&NamedTensor<'_>> = tensors.iter().collect();
-    order.sort_by_key(|tensor| (std::cmp::Reverse(tensor.values.dtype().size()), tensor.name));
+    order.sort_by_key(|tensor| {
+        (std::cmp::Reverse(tensor.values.dtype().block_bytes()), tensor.name)
+    });
     let header = header(&order, metadata)?;
     write_file(path, |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
@@ -109,7 +111,7 @@ fn header(tensors: &[&NamedTensor<'_>], metadata: &[(&str, &str)]) -> Result<Vec
             return Err(Error::invalid_tensor(tensor.name, reason));
         }
         let dtype = tensor.values.dtype();
-        let end = at + tensor.values.len() * dtype.size();
+        let end = at + tensor.values.len() * dtype.block_bytes();
         let entry =
             json!({ "dtype": dtype.name(), "shape": tensor.shape, "data_offsets": [at, end] });
         if tensor.name == "__metadata__" || entries.insert(tensor.name, entry).is_some() {

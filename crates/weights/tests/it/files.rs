@@ -235,7 +235,7 @@ proptest! {
         fs::write(&path, bytes).unwrap();
         if let Ok(file) = TensorFile::open(&path) {
             for tensor in file.tensors() {
-                prop_assert_eq!(tensor.count() * tensor.dtype().size(), tensor.bytes().unwrap().len());
+                prop_assert_eq!(tensor.dtype().byte_len(tensor.count()), Some(tensor.bytes().unwrap().len()));
                 let _ = tensor.to_f32();
             }
         }

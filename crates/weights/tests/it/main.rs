@@ -1,8 +1,9 @@
 //! Tests of model and adapter files.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a failed test panics")]
+#![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
 mod configs;
 mod files;
 mod folders;
 mod golden;
+mod quants;

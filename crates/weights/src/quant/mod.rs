@@ -1,0 +1,193 @@
+//! [`BlockFormat`]: formats that store blocks of weights as small integers with common scales.
+//!
+//! The formats are those of GGUF files. A row of a matrix consists of whole blocks.
+
+mod k_quant;
+mod q4_0;
+mod q4_k;
+mod q6_k;
+mod q8_0;
+mod round;
+
+/// A block format of quantized weights.
+///
+/// ```
+/// use tinkex_weights::BlockFormat;
+///
+/// let values: Vec<f32> = (0_u8..32).map(|i| f32::from(i) - 16.0).collect();
+/// let mut block = [0; 34];
+/// BlockFormat::Q8_0.encode(&values, &mut block);
+/// let mut decoded = [0.0; 32];
+/// BlockFormat::Q8_0.decode(&block, &mut decoded);
+/// assert!(values.iter().zip(decoded).all(|(value, decoded)| (value - decoded).abs() < 0.07));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BlockFormat {
+    /// `Q8_0`: 8-bit integers with one f16 scale per 32 weights; 8.5 bits per weight.
+    Q8_0,
+    /// `Q4_0`: 4-bit integers with one f16 scale per 32 weights; 4.5 bits per weight.
+    Q4_0,
+    /// `Q4_K`: 4-bit integers with a 6-bit scale and a 6-bit minimum per 32 weights, which are
+    /// multiples of two f16 numbers per 256 weights; 4.5 bits per weight.
+    Q4K,
+    /// `Q6_K`: 6-bit integers with an 8-bit scale per 16 weights, which is a multiple of one f16
+    /// number per 256 weights; 6.5625 bits per weight.
+    Q6K,
+}
+
+impl BlockFormat {
+    /// All formats.
+    pub const ALL: [Self; 4] = [Self::Q8_0, Self::Q4_0, Self::Q4K, Self::Q6K];
+
+    /// Returns the name of the format in GGUF tools, for example `Q4_K`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Q8_0 => "Q8_0",
+            Self::Q4_0 => "Q4_0",
+            Self::Q4K => "Q4_K",
+            Self::Q6K => "Q6_K",
+        }
+    }
+
+    /// Returns the number of weights of a block.
+    #[must_use]
+    pub const fn block_len(self) -> usize {
+        match self {
+            Self::Q8_0 => q8_0::LEN,
+            Self::Q4_0 => q4_0::LEN,
+            Self::Q4K => q4_k::LEN,
+            Self::Q6K => q6_k::LEN,
+        }
+    }
+
+    /// Returns the size of a block in bytes.
+    #[must_use]
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::Q8_0 => q8_0::BYTES,
+            Self::Q4_0 => q4_0::BYTES,
+            Self::Q4K => q4_k::BYTES,
+            Self::Q6K => q6_k::BYTES,
+        }
+    }
+
+    /// Returns the size in bytes of `len` weights, or `None` if they are not whole blocks.
+    #[must_use]
+    pub const fn byte_len(self, len: usize) -> Option<usize> {
+        if len.is_multiple_of(self.block_len()) {
+            (len / self.block_len()).checked_mul(self.block_bytes())
+        } else {
+            None
+        }
+    }
+
+    /// Decodes whole blocks. Every block of bytes is valid; a scale that is not finite decodes to
+    /// weights that are not finite.
+    ///
+    /// The results have the same bits as those of PyPI `gguf` and of llama.cpp.
+    ///
+    /// # Panics
+    /// If `out` does not consist of whole blocks, or `bytes` does not have their size.
+    pub fn decode(&self, bytes: &[u8], out: &mut [f32]) {
+        self.check(out.len(), bytes.len());
+        match self {
+            Self::Q8_0 => decode_blocks(bytes, out, q8_0::decode),
+            Self::Q4_0 => decode_blocks(bytes, out, q4_0::decode),
+            Self::Q4K => decode_blocks(bytes, out, q4_k::decode),
+            Self::Q6K => decode_blocks(bytes, out, q6_k::decode),
+        }
+    }
+
+    /// Encodes whole blocks.
+    ///
+    /// The scales are f16: values beyond ±65504 times the largest integer of the format, infinity
+    /// and NaN decode to values that are not finite or are wrong.
+    ///
+    /// # Panics
+    /// If `values` does not consist of whole blocks, or `out` does not have their size.
+    pub fn encode(&self, values: &[f32], out: &mut [u8]) {
+        self.check(values.len(), out.len());
+        match self {
+            Self::Q8_0 => encode_blocks(values, out, q8_0::encode),
+            Self::Q4_0 => encode_blocks(values, out, q4_0::encode),
+            Self::Q4K => encode_blocks(values, out, q4_k::encode),
+            Self::Q6K => encode_blocks(values, out, q6_k::encode),
+        }
+    }
+
+    /// Asserts that `len` weights are whole blocks of `bytes` bytes.
+    fn check(self, len: usize, bytes: usize) {
+        assert_eq!(self.byte_len(len), Some(bytes), "bytes of {len} weights in {}", self.name());
+    }
+}
+
+/// Applies `decode` to each block of `BYTES` bytes.
+fn decode_blocks<const BYTES: usize, const LEN: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    decode: impl Fn(&[u8; BYTES], &mut [f32; LEN]),
+) {
+    for (block, out) in bytes.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+        decode(block, out);
+    }
+}
+
+/// Applies `encode` to each block of `LEN` weights.
+fn encode_blocks<const BYTES: usize, const LEN: usize>(
+    values: &[f32],
+    out: &mut [u8],
+    encode: impl Fn(&[f32; LEN], &mut [u8; BYTES]),
+) {
+    for (values, out) in values.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+        encode(values, out);
+    }
+}
+
+/// Returns the f16 number in two little-endian bytes as f32.
+fn read_f16(bytes: [u8; 2]) -> f32 {
+    half::f16::from_le_bytes(bytes).to_f32()
+}
+
+/// Returns `value` rounded to f16, as little-endian bytes and as f32.
+fn to_f16(value: f32) -> ([u8; 2], f32) {
+    let rounded = half::f16::from_f32(value);
+    (rounded.to_le_bytes(), rounded.to_f32())
+}
+
+/// Returns `1 / value`, or 0 for 0.
+fn inverse(value: f32) -> f32 {
+    if value == 0.0 { 0.0 } else { 1.0 / value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_zeros_stay_zeros() {
+        for format in BlockFormat::ALL {
+            let mut bytes = vec![0xA5; format.block_bytes()];
+            let mut values = vec![0.0; format.block_len()];
+            format.encode(&values, &mut bytes);
+            values.fill(1.0);
+            format.decode(&bytes, &mut values);
+            assert!(values.iter().all(|value| *value == 0.0), "{}", format.name());
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_whole_blocks() {
+        assert_eq!(BlockFormat::Q4K.byte_len(512), Some(288));
+        assert_eq!(BlockFormat::Q4K.byte_len(0), Some(0));
+        assert_eq!(BlockFormat::Q4K.byte_len(255), None);
+        assert_eq!(BlockFormat::Q8_0.byte_len(usize::MAX - 31), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes of 33 weights in Q8_0")]
+    fn partial_blocks_are_rejected() {
+        BlockFormat::Q8_0.decode(&[0; 34], &mut [0.0; 33]);
+    }
+}
