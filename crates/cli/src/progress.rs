@@ -56,6 +56,7 @@ impl Progress {
     pub(crate) fn waiting(context: &CommandContext<'_>, label: impl Into<String>) -> Self {
         let progress = Self::new(context, label, ProgressUnit::Items, None);
         progress.bar.set_style(style(WAITING));
+        progress.bar.tick();
         progress.bar.enable_steady_tick(Duration::from_millis(200));
         progress
     }

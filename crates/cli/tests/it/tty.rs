@@ -1,6 +1,7 @@
 //! Terminal sessions of the Python CLI, replayed in a pseudo-terminal.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
@@ -192,6 +193,21 @@ fn download_shows_progress_and_resumes_after_an_interrupt() {
     let file = fs::read(target.join("adapter_model.safetensors")).unwrap();
     assert_eq!(file.len(), 40_000);
     assert!(!home.path().join("out/run-1_external_weights_hf.part").exists());
+}
+
+#[test]
+fn import_shows_that_it_is_running() {
+    let script = r#"{"base_url":"http://127.0.0.1:18765/i","replies":[]}"#;
+    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(script, None));
+    let url = server.url();
+    let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3/adapter");
+    let line = ["import", golden.to_str().unwrap()];
+    let (code, shown) = Terminal::start(&line, env, home.path(), 200).end();
+    assert_eq!(code, 1, "{shown}");
+    assert!(shown.contains("importing "), "{shown}");
+    let last = screen(&shown);
+    assert!(!last.contains("importing ") && last.contains("cannot import adapters"), "{last}");
 }
 
 #[test]

@@ -249,6 +249,8 @@ pub(super) async fn download_urls(
     let urls: BTreeMap<String, String> = entries
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok())
+        // Another request may be converting the adapter: its new file has a temporary name.
+        .filter(|file| !file.starts_with('.'))
         .map(|file| {
             let url = format!("http://{host}{FILES}{token}/{file}");
             (file, url)
