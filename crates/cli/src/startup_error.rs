@@ -22,12 +22,7 @@ pub(crate) fn startup_error(error: &StartError, starter: Starter) -> CommandErro
         StartError::UnprotectedAddress(_) | StartError::EmptyApiKey => Exit::Usage,
         _ => Exit::Failed,
     };
-    let mut message = format!("cannot start the server: {error}");
-    if let StartError::InvalidModel(model) = error
-        && let Some(source) = std::error::Error::source(model)
-    {
-        message += &format!(": {source}");
-    }
+    let message = format!("cannot start the server: {error}");
     CommandError::new(exit, message).hint(hint(error, starter))
 }
 
@@ -36,6 +31,9 @@ fn hint(error: &StartError, starter: Starter) -> String {
         Starter::Serve => "choose another data folder (--data-dir DIR)",
         Starter::Local => "choose another data folder (TINKEX_DATA_DIR=DIR)",
     };
+    if let Some(hint) = error.model_hint() {
+        return hint;
+    }
     match (error, starter) {
         (StartError::UnprotectedAddress(_), _) => {
             "Pass a file with an API key (--api-key-file FILE), or omit --host.".to_owned()
@@ -57,16 +55,6 @@ fn hint(error: &StartError, starter: Starter) -> String {
             "Run `tinkex serve --model {name}=FOLDER`, restore the model in the Hugging Face \
              cache, or {other_folder}."
         ),
-        (StartError::InvalidModel(_), Starter::Serve) => {
-            "Check the folders of --model and --hub-cache: a model has config.json, \
-             tokenizer.json and *.safetensors."
-                .to_owned()
-        }
-        (StartError::InvalidModel(_), Starter::Local) => {
-            "Remove the model from the Hugging Face cache, or use another cache \
-             (HF_HUB_CACHE=DIR)."
-                .to_owned()
-        }
         (StartError::Io { action, source, .. }, _) => {
             io_hint(*action, source.kind(), starter, other_folder)
         }

@@ -136,3 +136,14 @@ impl From<tinkex_engine::Error> for ServerError {
         }
     }
 }
+
+/// Returns the message of an error with those of its causes, separated by colons.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        message = format!("{message}: {error}");
+        cause = error.source();
+    }
+    message
+}

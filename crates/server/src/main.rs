@@ -126,6 +126,7 @@ fn hint(error: &StartError) -> Option<String> {
             "Pass --model {name}=FOLDER, --drop-undone to let the requests fail, or another \
              --data-dir."
         ),
+        StartError::InvalidModel { .. } => return error.model_hint(),
         _ => return None,
     })
 }

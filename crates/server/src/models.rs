@@ -1,6 +1,7 @@
 //! Base models that the server offers, and where their files are.
 //!
-//! Only configurations are read here. The worker loads weights on first use.
+//! Configurations, the headers of the weights and tokenizers are checked here, when the server
+//! starts. The worker loads weights on first use.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,14 +10,20 @@ use std::sync::{Arc, OnceLock};
 use tinkex_engine::builtin;
 use tinkex_engine::tokenizer::Vocabulary;
 use tinkex_files::{CachedRepo, HubCache};
-use tinkex_weights::{ModelConfig, write_file};
+use tinkex_weights::{Error as FileError, ModelConfig, ModelFolder, write_file};
 use tinkex_wire::SupportedModel;
 
-use crate::error::ServerError;
+use crate::error::{ServerError, with_causes};
+use crate::log;
+use crate::server::StartError;
 
 /// Base models of the server, by name.
 #[derive(Debug, Default)]
-pub(crate) struct BaseModels(BTreeMap<String, Arc<BaseModel>>);
+pub(crate) struct BaseModels {
+    usable: BTreeMap<String, Arc<BaseModel>>,
+    /// Models of the hub cache that cannot be used, with the reason.
+    skipped: BTreeMap<String, String>,
+}
 
 /// A base model.
 #[derive(Debug)]
@@ -25,7 +32,11 @@ pub(crate) struct BaseModel {
     /// Folder of its files. For the built-in model it contains only the tokenizer.
     pub(crate) folder: PathBuf,
     pub(crate) built_in: bool,
+    /// Configuration at the start of the server, with the end-of-sequence tokens of all files.
+    /// [`ModelConfig::tied`] is known only after the weights are loaded.
     pub(crate) config: ModelConfig,
+    /// Warnings about the files that were logged at the start.
+    pub(crate) warnings: Vec<String>,
     vocabulary: OnceLock<Result<Arc<Vocabulary>, String>>,
 }
 
@@ -35,28 +46,51 @@ impl BaseModels {
     /// `tokenizer_dir`, so that other programs can load it.
     ///
     /// # Errors
-    /// Fails if the configuration of a mapped folder cannot be read. A model in the hub cache whose
-    /// configuration cannot be read is skipped.
+    /// [`StartError::InvalidModel`] if a mapped folder cannot be used. A model in the hub cache
+    /// that cannot be used is skipped and logged.
     pub(crate) fn find(
         tokenizer_dir: &Path,
         mapped: &[(String, PathBuf)],
         hub_cache: Option<&Path>,
-    ) -> Result<Self, tinkex_engine::Error> {
-        let mut all = BTreeMap::new();
-        all.insert(builtin::NAME.to_owned(), Arc::new(BaseModel::built_in(tokenizer_dir)?));
+    ) -> Result<Self, StartError> {
+        let mut all = Self::default();
+        let built_in = BaseModel::built_in(tokenizer_dir)
+            .map_err(|error| StartError::invalid_model(builtin::NAME, tokenizer_dir, error))?;
+        all.usable.insert(builtin::NAME.to_owned(), Arc::new(built_in));
         for (name, folder) in hub_cache.map(hub_cache_models).unwrap_or_default() {
-            if let Ok(model) = BaseModel::read(&name, &folder) {
-                all.insert(name, Arc::new(model));
+            match BaseModel::read(&name, &folder) {
+                Ok(model) => {
+                    all.usable.insert(name, Arc::new(model));
+                }
+                Err(error) => {
+                    let reason = with_causes(&error);
+                    // A cache usually has models for other programs, too.
+                    if matches!(error, FileError::UnknownArchitecture { .. }) {
+                        tracing::info!(
+                            target: log::MODEL, base_model = %name, reason,
+                            "model of the hub cache is not supported"
+                        );
+                    } else {
+                        tracing::warn!(
+                            target: log::MODEL, base_model = %name, reason,
+                            "model of the hub cache is skipped"
+                        );
+                    }
+                    all.skipped.insert(name, reason);
+                }
             }
         }
         for (name, folder) in mapped {
-            all.insert(name.clone(), Arc::new(BaseModel::read(name, folder)?));
+            let model = BaseModel::read(name, folder)
+                .map_err(|error| StartError::invalid_model(name, folder, error.into()))?;
+            model.check_tokenizer();
+            all.usable.insert(name.clone(), Arc::new(model));
         }
-        Ok(Self(all))
+        Ok(all)
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&Arc<BaseModel>> {
-        self.0.get(name)
+        self.usable.get(name)
     }
 
     /// Returns a base model.
@@ -69,7 +103,15 @@ impl BaseModels {
 
     /// Returns the error message for a base model that this server does not have.
     pub(crate) fn unavailable_message(&self, name: &str) -> String {
-        let known: Vec<&str> = self.0.keys().map(String::as_str).collect();
+        let known: Vec<&str> = self.usable.keys().map(String::as_str).collect();
+        if let Some(reason) = self.skipped.get(name) {
+            return format!(
+                "base model {name:?} of the Hugging Face cache cannot be used: {reason}; \
+                 available: {}. Download the model again, or start the server with --model \
+                 {name}=FOLDER",
+                known.join(", ")
+            );
+        }
         format!(
             "base model {name:?} is not available on this server; available: {}. Start the server \
              with --model {name}=FOLDER to serve a Hugging Face model folder under that name",
@@ -86,16 +128,39 @@ impl BaseModels {
                 .trainable(Some(true))
                 .sampleable(Some(true))
         };
-        self.0.values().map(supported).collect()
+        self.usable.values().map(supported).collect()
     }
 }
 
 impl BaseModel {
-    fn read(name: &str, folder: &Path) -> Result<Self, tinkex_engine::Error> {
-        let config = ModelConfig::read(folder.join("config.json"))?;
+    /// Checks the folder of a model and logs what is unusual about it.
+    fn read(name: &str, folder: &Path) -> Result<Self, FileError> {
+        let files = ModelFolder::inspect(folder)?;
+        let (config, warnings) = (files.config().clone(), files.warnings().to_vec());
+        warnings.iter().for_each(|warning| warn(name, warning));
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         let vocabulary = OnceLock::new();
-        Ok(Self { name: name.to_owned(), folder, built_in: false, config, vocabulary })
+        Ok(Self { name: name.to_owned(), folder, built_in: false, config, warnings, vocabulary })
+    }
+
+    /// Logs a warning if stop strings or prompts of the tokenizer cannot be used.
+    fn check_tokenizer(&self) {
+        let consequence = "requests with stop strings are rejected";
+        match self.vocabulary() {
+            Err(error) => warn(&self.name, &format!("{error}; {consequence}")),
+            Ok(vocabulary) if vocabulary.len() > self.config.vocab_size => {
+                let message = format!(
+                    "{} has {} tokens, but the model has {}; requests with the tokens from {} on \
+                     are rejected",
+                    self.folder.join("tokenizer.json").display(),
+                    vocabulary.len(),
+                    self.config.vocab_size,
+                    self.config.vocab_size
+                );
+                warn(&self.name, &message);
+            }
+            Ok(_) => {}
+        }
     }
 
     fn built_in(tokenizer_dir: &Path) -> Result<Self, tinkex_engine::Error> {
@@ -103,7 +168,8 @@ impl BaseModel {
             std::path::absolute(tokenizer_dir).unwrap_or_else(|_| tokenizer_dir.to_owned());
         write_tokenizer(&folder)?;
         let (name, config) = (builtin::NAME.to_owned(), builtin::config()?);
-        Ok(Self { name, folder, built_in: true, config, vocabulary: OnceLock::new() })
+        let (warnings, vocabulary) = (Vec::new(), OnceLock::new());
+        Ok(Self { name, folder, built_in: true, config, warnings, vocabulary })
     }
 
     /// Returns the identifier for tokenizer libraries: the folder if it has a tokenizer, so that
@@ -121,10 +187,15 @@ impl BaseModel {
         let path = self.folder.join("tokenizer.json");
         let read = || match Vocabulary::read(path) {
             Ok(vocabulary) => Ok(Arc::new(vocabulary)),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(with_causes(&error)),
         };
         self.vocabulary.get_or_init(read).clone()
     }
+}
+
+/// Logs a warning about the files of a base model.
+pub(crate) fn warn(base_model: &str, message: &str) {
+    tracing::warn!(target: log::MODEL, base_model, "{message}");
 }
 
 /// `tokenizer_config.json` of the built-in model.
@@ -212,10 +283,12 @@ mod tests {
 
         let tokenizer = tempfile::tempdir().unwrap();
         let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
-        let names: Vec<&str> = models.0.keys().map(String::as_str).collect();
+        let names: Vec<&str> = models.usable.keys().map(String::as_str).collect();
         assert_eq!(names, ["Qwen/Qwen3-0.6B", "plain", builtin::NAME]);
         assert_eq!(models.get("Qwen/Qwen3-0.6B").unwrap().folder, main);
         assert_eq!(models.get("plain").unwrap().folder, only);
+        let message = models.unavailable_message("org/unknown");
+        assert!(message.contains("architecture \"unknown\" is not supported"), "{message}");
 
         // A mapped folder replaces a cached model of the same name.
         let mapped = [("Qwen/Qwen3-0.6B".to_owned(), only.clone())];
@@ -223,6 +296,98 @@ mod tests {
         assert_eq!(models.get("Qwen/Qwen3-0.6B").unwrap().folder, only);
         let missing = [("x".to_owned(), hub.path().join("missing"))];
         let error = BaseModels::find(tokenizer.path(), &missing, None).unwrap_err();
-        assert!(error.to_string().contains("missing"), "{error}");
+        let message = error.to_string();
+        assert!(message.starts_with("cannot use base model \"x\": cannot read "), "{message}");
+        assert!(message.contains("missing/config.json: "), "{message}");
+    }
+
+    /// Whatever the headers of the files tell is checked before the server starts, with the name of
+    /// the part at fault. In the hub cache, the model is skipped.
+    #[test]
+    fn damaged_folders_are_refused_when_the_server_starts() {
+        type Damage = fn(&Path);
+        fn edit(folder: &Path, file: &str, from: &str, to: &str) {
+            let text = std::fs::read_to_string(folder.join(file)).unwrap();
+            assert!(text.contains(from), "{file} contains {from}");
+            std::fs::write(folder.join(file), text.replace(from, to)).unwrap();
+        }
+        let cases: [(Damage, &str); 8] = [
+            (|f| std::fs::remove_file(f.join("config.json")).unwrap(), "config.json"),
+            (
+                |f| edit(f, "config.json", "Qwen3ForCausalLM", "GPT2LMHeadModel"),
+                "\"GPT2LMHeadModel\"",
+            ),
+            (|f| edit(f, "config.json", "\"vocab_size\"", "\"size\""), "vocab_size is missing"),
+            (
+                |f| edit(f, "config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"),
+                "tensor model.layers.2.input_layernorm.weight is missing",
+            ),
+            (
+                |f| {
+                    edit(f, "config.json", "\"intermediate_size\": 64", "\"intermediate_size\": 65")
+                },
+                "tensor model.layers.0.mlp.gate_proj.weight has shape",
+            ),
+            (
+                |f| {
+                    let path = f.join("model.safetensors");
+                    let bytes = std::fs::read(&path).unwrap();
+                    std::fs::write(path, &bytes[..bytes.len() - 4]).unwrap();
+                },
+                "model.safetensors: the header describes",
+            ),
+            (
+                |f| {
+                    std::fs::remove_file(f.join("model.safetensors")).unwrap();
+                    std::fs::write(f.join("model.safetensors.index.json"), "{}").unwrap();
+                },
+                "not an index of tensor files: missing field `weight_map`",
+            ),
+            (
+                |f| std::fs::write(f.join("generation_config.json"), "{").unwrap(),
+                "generation_config.json: not a generation configuration",
+            ),
+        ];
+        for (damage, want) in cases {
+            let (hub, tokenizer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
+            damage(&folder);
+            let mapped = [("x".to_owned(), folder)];
+            let error = BaseModels::find(tokenizer.path(), &mapped, None).unwrap_err();
+            let message = error.to_string();
+            assert!(message.starts_with("cannot use base model \"x\": "), "{message}");
+            assert!(message.contains(want), "{message}");
+            let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
+            assert!(models.get("org/x").is_none(), "{want}");
+            if !want.ends_with("config.json") {
+                assert!(models.unavailable_message("org/x").contains(want), "{want}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_or_small_tokenizer_does_not_prevent_the_start() {
+        let (hub, tokenizer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
+        let start = || {
+            let mapped = [("x".to_owned(), folder.clone())];
+            let models = BaseModels::find(tokenizer.path(), &mapped, None).unwrap();
+            Arc::clone(models.get("x").unwrap())
+        };
+        let error = start().vocabulary().unwrap_err();
+        assert!(error.contains("tokenizer.json: "), "{error}");
+        std::fs::write(folder.join("tokenizer.json"), builtin::TOKENIZER).unwrap();
+        let model = start();
+        assert!(model.vocabulary().unwrap().len() > model.config.vocab_size);
+    }
+
+    #[test]
+    fn end_of_sequence_tokens_of_the_generation_configuration_count() {
+        let (hub, tokenizer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
+        let generation = r#"{"eos_token_id": [7, 2]}"#;
+        std::fs::write(folder.join("generation_config.json"), generation).unwrap();
+        let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
+        assert_eq!(models.get("org/x").unwrap().config.eos, [2, 7]);
     }
 }

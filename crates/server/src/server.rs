@@ -2,16 +2,18 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tinkex_files::{FileLock, LockError, create_private_folder};
+use tinkex_weights::Error as FileError;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::admit;
+use crate::error::with_causes;
 use crate::expiry;
 use crate::log;
 use crate::models::BaseModels;
@@ -95,9 +97,17 @@ pub enum StartError {
         /// Number of unfinished requests that need it.
         requests: usize,
     },
-    /// The configuration of a base model cannot be read.
-    #[error("cannot use a base model: {0}")]
-    InvalidModel(#[from] tinkex_engine::Error),
+    /// The files of a base model are missing, damaged or not supported.
+    #[error("cannot use base model {name:?}: {}", with_causes(error))]
+    InvalidModel {
+        /// Name of the base model.
+        name: String,
+        /// Folder of its files.
+        folder: PathBuf,
+        /// The problem. It is part of the message and therefore not the
+        /// [`source`](std::error::Error::source).
+        error: tinkex_engine::Error,
+    },
 }
 
 /// Step of the start that an I/O error interrupted.
@@ -132,6 +142,32 @@ impl StartError {
     fn io(action: StartAction, target: impl std::fmt::Display) -> impl FnOnce(io::Error) -> Self {
         let target = target.to_string();
         move |source| Self::Io { action, target, source }
+    }
+
+    pub(crate) fn invalid_model(name: &str, folder: &Path, error: tinkex_engine::Error) -> Self {
+        Self::InvalidModel { name: name.to_owned(), folder: folder.to_owned(), error }
+    }
+
+    /// Returns what the user can do about [`InvalidModel`](Self::InvalidModel), one sentence;
+    /// `None` for other errors.
+    #[must_use]
+    pub fn model_hint(&self) -> Option<String> {
+        let Self::InvalidModel { folder, error, .. } = self else { return None };
+        let folder = folder.display();
+        Some(match error {
+            tinkex_engine::Error::File(FileError::UnknownArchitecture { .. }) => {
+                "Choose a model of a supported architecture.".to_owned()
+            }
+            tinkex_engine::Error::File(FileError::Io { source, .. })
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                format!(
+                    "Check the path {folder}: a model folder has config.json, *.safetensors and \
+                     tokenizer.json."
+                )
+            }
+            _ => format!("Download the files in {folder} again, or correct the one at fault."),
+        })
     }
 }
 

@@ -49,7 +49,7 @@ impl TrainingData {
                     datum.model_input(),
                 ));
             };
-            let owned = OwnedDatum::new(datum, tokens, graph, &mut remaining);
+            let owned = OwnedDatum::new(datum, tokens, graph, model.vocab_size, &mut remaining);
             let owned = owned.map_err(|error| error.in_datum(i))?;
             let tensors = owned.graph_inputs();
             owned
@@ -192,11 +192,13 @@ impl FloatInputs {
 }
 
 impl OwnedDatum {
-    /// Converts a datum, subtracting the dense size of its sparse tensors from `remaining`.
+    /// Converts a datum for a model with `vocab` tokens, subtracting the dense size of its sparse
+    /// tensors from `remaining`.
     fn new(
         datum: &tinkex_wire::Datum,
         tokens: Tokens,
         graph: Option<&LossProgram>,
+        vocab: usize,
         remaining: &mut usize,
     ) -> Result<Self> {
         let invalid = |field: &str, reason: &str| Error::Invalid {
@@ -230,8 +232,18 @@ impl OwnedDatum {
             _ => return Err(invalid(name, "expected one or two dimensions")),
         };
         let ids = targets.as_i64().ok_or_else(|| invalid(name, "expected int64"))?;
-        // An id outside of u32 is outside of every vocabulary; the engine's range check reports it.
-        let targets = ids.iter().map(|id| u32::try_from(*id).unwrap_or(u32::MAX)).collect();
+        let targets: Result<Vec<u32>, usize> = ids
+            .iter()
+            .enumerate()
+            .map(|(index, id)| u32::try_from(*id).map_err(|_| index))
+            .collect();
+        // The engine checks the other ids.
+        let targets = targets.map_err(|index| Error::TokenOutOfRange {
+            field: name.to_owned(),
+            index,
+            token: ids[index],
+            vocab,
+        })?;
         let mut inputs = FloatInputs::default();
         let mut graph_inputs = Vec::new();
         match graph {
@@ -304,7 +316,7 @@ mod tests {
             .unwrap();
         let convert = |remaining: &mut usize| {
             let tokens = datum.model_input().to_tokens().unwrap();
-            OwnedDatum::new(&datum, tokens, None, remaining)
+            OwnedDatum::new(&datum, tokens, None, 100, remaining)
         };
         let mut remaining = 10;
         assert!(convert(&mut remaining).is_ok());

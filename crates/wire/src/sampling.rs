@@ -211,7 +211,16 @@ pub enum StopCondition {
     /// end-of-sequence tokens.
     Texts(Vec<String>),
     /// Stops at any of these tokens.
+    #[serde(deserialize_with = "stop_tokens")]
     Tokens(Vec<u32>),
+}
+
+/// Decodes token ids. A negative id has the bits of an id above `i32::MAX`, as in
+/// [`Tokens`](crate::Tokens), so that the server can name it.
+fn stop_tokens<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u32>, D::Error> {
+    let id = |id: i64| u32::try_from(id).or_else(|_| i32::try_from(id).map(i32::cast_unsigned));
+    let ids = Vec::<i64>::deserialize(from)?.into_iter().map(id).collect::<Result<_, _>>();
+    ids.map_err(de::Error::custom)
 }
 
 impl StopCondition {

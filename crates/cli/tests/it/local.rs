@@ -56,7 +56,7 @@ async fn unsafe_serve_options_are_rejected_with_a_reason() {
         ("serve --local", "this command runs one"),
         ("serve --model name", "NAME=FOLDER"),
         ("serve --model a=b --model a=c", "duplicate model name a"),
-        ("serve --port 0 --model a=nowhere", "cannot use a base model"),
+        ("serve --port 0 --model a=nowhere", "cannot use base model \"a\": cannot read "),
     ] {
         let rejected = sandbox.run(line).await;
         assert!(rejected.code == 1 || rejected.code == 2, "{line}: {}", rejected.err);

@@ -81,6 +81,13 @@ pub struct PromptScoring {
     pub alternatives: usize,
 }
 
+impl PromptScoring {
+    /// Returns whether any scores are requested.
+    fn is_requested(&self) -> bool {
+        self.logprobs || self.top_k > 0 || self.targets.is_some() || self.alternatives > 0
+    }
+}
+
 /// Output of a sampling request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleOutput {
@@ -179,9 +186,13 @@ impl SampleRequest {
         let limit = match self.max_tokens {
             Some(0) => return Err(Error::invalid("max_tokens", "0, expected at least 1")),
             Some(limit) => limit,
+            None if self.scoring.is_requested() && len == context => 1,
             None => context.saturating_sub(len),
         };
-        if limit == 0 || len.saturating_add(limit) > context {
+        // The model does not read the last sampled token, so a prompt that is only scored may fill
+        // the context.
+        let fills_context = self.scoring.is_requested() && len == context && limit == 1;
+        if !fills_context && (limit == 0 || len.saturating_add(limit) > context) {
             let reason = format!(
                 "Prompt length plus max_tokens exceeds the model's context window: \
                  {len} + {} > {context}",

@@ -83,7 +83,8 @@ impl Sampler {
         request: SampleRequest,
     ) -> Result<SampleRequestId> {
         let limit = request.check(&self.model.config)?;
-        let pages = (request.prompt.len() + limit).div_ceil(PAGE_POSITIONS);
+        // The last sampled token is not computed.
+        let pages = (request.prompt.len() + limit - 1).div_ceil(PAGE_POSITIONS);
         if pages > self.cache.capacity() {
             let page = KvCache::page_bytes(self.model.heads(), self.model.layers.len());
             return Err(Error::Memory {

@@ -1,9 +1,10 @@
 //! [`Vocabulary`]: the bytes of every token.
 
-use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 use crate::{Error, Result};
@@ -40,7 +41,8 @@ impl Vocabulary {
     }
 
     /// Reads the tokens of a `tokenizer.json` of the `tokenizers` library: byte-level tokenizers
-    /// (GPT-2, Llama 3, Qwen) and those that write a space as `▁` (Llama 2).
+    /// (GPT-2, Llama 3, Qwen) and those that write a space as `▁` (Llama 2), with a BPE, Unigram or
+    /// WordLevel model.
     ///
     /// # Errors
     /// [`Error::File`] if the file cannot be read; otherwise as [`parse`](Self::parse).
@@ -52,16 +54,25 @@ impl Vocabulary {
     /// Parses the text of a `tokenizer.json`. `path` is used only in errors.
     ///
     /// # Errors
-    /// [`Error::File`] if it is not a tokenizer, or its highest token id exceeds four times the
-    /// number of tokens plus 1,023.
+    /// [`Error::File`] if it is not a tokenizer, its model has another type, or its highest token id
+    /// exceeds four times the number of tokens plus 1,023.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let raw: RawVocabulary = serde_json::from_slice(text)
             .map_err(|e| Error::bad_file(path, format!("not a tokenizer: {e}")))?;
+        if let Some(kind) = raw.model.kind.filter(|kind| !KINDS.contains(&kind.as_str())) {
+            let reason = format!(
+                "the tokenizer model {kind:?} is not supported; supported: {}",
+                KINDS.join(", ")
+            );
+            return Err(Error::bad_file(path, reason));
+        }
+        let vocab = raw.model.vocab.0;
         let byte_level = has_decoder(&raw.decoder, "ByteLevel");
-        let count = raw.model.vocab.values().chain(raw.added_tokens.iter().map(|added| &added.id));
-        let count = count.max().map_or(0, |&last| last as usize + 1);
-        let entries = raw.model.vocab.len() + raw.added_tokens.len();
+        let ids = vocab.iter().map(|(_, id)| *id);
+        let count = ids.chain(raw.added_tokens.iter().map(|added| added.id)).max();
+        let count = count.map_or(0, |last| last as usize + 1);
+        let entries = vocab.len() + raw.added_tokens.len();
         // A single token with a huge id must not cause an allocation for all ids below it.
         if count > entries.saturating_mul(4).saturating_add(1024) {
             let reason =
@@ -69,7 +80,7 @@ impl Vocabulary {
             return Err(Error::bad_file(path, reason));
         }
         let mut tokens = vec![Vec::new(); count];
-        for (token, id) in &raw.model.vocab {
+        for (token, id) in &vocab {
             tokens[*id as usize] = match byte_level {
                 true => from_byte_chars(token).unwrap_or_else(|| token.clone().into_bytes()),
                 false => from_piece(token),
@@ -120,9 +131,51 @@ struct RawVocabulary {
     added_tokens: Vec<AddedTokenText>,
 }
 
+/// Types of tokenizer models whose tokens are pieces of text.
+const KINDS: [&str; 3] = ["BPE", "Unigram", "WordLevel"];
+
 #[derive(Deserialize)]
 struct RawVocabularyModel {
-    vocab: BTreeMap<String, u32>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    vocab: RawTokens,
+}
+
+/// Tokens and their ids: a map, or the list of a Unigram model, which contains the tokens in the
+/// order of their ids with their scores.
+struct RawTokens(Vec<(String, u32)>);
+
+impl<'de> Deserialize<'de> for RawTokens {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RawTokensVisitor)
+    }
+}
+
+struct RawTokensVisitor;
+
+impl<'de> Visitor<'de> for RawTokensVisitor {
+    type Value = RawTokens;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of tokens to ids, or a list of tokens with scores")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawTokens, A::Error> {
+        let mut tokens = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            tokens.push(entry);
+        }
+        Ok(RawTokens(tokens))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RawTokens, A::Error> {
+        let mut tokens = Vec::new();
+        while let Some((token, _score)) = list.next_element::<(String, IgnoredAny)>()? {
+            let id = u32::try_from(tokens.len()).map_err(A::Error::custom)?;
+            tokens.push((token, id));
+        }
+        Ok(RawTokens(tokens))
+    }
 }
 
 #[derive(Deserialize)]
@@ -197,6 +250,24 @@ mod tests {
             "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]}}"#;
         let vocabulary = Vocabulary::parse(json.as_bytes(), "x").unwrap();
         assert_eq!(vocabulary.decode(&[0, 1, 0]), " the\n the");
+    }
+
+    #[test]
+    fn unigram_tokenizers_are_read_and_other_models_are_named() {
+        let json = r#"{"model": {"type": "Unigram", "unk_id": 0, "byte_fallback": true,
+            "vocab": [["<unk>", 0.0], ["▁the", -2.5], ["<0x0A>", -3], ["s", -1e1]]},
+            "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"},
+                {"type": "Metaspace", "replacement": "▁"}]},
+            "added_tokens": [{"id": 4, "content": "</s>"}]}"#;
+        let vocabulary = Vocabulary::parse(json.as_bytes(), "x").unwrap();
+        assert_eq!(vocabulary.decode(&[1, 3, 2, 1, 4]), " thes\n the</s>");
+        let json = br###"{"model": {"type": "WordPiece", "vocab": {"##a": 0}}}"###;
+        let error = Vocabulary::parse(json, "tokenizer.json").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot use tokenizer.json: the tokenizer model \"WordPiece\" is not supported; \
+             supported: BPE, Unigram, WordLevel"
+        );
     }
 
     #[test]

@@ -92,7 +92,8 @@ pub(crate) fn check_tokens(field: &str, tokens: &[u32], vocab: usize) -> Result<
         Some(index) => Err(Error::TokenOutOfRange {
             field: field.to_owned(),
             index,
-            token: i64::from(tokens[index]),
+            // An id above `i32::MAX` is a negative number on the wire.
+            token: i64::from(tokens[index].cast_signed()),
             vocab,
         }),
     }

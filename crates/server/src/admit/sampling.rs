@@ -99,7 +99,7 @@ fn prepare(
     };
     let prompt = prompt.to_vec();
     let params = &request.sampling_params;
-    check_context(base, prompt.len(), params.max_tokens)?;
+    check_context(base, prompt.len(), &request)?;
     if request.num_samples == 0 {
         return Err(ServerError::invalid("num_samples: expected at least 1, got 0"));
     }
@@ -112,12 +112,7 @@ fn prepare(
         )));
     }
     let vocab = base.config.vocab_size;
-    if let Some(at) = prompt.iter().position(|token| *token as usize >= vocab) {
-        let token = prompt[at];
-        return Err(ServerError::invalid(format!(
-            "prompt[{at}]: token {token} is outside of the model's vocabulary of {vocab} tokens"
-        )));
-    }
+    check_tokens("prompt", &prompt, vocab)?;
     let (stop, vocabulary) = stop_conditions(base, params.stop.clone())?;
     let decoding = DecodingParams {
         temperature: params.temperature,
@@ -157,27 +152,45 @@ fn prepare(
 
 /// Checks that the prompt and at least one sampled token, or `max_tokens` of them, fit into the
 /// model's context window.
+///
+/// A request for scores of the prompt may fill the whole window with the prompt: it must sample one
+/// token, which the model does not read.
 fn check_context(
     base: &BaseModel,
     prompt: usize,
-    max_tokens: Option<u32>,
+    request: &SampleRequest,
 ) -> Result<(), ServerError> {
     if prompt == 0 {
         return Err(ServerError::invalid("prompt: expected at least one token"));
     }
     let context = base.config.max_positions;
-    let completion = match max_tokens {
+    let completion = match request.sampling_params.max_tokens {
         Some(0) => return Err(ServerError::invalid("max_tokens: expected at least 1, got 0")),
         Some(tokens) => to_usize(tokens),
         None => 1,
     };
-    if prompt.saturating_add(completion) > context {
+    let scored = request.prompt_logprobs == Some(true)
+        || request.topk_prompt_logprobs > 0
+        || request.prompt_alt_tokens_k > 0
+        || request.target_prompt_logprobs.is_some();
+    let fills_context = scored && prompt == context && completion == 1;
+    if prompt.saturating_add(completion) > context && !fills_context {
         return Err(ServerError::invalid(format!(
             "Prompt length plus max_tokens exceeds the model's context window: \
              {prompt} + {completion} > {context}"
         )));
     }
     Ok(())
+}
+
+/// Checks that all tokens of a field are in the vocabulary.
+fn check_tokens(field: &str, tokens: &[u32], vocab: usize) -> Result<(), ServerError> {
+    let Some(at) = tokens.iter().position(|token| *token as usize >= vocab) else { return Ok(()) };
+    // Ids are signed on the wire.
+    let token = tokens[at].cast_signed();
+    Err(ServerError::invalid(format!(
+        "{field}[{at}]: token {token} is outside of the model's vocabulary of {vocab} tokens"
+    )))
 }
 
 fn to_usize(n: u32) -> usize {
@@ -237,6 +250,7 @@ fn stop_conditions(
             return Ok((StopConditions::default(), None));
         }
         Some(StopCondition::Tokens(tokens)) => {
+            check_tokens("sampling_params.stop", &tokens, base.config.vocab_size)?;
             return Ok((StopConditions::new(eos.chain(tokens), [""; 0])?, None));
         }
         Some(StopCondition::Texts(texts)) if texts.is_empty() => {

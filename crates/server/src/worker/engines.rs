@@ -5,9 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use tinkex_engine::{Engine, EngineOptions, Precision, Sampler};
+use tinkex_weights::{Error as FileError, ModelConfig};
 
 use crate::log;
-use crate::models::BaseModel;
+use crate::models::{BaseModel, warn};
 use crate::options::ServerOptions;
 
 /// Base models in memory, by name.
@@ -45,7 +46,7 @@ impl Engines {
                 let options = EngineOptions { name, ..self.options.clone() };
                 let engine = match base.built_in {
                     true => Engine::builtin(options)?,
-                    false => Engine::open(&base.folder, options)?,
+                    false => open(base, options)?,
                 };
                 let sampler = engine.sampler()?;
                 tracing::info!(
@@ -107,4 +108,21 @@ impl Engines {
         }
         names
     }
+}
+
+/// Loads the weights of a base model from its folder.
+///
+/// # Errors
+/// As [`Engine::open`]; also if the model in the folder is not the one that the server found there
+/// when it started. Admitted requests are valid only for that one.
+fn open(base: &BaseModel, options: EngineOptions) -> tinkex_engine::Result<Engine> {
+    let engine = Engine::open(&base.folder, options)?;
+    let found = ModelConfig { tied: base.config.tied, ..engine.config().clone() };
+    if found != base.config {
+        let reason = "the model has changed since the server started; start the server again";
+        return Err(FileError::bad_file(base.folder.join("config.json"), reason).into());
+    }
+    let new = |warning: &&String| !base.warnings.contains(warning);
+    engine.warnings().iter().filter(new).for_each(|warning| warn(&base.name, warning));
+    Ok(engine)
 }

@@ -60,7 +60,21 @@ async fn invalid_data_is_rejected_at_admission_and_the_model_stays_usable() {
         ("target_tokens", datum(&[3, 4], &[(TARGETS, ints(&[4]))]), cross.clone()),
         ("target_tokens", datum(&[3, 4], &[(TARGETS, floats(&[4.0, 5.0]))]), cross.clone()),
         ("target_tokens", datum(&[3, 4], &[(TARGETS, matrix)]), cross.clone()),
-        ("target_tokens", datum(&[3, 4], &[(TARGETS, ints(&[4, -1]))]), cross.clone()),
+        (
+            "target_tokens[1] is token -1,",
+            datum(&[3, 4], &[(TARGETS, ints(&[4, -1]))]),
+            cross.clone(),
+        ),
+        (
+            "target_tokens[0] is token -100,",
+            datum(&[3, 4], &[(TARGETS, ints(&[-100, 4]))]),
+            cross.clone(),
+        ),
+        (
+            "model_input[0] is token -1,",
+            datum(&[u32::MAX, 4], &[(TARGETS, good.clone())]),
+            cross.clone(),
+        ),
         ("target_tokens", datum(&[3, 4], &[(TARGETS, ints(&[4, 1 << 40]))]), cross.clone()),
         ("model_input", datum(&[3, 1_000_000], &[(TARGETS, good.clone())]), cross.clone()),
         ("model_input", datum(&long, &[(TARGETS, ints(&[1; 300]))]), cross.clone()),

@@ -18,6 +18,7 @@ mod idle;
 mod import;
 mod invalid_data;
 mod logging;
+mod model_folders;
 mod order;
 mod process;
 mod raw;
