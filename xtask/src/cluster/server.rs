@@ -12,7 +12,7 @@ use crate::step::{XtaskError, root, target};
 
 use super::model;
 
-/// Time for the server to load its model and to answer.
+/// Time for the server to load its model and to respond to a request.
 const START_TIMEOUT: Duration = Duration::from_secs(180);
 /// Time between SIGTERM and SIGKILL.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
@@ -163,10 +163,10 @@ fn stop_group(server: &mut Child, _signal: &str) {
     let _ = server.kill();
 }
 
-/// Returns whether the server on `port` answers.
+/// Returns whether the server on `port` responds with status 200.
 fn is_healthy(port: u16) -> bool {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let ask = || {
+    let request = || {
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         stream.write_all(b"GET /api/v1/healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
@@ -174,5 +174,6 @@ fn is_healthy(port: u16) -> bool {
         stream.read_to_string(&mut response)?;
         Ok::<_, std::io::Error>(response)
     };
-    ask().is_ok_and(|response| response.lines().next().is_some_and(|line| line.contains(" 200 ")))
+    request()
+        .is_ok_and(|response| response.lines().next().is_some_and(|line| line.contains(" 200 ")))
 }

@@ -1,5 +1,5 @@
-//! The step `adapters`: adapters that were trained by the server load in `peft` and compute what
-//! the server computes. The checks are in `crates/server/tests/python/adapters.py`.
+//! `cargo xtask conformance adapters`: checks that adapters trained by the server load in `peft`
+//! and compute the same numbers there. The checks are in `crates/server/tests/python/adapters.py`.
 
 use std::path::Path;
 
@@ -11,14 +11,13 @@ const CHECKS: &str = "crates/server/tests/python/adapters.py";
 
 /// Runs the checks with the interpreter `python`, which has the SDK, torch, transformers and peft.
 pub(super) fn check(python: &Path) -> Result<(), XtaskError> {
-    let program = ["build", "--locked", "--package", "tinkex-cli"];
-    cargo("command line", &program).run()?;
+    cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
     let folder = target().join("conformance/adapters");
     // Downloads of an earlier run would not be replaced.
     let _ = std::fs::remove_dir_all(&folder);
     let (models, downloads) = (folder.join("models"), folder.join("downloads"));
     tool("models", python, &[MAKE_MODELS]).argument(&models).run()?;
-    let server = TestServer::start(&folder.join("data"), &folders(&models)?, true)?;
+    let server = TestServer::start(&folder.join("data"), &models_in(&models)?, true)?;
     tool("adapters", python, &[CHECKS, &server.url])
         .argument(target().join("debug/tinkex"))
         .argument(models)
@@ -26,8 +25,8 @@ pub(super) fn check(python: &Path) -> Result<(), XtaskError> {
         .run()
 }
 
-/// Returns the folders in `parent`, each with its name.
-fn folders(parent: &Path) -> Result<Vec<NamedModel>, XtaskError> {
+/// Returns the models in the folders of `parent`, named after their folders.
+fn models_in(parent: &Path) -> Result<Vec<NamedModel>, XtaskError> {
     let failed = |error| XtaskError::new(format!("cannot read {}: {error}", parent.display()));
     let entries = std::fs::read_dir(parent).map_err(failed)?;
     let model = |entry: std::io::Result<std::fs::DirEntry>| {

@@ -2,8 +2,8 @@
 //!
 //! The checks are in `crates/server/tests/python/conformance.py`. Each SDK version has its own
 //! Python environment under `target/conformance`. Afterwards the Rust client repeats a training run
-//! of the SDK on the same server and must get the same numbers. [`adapters`] checks that the adapters
-//! that are downloaded load elsewhere.
+//! of the SDK on the same server and must get the same numbers. [`adapters`] checks that `peft`
+//! loads downloaded adapters and computes the same numbers.
 
 mod adapters;
 
@@ -80,8 +80,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), XtaskError> {
             check(&environment(run.sdk_version, torch)?, run, torch)?;
         }
     }
-    let adapters = RUNS.iter().find(|run| run.torch && options.selects(run));
-    match adapters {
+    let with_torch = RUNS.iter().find(|run| run.torch && options.selects(run));
+    match with_torch {
         Some(run) if options.torch => adapters::check(&environment(run.sdk_version, true)?),
         _ => Ok(()),
     }

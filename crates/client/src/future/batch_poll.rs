@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::background::BackgroundTask;
 use crate::error::{Error, Result};
+use crate::transport::call_progress::CallProgress;
 use crate::transport::retry_policy::RetryPolicy;
 use crate::transport::{BILLING_DELAY, RequestOptions, Transport};
 
@@ -21,7 +22,7 @@ use super::poll_interval::{self, OutageLimit, PollInterval};
 
 /// Delay after a failed poll.
 const FAILURE_DELAY: Duration = Duration::from_secs(1);
-/// Number of consecutive 400 responses that are retried.
+/// Maximum number of 400 responses between two successful polls. One more ends polling.
 const MAX_BAD_REQUESTS: u32 = 3;
 /// Number of abandoned requests whose announcements are still recognized.
 const MAX_ABANDONED: usize = 10_000;
@@ -61,8 +62,8 @@ struct BatchPollState {
 #[derive(Debug)]
 struct PendingCall {
     announce: oneshot::Sender<Announcement>,
-    /// Limits of the call's retry policy. `None` if failed polls are repeated without a limit, as by
-    /// default: ten thousand pending samples should not store ten thousand copies.
+    /// Limits of the call's retry policy. `None` if it sets none, as by default: ten thousand
+    /// pending samples should not store ten thousand copies.
     limits: Option<Box<CallLimits>>,
 }
 
@@ -243,7 +244,7 @@ struct PollingTask {
     interval: PollInterval,
     /// Position of the server's announcements that the next poll continues from.
     cursor: u64,
-    /// Number of consecutive 400 responses.
+    /// Number of 400 responses since the last successful poll.
     bad_requests: u32,
     /// When the last poll was sent.
     sent_at: Instant,
@@ -257,7 +258,9 @@ impl PollingTask {
                 .prev_cursor(self.cursor)
                 .retrieved_request_ids(retrieved.iter().cloned().collect());
             self.sent_at = Instant::now();
-            let delay = match self.transport.send(&poll, &RequestOptions::default()).await {
+            // Not `send`, which would log that a failed poll gives up.
+            let (options, mut call) = (RequestOptions::default(), CallProgress::new());
+            let delay = match self.transport.send_in_call(&poll, &options, &mut call).await {
                 Ok(response) => self.after_response(response, &retrieved),
                 Err(error) => match self.after_failure(&error) {
                     Ok(delay) => delay,
@@ -349,8 +352,8 @@ impl BatchPollShared {
     }
 
     /// Fails the waiters whose retry policy allows no poll `delay` after this failed one, which was
-    /// sent at `sent_at`. Returns whether others remain. Later waiters may find that the server has
-    /// recovered.
+    /// sent at `sent_at`. Returns whether others remain. Does not end polling even if none remains:
+    /// the server may have recovered when the next waiter arrives.
     fn fail_waiters(&self, error: &Error, sent_at: Instant, delay: Duration) -> bool {
         let mut state = self.lock();
         let ends = |_: &RequestId, call: &mut PendingCall| {

@@ -43,30 +43,30 @@ pub(crate) struct Poller<'a> {
 }
 
 /// Progress of polling for one result.
-struct PollProgress {
+struct PollState {
+    /// Number of polls so far.
     polls: u64,
     start: Instant,
-}
-
-/// What the next poll for one result depends on.
-struct PollState {
+    /// When the last poll was sent.
+    sent_at: Instant,
     failures: PollFailures,
     interval: PollInterval,
     outage: OutageLimit,
     /// Failure of category `server` that a poll returned. A later poll may return the result.
     failed_request: Option<Error>,
-    /// When the last poll was sent.
-    sent_at: Instant,
 }
 
 impl PollState {
     fn new(poller: &Poller<'_>) -> Self {
+        let now = Instant::now();
         Self {
+            polls: 0,
+            start: now,
+            sent_at: now,
             failures: PollFailures::new(poller.retry),
             interval: PollInterval::new(poller.session.adaptive_polling()),
             outage: OutageLimit::new(poller.retry),
             failed_request: None,
-            sent_at: Instant::now(),
         }
     }
 }
@@ -126,7 +126,7 @@ impl<'a> Poller<'a> {
         Self { batch_poll, is_sample: true, ..self }
     }
 
-    /// Waits for the result of `submitted` and decodes it.
+    /// Waits for the result of `submitted`, decodes it and logs the end of the call.
     ///
     /// # Errors
     /// If the request failed, its result expired, or it did not arrive within the poll timeout.
@@ -134,10 +134,14 @@ impl<'a> Poller<'a> {
         &self,
         submitted: &Submitted,
     ) -> Result<S::Output> {
-        self.result_in_call::<S>(submitted, &mut CallProgress::new()).await
+        let mut call = CallProgress::resume(submitted.call_start, submitted.attempts);
+        let result = self.result_in_call::<S>(submitted, &mut call).await;
+        self.session.transport().retry_log().ended(&call, Lane::Poll, &result);
+        result
     }
 
-    /// Waits for the result of `submitted` and records failed polls in `call`.
+    /// Waits for the result of `submitted` and records failed polls in `call`. The caller logs the
+    /// end of the call.
     ///
     /// # Errors
     /// Like [`result`](Self::result).
@@ -146,8 +150,8 @@ impl<'a> Poller<'a> {
         submitted: &Submitted,
         call: &mut CallProgress,
     ) -> Result<S::Output> {
-        let mut progress = PollProgress { polls: 0, start: Instant::now() };
-        let payload = self.poll(submitted, S::PROTO_OUTPUT, &mut progress, call);
+        let mut state = PollState::new(self);
+        let payload = self.poll(submitted, S::PROTO_OUTPUT, &mut state, call);
         let payload = match self.poll_timeout {
             None => payload.await,
             Some(limit) => match timeout(limit, payload).await {
@@ -157,21 +161,21 @@ impl<'a> Poller<'a> {
             },
         };
         if let Some(batch_poll) = self.batch_poll {
+            // Also after an error: no further poll for this result follows.
             batch_poll.mark_retrieved(submitted.response.request_id.clone());
         }
         payload.and_then(|payload| Ok(S::decode_output(&payload)?)).map_err(|error| {
-            self.report_failure(&error, submitted, &progress);
-            error
-                .after(submitted.attempts, submitted.call_start.elapsed())
+            self.report_failure(&error, submitted, &state);
+            call.finish(error)
                 .with_request_id(submitted.response.request_id.clone())
                 .during(submitted.request_type)
         })
     }
 
     /// Reports a failed poll or failed request in the log and in telemetry.
-    fn report_failure(&self, error: &Error, submitted: &Submitted, progress: &PollProgress) {
+    fn report_failure(&self, error: &Error, submitted: &Submitted, state: &PollState) {
         let events = self.session.connection().events();
-        report::failure(events, error, submitted, progress.polls, progress.start.elapsed());
+        report::failure(events, error, submitted, state.polls, state.start.elapsed());
     }
 
     /// Polls until the server returns the result, or an error that polling cannot resolve.
@@ -179,28 +183,27 @@ impl<'a> Poller<'a> {
         &self,
         submitted: &Submitted,
         accept_proto: bool,
-        progress: &mut PollProgress,
+        state: &mut PollState,
         call: &mut CallProgress,
     ) -> Result<ResultPayload> {
+        let transport = self.session.transport();
         let mut request = PollRequest::new(submitted);
-        let mut state = PollState::new(self);
         if let Some(bytes) = self.wait_for_announcement(submitted).await? {
             request.accept_payload(self.session.download_budget(), bytes).await;
         }
         loop {
             state.sent_at = Instant::now();
             let options = RequestOptions {
-                headers: headers(submitted, progress.polls, accept_proto),
+                headers: headers(submitted, state.polls, accept_proto),
                 ..RequestOptions::default()
             };
-            let response = self.session.transport().send_raw(&request.body, &options).await;
-            progress.polls += 1;
+            // Not counted in `call`: a poll is not an attempt to submit the request.
+            let mut poll = CallProgress::new();
+            let response = transport.send_raw_in_call(&request.body, &options, &mut poll).await;
+            state.polls += 1;
             let next = match response {
-                Ok(response) => self.after_response(&response, &request.body, &mut state, call)?,
-                Err(error) => {
-                    let delay = self.after_failure(error, submitted, progress, &mut state, call)?;
-                    AfterPoll::Wait(delay)
-                }
+                Ok(response) => self.after_response(&response, &request.body, state, call)?,
+                Err(error) => AfterPoll::Wait(self.after_failure(error, submitted, state, call)?),
             };
             match next {
                 AfterPoll::Ready(payload) => return Ok(payload),
@@ -230,10 +233,14 @@ impl<'a> Poller<'a> {
             PollResponse::Ready(payload) => AfterPoll::Ready(payload),
             PollResponse::Failed(failed) => {
                 let error = Error::from_failed_request(failed);
+                if self.is_sample {
+                    return Err(error);
+                }
                 let delay = state.failures.record_failed_request(&error);
-                let delay = delay.filter(|_| !self.is_sample);
-                let delay = delay.filter(|delay| !state.outage.record(state.sent_at, *delay));
                 let Some(delay) = delay else { return Err(error) };
+                if state.outage.record(state.sent_at, delay) {
+                    return Err(error);
+                }
                 state.failed_request = Some(error.clone());
                 retry_log.retry(call, Lane::Poll, error, delay, RetryReason::Poll);
                 // Returns without ending the outage: the server fails.
@@ -258,12 +265,12 @@ impl<'a> Poller<'a> {
     /// Returns the delay before the next poll after a failed one.
     ///
     /// # Errors
-    /// If no poll follows: the error of the request if the server reported one, else `error`.
+    /// If no poll follows. Returns the failure of the request if an earlier poll reported one, else
+    /// `error`; after a 402 always `error`, which only the user can resolve.
     fn after_failure(
         &self,
         error: Error,
         submitted: &Submitted,
-        progress: &PollProgress,
         state: &mut PollState,
         call: &mut CallProgress,
     ) -> Result<Duration> {
@@ -294,7 +301,7 @@ impl<'a> Poller<'a> {
         } else {
             transport.retry_log().poll_failed(&error, delay);
         }
-        self.report_failure(&error, submitted, progress);
+        self.report_failure(&error, submitted, state);
         call.record_failure(error);
         Ok(delay)
     }

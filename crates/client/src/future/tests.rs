@@ -22,10 +22,31 @@ use crate::transport::retry_policy::RetryPolicy;
 
 /// Server that responds to polls as scripted, then holds every poll.
 #[derive(Clone, Default)]
-struct PollScript(Arc<Mutex<(VecDeque<Value>, ReceivedPolls)>>);
+struct PollScript(Arc<Mutex<PollScriptState>>);
 
-/// Time and body of each poll.
-type ReceivedPolls = Vec<(Instant, Value)>;
+#[derive(Default)]
+struct PollScriptState {
+    /// Responses to the next polls: a status, a string for a lost connection, or a body.
+    responses: VecDeque<Value>,
+    /// Time and body of each poll.
+    received: Vec<(Instant, Value)>,
+}
+
+impl PollScript {
+    fn new(responses: impl IntoIterator<Item = Value>) -> Self {
+        let script = Self::default();
+        script.respond(responses);
+        script
+    }
+
+    fn respond(&self, responses: impl IntoIterator<Item = Value>) {
+        self.0.lock().unwrap().responses = responses.into_iter().collect();
+    }
+
+    fn received(&self) -> Vec<(Instant, Value)> {
+        self.0.lock().unwrap().received.clone()
+    }
+}
 
 impl HttpService for PollScript {
     fn send(
@@ -37,9 +58,8 @@ impl HttpService for PollScript {
         assert_eq!((lane, timeout), (Lane::PollMany, Duration::from_secs(45)));
         let body: Value = serde_json::from_slice(request.body()).unwrap();
         let mut state = self.0.lock().unwrap();
-        let (script, received) = &mut *state;
-        received.push((Instant::now(), body));
-        let Some(step) = script.pop_front() else {
+        state.received.push((Instant::now(), body));
+        let Some(step) = state.responses.pop_front() else {
             return futures_util::future::pending().boxed();
         };
         let response = |status: u16, body: String| {
@@ -74,8 +94,7 @@ fn start_batch_poll(script: &PollScript) -> BatchPoll {
 #[tokio::test(start_paused = true)]
 async fn batch_polls_match_the_python_sdk() {
     for case in fixture::cases("futures_poller.json") {
-        let script = PollScript::default();
-        script.0.lock().unwrap().0 = case["script"].as_array().unwrap().clone().into();
+        let script = PollScript::new(case["script"].as_array().unwrap().clone());
         let batch_poll = Arc::new(start_batch_poll(&script));
         let outcomes: Arc<Mutex<HashMap<String, Value>>> = Arc::default();
         let mut waiters = Vec::new();
@@ -101,9 +120,8 @@ async fn batch_polls_match_the_python_sdk() {
             }
             sleep(Duration::from_secs(100)).await;
         }
-        let state = script.0.lock().unwrap();
-        let received: Vec<Value> = state
-            .1
+        let polls = script.received();
+        let received: Vec<Value> = polls
             .iter()
             .map(|(_, poll)| {
                 assert_eq!(poll["target"]["cloned_sampler_id"], 3);
@@ -115,7 +133,7 @@ async fn batch_polls_match_the_python_sdk() {
             .collect();
         assert_eq!(json!(received), case["requests"], "{case}");
         let sleeps: Vec<u64> =
-            state.1.windows(2).map(|pair| (pair[1].0 - pair[0].0).as_secs()).collect();
+            polls.windows(2).map(|pair| (pair[1].0 - pair[0].0).as_secs()).collect();
         // Longer gaps are those between the actions of this test.
         let sleeps: Vec<u64> = sleeps.into_iter().filter(|s| (1..10).contains(s)).collect();
         assert_eq!(json!(sleeps), case["sleeps"], "{case}");
@@ -131,13 +149,12 @@ async fn batch_polls_match_the_python_sdk() {
 
 #[tokio::test(start_paused = true)]
 async fn results_are_polled_individually_if_the_server_lacks_the_endpoint() {
-    let script = PollScript::default();
-    script.0.lock().unwrap().0 = [json!(404)].into();
+    let script = PollScript::new([json!(404)]);
     let batch_poll = start_batch_poll(&script);
     let id = RequestId::from("a");
     assert_eq!(batch_poll.wait_for(&id, &RetryPolicy::default()).await.unwrap(), None);
     assert_eq!(batch_poll.wait_for(&id, &RetryPolicy::default()).await.unwrap(), None);
-    assert_eq!(script.0.lock().unwrap().1.len(), 1, "the endpoint is not tried again");
+    assert_eq!(script.received().len(), 1, "the endpoint is not tried again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,9 +164,9 @@ async fn dropped_waiters_are_forgotten() {
     let (dropped, pending) = (RequestId::from("dropped"), RequestId::from("pending"));
     assert!(batch_poll.wait_for(&dropped, &RetryPolicy::default()).now_or_never().is_none());
     sleep(Duration::from_secs(100)).await;
-    assert!(script.0.lock().unwrap().1.is_empty(), "no poll without a waiter");
+    assert!(script.received().is_empty(), "no poll without a waiter");
     let both = json!([{"request_id": "dropped"}, {"request_id": "pending"}]);
-    script.0.lock().unwrap().0 = [json!({"completions": both, "cursor": 2})].into();
+    script.respond([json!({"completions": both, "cursor": 2})]);
     batch_poll.wait_for(&pending, &RetryPolicy::default()).await.unwrap();
     assert!(batch_poll.is_empty(), "the announcement of a dropped waiter is not kept");
 }
@@ -168,15 +185,14 @@ async fn announcements_without_waiters_are_bounded() {
         .map(|poll| announced((0..1000).map(|i| format!("{poll}-{i}")).collect(), poll))
         .collect();
     polls.push_back(announced(vec!["early".to_owned(), "pending".to_owned()], 60));
-    script.0.lock().unwrap().0 = polls;
+    script.respond(polls);
     batch_poll.wait_for(&RequestId::from("pending"), &RetryPolicy::default()).await.unwrap();
     assert!(batch_poll.unclaimed() <= 20_000, "{} announcements", batch_poll.unclaimed());
     let found = batch_poll.wait_for(&early, &RetryPolicy::default()).now_or_never();
     assert!(found.is_some(), "an early announcement is found");
 }
 
-/// The waits of the calls of one sampling session end by their own policies, not by one that they
-/// share.
+/// Each call of a sampling session waits as long as its own policy allows.
 #[tokio::test(start_paused = true)]
 async fn bug_a_failed_batch_poll_ended_calls_by_the_policy_of_the_service() {
     let (once, patient) = (RetryPolicy::disabled(), RetryPolicy::default());
@@ -195,8 +211,7 @@ async fn bug_a_failed_batch_poll_ended_calls_by_the_policy_of_the_service() {
         (vec![json!(503); 99], unsettled, false),
         (vec![json!(503); 101], unsettled, true),
     ] {
-        let script = PollScript::default();
-        script.0.lock().unwrap().0 = failures.iter().chain([&announced]).cloned().collect();
+        let script = PollScript::new(failures.iter().chain([&announced]).cloned());
         let batch_poll = start_batch_poll(&script);
         let (other, id) = (RequestId::from("patient"), RequestId::from("limited"));
         let mut limited = Box::pin(batch_poll.wait_for(&id, &policy));

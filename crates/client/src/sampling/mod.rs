@@ -284,10 +284,10 @@ impl SamplingClient {
         !self.0.shared.session.config().sample_no_retries
     }
 
-    /// Starts a request. `call` names the method in errors about invalid input.
+    /// Starts a request. Errors about invalid input name `method`.
     fn start<T: Send + 'static>(
         &self,
-        call: &'static str,
+        method: &'static str,
         mut request: SampleRequest,
         resubmit: bool,
         finish: impl FnOnce(SampleResponse) -> Result<T> + Send + 'static,
@@ -295,7 +295,7 @@ impl SamplingClient {
         request.sampling_session_id = Some(self.0.shared.id.clone());
         let request = match Validated::new(request) {
             Ok(request) => request,
-            Err(error) => return SampleFuture::failed(Error::from(error).during(call)),
+            Err(error) => return SampleFuture::failed(Error::from(error).during(method)),
         };
         // Boxed to keep the memory of a waiting sample small; see `SamplingView::sample`.
         let (view, request) = (Arc::clone(&self.0), Box::new(request));

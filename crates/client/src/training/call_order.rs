@@ -6,12 +6,14 @@
 //! [`Reservation::wait`] resolves once all earlier reservations are released. A reservation is
 //! released on drop, so a failed or cancelled call never blocks later ones.
 //!
-//! A number is consumed once the server may have received a request with it, even if the request
-//! failed: a 5xx, a timeout or a lost connection does not tell whether the server has accepted it.
-//! Under the same number, the next request would then be taken for a retry of it, and would not be
-//! executed. The server skips a number that it has never received after a timeout. A number with
-//! which nothing was sent is assigned again, so that the server does not wait for it: the server
-//! was not reachable, it refused the credential or limited the rate, or the runtime ended first.
+//! A number is consumed once the server may have read a request with it. After a 5xx, a timeout or
+//! a lost connection the client cannot know. If the next request got the same number, a server that
+//! has accepted the failed one would take it for a retry and not execute it. If the server has not
+//! read the failed one, it waits for the number until a timeout, and then skips it.
+//!
+//! The number of a request that the server has certainly not read is assigned again, so that the
+//! server does not wait for it: the connection was refused, the server refused the credential or
+//! limited the rate, or the runtime ended before the request was sent.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError};
@@ -56,7 +58,7 @@ pub(crate) struct Reservation {
 #[derive(Clone, Debug)]
 pub(crate) struct AssignedSeq {
     pub(crate) seq: Seq,
-    /// Whether the server may have received the request. The request must set it.
+    /// Whether the server may have read the request. The code that sends the request sets it.
     pub(crate) sent: SentFlag,
 }
 
@@ -124,7 +126,7 @@ impl Reservation {
         self.assign(1)[0].clone()
     }
 
-    /// Returns the number that follows those with which something was sent, if any were assigned.
+    /// Returns the next number that is not consumed, or `None` if none was assigned.
     fn next_seq(&self) -> Option<u64> {
         let first = self.assigned.first()?.seq.get();
         let last_sent = self.assigned.iter().rev().find(|assigned| assigned.sent.get());

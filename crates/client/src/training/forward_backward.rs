@@ -65,7 +65,7 @@ pub(super) struct ChunkRequest {
     pub(super) datums: Range<usize>,
     /// Estimated size in bytes.
     pub(super) bytes: u64,
-    /// Whether the server may have received the request under its sequence number.
+    /// Whether the server may have read the request under its sequence number.
     pub(super) sent: SentFlag,
 }
 
@@ -75,8 +75,8 @@ impl BatchRequests {
     /// Runs before the call reserves its position, so that an invalid batch is not queued.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if `data` is empty, an input of a built-in loss is not finite, or
-    /// a datum cannot be encoded for this server.
+    /// [`ErrorKind::InvalidInput`] if `data` is empty, an input of a built-in loss is not finite,
+    /// or a datum cannot be encoded for this server.
     pub(super) fn new(
         model: &TrainingShared,
         mode: PassMode,
@@ -144,8 +144,8 @@ impl BatchRequests {
 impl TrainingShared {
     /// Assigns sequence numbers to all requests of a batch and sends them.
     ///
-    /// Sends the remaining requests even if one fails: a gap in the sequence numbers would block
-    /// the model on the server.
+    /// Sends the remaining requests even if one fails: the server would wait for their sequence
+    /// numbers before it executes later requests of the model.
     pub(super) async fn submit_batch(
         &self,
         reservation: &mut Reservation,

@@ -75,8 +75,8 @@ impl TrainingShared {
             Err(error) if connection.pass_encoding().is_none() && refuses_proto(&error) => error,
             submitted => return submitted,
         };
-        // Checked before the first chunk is sent as JSON, so that the server does not accumulate the
-        // gradients of a part of the batch.
+        // Checked before the first chunk is sent as JSON, so that the server does not accumulate
+        // the gradients of a part of the batch.
         validate_json(batch)?;
         match self.submit_json(chunk).await {
             // The server accepts neither encoding of this pass.

@@ -27,6 +27,11 @@ impl CallProgress {
         Self { start, attempts: 0, retries: 0, last_failure: None, warned: false }
     }
 
+    /// Continues a call that started at `start` and has sent its request `attempts` times.
+    pub(crate) fn resume(start: Instant, attempts: u32) -> Self {
+        Self { start, attempts, ..Self::new() }
+    }
+
     /// Restarts the clock if nothing was sent yet: admission control admits the request only now.
     pub(crate) fn admit(&mut self) {
         if self.attempts == 0 {

@@ -122,7 +122,7 @@ pub(crate) struct RequestOptions {
     pub(crate) backoff: Option<RequestBackoff>,
     /// Retry policy of the call; the transport's if `None`.
     pub(crate) retry: Option<RetryPolicy>,
-    /// Set while the server may have received the request.
+    /// Set while the server may have read the request.
     pub(crate) sent: Option<SentFlag>,
 }
 
@@ -276,7 +276,9 @@ impl Transport {
         decode::<R>(&response)
     }
 
-    async fn send_raw_in_call<R: ApiRequest>(
+    /// Sends a request that is part of a call with several requests, and returns its undecoded
+    /// response. The caller logs the end of the call.
+    pub(crate) async fn send_raw_in_call<R: ApiRequest>(
         &self,
         request: &R,
         options: &RequestOptions,
@@ -288,7 +290,7 @@ impl Transport {
     }
 
     /// Sends the same bytes until an attempt succeeds or [`RetryState::wait_or_give_up`]
-    /// returns an error. No other loop repeats a request to the API server.
+    /// returns an error. This loop makes all retries of requests to the API server.
     async fn send_with_retries<R: ApiRequest>(
         &self,
         request: &R,
@@ -534,9 +536,9 @@ fn decode<R: ApiRequest>(response: &Response<Bytes>) -> Result<R::Response> {
         .map_err(|error| Error::from(error).during(operation::<R>()))
 }
 
-/// Returns whether the server cannot have accepted the request of this attempt: nothing was sent, or
-/// the server refused the client and not the request. After any other failure, 5xx included, it may
-/// have.
+/// Returns whether the server has certainly not read the request of this attempt: nothing was sent,
+/// or the server refused the client because of its credential, account or rate. After any other
+/// failure, also a 5xx, it may have accepted the request.
 fn is_unread(sent: &std::result::Result<Response<Bytes>, HttpFailure>) -> bool {
     match sent {
         Ok(response) => matches!(response.status().as_u16(), 401 | 402 | 403 | 429),

@@ -1,15 +1,15 @@
-//! [`SentFlag`]: whether the server may have received a request.
+//! [`SentFlag`]: whether the server may have read a request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether the server may have received a request. Clones share the flag, so that it can be read
+/// Whether the server may have read a request. Clones share the flag, so that its value is known
 /// after the future of the request was dropped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SentFlag(Arc<AtomicBool>);
 
 impl SentFlag {
-    /// Returns whether the server may have received the request.
+    /// Returns whether the server may have read the request.
     pub(crate) fn get(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -19,7 +19,7 @@ impl SentFlag {
         self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// Records that the request was not sent after all, or that the server did not read it.
+    /// Records that the request was not sent after all, or that the server refused it unread.
     pub(crate) fn reset(&self) {
         self.0.store(false, Ordering::Release);
     }

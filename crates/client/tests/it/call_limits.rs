@@ -200,6 +200,45 @@ async fn bug_a_resubmitted_sample_logged_that_it_gave_up() {
     assert_eq!(lines.with(&["tinkex::retry INFO", "succeeded after retries"]).len(), 1);
 }
 
+/// Bug: each failed poll logged that its call gave up, although polling continued.
+#[tokio::test(start_paused = true)]
+async fn bug_a_call_that_was_still_polled_logged_that_it_gave_up() {
+    let lines = EventLog::default();
+    let _log = tracing::subscriber::set_default(lines.clone());
+    let server = NumberedServer::new(json!({"sample_use_retrieve_futures": true}));
+    let service = server.builder().build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    server.fail_times("/retrieve_futures", json!(503), 2);
+    sampler.sample([1], params()).await.unwrap();
+    assert_eq!(server.requests("/retrieve_futures").len(), 3);
+
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    server.respond("r1", vec![json!(408), json!(503), json!({"metrics": {}})]);
+    model.optim_step(AdamParams::default()).await.unwrap();
+    assert_eq!(lines.with(&["giving up"]), Vec::<String>::new());
+
+    server.respond("r2", vec![json!(408), json!(503), json!(422)]);
+    model.optim_step(AdamParams::default()).await.unwrap_err();
+    let ends = lines.with(&["tinkex::retry", "giving up"]);
+    let [end] = &ends[..] else { panic!("{ends:?}") };
+    assert!(end.contains("lane=\"poll\"") && end.contains("attempts=1"), "{end}");
+}
+
+/// Bug: the warning about a failure of category `server` was not followed by the end of the call.
+#[tokio::test(start_paused = true)]
+async fn bug_a_training_call_that_was_polled_again_did_not_log_its_end() {
+    let lines = EventLog::default();
+    let _log = tracing::subscriber::set_default(lines.clone());
+    let server = NumberedServer::new(json!({}));
+    let model = server.model().await;
+    let failed = json!({"error": "node lost", "category": "server"});
+    server.respond("r1", vec![failed, json!({"metrics": {}})]);
+    model.optim_step(AdamParams::default()).await.unwrap();
+    assert_eq!(lines.with(&["tinkex::retry WARN", "reason=\"poll\""]).len(), 1);
+    let ends = lines.with(&["tinkex::retry INFO", "succeeded after retries", "attempts=1"]);
+    assert_eq!(ends.len(), 1);
+}
+
 /// Bug: a sample whose first retry was logged ended without an event.
 #[tokio::test(start_paused = true)]
 async fn bug_a_sample_that_a_time_limit_ended_did_not_log_its_end() {

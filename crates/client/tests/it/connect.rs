@@ -30,7 +30,7 @@ fn jwt(seconds_left: u64) -> String {
     format!("eyJh.{payload}.s")
 }
 
-/// Creates a server that exchanges keys for `token`, and that has sent its configuration.
+/// Creates a script that starts with the configuration and the exchange of the key for `token`.
 fn exchanging(token: &str) -> ScriptedServer {
     ScriptedServer::new()
         .respond(CONFIG, 200, json!({"pjwt_auth_enabled": true}))

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 use tinkex::loss::{CustomLoss, LossValue};
-use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, PassMode};
+use tinkex::wire::{ForwardBackward, PassMode};
 use tinkex::{AdamParams, Datum, ErrorKind, LossFn};
 
-use crate::numbered_server::{NumberedServer, cases, passes};
+use crate::numbered_server::{NumberedServer, cases, pass_output, passes};
 
 fn datum(tokens: u32) -> Datum {
     Datum::builder((0..tokens).collect::<Vec<_>>())
@@ -13,17 +13,6 @@ fn datum(tokens: u32) -> Datum {
         .loss_input("advantages", vec![2.0_f32; tokens as usize])
         .build()
         .unwrap()
-}
-
-/// Returns the result of a pass with these log-probabilities, one list per datum.
-fn pass_output(logprobs: &[Vec<f32>], metrics: &[(&str, f64)]) -> Value {
-    let lengths: Vec<usize> = logprobs.iter().map(Vec::len).collect();
-    let values: Vec<f32> = logprobs.concat();
-    let record = LossRecord::new(logprobs.len()).field("logprobs", values, lengths).unwrap();
-    let output = ForwardBackwardOutput::default()
-        .loss_fn_outputs(record)
-        .metrics(metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect());
-    json!({"proto": output.to_proto().to_vec()})
 }
 
 fn numbers(value: &Value) -> Vec<Vec<f32>> {
@@ -144,7 +133,7 @@ async fn the_server_executes_a_traced_loss_if_it_can() {
     let error = model.forward_backward(vec![plain], &loss).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.to_string().contains("advantages"), "{error}");
-    let other = NumberedServer::new(json!({"custom_loss_server_side": true, "x": 1}));
+    let other = NumberedServer::new(json!({"custom_loss_server_side": true}));
     other.session_id("t");
     let elsewhere = other.model().await.forward_backward(vec![datum(1)], &loss).await.unwrap_err();
     assert!(elsewhere.to_string().contains("registered in session s"), "{elsewhere}");

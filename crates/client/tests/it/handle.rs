@@ -11,15 +11,6 @@ fn params() -> SamplingParams {
     SamplingParams::new().max_tokens(1)
 }
 
-/// Returns the sequence numbers of the received samples.
-fn numbers(server: &NumberedServer) -> Vec<u64> {
-    server
-        .requests("/asample")
-        .iter()
-        .map(|request| request.json()["seq_id"].as_u64().unwrap())
-        .collect()
-}
-
 /// Covers X11, R-HOLD.
 #[tokio::test(start_paused = true)]
 async fn a_handle_contains_no_key() {
@@ -69,12 +60,12 @@ async fn clones_use_distinct_sequence_ranges() {
     );
     creator.sample([1], params()).send().await.unwrap();
     assert!(server.requests("/join_sampling_session").is_empty(), "the creator is clone 0");
-    let both =
+    let samples =
         [&one, &one, &two].map(|client: &SamplingClient| client.sample([1], params()).send());
-    for response in join_all(both).await {
+    for response in join_all(samples).await {
         response.unwrap();
     }
-    let mut received = numbers(&server);
+    let mut received = server.sequence_numbers("/asample");
     received.sort_unstable();
     assert_eq!(received, [0, 1_000_000_000, 1_000_000_001, 2_000_000_000]);
     assert_eq!(server.requests("/join_sampling_session").len(), 2, "each joins once");
@@ -91,7 +82,7 @@ async fn a_clone_chooses_a_random_range_if_the_server_assigns_none() {
     for _ in 0..2 {
         clone.sample([1], params()).send().await.unwrap();
     }
-    let received = numbers(&server);
+    let received = server.sequence_numbers("/asample");
     assert!(
         received[0] >= 1_000_000_000 && received[0].is_multiple_of(1_000_000_000),
         "{received:?}"

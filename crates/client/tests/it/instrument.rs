@@ -122,7 +122,7 @@ async fn statistics_count_the_requests_of_all_clients_of_a_service_by_lane_and_o
     assert!(stats.lane(Lane::Train).is_none());
 }
 
-/// Regression: the event was missing if the retry timeout ended the request (503), or if only the
+/// Bug: the event was missing if the time limit of the policy ended the call (503), or if only the
 /// user can resolve the failure (402, 409).
 #[tokio::test(start_paused = true)]
 async fn giving_up_is_recorded_for_every_reason() {

@@ -4,11 +4,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use serde_json::{Value, json};
-use tinkex::{AdamParams, Datum, ErrorKind, LossFn, SamplingClient, SamplingParams, ServiceClient};
+use serde_json::json;
+use tinkex::wire::SampledSequence;
+use tinkex::{
+    AdamParams, Datum, ErrorKind, LossFn, SampleResponse, SamplingClient, SamplingParams,
+    ServiceClient,
+};
 use tokio::time::{Instant, sleep};
 
-use crate::numbered_server::NumberedServer;
+use crate::numbered_server::{NumberedServer, sample_output};
 
 fn params() -> SamplingParams {
     SamplingParams::new().max_tokens(1)
@@ -73,7 +77,7 @@ async fn two_services_train_and_sample_without_crosstalk() {
     // Clones of a builder share the backoffs of its HTTP service.
     let (a, b) =
         (one.builder().api_key("tml-crosstalk-a"), two.builder().api_key("tml-crosstalk-b"));
-    let (same_key, other_key) = (a.clone().build().unwrap(), b.clone().build().unwrap());
+    let (same_server, other_server) = (a.clone().build().unwrap(), b.clone().build().unwrap());
     let (a, b) = (a.build().unwrap(), b.build().unwrap());
     one.samples(vec![json!({"status": 429, "retry-after": "50"})]);
     let start = Instant::now();
@@ -87,18 +91,18 @@ async fn two_services_train_and_sample_without_crosstalk() {
     };
     let observer = async {
         sleep(Duration::from_secs(5)).await;
-        let same_key = same_key.create_sampling_client("base").await.unwrap();
-        let other_key = other_key.create_sampling_client("base").await.unwrap();
-        (same_key.backoff_remaining(), other_key.backoff_remaining())
+        let same_server = same_server.create_sampling_client("base").await.unwrap();
+        let other_server = other_server.create_sampling_client("base").await.unwrap();
+        (same_server.backoff_remaining(), other_server.backoff_remaining())
     };
-    let (((a_done, _), a_took), (b_done, b_took, b_backoff), (same_key, other_key)) =
+    let (((a_done, _), a_took), (b_done, b_took, b_backoff), (same_server, other_server)) =
         tokio::join!(busy, free, observer);
     assert_eq!((a_done, b_done), (130, 130), "every request completed");
     assert!(
-        same_key.is_some_and(|rest| rest > Duration::from_secs(40)),
-        "shared by key: {same_key:?}"
+        same_server.is_some_and(|remaining| remaining > Duration::from_secs(40)),
+        "clients of one server and key share the backoff: {same_server:?}"
     );
-    assert_eq!((other_key, b_backoff), (None, None), "another key has its own backoff");
+    assert_eq!((other_server, b_backoff), (None, None), "another server has its own backoff");
     assert!(a_took >= Duration::from_secs(50) && b_took < Duration::from_secs(40), "{b_took:?}");
     for (server, key) in [(&one, "tml-crosstalk-a"), (&two, "tml-crosstalk-b")] {
         let keys: BTreeSet<String> = server
@@ -107,12 +111,8 @@ async fn two_services_train_and_sample_without_crosstalk() {
             .map(|request| request.header("x-api-key").unwrap().to_owned())
             .collect();
         assert_eq!(keys, BTreeSet::from([key.to_owned()]));
-        let numbers: Vec<Value> = server
-            .requests("/optim_step")
-            .iter()
-            .map(|request| request.json()["seq_id"].clone())
-            .collect();
-        assert_eq!(json!(numbers), json!([2, 4, 6, 8, 10, 12, 14, 16, 18, 20]));
+        let numbers = server.sequence_numbers("/optim_step");
+        assert_eq!(numbers, [2, 4, 6, 8, 10, 12, 14, 16, 18, 20]);
     }
 }
 
@@ -176,7 +176,9 @@ async fn concurrent_samples_are_limited() {
         assert_eq!(server.requests("/asample").len(), expected);
         // Another sampling client has its own limit. A request builder can be awaited directly.
         let other = service.create_sampling_client("base").await.unwrap();
-        server.respond("q0", vec![json!({"proto": b"\x0a\x06\x12\x04\x07\0\0\0".to_vec()})]);
+        let sequence = SampledSequence::default().tokens([7]);
+        let response = SampleResponse::default().sequences(vec![sequence]);
+        server.respond("q0", vec![sample_output(&response)]);
         other.sample([1], params()).await.unwrap();
         drop(waiting);
     }

@@ -12,7 +12,9 @@ use http::{Request, Response};
 use serde_json::{Value, json};
 use tinkex::testing::{FakeServer, RecordedCall, Reply, Route};
 use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, PROTO};
-use tinkex::{Env, HttpFailure, HttpService, Lane, ServiceClient, ServiceClientBuilder};
+use tinkex::{
+    Env, HttpFailure, HttpService, Lane, SampleResponse, ServiceClient, ServiceClientBuilder,
+};
 use tokio::time::Instant;
 
 /// Time that the server takes to accept a training request.
@@ -73,6 +75,21 @@ pub(crate) fn cases(file: &str) -> Vec<Value> {
 pub(crate) fn passes(server: &NumberedServer) -> Vec<ForwardBackward> {
     let requests = server.requests("/forward_backward");
     requests.iter().map(|request| request.forward_backward().unwrap()).collect()
+}
+
+/// Returns the poll response of a pass with these log-probabilities, one list per datum.
+pub(crate) fn pass_output(logprobs: &[Vec<f32>], metrics: &[(&str, f64)]) -> Value {
+    let lengths: Vec<usize> = logprobs.iter().map(Vec::len).collect();
+    let record = LossRecord::new(logprobs.len());
+    let record = record.field("logprobs", logprobs.concat(), lengths).unwrap();
+    let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    let output = ForwardBackwardOutput::default().loss_fn_outputs(record).metrics(metrics);
+    json!({"proto": output.to_proto().to_vec()})
+}
+
+/// Returns the poll response of a sample.
+pub(crate) fn sample_output(response: &SampleResponse) -> Value {
+    json!({"proto": response.to_proto().to_vec()})
 }
 
 impl NumberedServer {
@@ -185,6 +202,13 @@ impl NumberedServer {
     pub(crate) fn requests(&self, path: &str) -> Vec<RecordedCall> {
         let calls = self.0.server.calls();
         calls.into_iter().filter(|request| request.path.ends_with(path)).collect()
+    }
+
+    /// Returns the sequence numbers of the received requests whose path ends with `path`, in the
+    /// order of their arrival.
+    pub(crate) fn sequence_numbers(&self, path: &str) -> Vec<u64> {
+        let requests = self.requests(path);
+        requests.iter().map(|request| request.json()["seq_id"].as_u64().unwrap()).collect()
     }
 
     /// Returns the time since the server was created, as in [`RecordedCall::at`].

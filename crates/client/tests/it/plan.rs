@@ -3,27 +3,20 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use serde_json::{Value, json};
-use tinkex::wire::{ForwardBackwardOutput, ImageFormat, InputChunk, LossRecord, SampledSequence};
+use serde_json::json;
+use tinkex::wire::SampledSequence;
 use tinkex::{
-    AdamParams, Datum, Env, LossFn, MetricValue, ModelInput, RetryPolicy, SampleResponse,
-    SamplingClient, SamplingParams, ServiceClient, StopReason,
+    AdamParams, Datum, Env, LossFn, MetricValue, RetryPolicy, SampleResponse, SamplingClient,
+    SamplingParams, ServiceClient, StopReason,
 };
 use tokio::time::sleep;
 
-use crate::numbered_server::{NumberedServer, passes};
+use crate::numbered_server::{NumberedServer, pass_output, passes, sample_output};
+use crate::sampling::prompt_of;
 use crate::scripted_server::ScriptedServer;
 
 fn batch(n: usize) -> Vec<Datum> {
     vec![Datum::completion([1, 2], [3]).unwrap(); n]
-}
-
-/// Returns the poll response of a pass over `n` examples with these metrics.
-fn pass_result(n: usize, logprob: f32, metrics: &[(&str, f64)]) -> Value {
-    let record = LossRecord::new(n).field("logprobs", vec![logprob; n], vec![1; n]).unwrap();
-    let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-    let output = ForwardBackwardOutput::default().loss_fn_outputs(record).metrics(metrics);
-    json!({"proto": output.to_proto().to_vec()})
 }
 
 /// Covers T4.1.4.
@@ -39,7 +32,7 @@ async fn metrics_of_several_chunks_are_combined_by_their_suffix() {
         if n == 3 {
             metrics.push(("only_in_the_first:sum", 1.0));
         }
-        pass_result(n, -1.0, &metrics)
+        pass_output(&vec![vec![-1.0]; n], &metrics)
     };
     // Three examples with the value 2, and one with the value 10.
     server.respond("r1", vec![chunk(3, 2.0)]);
@@ -68,7 +61,7 @@ async fn metrics_of_several_chunks_are_combined_by_their_suffix() {
 async fn a_small_batch_is_trained_and_its_optimizer_step_follows() {
     let server = NumberedServer::new(json!({}));
     let model = server.model().await;
-    server.respond("r1", vec![pass_result(2, -0.5, &[("loss:sum", 1.5)])]);
+    server.respond("r1", vec![pass_output(&[vec![-0.5], vec![-0.5]], &[("loss:sum", 1.5)])]);
     server.respond("r2", vec![json!({"metrics": {"grad_norm:mean": 0.25}})]);
     let data =
         vec![Datum::completion([5, 6], [7, 8]).unwrap(), Datum::completion([9], [10]).unwrap()];
@@ -105,7 +98,7 @@ async fn a_service_creates_a_sampling_client_that_returns_sequences_and_logprobs
     };
     let response = SampleResponse::default()
         .sequences(vec![sequence([4, 5], StopReason::Stop), sequence([6, 7], StopReason::Length)]);
-    server.respond("q0", vec![json!({"proto": response.to_proto().to_vec()})]);
+    server.respond("q0", vec![sample_output(&response)]);
     let params = SamplingParams::new().max_tokens(2);
     let response = sampler.sample([1, 2, 3], params).num_samples(2).await.unwrap();
     let sequences: Vec<_> = response
@@ -190,12 +183,6 @@ async fn the_builder_overrides_the_environment() {
     }
     let session = received.last().unwrap().json();
     assert_eq!(session["user_metadata"], json!({"k": "v"}));
-}
-
-/// Returns a prompt whose estimated size is `bytes`.
-fn prompt_of(bytes: usize) -> ModelInput {
-    let (data, format) = (vec![0; bytes].into(), ImageFormat::Png);
-    ModelInput::default().chunk(InputChunk::Image { data, format, expected_tokens: None })
 }
 
 /// Starts `n` samples that the server is slow to accept. Returns how many of them were sent.

@@ -59,8 +59,8 @@ struct ReplayState {
     step: String,
     /// Exchanges by name, without those that were used.
     exchanges: BTreeMap<String, Value>,
-    /// Differences between requests and recordings. A panic in the server would only look like a
-    /// lost connection to the client.
+    /// Differences between requests and recordings. A panic would only fail the request, which may
+    /// be that of a background task.
     differences: Vec<String>,
 }
 

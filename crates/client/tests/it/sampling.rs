@@ -5,47 +5,40 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tinkex::wire::{ImageFormat, InputChunk};
-use tinkex::{ErrorKind, ModelInput, RetryPolicy, SamplingParams, ServiceClient, TensorData};
+use tinkex::{
+    ErrorKind, ModelInput, RetryPolicy, SamplingClient, SamplingParams, ServiceClientBuilder,
+    TensorData,
+};
 use tokio::time::{Instant, sleep};
 
-use crate::numbered_server::{NumberedServer, cases};
+use crate::numbered_server::{NumberedServer, cases, sample_output};
 
 fn params() -> SamplingParams {
     SamplingParams::new()
 }
 
 /// Returns a prompt whose estimated size is `bytes`.
-fn prompt_of(bytes: u64) -> ModelInput {
-    let data = vec![0; usize::try_from(bytes).unwrap()].into();
-    ModelInput::default().chunk(InputChunk::Image {
-        data,
-        format: ImageFormat::Png,
-        expected_tokens: None,
-    })
+pub(crate) fn prompt_of(bytes: usize) -> ModelInput {
+    let (data, format) = (vec![0; bytes].into(), ImageFormat::Png);
+    ModelInput::default().chunk(InputChunk::Image { data, format, expected_tokens: None })
 }
 
-/// Configures a client for a server and API key that no other test uses, because the backoff is
-/// shared per server and key.
-fn isolated(server: &NumberedServer, key: &str) -> tinkex::ServiceClientBuilder {
-    server.builder().base_url(format!("http://{key}.test")).api_key(format!("tml-{key}"))
-}
-
-async fn sampler(service: &ServiceClient) -> tinkex::SamplingClient {
-    service.create_sampling_client("base").await.unwrap()
+async fn sampler(builder: ServiceClientBuilder) -> SamplingClient {
+    builder.build().unwrap().create_sampling_client("base").await.unwrap()
 }
 
 /// Covers AUD.2, P4C.5.
 #[tokio::test(start_paused = true)]
 async fn backoff_delays_equal_those_of_the_python_sdk() {
-    for (i, case) in cases("sampling_backoff.json").into_iter().enumerate() {
+    for case in cases("sampling_backoff.json") {
         let server = NumberedServer::new(json!({}));
-        let service = isolated(&server, &format!("backoff-{i}")).build().unwrap();
-        let sampler = sampler(&service).await;
+        let sampler = server.sampler().await;
         server.samples(case["script"].as_array().unwrap().clone());
         let start = server.now();
         let mut result = Ok(());
         for _ in 0..case["samples"].as_u64().unwrap() {
-            let prompt = prompt_of(case["estimated_bytes"].as_u64().unwrap());
+            let bytes = usize::try_from(case["estimated_bytes"].as_u64().unwrap()).unwrap();
+            let prompt = prompt_of(bytes);
             result = sampler.sample(prompt, params()).send().await.map(drop);
         }
         match case["result"].as_str().unwrap() {
@@ -74,7 +67,7 @@ async fn concurrent_samples_wait_for_the_retry_after_of_a_429() {
     ] {
         let limited = json!({"status": 429, header: value});
         let server = NumberedServer::new(json!({}));
-        let sampler = sampler(&server.builder().build().unwrap()).await;
+        let sampler = server.sampler().await;
         let mut outcomes = vec![json!("ok"); 10];
         outcomes.push(limited.clone());
         server.samples(outcomes);
@@ -108,8 +101,7 @@ async fn concurrent_samples_wait_for_the_retry_after_of_a_429() {
 #[tokio::test(start_paused = true)]
 async fn without_retries_a_429_fails_the_sample_and_delays_the_next() {
     let server = NumberedServer::new(json!({}));
-    let builder = isolated(&server, "no-retries").retry(RetryPolicy::disabled());
-    let sampler = sampler(&builder.build().unwrap()).await;
+    let sampler = sampler(server.builder().retry(RetryPolicy::disabled())).await;
     server.samples(vec![json!(429)]);
     let error = sampler.sample([1], params()).send().await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::RateLimited, 1));
@@ -121,7 +113,7 @@ async fn without_retries_a_429_fails_the_sample_and_delays_the_next() {
 #[tokio::test(start_paused = true)]
 async fn sample_no_retries_disables_resubmission_but_not_backoff() {
     let server = NumberedServer::new(json!({"sample_no_retries": true}));
-    let sampler = sampler(&isolated(&server, "no-resubmission").build().unwrap()).await;
+    let sampler = server.sampler().await;
     server.samples(vec![json!(429)]);
     sampler.sample([1], params()).send().await.unwrap();
     server.respond("q1", vec![json!(410)]);
@@ -136,7 +128,7 @@ async fn sample_no_retries_disables_resubmission_but_not_backoff() {
 #[tokio::test(start_paused = true)]
 async fn backoff_follows_retry_after_up_to_a_maximum() {
     let server = NumberedServer::new(json!({}));
-    let sampler = sampler(&isolated(&server, "retry-after").build().unwrap()).await;
+    let sampler = server.sampler().await;
     for (retry_after, expected) in [("7", 7), ("3600", 1)] {
         server.samples(vec![json!({"status": 429, "retry-after": retry_after})]);
         let start = Instant::now();
@@ -149,7 +141,7 @@ async fn backoff_follows_retry_after_up_to_a_maximum() {
 #[tokio::test(start_paused = true)]
 async fn concurrent_samples_all_succeed_despite_failures() {
     let server = NumberedServer::new(json!({}));
-    let sampler = sampler(&isolated(&server, "many").build().unwrap()).await;
+    let sampler = server.sampler().await;
     let outcomes = [json!("ok"), json!(429), json!("conn"), json!(503), json!("ok")];
     server.samples(outcomes.iter().cycle().take(100).cloned().collect());
     let samples = (0..100).map(|_| sampler.sample([1, 2], params()).num_samples(1).send());
@@ -158,11 +150,7 @@ async fn concurrent_samples_all_succeed_despite_failures() {
         assert_eq!(response.sequences[0].tokens[..], [7]);
         assert!(response.sequences[0].sequence_id.is_some());
     }
-    let mut numbers: Vec<u64> = server
-        .requests("/asample")
-        .iter()
-        .map(|request| request.json()["seq_id"].as_u64().unwrap())
-        .collect();
+    let mut numbers = server.sequence_numbers("/asample");
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers, (0..100).collect::<Vec<_>>(), "a retry must keep its sequence number");
@@ -171,18 +159,22 @@ async fn concurrent_samples_all_succeed_despite_failures() {
 /// Covers P4C.6, P6B.5, P6C.1, P6C.2.
 #[tokio::test(start_paused = true)]
 async fn backoff_is_shared_per_server_and_api_key() {
-    let (limited_server, free_server) =
-        (NumberedServer::new(json!({})), NumberedServer::new(json!({})));
-    let limited = isolated(&limited_server, "limited");
-    let sibling = sampler(&limited.clone().build().unwrap()).await;
-    let limited = sampler(&limited.build().unwrap()).await;
-    let free = sampler(&isolated(&free_server, "free").build().unwrap()).await;
-    limited_server.samples(vec![json!(429)]);
+    let server = NumberedServer::new(json!({}));
+    // Clones of a builder share the backoffs of its HTTP service.
+    let builder = server.builder();
+    let (limited, sibling) = (sampler(builder.clone()).await, sampler(builder.clone()).await);
+    let other_key = sampler(builder.clone().api_key("tml-other")).await;
+    let other_server = sampler(builder.base_url("http://other.test")).await;
+    server.samples(vec![json!(429)]);
     let start = Instant::now();
     let first = limited.sample(prompt_of(200_000), params()).send();
     sleep(Duration::from_millis(10)).await;
-    join_all((0..100).map(|_| free.sample([1], params()).send())).await;
-    assert_eq!(start.elapsed(), Duration::from_millis(10), "another server and key must not wait");
+    for free in [other_key, other_server] {
+        for sample in join_all((0..100).map(|_| free.sample([1], params()).send())).await {
+            sample.unwrap();
+        }
+        assert_eq!(start.elapsed(), Duration::from_millis(10), "it must not wait");
+    }
     sibling.sample([1], params()).send().await.unwrap();
     assert_eq!(
         start.elapsed(),
@@ -195,15 +187,11 @@ async fn backoff_is_shared_per_server_and_api_key() {
 #[tokio::test(start_paused = true)]
 async fn expired_sample_is_resubmitted_under_a_new_number() {
     let server = NumberedServer::new(json!({}));
-    let sampler = sampler(&isolated(&server, "expired").build().unwrap()).await;
+    let sampler = server.sampler().await;
     server.respond("q0", vec![json!(410)]);
     sampler.sample([1], params()).send().await.unwrap();
-    let numbers: Vec<_> = server
-        .requests("/asample")
-        .iter()
-        .map(|request| request.json()["seq_id"].clone())
-        .collect();
-    assert_eq!(json!(numbers), json!([0, 1]), "the resubmission needs a new number");
+    let numbers = server.sequence_numbers("/asample");
+    assert_eq!(numbers, [0, 1], "the resubmission needs a new number");
 
     server.respond("q2", vec![json!({"error": "bad prompt", "category": "user"})]);
     let error = sampler.sample([1], params()).send().await.unwrap_err();
@@ -234,7 +222,7 @@ async fn unnamed_weights_can_be_sampled_from() {
 async fn bug_a_failed_cancellation_is_not_repeated() {
     let server = NumberedServer::new(json!({}));
     server.dynamic_config(json!({"sample_cancel_enabled": true}));
-    let sampler = sampler(&isolated(&server, "cancelled-once").build().unwrap()).await;
+    let sampler = server.sampler().await;
     server.respond("q0", vec![json!("conn")]);
     let waiting = sampler.sample([1], params()).send();
     sleep(Duration::from_secs(5)).await;
@@ -250,8 +238,7 @@ async fn dropped_sample_is_cancelled_if_the_server_supports_it() {
     for enabled in [false, true] {
         let server = NumberedServer::new(json!({}));
         server.dynamic_config(json!({"sample_cancel_enabled": enabled}));
-        let sampler =
-            sampler(&isolated(&server, &format!("dropped-{enabled}")).build().unwrap()).await;
+        let sampler = server.sampler().await;
         server.respond("q0", vec![json!("conn")]);
         let waiting = sampler.sample([1], params()).send();
         sleep(Duration::from_secs(5)).await;
@@ -279,9 +266,8 @@ async fn dropped_sample_is_cancelled_if_the_server_supports_it() {
 async fn sample_past_its_poll_timeout_fails_and_is_cancelled() {
     let server = NumberedServer::new(json!({}));
     server.dynamic_config(json!({"sample_cancel_enabled": true}));
-    let builder = isolated(&server, "too-long").poll_timeout(Duration::from_secs(60));
-    let service = builder.progress_timeout(Duration::MAX).build().unwrap();
-    let sampler = sampler(&service).await;
+    let builder = server.builder().poll_timeout(Duration::from_secs(60));
+    let sampler = sampler(builder.progress_timeout(Duration::MAX)).await;
     server.respond("q0", vec![json!("hang")]);
     let start = Instant::now();
     let error = sampler.sample([1], params()).send().await.unwrap_err();
@@ -295,7 +281,7 @@ async fn sample_past_its_poll_timeout_fails_and_is_cancelled() {
 #[tokio::test(start_paused = true)]
 async fn sample_fails_after_the_progress_timeout() {
     let server = NumberedServer::new(json!({}));
-    let sampler = sampler(&isolated(&server, "stuck").build().unwrap()).await;
+    let sampler = server.sampler().await;
     server.respond("q0", vec![json!("conn")]);
     let start = Instant::now();
     let error = sampler.sample([1], params()).send().await.unwrap_err();
@@ -327,7 +313,7 @@ async fn compute_logprobs_requests_prompt_logprobs() {
         tinkex::SampleResponse::default().prompt_logprobs(Some(vec![f32::NAN, -0.5].into()));
     // The submit response announces one sequence, so the result must hold one.
     let response = response.sequences(vec![Default::default()]);
-    server.respond("q0", vec![json!({"proto": response.to_proto().to_vec()})]);
+    server.respond("q0", vec![sample_output(&response)]);
     let logprobs = sampler.compute_logprobs([5, 6]).await.unwrap();
     assert_eq!(logprobs.iter().collect::<Vec<_>>(), [None, Some(-0.5)]);
     let sent = server.requests("/asample").pop().unwrap().json();

@@ -95,8 +95,8 @@ async fn requests_are_sent_in_the_order_of_the_python_sdk() {
 }
 
 /// A training submission that fails with 5xx is sent again with the same sequence number and
-/// idempotency key, so that it trains once. With retries disabled the error is returned at once, and the
-/// next call is sent under the next number.
+/// idempotency key, so that it trains once. With retries disabled the error is returned at once,
+/// and the next call is sent under the next number.
 ///
 /// Covers P6C.3.
 #[tokio::test(start_paused = true)]
@@ -123,12 +123,8 @@ async fn a_submission_that_fails_with_5xx_is_retried_unless_retries_are_disabled
         assert_eq!((error.kind(), error.status()), (ErrorKind::Server, Some(status)));
         assert_eq!(error.attempts(), 1);
         next.await.unwrap();
-        let numbers: Vec<Value> = server
-            .requests("/optim_step")
-            .iter()
-            .map(|sent| sent.json()["seq_id"].clone())
-            .collect();
-        assert_eq!(numbers, [json!(1), json!(2)], "{status}: the server may have accepted 1");
+        let numbers = server.sequence_numbers("/optim_step");
+        assert_eq!(numbers, [1, 2], "{status}: the server may have accepted 1");
     }
 }
 
@@ -505,14 +501,7 @@ async fn polls_answered_at_once_are_spaced_out() {
     let mut responses = vec![json!(503); 40];
     responses.push(json!({"metrics": {}}));
     server.respond("r1", responses);
-    // `NumberedServer::builder` disables the poll interval, so this builds a client by hand.
-    let service = tinkex::ServiceClient::builder()
-        .env(tinkex::Env::empty())
-        .base_url("http://server.test")
-        .api_key("tml-server")
-        .http(server.clone())
-        .build()
-        .unwrap();
+    let service = server.polling_builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let start = Instant::now();
     model.optim_step(AdamParams::default()).await.unwrap();
