@@ -210,7 +210,7 @@ async fn bug_a_call_that_was_still_polled_logged_that_it_gave_up() {
     let sampler = service.create_sampling_client("base").await.unwrap();
     server.fail_times("/retrieve_futures", json!(503), 2);
     sampler.sample([1], params()).await.unwrap();
-    assert_eq!(server.requests("/retrieve_futures").len(), 3);
+    assert!(server.requests("/retrieve_futures").len() > 2, "failed polls are repeated");
 
     let model = service.create_lora_training_client("base").create().await.unwrap();
     server.respond("r1", vec![json!(408), json!(503), json!({"metrics": {}})]);
