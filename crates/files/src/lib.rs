@@ -11,6 +11,7 @@
 //! | create or replace a folder as a whole | [`StagedFolder`] |
 //! | publish a folder that was filled over several runs | [`replace_folder`] |
 //! | exclude other processes | [`FileLock`] |
+//! | check the free space of a disk | [`available_space`] |
 //! | find models that a hub client has downloaded | [`HubCache`] |
 //!
 //! All functions block. Inside an async runtime, call them from a blocking task.
@@ -34,9 +35,11 @@ mod folder;
 mod hub_cache;
 mod lock;
 mod operations;
+mod space;
 
 pub use file::{AtomicWrite, StagedFile, publish, write};
 pub use folder::{StagedFolder, create_private_folder, recover_folder, replace_folder};
 pub use hub_cache::{CachedRepo, HubCache, hub_home};
 pub use lock::{FileLock, LockError, try_lock};
 pub use operations::{remove_file_if_exists, sync_folder};
+pub use space::available_space;

@@ -1,11 +1,10 @@
 //! [`AdapterFile`]: a PEFT adapter folder with a configuration and pairs of LoRA matrices.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::{
-    Error, NamedTensor, PeftConfig, Result, StoredTensor, TensorFile, TensorSlice, write_tensors,
-};
+#[cfg(doc)]
+use crate::Error;
+use crate::{NamedTensor, PeftConfig, Result, StoredAdapter, TensorSlice, write_tensors};
 
 pub(crate) const CONFIG: &str = "adapter_config.json";
 pub(crate) const TENSORS: &str = "adapter_model.safetensors";
@@ -69,41 +68,8 @@ impl AdapterFile {
     ///   that is not finite.
     /// - [`Error::MissingTensor`] if A or B of a module is missing.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let config = PeftConfig::read(path.join(CONFIG))?;
-        let file = TensorFile::open(path.join(TENSORS))?;
-        let mut matrices: BTreeMap<&str, [Option<StoredTensor<'_>>; 2]> = BTreeMap::new();
-        for tensor in file.tensors() {
-            let Some((module, matrix)) = parse_name(tensor.name()) else {
-                let (name, part) = (tensor.name(), unsupported_part(tensor.name()));
-                return Err(Error::bad_file(file.path(), format!("tensor {name} is {part}")));
-            };
-            // The service's name of the unembedding is in no configuration.
-            let is_service_name = tensor.name()[PREFIX.len()..].starts_with(SERVICE_HEAD);
-            if !is_service_name && !config.targets(module) {
-                let name = tensor.name();
-                let reason = format!("target_modules in {CONFIG} does not select tensor {name}");
-                return Err(Error::bad_file(file.path(), reason));
-            }
-            if matrices.entry(module).or_default()[matrix].replace(tensor).is_some() {
-                let reason = format!("{module} has two tensors lora_{}", ["A", "B"][matrix]);
-                return Err(Error::bad_file(file.path(), reason));
-            }
-        }
-        let mut pairs = Vec::with_capacity(matrices.len());
-        for (module, [a, b]) in matrices {
-            let missing = |matrix| Error::MissingTensor {
-                path: file.path().to_owned(),
-                name: format!("{PREFIX}{module}.lora_{matrix}.weight"),
-            };
-            let (a, b) = (a.ok_or_else(|| missing("A"))?, b.ok_or_else(|| missing("B"))?);
-            let inputs = a.shape().last().copied().unwrap_or(0);
-            let outputs = b.shape().first().copied().unwrap_or(0);
-            let a = finite(a.with_shape(&[config.rank, inputs])?)?;
-            let b = finite(b.with_shape(&[outputs, config.rank])?)?;
-            pairs.push(LoraPair { module: module.to_owned(), inputs, outputs, a, b });
-        }
-        Ok(Self { config, pairs })
+        let adapter = StoredAdapter::open(path)?;
+        Ok(Self { config: adapter.config().clone(), pairs: adapter.read_pairs()? })
     }
 
     /// Writes `config` and `pairs` into the existing folder `path`.
@@ -122,10 +88,7 @@ impl AdapterFile {
         let path = path.as_ref();
         let names: Vec<[String; 2]> = pairs
             .iter()
-            .map(|pair| {
-                let module = pair.module;
-                ["A", "B"].map(|matrix| format!("{PREFIX}{module}.lora_{matrix}.weight"))
-            })
+            .map(|pair| [0, 1].map(|matrix| matrix_name(pair.module, matrix)))
             .collect();
         let shapes: Vec<[[usize; 2]; 2]> = pairs
             .iter()
@@ -149,7 +112,7 @@ impl AdapterFile {
 }
 
 /// Describes a tensor that is not a LoRA matrix of a linear layer.
-fn unsupported_part(name: &str) -> &'static str {
+pub(crate) fn unsupported_part(name: &str) -> &'static str {
     let parts = [
         ("lora_embedding_", "an adapter of an embedding, which is not supported"),
         ("lora_magnitude_vector", "a DoRA magnitude, which is not supported"),
@@ -158,6 +121,11 @@ fn unsupported_part(name: &str) -> &'static str {
     ];
     let found = parts.iter().find(|(part, _)| name.contains(part));
     found.map_or("not a LoRA matrix", |(_, description)| description)
+}
+
+/// Returns the name of a module's tensor A (0) or B (1).
+pub(crate) fn matrix_name(module: &str, matrix: usize) -> String {
+    format!("{PREFIX}{module}.lora_{}.weight", ["A", "B"][matrix])
 }
 
 /// Returns the module and the matrix (0 for A, 1 for B) of a tensor name.
@@ -170,11 +138,4 @@ pub(crate) fn parse_name(name: &str) -> Option<(&str, usize)> {
         None => (name.strip_suffix(".lora_B")?, 1),
     };
     Some((if module == SERVICE_HEAD { HEAD } else { module }, matrix))
-}
-
-/// Returns the elements of a tensor, all of which must be finite.
-fn finite(tensor: StoredTensor<'_>) -> Result<Vec<f32>> {
-    let values = tensor.to_f32()?;
-    tensor.check_finite(0, &values)?;
-    Ok(values)
 }

@@ -99,8 +99,16 @@ impl AdapterConversion {
         if !self.changes_config {
             return Ok(());
         }
-        let text = serde_json::to_vec_pretty(&self.config).expect("a JSON value serializes");
-        write_file(&self.folder.join(CONFIG), |out| out.write_all(&text))
+        write_file(&self.folder.join(CONFIG), |out| out.write_all(&self.config_text()))
+    }
+
+    /// Returns the text of the configuration that `peft` needs, or `None` if it is the stored one.
+    pub(crate) fn changed_config(&self) -> Option<Vec<u8>> {
+        self.changes_config.then(|| self.config_text())
+    }
+
+    fn config_text(&self) -> Vec<u8> {
+        serde_json::to_vec_pretty(&self.config).expect("a JSON value serializes")
     }
 }
 

@@ -63,6 +63,49 @@ pub enum Error {
         /// Description of the problem.
         reason: String,
     },
+    /// The target of an export exists and may not be replaced.
+    #[error("cannot write {}: it already exists", path.display())]
+    AlreadyExists {
+        /// Path of the target.
+        path: PathBuf,
+    },
+    /// The file system of the target of an export is too full.
+    #[error(
+        "cannot write {}: needs {}, but only {} are free on {}",
+        path.display(), size(*needed), size(*available), folder.display()
+    )]
+    NotEnoughSpace {
+        /// Path of the target.
+        path: PathBuf,
+        /// Existing folder on the same file system.
+        folder: PathBuf,
+        /// Required space in bytes.
+        needed: u64,
+        /// Free space in bytes.
+        available: u64,
+    },
+    /// An option of an export cannot be used with the others.
+    #[error("cannot export {}: {reason}", path.display())]
+    InvalidExport {
+        /// Path of the adapter.
+        path: PathBuf,
+        /// Description of the problem.
+        reason: String,
+    },
+    /// The caller stopped the operation.
+    #[error("the export was cancelled")]
+    Cancelled,
+}
+
+/// Returns a size as text, for example `2.4 GB`.
+fn size(bytes: u64) -> String {
+    const UNITS: [(f64, &str); 3] = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
+    #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
+    let value = bytes as f64;
+    match UNITS.iter().find(|(unit, _)| value >= *unit) {
+        Some((unit, name)) => format!("{:.1} {name}", value / unit),
+        None => format!("{bytes} bytes"),
+    }
 }
 
 impl Error {
@@ -74,6 +117,11 @@ impl Error {
     /// Creates [`Error::BadFile`].
     pub fn bad_file(path: impl AsRef<Path>, reason: impl Into<String>) -> Self {
         Self::BadFile { path: path.as_ref().to_owned(), reason: reason.into() }
+    }
+
+    /// Creates [`Error::InvalidExport`].
+    pub(crate) fn invalid_export(path: &Path, reason: impl Into<String>) -> Self {
+        Self::InvalidExport { path: path.to_owned(), reason: reason.into() }
     }
 
     /// Creates [`Error::InvalidTensor`].

@@ -5,7 +5,8 @@
 //! | safetensors | [`TensorFile`], [`StoredTensor`], [`write_tensors`] |
 //! | Hugging Face model folder | [`ModelFolder`], [`ModelConfig`] |
 //! | quantized weights | [`BlockFormat`] |
-//! | PEFT adapter folder | [`AdapterFile`], [`PeftConfig`], [`AdapterConversion`] |
+//! | PEFT adapter folder | [`AdapterFile`], [`StoredAdapter`], [`PeftConfig`], [`AdapterConversion`] |
+//! | merged models | [`AdapterExport`] |
 //!
 //! Files that are read may be truncated, corrupted or malicious: every length is checked before it
 //! is used and before memory is allocated for it. Files and folders that are written replace their
@@ -22,12 +23,14 @@ mod config;
 mod config_json;
 mod dtype;
 mod error;
+mod export;
 mod json_fields;
 mod model_folder;
 mod peft;
 mod quant;
 mod rope;
 mod safetensors;
+mod stored_adapter;
 mod stored_tensor;
 
 pub use adapter::{AdapterFile, LoraPair, LoraPairRef};
@@ -36,9 +39,13 @@ pub use atomic::{write_file, write_folder};
 pub use config::{Architecture, ModelConfig};
 pub use dtype::DType;
 pub use error::{Error, Result};
+pub use export::{
+    AdapterExport, ExportDType, ExportFormat, ExportProgress, ExportedModel, PreparedExport,
+};
 pub use model_folder::ModelFolder;
 pub use peft::PeftConfig;
 pub use quant::BlockFormat;
 pub use rope::{Rope, RopeScaling};
 pub use safetensors::{NamedTensor, TensorFile, TensorSlice, write_tensors};
+pub use stored_adapter::{StoredAdapter, StoredLoraPair};
 pub use stored_tensor::StoredTensor;

@@ -7,3 +7,4 @@ mod write;
 
 pub use read::TensorFile;
 pub use write::{NamedTensor, TensorSlice, write_tensors};
+pub(crate) use write::{TensorInfo, header};

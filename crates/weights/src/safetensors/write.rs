@@ -88,10 +88,24 @@ pub fn write_tensors(
 ) -> Result<()> {
     let path = path.as_ref();
     let mut order: Vec<&NamedTensor<'_>> = tensors.iter().collect();
-    order.sort_by_key(|tensor| {
-        (std::cmp::Reverse(tensor.values.dtype().block_bytes()), tensor.name)
-    });
-    let header = header(&order, metadata)?;
+    order.sort_by_key(|tensor| (std::cmp::Reverse(tensor.values.dtype().block_bytes()), tensor.name));
+    for tensor in &order {
+        let count = tensor.shape.iter().try_fold(1_usize, |n, &side| n.checked_mul(side));
+        if count != Some(tensor.values.len()) {
+            let (count, shape) = (tensor.values.len(), tensor.shape);
+            let reason = format!("it has {count} elements, but its shape is {shape:?}");
+            return Err(Error::invalid_tensor(tensor.name, reason));
+        }
+    }
+    let entries: Vec<TensorInfo<'_>> = order
+        .iter()
+        .map(|tensor| TensorInfo {
+            name: tensor.name,
+            dtype: tensor.values.dtype(),
+            shape: tensor.shape,
+        })
+        .collect();
+    let header = header(&entries, metadata)?;
     write_file(path, |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
@@ -99,26 +113,29 @@ pub fn write_tensors(
     })
 }
 
-/// Returns the JSON header of a file with these tensors in this order.
-fn header(tensors: &[&NamedTensor<'_>], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
+/// Name, type and shape of a tensor in a header.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorInfo<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dtype: DType,
+    pub(crate) shape: &'a [usize],
+}
+
+/// Returns the JSON header of a file with these tensors in this order. The eight bytes of its
+/// length precede it in the file, and the data of the tensors follows.
+///
+/// Tensors of larger elements must come first, so that every tensor is aligned to its element size.
+pub(crate) fn header(tensors: &[TensorInfo<'_>], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
     let mut entries = BTreeMap::new();
-    let mut at = 0;
-    for tensor in tensors {
-        let count = tensor.shape.iter().try_fold(1_usize, |n, &side| n.checked_mul(side));
-        if count != Some(tensor.values.len()) {
-            let (count, shape) = (tensor.values.len(), tensor.shape);
-            let reason = format!("it has {count} elements, but its shape is {shape:?}");
-            return Err(Error::invalid_tensor(tensor.name, reason));
-        }
-        let dtype = tensor.values.dtype();
-        let end = at + tensor.values.len() * dtype.block_bytes();
-        let entry =
-            json!({ "dtype": dtype.name(), "shape": tensor.shape, "data_offsets": [at, end] });
-        if tensor.name == "__metadata__" || entries.insert(tensor.name, entry).is_some() {
-            return Err(Error::invalid_tensor(
-                tensor.name,
-                "the name is already taken or reserved",
-            ));
+    let mut at = 0_usize;
+    for TensorInfo { name, dtype, shape } in tensors {
+        let bytes = shape.iter().try_fold(dtype.block_bytes(), |n, &side| n.checked_mul(side));
+        let Some(end) = bytes.and_then(|bytes| at.checked_add(bytes)) else {
+            return Err(Error::invalid_tensor(name, format!("shape {shape:?} is too large")));
+        };
+        let entry = json!({ "dtype": dtype.name(), "shape": shape, "data_offsets": [at, end] });
+        if *name == "__metadata__" || entries.insert(*name, entry).is_some() {
+            return Err(Error::invalid_tensor(name, "the name is already taken or reserved"));
         }
         at = end;
     }

@@ -225,10 +225,8 @@ fn writable(folder: &Path) -> bool {
     std::fs::metadata(folder).is_ok_and(|metadata| !metadata.permissions().readonly())
 }
 
-#[cfg(unix)]
 fn disk(folder: &Path) -> Option<Finding> {
-    let stat = rustix::fs::statvfs(folder).ok()?;
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let free = tinkex_files::available_space(folder)?;
     let found = format!("{} free", format::size(i64::try_from(free).unwrap_or(i64::MAX)));
     Some(if free < MIN_FREE_DISK {
         Finding::new("disk", Verdict::Warning, found)
@@ -236,11 +234,6 @@ fn disk(folder: &Path) -> Option<Finding> {
     } else {
         Finding::new("disk", Verdict::Ok, found)
     })
-}
-
-#[cfg(not(unix))]
-fn disk(_: &Path) -> Option<Finding> {
-    None
 }
 
 /// Checks the server that `server.json` in the data folder describes.

@@ -1,0 +1,159 @@
+//! [`StoredAdapter`]: an open PEFT adapter folder, whose matrices are read when they are used.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::adapter::{
+    CONFIG, PREFIX, SERVICE_HEAD, TENSORS, matrix_name, parse_name, unsupported_part,
+};
+use crate::{Error, LoraPair, PeftConfig, Result, StoredTensor, TensorFile};
+
+/// An open adapter folder. Its matrices stay in the file until they are used.
+///
+/// ```no_run
+/// let adapter = tinkex_weights::StoredAdapter::open("adapter")?;
+/// for module in adapter.modules() {
+///     println!("{module}: rank {}", adapter.config().rank);
+/// }
+/// # Ok::<_, tinkex_weights::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct StoredAdapter {
+    config: PeftConfig,
+    file: TensorFile,
+    /// Names of the tensors A and B of each module.
+    names: BTreeMap<String, [String; 2]>,
+}
+
+/// The LoRA matrices of one module in a file.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredLoraPair<'a> {
+    /// A, `rank × inputs`.
+    pub a: StoredTensor<'a>,
+    /// B, `outputs × rank`, not scaled.
+    pub b: StoredTensor<'a>,
+}
+
+impl StoredLoraPair<'_> {
+    /// Returns the number of inputs of the module.
+    #[must_use]
+    pub fn inputs(&self) -> usize {
+        self.a.shape()[1]
+    }
+
+    /// Returns the number of outputs of the module.
+    #[must_use]
+    pub fn outputs(&self) -> usize {
+        self.b.shape()[0]
+    }
+}
+
+impl StoredAdapter {
+    /// Opens the adapter folder `path`. Accepts both names of the unembedding.
+    ///
+    /// Checks the configuration, and that the tensors are complete pairs of the configured rank and
+    /// of a type that can be converted to f32. Reads no values.
+    ///
+    /// # Errors
+    /// - [`Error::Io`] if a file cannot be read.
+    /// - [`Error::BadFile`] if a file is damaged, or contains a tensor that is not a LoRA matrix,
+    ///   does not have the configured rank or is not among the configured modules.
+    /// - [`Error::MissingTensor`] if A or B of a module is missing.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let config = PeftConfig::read(path.join(CONFIG))?;
+        let file = TensorFile::open(path.join(TENSORS))?;
+        let mut found: BTreeMap<&str, [Option<&str>; 2]> = BTreeMap::new();
+        for tensor in file.tensors() {
+            let Some((module, matrix)) = parse_name(tensor.name()) else {
+                let (name, part) = (tensor.name(), unsupported_part(tensor.name()));
+                return Err(Error::bad_file(file.path(), format!("tensor {name} is {part}")));
+            };
+            // The service's name of the unembedding is in no configuration.
+            let is_service_name = tensor.name()[PREFIX.len()..].starts_with(SERVICE_HEAD);
+            if !is_service_name && !config.targets(module) {
+                let name = tensor.name();
+                let reason = format!("target_modules in {CONFIG} does not select tensor {name}");
+                return Err(Error::bad_file(file.path(), reason));
+            }
+            if found.entry(module).or_default()[matrix].replace(tensor.name()).is_some() {
+                let reason = format!("{module} has two tensors lora_{}", ["A", "B"][matrix]);
+                return Err(Error::bad_file(file.path(), reason));
+            }
+        }
+        let mut names = BTreeMap::new();
+        for (module, [a, b]) in found {
+            let missing = |matrix| Error::MissingTensor {
+                path: file.path().to_owned(),
+                name: matrix_name(module, matrix),
+            };
+            let (a, b) = (a.ok_or_else(|| missing(0))?, b.ok_or_else(|| missing(1))?);
+            let (stored_a, stored_b) = (file.tensor(a)?.as_float()?, file.tensor(b)?.as_float()?);
+            let inputs = stored_a.shape().last().copied().unwrap_or(0);
+            let outputs = stored_b.shape().first().copied().unwrap_or(0);
+            stored_a.with_shape(&[config.rank, inputs])?;
+            stored_b.with_shape(&[outputs, config.rank])?;
+            names.insert(module.to_owned(), [a.to_owned(), b.to_owned()]);
+        }
+        Ok(Self { config, file, names })
+    }
+
+    /// Returns rank, scale and base model.
+    #[must_use]
+    pub fn config(&self) -> &PeftConfig {
+        &self.config
+    }
+
+    /// Returns the file with the matrices.
+    #[must_use]
+    pub fn file(&self) -> &TensorFile {
+        &self.file
+    }
+
+    /// Returns the names of the adapted modules, sorted, for example
+    /// `model.layers.0.self_attn.q_proj`; the unembedding is `lm_head`.
+    pub fn modules(&self) -> impl Iterator<Item = &str> {
+        self.names.keys().map(String::as_str)
+    }
+
+    /// Returns the matrices of a module, or `None` if the module is not adapted.
+    #[must_use]
+    pub fn pair(&self, module: &str) -> Option<StoredLoraPair<'_>> {
+        let [a, b] = self.names.get(module)?;
+        Some(StoredLoraPair { a: self.file.get(a)?, b: self.file.get(b)? })
+    }
+
+    /// Reads the matrices of all modules, in the order of their names.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be read; [`Error::BadFile`] if a value is not finite.
+    pub fn read_pairs(&self) -> Result<Vec<LoraPair>> {
+        let mut pairs = Vec::with_capacity(self.names.len());
+        for module in self.modules() {
+            let Some(pair) = self.pair(module) else { continue };
+            let (inputs, outputs) = (pair.inputs(), pair.outputs());
+            let (a, b) = (finite(pair.a)?, finite(pair.b)?);
+            pairs.push(LoraPair { module: module.to_owned(), inputs, outputs, a, b });
+        }
+        Ok(pairs)
+    }
+
+    /// Checks that every value is finite. Reads one matrix at a time.
+    ///
+    /// # Errors
+    /// As [`read_pairs`](Self::read_pairs).
+    pub fn check_finite(&self) -> Result<()> {
+        for pair in self.modules().filter_map(|module| self.pair(module)) {
+            finite(pair.a)?;
+            finite(pair.b)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the elements of a tensor, all of which must be finite.
+fn finite(tensor: StoredTensor<'_>) -> Result<Vec<f32>> {
+    let values = tensor.to_f32()?;
+    tensor.check_finite(0, &values)?;
+    Ok(values)
+}
