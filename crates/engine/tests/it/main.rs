@@ -8,6 +8,7 @@ mod golden;
 mod gradients;
 mod hostile;
 mod losses;
+mod merged;
 mod optimizers;
 mod robust;
 mod tokenizers;

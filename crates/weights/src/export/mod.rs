@@ -325,3 +325,20 @@ fn check_space(path: &Path, needed: u64) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_full_disk_is_found_before_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("not/yet/there");
+        check_space(&target, 1).unwrap();
+        let error = check_space(&target, 2_400_000_000_000_000_000).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains("not/yet/there: needs 2400000000.0 GB, but only "), "{message}");
+        assert!(message.ends_with(&format!("free on {}", folder.path().display())), "{message}");
+    }
+}

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
 mod configs;
+mod export;
 mod files;
 mod folders;
 mod golden;

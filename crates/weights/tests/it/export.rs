@@ -1,0 +1,354 @@
+//! Exports of adapters: files, checks before writing, and failures.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tinkex_weights::{
+    AdapterExport, AdapterFile, DType, Error, ExportDType, ExportFormat, ExportedModel,
+    ModelFolder, NamedTensor, StoredAdapter, TensorFile, TensorSlice, write_tensors,
+};
+
+use crate::golden::{MODELS, copy_of, folder};
+
+fn run(export: AdapterExport) -> Result<ExportedModel, Error> {
+    let prepared = export.prepare()?;
+    let expected = prepared.bytes();
+    let mut last = 0;
+    let exported = prepared.write(|now| {
+        assert!(now.bytes >= last && now.bytes_total == expected);
+        last = now.bytes;
+        ControlFlow::Continue(())
+    })?;
+    assert_eq!((last, exported.bytes), (expected, expected));
+    Ok(exported)
+}
+
+/// Returns the names of the files of a folder, and checks that they add up to `bytes`.
+fn files(exported: &ExportedModel) -> Vec<String> {
+    let mut names = exported.files.clone();
+    names.sort();
+    assert_eq!(names, names_in(&exported.folder));
+    let size = |name: &String| fs::metadata(exported.folder.join(name)).unwrap().len();
+    assert_eq!(names.iter().map(size).sum::<u64>(), exported.bytes);
+    names
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn read_json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Computes `W + scale · B · A` in f64.
+fn expected(model: &ModelFolder, adapter: &AdapterFile, source: &str, module: &str) -> Vec<f64> {
+    let mut values: Vec<f64> =
+        model.tensor(source).unwrap().to_f32().unwrap().into_iter().map(f64::from).collect();
+    let rank = adapter.config.rank;
+    if let Some(pair) = adapter.pairs.iter().find(|pair| pair.module == module) {
+        for (i, value) in values.iter_mut().enumerate() {
+            let (row, column) = (i / pair.inputs, i % pair.inputs);
+            let term = |k: usize| {
+                f64::from(pair.b[row * rank + k]) * f64::from(pair.a[k * pair.inputs + column])
+            };
+            *value += adapter.config.scale() * (0..rank).map(term).sum::<f64>();
+        }
+    }
+    values
+}
+
+#[test]
+fn every_tensor_is_merged_and_rounded_once() {
+    for name in MODELS {
+        let (base, adapter) = (folder(name), folder(name).join("adapter"));
+        let model = ModelFolder::open(&base).unwrap();
+        let file = AdapterFile::load(&adapter).unwrap();
+        for (dtype, stored, relative) in [
+            (ExportDType::F32, DType::F32, 1e-6),
+            (ExportDType::Bf16, DType::Bf16, 0.0040),
+            (ExportDType::F16, DType::F16, 0.0005),
+        ] {
+            let out = TempDir::new().unwrap();
+            let to = out.path().join("merged");
+            run(AdapterExport::new(&adapter, &to).base(&base).dtype(dtype)).unwrap();
+            let merged = ModelFolder::open(&to).unwrap();
+            assert!(!merged.config().tied, "the adapter changes the unembedding");
+            for (tensor, shape) in merged.config().tensors() {
+                let source = match tensor.as_str() {
+                    "lm_head.weight" if model.config().tied => "model.embed_tokens.weight",
+                    name => name,
+                };
+                let module = tensor.strip_suffix(".weight").unwrap_or(&tensor);
+                let got = merged.tensor(&tensor).unwrap();
+                assert_eq!((got.dtype(), got.shape()), (stored, &shape[..]));
+                let want = expected(&model, &file, source, module);
+                for (got, want) in got.to_f32().unwrap().into_iter().zip(want) {
+                    let error = (f64::from(got) - want).abs();
+                    assert!(error <= want.abs() * relative + 1e-7, "{tensor}: {got} for {want}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_folder_has_the_files_of_the_base_model_and_a_card() {
+    let base = copy_of("qwen3");
+    for (name, text) in [
+        ("tokenizer.json", "{}"),
+        ("generation_config.json", r#"{"eos_token_id": 2}"#),
+        ("chat_template.jinja", "{{ messages }}"),
+        ("LICENSE", "Apache"),
+        ("training_args.bin", "not copied"),
+    ] {
+        fs::write(base.path().join(name), text).unwrap();
+    }
+    let out = TempDir::new().unwrap();
+    let to = out.path().join("new/merged");
+    let adapter = folder("qwen3").join("adapter");
+    let export = AdapterExport::new(&adapter, &to)
+        .base(base.path())
+        .detail("checkpoint", "tinker://run/weights/final");
+    let prepared = export.clone().prepare().unwrap();
+    assert!(prepared.unties() && prepared.has_tokenizer());
+    let exported = run(export).unwrap();
+    assert_eq!(
+        files(&exported),
+        [
+            "LICENSE",
+            "README.md",
+            "chat_template.jinja",
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json"
+        ]
+    );
+    for name in ["LICENSE", "chat_template.jinja", "generation_config.json", "tokenizer.json"] {
+        assert_eq!(fs::read(to.join(name)).unwrap(), fs::read(base.path().join(name)).unwrap());
+    }
+    let mut config = read_json(&base.path().join("config.json"));
+    config["tie_word_embeddings"] = json!(false);
+    assert_eq!(read_json(&to.join("config.json")), config);
+    let card = fs::read_to_string(to.join("README.md")).unwrap();
+    assert!(card.contains("| checkpoint | `tinker://run/weights/final` |"), "{card}");
+    assert!(card.contains("LoRA, rank 4, alpha 32"), "{card}");
+    assert_eq!(TensorFile::open(to.join("model.safetensors")).unwrap().metadata()["format"], "pt");
+    assert_eq!(names_in(out.path()), ["new"]);
+}
+
+#[test]
+fn the_configuration_of_an_untied_model_changes_only_with_the_element_type() {
+    let (base, adapter) = (folder("llama"), folder("llama").join("adapter"));
+    let out = TempDir::new().unwrap();
+    let (same, half) = (out.path().join("same"), out.path().join("half"));
+    run(AdapterExport::new(&adapter, &same).base(&base)).unwrap();
+    let config = |folder: &Path| fs::read(folder.join("config.json")).unwrap();
+    assert_eq!(config(&same), config(&base));
+    run(AdapterExport::new(&adapter, &half).base(&base).dtype(ExportDType::F16)).unwrap();
+    let mut expected = read_json(&base.join("config.json"));
+    expected["dtype"] = json!("float16");
+    expected["torch_dtype"] = json!("float16");
+    assert_eq!(read_json(&half.join("config.json")), expected);
+}
+
+#[test]
+fn large_models_are_split_and_indexed() {
+    let (base, adapter) = (folder("qwen2"), folder("qwen2").join("adapter"));
+    let out = TempDir::new().unwrap();
+    let (whole, split) = (out.path().join("whole"), out.path().join("split"));
+    run(AdapterExport::new(&adapter, &whole).base(&base)).unwrap();
+    let exported = run(AdapterExport::new(&adapter, &split).base(&base).shard_bytes(9000)).unwrap();
+    let shards: Vec<String> =
+        files(&exported).into_iter().filter(|name| name.ends_with(".safetensors")).collect();
+    let count = shards.len();
+    assert!(count > 2, "{shards:?}");
+    assert_eq!(shards[1], format!("model-00002-of-{count:05}.safetensors"));
+    let index = read_json(&split.join("model.safetensors.index.json"));
+    let (whole, split) = (ModelFolder::open(whole).unwrap(), ModelFolder::open(split).unwrap());
+    let mut size = 0;
+    for (name, _) in whole.config().tensors() {
+        let tensor = whole.tensor(&name).unwrap();
+        size += tensor.bytes().unwrap().len();
+        assert_eq!(tensor.bytes().unwrap(), split.tensor(&name).unwrap().bytes().unwrap());
+    }
+    assert_eq!(index["metadata"]["total_size"], size);
+}
+
+#[test]
+fn a_peft_adapter_is_copied_unchanged_and_the_services_names_are_replaced() {
+    let adapter = folder("qwen3").join("adapter");
+    let out = TempDir::new().unwrap();
+    let to = out.path().join("copy");
+    let exported = run(AdapterExport::new(&adapter, &to).format(ExportFormat::Peft)).unwrap();
+    assert_eq!(files(&exported), ["README.md", "adapter_config.json", "adapter_model.safetensors"]);
+    for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        assert_eq!(fs::read(to.join(name)).unwrap(), fs::read(adapter.join(name)).unwrap());
+    }
+
+    let service = out.path().join("service");
+    fs::create_dir(&service).unwrap();
+    let name = |name: &str| name.replace(".lm_head.", ".model.unembed_tokens.").into();
+    let tensors = "adapter_model.safetensors";
+    let file = TensorFile::open(adapter.join(tensors)).unwrap();
+    file.write_renamed(service.join(tensors), name).unwrap();
+    let config =
+        json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 32, "target_modules": "all-linear" });
+    fs::write(service.join("adapter_config.json"), config.to_string()).unwrap();
+    let to = out.path().join("converted");
+    run(AdapterExport::new(&service, &to).format(ExportFormat::Peft)).unwrap();
+    let converted = TensorFile::open(to.join(tensors)).unwrap();
+    assert_eq!(converted.names().collect::<Vec<_>>(), file.names().collect::<Vec<_>>());
+    for tensor in file.tensors() {
+        let other = converted.tensor(tensor.name()).unwrap();
+        assert_eq!(tensor.bytes().unwrap(), other.bytes().unwrap(), "{}", tensor.name());
+    }
+    let config = read_json(&to.join("adapter_config.json"));
+    assert!(config["target_modules"].as_array().unwrap().contains(&json!("lm_head")), "{config}");
+    assert_eq!(AdapterFile::load(&to).unwrap().pairs, AdapterFile::load(&adapter).unwrap().pairs);
+}
+
+#[test]
+fn faults_are_found_before_anything_is_written() {
+    let (base, adapter) = (folder("llama"), folder("llama").join("adapter"));
+    let out = TempDir::new().unwrap();
+    let to = out.path().join("merged");
+    let export = || AdapterExport::new(&adapter, &to);
+    let refused = |export: AdapterExport, expected: &str| {
+        let error = export.prepare().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(names_in(out.path()), Vec::<String>::new(), "{expected}");
+    };
+    refused(export(), "format hf needs the folder of the base model");
+    let peft = export().format(ExportFormat::Peft);
+    refused(peft.dtype(ExportDType::F16), "cannot convert to f16");
+    refused(export().base(out.path().join("gone")), "gone/config.json");
+    refused(AdapterExport::new(out.path().join("gone"), &to).base(&base), "gone/adapter_config");
+    refused(
+        export().base(folder("qwen2")),
+        "q_proj are for a module of shape [40, 40], but the base model in",
+    );
+
+    let shallow = copy_of("llama");
+    let path = shallow.path().join("config.json");
+    let mut config = read_json(&path);
+    config["num_hidden_layers"] = json!(1);
+    fs::write(&path, config.to_string()).unwrap();
+    refused(
+        export().base(shallow.path()),
+        "it adapts model.layers.1.mlp.down_proj, which is no linear layer of the base model",
+    );
+    let truncated = copy_of("llama");
+    let path = truncated.path().join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    refused(export().base(truncated.path()), "model.safetensors");
+
+    fs::create_dir(&to).unwrap();
+    fs::write(to.join("old"), "x").unwrap();
+    let error = export().base(&base).prepare().unwrap_err();
+    assert!(matches!(error, Error::AlreadyExists { .. }), "{error}");
+    run(export().base(&base).replace(true)).unwrap();
+    assert!(!to.join("old").exists());
+}
+
+#[test]
+fn values_that_the_element_type_cannot_hold_are_refused_by_tensor() {
+    let base = copy_of("llama");
+    let model = ModelFolder::open(base.path()).unwrap();
+    let tensors: Vec<(String, Vec<usize>, Vec<f32>)> = model
+        .config()
+        .tensors()
+        .map(|(name, shape)| {
+            let mut values = model.tensor(&name).unwrap().to_f32().unwrap();
+            if name == "model.layers.1.mlp.up_proj.weight" {
+                values[7] = 1e5;
+            }
+            (name, shape, values)
+        })
+        .collect();
+    let rewrite = |change: &dyn Fn(&str, &mut [f32])| {
+        let mut tensors = tensors.clone();
+        for (name, _, values) in &mut tensors {
+            change(name, values);
+        }
+        let tensors: Vec<NamedTensor<'_>> = tensors
+            .iter()
+            .map(|(name, shape, values)| NamedTensor {
+                name,
+                shape,
+                values: TensorSlice::F32(values),
+            })
+            .collect();
+        write_tensors(base.path().join("model.safetensors"), &tensors, &[]).unwrap();
+    };
+    let out = TempDir::new().unwrap();
+    let to = out.path().join("merged");
+    let adapter = folder("llama").join("adapter");
+    let export = |dtype| AdapterExport::new(&adapter, &to).base(base.path()).dtype(dtype);
+    let refused = |export: AdapterExport, expected: &str| {
+        let error = run(export).unwrap_err().to_string();
+        assert!(error.starts_with("cannot write tensor model.layers.1.mlp.up_proj.weight: "));
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(names_in(out.path()), Vec::<String>::new());
+    };
+    rewrite(&|_, _| {});
+    refused(export(ExportDType::F16), "is outside the range of F16");
+    run(export(ExportDType::Bf16)).unwrap();
+    fs::remove_dir_all(&to).unwrap();
+    rewrite(&|name, values| {
+        if name == "model.layers.1.mlp.up_proj.weight" {
+            values[9] = f32::INFINITY;
+        }
+    });
+    refused(export(ExportDType::F32), "inf at index 9");
+}
+
+#[test]
+fn a_cancelled_export_leaves_nothing() {
+    let (base, adapter) = (folder("llama"), folder("llama").join("adapter"));
+    let out = TempDir::new().unwrap();
+    let to = out.path().join("merged");
+    for limit in [0, 1000, 100_000] {
+        let prepared = AdapterExport::new(&adapter, &to).base(&base).prepare().unwrap();
+        let error = prepared.write(|now| match now.bytes >= limit {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        });
+        assert!(matches!(error, Err(Error::Cancelled)), "{error:?}");
+        assert_eq!(names_in(out.path()), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_target_that_appears_during_the_export_is_kept() {
+    let (base, adapter) = (folder("llama"), folder("llama").join("adapter"));
+    let out = TempDir::new().unwrap();
+    let to = out.path().join("merged");
+    let prepared = AdapterExport::new(&adapter, &to).base(&base).prepare().unwrap();
+    let error = prepared.write(|_| {
+        fs::write(&to, "mine").unwrap();
+        ControlFlow::Continue(())
+    });
+    assert!(matches!(error, Err(Error::AlreadyExists { .. })), "{error:?}");
+    assert_eq!(fs::read(&to).unwrap(), b"mine");
+    assert_eq!(names_in(out.path()), ["merged"]);
+}
+
+#[test]
+fn stored_adapters_read_the_matrices_of_a_module() {
+    let adapter = StoredAdapter::open(folder("qwen3").join("adapter")).unwrap();
+    let modules: Vec<&str> = adapter.modules().collect();
+    assert_eq!(modules.len(), 15);
+    let pair = adapter.pair("lm_head").unwrap();
+    assert_eq!((pair.a.shape()[0], pair.b.shape()[1]), (4, 4));
+    assert!(adapter.pair("model.embed_tokens").is_none());
+}
