@@ -69,8 +69,8 @@ impl Progress {
         self.bar.set_position(position);
     }
 
-    /// Sets the number of bytes received, and the total once the server has announced it.
-    fn set_bytes(&self, bytes: u64, total: Option<u64>) {
+    /// Sets the number of bytes that are done, and the total once it is known.
+    pub(crate) fn set_bytes(&self, bytes: u64, total: Option<u64>) {
         if let Some(total) = total.filter(|total| self.bar.length() != Some(*total)) {
             self.bar.set_length(total);
             self.bar.set_style(self.style(ProgressUnit::Bytes, true));

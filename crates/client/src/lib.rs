@@ -35,6 +35,7 @@
 //! | Train with a custom loss | [`loss`] |
 //! | Sample | [`SamplingClient`], [`SamplingParams`], [`SamplerHandle`], [`SampleFuture`], [`SamplingRetry`] |
 //! | Manage runs, checkpoints, sessions | [`RestClient`], [`AdminClient`], [`rest`] |
+//! | Get weights out | [`RestClient::download`], [`RestClient::export`], [`CheckpointExport`] |
 //! | Handle errors | [`Error`], [`ErrorKind`], [`Hint`] |
 //! | Log and measure | [`targets`] |
 //! | Test without a network | `testing::FakeServer` (feature `testing`), [`HttpService`] |
@@ -94,6 +95,7 @@ mod console;
 mod dispatch;
 mod download;
 mod error;
+mod export;
 mod future;
 mod hint;
 pub mod loss;
@@ -126,6 +128,10 @@ pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind
 pub use console::log_to_console;
 pub use download::{CheckpointDownload, DownloadProgress, DownloadedCheckpoint, FileDownload};
 pub use error::{Error, ErrorKind, Result};
+pub use export::{
+    CheckpointExport, CheckpointExportProgress, ExportDType, ExportFormat, ExportStage,
+    ExportedModel,
+};
 pub use future::queue_log::{QueueStateChange, QueuedWork};
 pub use future::{ApiFuture, SampleFuture};
 pub use hint::Hint;

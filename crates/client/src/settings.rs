@@ -151,6 +151,11 @@ impl ClientSettings {
         Ok(crate::tokenizer::Hub::from_env(&self.env)?.shared_http(Arc::clone(&self.http)))
     }
 
+    /// Returns the environment variables.
+    pub(crate) fn env(&self) -> &Env {
+        &self.env
+    }
+
     /// Returns the HTTP service, for requests without a credential.
     pub(crate) fn http(&self) -> &dyn HttpService {
         &*self.http

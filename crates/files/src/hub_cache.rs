@@ -124,6 +124,19 @@ impl CachedRepo {
         entries(&self.0.join("snapshots"))
     }
 
+    /// Returns the folder of a commit with a configuration and weights: the one that `main` refers
+    /// to, or the newest complete one. `None` if there is none: programs that need only a tokenizer
+    /// download no weights.
+    #[must_use]
+    pub fn model_folder(&self) -> Option<PathBuf> {
+        let modified = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
+        let main = self.commit("main").map(|commit| self.snapshot(&commit));
+        let mut complete: Vec<PathBuf> =
+            self.snapshots().into_iter().filter(|path| is_model_folder(path)).collect();
+        complete.sort_by_key(|path| (Some(path) == main.as_ref(), modified(path)));
+        complete.pop()
+    }
+
     /// Returns the folder with the content of all files.
     #[must_use]
     pub fn blobs(&self) -> PathBuf {
@@ -136,6 +149,12 @@ impl CachedRepo {
     pub fn absence_marker(&self, commit: &str, file: &str) -> PathBuf {
         self.0.join(".no_exist").join(commit).join(file)
     }
+}
+
+/// Returns whether a folder has the configuration and the safetensors weights of a model.
+pub fn is_model_folder(folder: impl AsRef<Path>) -> bool {
+    let has = |name: &str| folder.as_ref().join(name).is_file();
+    has("config.json") && (has("model.safetensors") || has("model.safetensors.index.json"))
 }
 
 /// Finds the folder in which `huggingface_hub` keeps its cache and token: `HF_HOME`, or

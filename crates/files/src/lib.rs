@@ -39,7 +39,7 @@ mod space;
 
 pub use file::{AtomicWrite, StagedFile, publish, write};
 pub use folder::{StagedFolder, create_private_folder, recover_folder, replace_folder};
-pub use hub_cache::{CachedRepo, HubCache, hub_home};
+pub use hub_cache::{CachedRepo, HubCache, hub_home, is_model_folder};
 pub use lock::{FileLock, LockError, try_lock};
 pub use operations::{remove_file_if_exists, sync_folder};
 pub use space::available_space;

@@ -67,7 +67,7 @@ mod task;
 mod training_data;
 mod worker;
 
-pub use models::write_tokenizer;
+pub use models::{write_built_in_model, write_tokenizer};
 pub use options::{ServerLimits, ServerOptions, ServerTimeouts, local_hub_cache};
 pub use server::{Server, ShutdownSummary, StartAction, StartError};
 pub use tinkex_engine::builtin::NAME as BUILT_IN;

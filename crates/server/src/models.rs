@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use tinkex_engine::builtin;
 use tinkex_engine::tokenizer::Vocabulary;
-use tinkex_files::{CachedRepo, HubCache};
+use tinkex_files::HubCache;
 use tinkex_weights::{Error as FileError, ModelConfig, ModelFolder, write_file};
 use tinkex_wire::SupportedModel;
 
@@ -228,26 +228,21 @@ pub fn write_tokenizer(folder: &Path) -> Result<(), tinkex_engine::Error> {
     Ok(())
 }
 
-/// Lists the models in a hub cache with the folder of the revision that `main` refers to, or of the
-/// newest complete revision. Repositories without weights are skipped: programs that need only a
-/// tokenizer download no weights.
-fn hub_cache_models(hub: &Path) -> Vec<(String, PathBuf)> {
-    let modified = |path: &PathBuf| std::fs::metadata(path).and_then(|file| file.modified()).ok();
-    let best_snapshot = |repo: &CachedRepo| {
-        let main = repo.commit("main").map(|commit| repo.snapshot(&commit));
-        let mut snapshots: Vec<PathBuf> =
-            repo.snapshots().into_iter().filter(|path| is_complete(path)).collect();
-        snapshots.sort_by_key(|path| (Some(path) == main.as_ref(), modified(path)));
-        snapshots.pop()
-    };
-    let models = HubCache::new(hub).models().into_iter();
-    models.filter_map(|(name, repo)| Some((name, best_snapshot(&repo)?))).collect()
+/// Writes the files of the built-in model to `folder`, in the layout of Hugging Face model folders.
+///
+/// # Errors
+/// Fails if a file cannot be written.
+pub fn write_built_in_model(folder: &Path) -> Result<(), tinkex_engine::Error> {
+    write_tokenizer(folder)?;
+    let path = folder.join("model.safetensors");
+    Ok(write_file(&path, |out| out.write_all(builtin::WEIGHTS))?)
 }
 
-/// Returns whether a folder has a configuration and weights.
-fn is_complete(folder: &Path) -> bool {
-    let has = |name: &str| folder.join(name).is_file();
-    has("config.json") && (has("model.safetensors") || has("model.safetensors.index.json"))
+/// Lists the models in a hub cache with the folder of their files. Repositories without weights are
+/// skipped.
+fn hub_cache_models(hub: &Path) -> Vec<(String, PathBuf)> {
+    let models = HubCache::new(hub).models().into_iter();
+    models.filter_map(|(name, repo)| Some((name, repo.model_folder()?))).collect()
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod chat;
 mod checkpoint;
 mod config;
 mod doctor;
+mod export;
 mod generate;
 mod import;
 mod logprobs;
@@ -38,7 +39,7 @@ use crate::settings;
 pub(crate) const GROUPS: &[(&str, &[&str])] = &[
     ("Getting started", &["quickstart", "train", "chat", "sample", "serve"]),
     ("Models and text", &["model", "logprobs", "tokenizer"]),
-    ("Resources on the server", &["run", "checkpoint", "import", "session"]),
+    ("Resources on the server", &["run", "checkpoint", "export", "import", "session"]),
     ("Account", &["auth", "billing", "audit"]),
     ("Setup", &["doctor", "config", "completions", "man", "version", "help"]),
 ];
@@ -70,6 +71,19 @@ pub(crate) enum CliCommand {
     /// List, download, publish and delete checkpoints
     #[command(subcommand, arg_required_else_help = true)]
     Checkpoint(checkpoint::CheckpointCommand),
+    /// Write a checkpoint as a model that other programs load
+    #[command(after_help = "Formats:
+  hf      Hugging Face folder with the adapter merged into the base model: transformers, vLLM
+  peft    the adapter alone, for peft and vLLM
+
+The base model is found by name: the folder that a server on this machine serves, or the hub cache. The
+folder appears when it is complete; existing folders are kept unless --force is given.
+
+Examples:
+  tinkex export tinker://RUN/weights/final --to my-model
+  tinkex export tinker://RUN/weights/final --to my-model --dtype f16 --base models/Qwen3-0.6B
+  tinkex export adapter-folder --to my-model")]
+    Export(export::ExportArgs),
     /// Import a PEFT adapter as a checkpoint of a tinkex server
     Import(import::ImportArgs),
     /// Show and search sessions
@@ -122,7 +136,7 @@ impl CliCommand {
     /// Returns whether the command handles interruptions itself. Other commands are cancelled.
     pub(crate) fn handles_interrupts(&self) -> bool {
         match self {
-            Self::Chat(_) | Self::Serve(_) | Self::Train(_) => true,
+            Self::Chat(_) | Self::Export(_) | Self::Serve(_) | Self::Train(_) => true,
             Self::Checkpoint(command) => command.handles_interrupts(),
             _ => false,
         }
@@ -183,6 +197,7 @@ pub(crate) async fn run(
         CliCommand::Model(command) => model::run(context, command).await?,
         CliCommand::Checkpoint(command) => return checkpoint::run(context, command).await,
         CliCommand::Import(args) => import::run(context, args).await?,
+        CliCommand::Export(args) => Box::pin(export::run(context, args)).await?,
         CliCommand::Session(command) => session::run(context, command).await?,
         CliCommand::Billing(command) => billing::run(context, command).await?,
         CliCommand::Audit(command) => audit::run(context, command).await?,

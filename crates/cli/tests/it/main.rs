@@ -9,6 +9,7 @@
 mod capture;
 mod commands;
 mod compare;
+mod export;
 #[cfg(unix)]
 mod import;
 mod interactive;

@@ -20,6 +20,7 @@ use tinkex_wire::{
 use crate::config::BaseUrl;
 use crate::download::{CheckpointDownload, DownloadedCheckpoint, FileDownload};
 use crate::error::{Error, Result};
+use crate::export::{CheckpointExport, ExportedModel};
 use crate::loss::CustomLoss;
 use crate::rest_client::{AdapterImport, CopyCheckpoint};
 use crate::sampling::SampleRequestBuilder;
@@ -379,6 +380,15 @@ impl RestClient {
         self.prepare(self.client.download(path, folder))
     }
 
+    /// Exports a checkpoint; see [`tinkex::RestClient::export`](crate::RestClient::export).
+    pub fn export(
+        &self,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
+        to: impl Into<PathBuf>,
+    ) -> BlockingCall<CheckpointExport> {
+        self.prepare(self.client.export(path, to))
+    }
+
     /// Downloads a file from a URL that needs no credential; see
     /// [`tinkex::RestClient::download_file`](crate::RestClient::download_file).
     pub fn download_file(
@@ -406,6 +416,16 @@ impl BlockingCall<CheckpointDownload> {
     /// # Errors
     /// As [`CheckpointDownload`]; also inside an async runtime.
     pub fn wait(self) -> Result<DownloadedCheckpoint> {
+        self.runtime.block_on(self.call.into_future())
+    }
+}
+
+impl BlockingCall<CheckpointExport> {
+    /// Exports the checkpoint and waits until the folder is complete.
+    ///
+    /// # Errors
+    /// As [`CheckpointExport`]; also inside an async runtime.
+    pub fn wait(self) -> Result<ExportedModel> {
         self.runtime.block_on(self.call.into_future())
     }
 }

@@ -53,6 +53,16 @@ impl BaseUrl {
         format!("{}/{}", self.text, target.trim_start_matches('/'))
     }
 
+    /// Returns whether the host is this machine.
+    pub(crate) fn is_loopback(&self) -> bool {
+        match self.url.host() {
+            Some(url::Host::Domain(name)) => name == "localhost",
+            Some(url::Host::Ipv4(address)) => address.is_loopback(),
+            Some(url::Host::Ipv6(address)) => address.is_loopback(),
+            None => false,
+        }
+    }
+
     /// Returns scheme, host and port. Secrets are sent to this origin only.
     pub(crate) fn origin(&self) -> url::Origin {
         self.url.origin()

@@ -18,7 +18,7 @@ use crate::golden::{MODELS, copy_of, folder};
 /// Returns the log-probabilities of a few sequences, with the adapter in a folder or without one.
 fn logprobs(model: &Path, adapter: Option<&Path>) -> Vec<f32> {
     let engine = Engine::open(model, EngineOptions::default()).unwrap();
-    let mut trainer = match adapter {
+    let trainer = match adapter {
         Some(adapter) => engine.load_trainer(adapter, OptimizerKind::Adam),
         // A new adapter does not change the output.
         None => engine

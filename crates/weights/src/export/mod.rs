@@ -126,6 +126,12 @@ impl AdapterExport {
         }
     }
 
+    /// Sets the folder of the adapter, in place of that of [`new`](Self::new).
+    pub fn adapter(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.adapter = folder.into();
+        self
+    }
+
     /// Sets the folder of the base model. Required unless the format is [`ExportFormat::Peft`].
     pub fn base(mut self, folder: impl Into<PathBuf>) -> Self {
         self.base = Some(folder.into());
@@ -247,6 +253,12 @@ pub struct ExportedModel {
     pub files: Vec<String>,
     /// Size of all files in bytes.
     pub bytes: u64,
+    /// Whether the export contains a tokenizer. Programs cannot load a merged model without one; a
+    /// PEFT folder needs none.
+    pub has_tokenizer: bool,
+    /// Whether the merged model has a separate unembedding although the base model shares it with
+    /// the embedding.
+    pub is_untied: bool,
 }
 
 impl PreparedExport {
@@ -254,20 +266,6 @@ impl PreparedExport {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(OutputFile::bytes).sum()
-    }
-
-    /// Returns whether the export contains a `tokenizer.json`. Programs cannot load a merged model
-    /// without a tokenizer; a PEFT folder needs none.
-    #[must_use]
-    pub fn has_tokenizer(&self) -> bool {
-        self.files.iter().any(|file| file.name() == "tokenizer.json")
-    }
-
-    /// Returns whether the merged model has a separate unembedding although the base model shares
-    /// it with the embedding.
-    #[must_use]
-    pub fn unties(&self) -> bool {
-        self.plan.as_ref().is_some_and(MergePlan::unties)
     }
 
     /// Writes the files to a temporary folder beside the target, which then becomes the target.
@@ -305,8 +303,10 @@ impl PreparedExport {
             return Err(Error::AlreadyExists { path: self.to });
         }
         staged.commit().map_err(Error::io("replace", &self.to))?;
-        let files = self.files.iter().map(|file| file.name().to_owned()).collect();
-        Ok(ExportedModel { folder: self.to, files, bytes })
+        let files: Vec<String> = self.files.iter().map(|file| file.name().to_owned()).collect();
+        let has_tokenizer = files.iter().any(|name| name == "tokenizer.json");
+        let is_untied = self.plan.as_ref().is_some_and(MergePlan::unties);
+        Ok(ExportedModel { folder: self.to, files, bytes, has_tokenizer, is_untied })
     }
 }
 

@@ -117,9 +117,8 @@ fn a_folder_has_the_files_of_the_base_model_and_a_card() {
     let export = AdapterExport::new(&adapter, &to)
         .base(base.path())
         .detail("checkpoint", "tinker://run/weights/final");
-    let prepared = export.clone().prepare().unwrap();
-    assert!(prepared.unties() && prepared.has_tokenizer());
     let exported = run(export).unwrap();
+    assert!(exported.is_untied && exported.has_tokenizer);
     assert_eq!(
         files(&exported),
         [

@@ -1,0 +1,178 @@
+//! `tinkex export`: writes a checkpoint as a model that other programs load.
+
+use std::future::pending;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap_complete::ArgValueCandidates;
+use futures_util::future::{Either, select};
+use serde_json::json;
+use tinkex::{
+    CheckpointExport, CheckpointExportProgress, ExportDType, ExportFormat, ExportStage,
+    ExportedModel,
+};
+use tokio::sync::watch;
+
+use crate::context::CommandContext;
+use crate::error::{CommandError, Exit};
+use crate::format;
+use crate::id_cache;
+use crate::progress::{Progress, ProgressUnit};
+use crate::table::Table;
+
+use super::weights::parse_path;
+
+/// Arguments of `tinkex export`.
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Checkpoint path (tinker://RUN/weights/NAME), or a folder with a PEFT adapter
+    #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
+    checkpoint: String,
+    /// Folder to create
+    #[arg(long, value_name = "FOLDER")]
+    to: PathBuf,
+    /// Format of the export
+    #[arg(long, value_name = "FORMAT", default_value = "hf", value_parser = export_format())]
+    format: ExportFormat,
+    /// Element type of the weights [default: that of the base model]
+    #[arg(long, value_name = "TYPE", value_parser = export_dtype())]
+    dtype: Option<ExportDType>,
+    /// Folder of the base model [default: found by its name]
+    #[arg(long, value_name = "FOLDER")]
+    base: Option<PathBuf>,
+    /// Replace an existing folder once the export is complete
+    #[arg(long)]
+    force: bool,
+}
+
+fn export_format() -> impl TypedValueParser<Value = ExportFormat> {
+    PossibleValuesParser::new(ExportFormat::ALL.map(ExportFormat::as_str))
+        .try_map(|name| name.parse::<ExportFormat>())
+}
+
+fn export_dtype() -> impl TypedValueParser<Value = ExportDType> {
+    PossibleValuesParser::new(ExportDType::ALL.map(ExportDType::as_str))
+        .try_map(|name| name.parse::<ExportDType>())
+}
+
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    args: ExportArgs,
+) -> Result<(), CommandError> {
+    let target = context.environment.path(&args.to);
+    if target.exists() && !args.force {
+        let message = format!("{} already exists", args.to.display());
+        return Err(CommandError::new(Exit::Failed, message)
+            .hint("Pass --force to replace it, or choose another folder with --to FOLDER."));
+    }
+    // Holds the files of the built-in model, if it is the base model.
+    let built_in = tempfile::tempdir()
+        .map_err(|error| CommandError::file("create", "a temporary folder", &error))?;
+    let interrupt = context.environment.interrupt.clone();
+    let export = if args.checkpoint.starts_with("tinker://") {
+        let path = parse_path(&args.checkpoint)?;
+        let client = interrupt.run_until(1, context.client()).await?;
+        client.rest().export(path, &target)
+    } else {
+        let folder = context.environment.path(Path::new(&args.checkpoint));
+        if !folder.is_dir() {
+            let message = format!("{} is neither a checkpoint path nor a folder", args.checkpoint);
+            return Err(CommandError::usage(message)
+                .hint("Pass tinker://RUN/weights/NAME, or a folder with a PEFT adapter."));
+        }
+        CheckpointExport::from_adapter(folder, &target, &context.environment.variables)
+    };
+    let mut export = export.format(args.format).replace(args.force);
+    if let Some(dtype) = args.dtype {
+        export = export.dtype(dtype);
+    }
+    if let Some(base) = &args.base {
+        export = export.base(context.environment.path(base));
+    }
+    let folder = built_in.path().to_owned();
+    let export = export.find_base(move |name| {
+        if name != tinkex_server::BUILT_IN {
+            return Ok(None);
+        }
+        tinkex_server::write_built_in_model(&folder).map_err(std::io::Error::other)?;
+        Ok(Some(folder))
+    });
+    let exported = show_export(context, &args.to, export).await?;
+    print(context, &args, &exported)
+}
+
+/// Runs an export with a progress bar until it ends. The first Ctrl-C stops it.
+async fn show_export(
+    context: &mut CommandContext<'_>,
+    to: &Path,
+    export: CheckpointExport,
+) -> Result<ExportedModel, CommandError> {
+    let (report, mut reports) = watch::channel(CheckpointExportProgress::default());
+    let interrupt = context.environment.interrupt.clone();
+    let interrupted = interrupt.clone();
+    let export = export
+        .on_progress(move |now| {
+            report.send_replace(*now);
+        })
+        .cancel_on(async move { interrupted.pressed(1).await });
+    let mut export = pin!(export.into_future());
+    let label = |stage: ExportStage| match stage {
+        ExportStage::Downloading => "Downloading the checkpoint".to_owned(),
+        _ => format!("Writing {}", to.display()),
+    };
+    let mut shown: Option<(ExportStage, Progress)> = None;
+    loop {
+        {
+            let reported = pin!(async {
+                if reports.changed().await.is_err() {
+                    // The callback was dropped, so the export itself is about to end.
+                    pending::<()>().await;
+                }
+            });
+            if let Either::Left((result, _)) = select(export.as_mut(), reported).await {
+                return match result {
+                    Err(_) if interrupt.count() > 0 => Err(CommandError::interrupted()),
+                    result => Ok(result?),
+                };
+            }
+        }
+        let now = *reports.borrow();
+        let progress = match shown.take() {
+            Some((stage, progress)) if stage == now.stage => progress,
+            other => {
+                drop(other);
+                Progress::new(context, label(now.stage), ProgressUnit::Bytes, None)
+            }
+        };
+        progress.set_bytes(now.bytes, now.bytes_total);
+        shown = Some((now.stage, progress));
+    }
+}
+
+fn print(
+    context: &mut CommandContext<'_>,
+    args: &ExportArgs,
+    exported: &ExportedModel,
+) -> Result<(), CommandError> {
+    if args.format != ExportFormat::Peft && !exported.has_tokenizer {
+        context.notice(
+            "The base model has no tokenizer.json: add tokenizer files to the folder before you \
+             load the model.",
+        );
+    }
+    let mut table = Table::of_properties().title(format!("Export: {}", args.checkpoint));
+    table.property("Checkpoint", &args.checkpoint);
+    table.property("Format", args.format.as_str());
+    table.property("Total Size", format::bytes(exported.bytes));
+    table.property("Written to", args.to.display().to_string());
+    let json = json!({
+        "checkpoint": args.checkpoint, "format": args.format.as_str(),
+        "dtype": args.dtype.map(ExportDType::as_str),
+        "destination": args.to.display().to_string(), "files": exported.files,
+        "file_size_bytes": exported.bytes, "has_tokenizer": exported.has_tokenizer,
+        "is_untied": exported.is_untied,
+    });
+    context.table(&table, &json)
+}

@@ -1,0 +1,100 @@
+//! `tinkex export` against the local server and with local adapters.
+
+use serde_json::{Value, json};
+use tinkex_cli::Interrupt;
+
+use crate::sandbox::Sandbox;
+
+/// Saves an adapter of the built-in model and returns its path.
+async fn saved(sandbox: &Sandbox) -> String {
+    let line = "checkpoint save --local --base-model tinkex/tiny --rank 4 --name start --json";
+    let saved = sandbox.run(line).await.ok().json();
+    saved["weights_path"].as_str().unwrap().to_owned()
+}
+
+fn files(document: &Value) -> Vec<&str> {
+    let mut names: Vec<&str> =
+        document["files"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[tokio::test]
+async fn checkpoints_of_the_built_in_model_are_exported() {
+    let sandbox = Sandbox::new();
+    let path = saved(&sandbox).await;
+    let line = format!("export {path} --local --to out/merged --dtype f32 --json");
+    let exported = sandbox.run(&line).await.ok().json();
+    assert_eq!(
+        files(&exported),
+        [
+            "README.md",
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json"
+        ]
+    );
+    assert_eq!(exported["destination"], "out/merged");
+    assert_eq!((&exported["is_untied"], &exported["has_tokenizer"]), (&json!(true), &json!(true)));
+    let config: Value = serde_json::from_str(&sandbox.read("out/merged/config.json")).unwrap();
+    assert_eq!(config["tie_word_embeddings"], false);
+    assert_eq!(config["torch_dtype"], "float32");
+    let card = sandbox.read("out/merged/README.md");
+    assert!(card.contains("base_model: tinkex/tiny\n"), "{card}");
+    assert!(card.contains(&format!("| checkpoint | `{path}` |")), "{card}");
+    let names: Vec<_> = std::fs::read_dir(sandbox.path("out")).unwrap().collect();
+    assert_eq!(names.len(), 1, "nothing but the export is left: {names:?}");
+
+    // The adapter alone, and from there without a server.
+    sandbox.run(&format!("export {path} --local --to adapter --format peft")).await.ok();
+    let table = sandbox.run("export adapter --to again --dtype f32").await.ok();
+    assert!(table.out.contains("Written to"), "{}", table.out);
+    let weights =
+        |folder: &str| std::fs::read(sandbox.path(&format!("{folder}/model.safetensors"))).unwrap();
+    assert!(weights("again") == weights("out/merged"));
+}
+
+#[tokio::test]
+async fn errors_of_an_export_say_what_to_do() {
+    let sandbox = Sandbox::new();
+    let path = saved(&sandbox).await;
+    sandbox.run(&format!("export {path} --local --to adapter --format peft")).await.ok();
+    let again = sandbox.run("export adapter --to adapter").await;
+    again.fails(1, &["adapter already exists", "hint: Pass --force"]);
+    sandbox
+        .run("export nowhere --to x")
+        .await
+        .fails(2, &["nowhere is neither a checkpoint path nor a folder"]);
+    sandbox
+        .run("export adapter --to x --format peft --dtype f16")
+        .await
+        .fails(2, &["format peft keeps the element type of the adapter"]);
+    sandbox.run("export adapter --to x --base gone").await.fails(1, &["gone/config.json"]);
+    let config = sandbox.read("adapter/adapter_config.json").replace("tinkex/tiny", "org/gone");
+    sandbox.write("adapter/adapter_config.json", &config);
+    sandbox.run("export adapter --to x").await.fails(
+        4,
+        &[
+            "cannot find base model \"org/gone\": its weights are not in the hub cache",
+            "--base FOLDER",
+        ],
+    );
+    let other = format!("export {} --local --to x", path.replace("start", "other"));
+    sandbox.run(&other).await.fails(4, &["other"]);
+    sandbox.run("export adapter --to x --format onnx").await.fails(2, &["hf", "peft"]);
+    assert!(!sandbox.path("x").exists());
+}
+
+#[tokio::test]
+async fn an_interrupted_export_leaves_nothing() {
+    let mut sandbox = Sandbox::new();
+    let path = saved(&sandbox).await;
+    sandbox.run(&format!("export {path} --local --to adapter --format peft")).await.ok();
+    let interrupt = Interrupt::default();
+    interrupt.press();
+    sandbox.interrupt = Some(interrupt);
+    sandbox.run("export adapter --to out/merged").await.fails(130, &["interrupted"]);
+    let left = std::fs::read_dir(sandbox.path("out")).map_or(0, Iterator::count);
+    assert_eq!(left, 0);
+}
