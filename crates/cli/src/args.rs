@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args as ArgGroup, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
-use tinkex::{BaseUrl, Env, Secret, Timestamp};
+use tinkex::{BaseUrl, Env, ExportFormat, Secret, Timestamp};
 
 use crate::commands::{CliCommand, GROUPS};
 
@@ -78,8 +79,8 @@ impl Args {
 pub(crate) struct Globals {
     /// Output format: table, json, csv or plain (tab-separated) [env: TINKEX_FORMAT] [default:
     /// table]
-    #[arg(short, long, global = true, value_enum, hide_possible_values = true)]
-    pub(crate) format: Option<OutputFormat>,
+    #[arg(short, long, global = true, value_parser = output_format(), hide_possible_values = true)]
+    pub(crate) format: Option<FormatOption>,
     /// Print JSON; same as --format json
     #[arg(long, global = true, conflicts_with = "format")]
     pub(crate) json: bool,
@@ -138,6 +139,39 @@ pub(crate) enum OutputFormat {
     Csv,
     /// Tab-separated values without a header
     Plain,
+}
+
+/// Value of `--format`. One option with two meanings needs one type: clap passes the value of a
+/// command's option to the global option of the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FormatOption {
+    /// Format of results on standard output.
+    Output(OutputFormat),
+    /// Format of the files that `tinkex export` writes.
+    Export(ExportFormat),
+}
+
+impl FormatOption {
+    fn parse(name: &str) -> Result<Self, String> {
+        match OutputFormat::from_str(name, false) {
+            Ok(format) => Ok(Self::Output(format)),
+            Err(_) => name.parse().map(Self::Export),
+        }
+    }
+}
+
+/// Parses the formats of results.
+fn output_format() -> impl TypedValueParser<Value = FormatOption> {
+    let values = OutputFormat::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    PossibleValuesParser::new(values).try_map(|name| FormatOption::parse(&name))
+}
+
+/// Parses the formats of exports, and those of results.
+pub(crate) fn export_or_output_format() -> impl TypedValueParser<Value = FormatOption> {
+    let output = OutputFormat::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    let export = ExportFormat::ALL.map(|format| PossibleValue::new(format.as_str()));
+    let values = export.into_iter().chain(output.map(|value| value.hide(true)));
+    PossibleValuesParser::new(values).try_map(|name| FormatOption::parse(&name))
 }
 
 /// When to use colors and other terminal escapes.

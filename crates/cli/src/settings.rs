@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tinkex::{BaseUrl, Env, RetryPolicy, ServiceClient, ServiceClientBuilder};
 
-use crate::args::{ColorChoice, Globals, OutputFormat};
+use crate::args::{ColorChoice, FormatOption, Globals, OutputFormat};
 use crate::config::{ConfigFile, Profile};
 use crate::environment::Environment;
 use crate::error::CommandError;
@@ -220,7 +220,12 @@ pub(crate) fn output_format(
     env: &Env,
     globals: &Globals,
 ) -> Result<Option<OutputFormat>, CommandError> {
-    match (globals.json, globals.format, env.get("TINKEX_FORMAT")) {
+    let format = match globals.format {
+        Some(FormatOption::Output(format)) => Some(format),
+        // The format of an export says nothing about the format of the result.
+        Some(FormatOption::Export(_)) | None => None,
+    };
+    match (globals.json, format, env.get("TINKEX_FORMAT")) {
         (true, _, _) => Ok(Some(OutputFormat::Json)),
         (false, Some(format), _) => Ok(Some(format)),
         (false, None, Some(word)) => match clap::ValueEnum::from_str(word, true) {

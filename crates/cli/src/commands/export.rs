@@ -15,9 +15,9 @@ use tinkex::{
 };
 use tokio::sync::watch;
 
+use crate::args::{FormatOption, export_or_output_format};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
-use crate::format;
 use crate::id_cache;
 use crate::progress::{Progress, ProgressUnit};
 use crate::table::Table;
@@ -33,9 +33,9 @@ pub(crate) struct ExportArgs {
     /// Folder to create
     #[arg(long, value_name = "FOLDER")]
     to: PathBuf,
-    /// Format of the export
-    #[arg(long, value_name = "FORMAT", default_value = "hf", value_parser = export_format())]
-    format: ExportFormat,
+    /// Format of the files [default: hf]
+    #[arg(short, long, value_name = "FORMAT", value_parser = export_or_output_format())]
+    format: Option<FormatOption>,
     /// Element type of the weights [default: that of the base model]
     #[arg(long, value_name = "TYPE", value_parser = export_dtype())]
     dtype: Option<ExportDType>,
@@ -45,11 +45,20 @@ pub(crate) struct ExportArgs {
     /// Replace an existing folder once the export is complete
     #[arg(long)]
     force: bool,
+    /// Print JSON
+    // Passed on to the global option. Unlike that one, it does not conflict with --format.
+    #[arg(long)]
+    json: bool,
 }
 
-fn export_format() -> impl TypedValueParser<Value = ExportFormat> {
-    PossibleValuesParser::new(ExportFormat::ALL.map(ExportFormat::as_str))
-        .try_map(|name| name.parse::<ExportFormat>())
+impl ExportArgs {
+    fn export_format(&self) -> ExportFormat {
+        match self.format {
+            Some(FormatOption::Export(format)) => format,
+            // The format of the result, or none.
+            _ => ExportFormat::default(),
+        }
+    }
 }
 
 fn export_dtype() -> impl TypedValueParser<Value = ExportDType> {
@@ -84,7 +93,7 @@ pub(super) async fn run(
         }
         CheckpointExport::from_adapter(folder, &target, &context.environment.variables)
     };
-    let mut export = export.format(args.format).replace(args.force);
+    let mut export = export.format(args.export_format()).replace(args.force);
     if let Some(dtype) = args.dtype {
         export = export.dtype(dtype);
     }
@@ -156,7 +165,8 @@ fn print(
     args: &ExportArgs,
     exported: &ExportedModel,
 ) -> Result<(), CommandError> {
-    if args.format != ExportFormat::Peft && !exported.has_tokenizer {
+    let format = args.export_format();
+    if format != ExportFormat::Peft && !exported.has_tokenizer {
         context.notice(
             "The base model has no tokenizer.json: add tokenizer files to the folder before you \
              load the model.",
@@ -164,11 +174,11 @@ fn print(
     }
     let mut table = Table::of_properties().title(format!("Export: {}", args.checkpoint));
     table.property("Checkpoint", &args.checkpoint);
-    table.property("Format", args.format.as_str());
-    table.property("Total Size", format::bytes(exported.bytes));
+    table.property("Format", format.as_str());
+    table.property("Total Size", crate::format::bytes(exported.bytes));
     table.property("Written to", args.to.display().to_string());
     let json = json!({
-        "checkpoint": args.checkpoint, "format": args.format.as_str(),
+        "checkpoint": args.checkpoint, "format": format.as_str(),
         "dtype": args.dtype.map(ExportDType::as_str),
         "destination": args.to.display().to_string(), "files": exported.files,
         "file_size_bytes": exported.bytes, "has_tokenizer": exported.has_tokenizer,

@@ -23,7 +23,7 @@ fn files(document: &Value) -> Vec<&str> {
 async fn checkpoints_of_the_built_in_model_are_exported() {
     let sandbox = Sandbox::new();
     let path = saved(&sandbox).await;
-    let line = format!("export {path} --local --to out/merged --dtype f32 --json");
+    let line = format!("export {path} --local --to out/merged --format hf --dtype f32 --json");
     let exported = sandbox.run(&line).await.ok().json();
     assert_eq!(
         files(&exported),
