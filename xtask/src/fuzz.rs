@@ -8,6 +8,7 @@ use crate::step::{XtaskError, ignored_test};
 pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     let (package, options) = match options {
         ["server", options @ ..] => ("tinkex-server", options),
+        ["weights", options @ ..] => ("tinkex-weights", options),
         options => ("tinkex-wire", options),
     };
     let mut variables = vec![("TINKEX_FUZZ_SECONDS", "60")];
@@ -27,7 +28,10 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
         }
         variables.push((variable, value));
     }
-    let test = "fuzz::a_long_run_finds_nothing";
+    let test = match package {
+        "tinkex-weights" => "gguf::a_long_run_finds_nothing",
+        _ => "fuzz::a_long_run_finds_nothing",
+    };
     let step = ignored_test("fuzzing", package, test, &["--profile", "fuzz"])?;
     variables.into_iter().fold(step, |step, (name, value)| step.variable(name, value)).run()
 }

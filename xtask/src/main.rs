@@ -67,6 +67,7 @@ Usage: cargo xtask <command>
                     --record         Record the exchanges that the tests replay
   crash           Train while the server is killed and its disk fills up, with 25 random seeds
   fuzz [server]   Fuzz all decoders of the wire crate, or all routes of a server
+  fuzz weights    Fuzz the reader of GGUF files
                     --seconds N   Duration [default: 60]
                     --seed N      Seed of the run to repeat
                     --target T    Decoder to fuzz [default: all]

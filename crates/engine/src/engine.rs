@@ -10,17 +10,21 @@ use crate::kernel::{Kernel, Precision};
 use crate::lora::{Adapter, LoraConfig, PackedLora};
 use crate::model::Model;
 use crate::optim::OptimizerKind;
+use crate::quantization::{Quantization, WeightStorage};
 use crate::sample::{ModelWeights, Sampler};
 use crate::train::Trainer;
-use tinkex_weights::{AdapterFile, ModelConfig, ModelFolder};
+use tinkex_weights::{AdapterFile, GgufModel, ModelConfig, ModelFolder};
 
 /// Options of an [`Engine`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineOptions {
     /// Number of compute threads; 0 (the default) means one per core. Does not affect results.
     pub threads: usize,
-    /// Storage format of the frozen weights. Defaults to [`Precision::F32`].
+    /// Storage format of the frozen weights. Defaults to [`Precision::F32`]. The weights of a GGUF
+    /// file keep the format that they have there.
     pub precision: Precision,
+    /// Quantization of the frozen weights that are not quantized in their file. Defaults to `None`.
+    pub quantization: Option<Quantization>,
     /// Memory limit in bytes for the activations that a training pass keeps for its backward pass.
     /// A batch that needs more is divided into micro-batches, and activations that still do not fit
     /// are computed twice. Defaults to 4 GiB. Does not affect results.
@@ -39,10 +43,17 @@ impl Default for EngineOptions {
         Self {
             threads: 0,
             precision: Precision::F32,
+            quantization: None,
             training_memory: 4 << 30,
             cache_memory: 2 << 30,
             name: None,
         }
+    }
+}
+
+impl EngineOptions {
+    fn storage(&self) -> WeightStorage {
+        WeightStorage { precision: self.precision, quantization: self.quantization }
     }
 }
 
@@ -60,9 +71,9 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Loads the model in the Hugging Face folder `path`.
+    /// Loads the model in the GGUF file or the Hugging Face folder `path`.
     ///
-    /// The folder contains `config.json` and either `model.safetensors` or
+    /// A folder contains `config.json` and either `model.safetensors` or
     /// `model.safetensors.index.json` with the files that it names; see [`ModelFolder`].
     ///
     /// # Errors
@@ -73,11 +84,17 @@ impl Engine {
     /// - [`Error::Invalid`](crate::Error::Invalid) if the threads cannot be started.
     pub fn open(path: impl AsRef<Path>, options: EngineOptions) -> Result<Self> {
         let path = path.as_ref();
-        let folder = ModelFolder::open(path)?;
         let kernel = Kernel::new(options.threads)?;
-        let model = Model::load(folder.config(), &folder, options.precision, kernel)?;
-        let default_name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let warnings = folder.warnings().into();
+        let storage = options.storage();
+        let (model, warnings) = if path.is_file() {
+            let file = GgufModel::open(path)?;
+            (Model::load(file.config(), &file, storage, kernel)?, file.warnings().into())
+        } else {
+            let folder = ModelFolder::open(path)?;
+            (Model::load(folder.config(), &folder, storage, kernel)?, folder.warnings().into())
+        };
+        let default_name = if path.is_file() { path.file_stem() } else { path.file_name() };
+        let default_name = default_name.map(|name| name.to_string_lossy().into_owned());
         Ok(Self { warnings, ..Self::with_model(model, options, default_name) })
     }
 
@@ -88,7 +105,7 @@ impl Engine {
     pub fn builtin(options: EngineOptions) -> Result<Self> {
         let kernel = Kernel::new(options.threads)?;
         let (config, tensors) = (builtin::config()?, builtin::tensors()?);
-        let model = Model::load(&config, &tensors, options.precision, kernel)?;
+        let model = Model::load(&config, &tensors, options.storage(), kernel)?;
         Ok(Self::with_model(model, options, Some(builtin::NAME.to_owned())))
     }
 

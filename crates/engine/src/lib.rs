@@ -56,6 +56,7 @@ pub mod loss;
 mod memory;
 mod model;
 pub mod optim;
+mod quantization;
 mod rng;
 pub mod sample;
 pub mod tokenizer;
@@ -65,6 +66,7 @@ pub use engine::{Engine, EngineOptions};
 pub use error::{Error, ErrorKind, Result};
 pub use kernel::Precision;
 pub use lora::LoraConfig;
+pub use quantization::Quantization;
 pub use sample::Sampler;
 pub use train::Trainer;
 

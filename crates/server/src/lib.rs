@@ -50,6 +50,7 @@ mod disk;
 mod durable;
 mod error;
 mod expiry;
+mod gguf;
 pub mod log;
 mod metrics;
 mod models;
@@ -70,6 +71,7 @@ mod worker;
 pub use models::{write_built_in_model, write_tokenizer};
 pub use options::{ServerLimits, ServerOptions, ServerTimeouts, local_hub_cache};
 pub use server::{Server, ShutdownSummary, StartAction, StartError};
+pub use tinkex_engine::Quantization;
 pub use tinkex_engine::builtin::NAME as BUILT_IN;
 
 #[cfg(test)]

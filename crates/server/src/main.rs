@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tinkex_server::{Server, ServerOptions, StartError};
+use tinkex_server::{Quantization, Server, ServerOptions, StartError};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -25,11 +25,12 @@ Listening:
   --plain                  Disable the protocol features that reduce traffic
 
 Models:
-  --model NAME=FOLDER      Serve a Hugging Face model folder under a name; repeatable
+  --model NAME=PATH        Serve a Hugging Face model folder or GGUF file under a name; repeatable
   --hub-cache DIR          Serve the models of a Hugging Face hub cache [default: the user's cache]
   --no-hub-cache           Do not serve models of a hub cache
   --threads N              Number of compute threads; 0 uses one per core [default: 0]
   --bf16                   Store frozen weights as bf16
+  --quantize FORMAT        Quantize frozen weights: q8 or q4
   --raw-logprobs           Report log-probabilities of samples before the temperature is applied
 
 Data:
@@ -159,9 +160,9 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
             }
             "--model" => {
                 let text = value()?;
-                let (model, folder) =
-                    text.split_once('=').ok_or_else(|| invalid(&text, "NAME=FOLDER"))?;
-                options = options.model(model, folder);
+                let (model, path) =
+                    text.split_once('=').ok_or_else(|| invalid(&text, "NAME=PATH"))?;
+                options = options.model(model, path);
             }
             "--hub-cache" => options.hub_cache = Some(value()?.into()),
             "--no-hub-cache" => options.hub_cache = None,
@@ -177,6 +178,14 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
                 options.threads = text.parse().map_err(|_| invalid(&text, "a number"))?;
             }
             "--bf16" => options.bf16 = true,
+            "--quantize" => {
+                let text = value()?;
+                options.quantize = match text.as_str() {
+                    "q8" => Some(Quantization::Q8),
+                    "q4" => Some(Quantization::Q4),
+                    _ => return Err(invalid(&text, "q8 or q4")),
+                };
+            }
             "--raw-logprobs" => options.raw_logprobs = true,
             "--no-autosave" => options.autosave_on_expiry = false,
             "--drop-undone" => options.drop_undone = true,

@@ -14,8 +14,8 @@ use tinkex_weights::{Error as FileError, ModelConfig, ModelFolder, write_file};
 use tinkex_wire::SupportedModel;
 
 use crate::error::{ServerError, with_causes};
-use crate::log;
 use crate::server::StartError;
+use crate::{gguf, log};
 
 /// Base models of the server, by name.
 #[derive(Debug, Default)]
@@ -29,8 +29,10 @@ pub(crate) struct BaseModels {
 #[derive(Debug)]
 pub(crate) struct BaseModel {
     pub(crate) name: String,
-    /// Folder of its files. For the built-in model it contains only the tokenizer.
+    /// Folder of its tokenizer, and of its other files unless they are a GGUF file.
     pub(crate) folder: PathBuf,
+    /// Folder or GGUF file of its weights.
+    pub(crate) weights: PathBuf,
     pub(crate) built_in: bool,
     /// Configuration at the start of the server, with the end-of-sequence tokens of all files.
     /// [`ModelConfig::tied`] is known only after the weights are loaded.
@@ -41,8 +43,8 @@ pub(crate) struct BaseModel {
 }
 
 impl BaseModels {
-    /// Finds the built-in model, the models of a hub cache and the models of `mapped` (name and
-    /// folder); later ones replace earlier ones of the same name. Writes the built-in tokenizer to
+    /// Finds the built-in model, the models of a hub cache and the models of `mapped` (name, and
+    /// folder or GGUF file); later ones replace earlier ones of the same name. Writes the built-in tokenizer to
     /// `tokenizer_dir`, so that other programs can load it.
     ///
     /// # Errors
@@ -58,7 +60,7 @@ impl BaseModels {
             .map_err(|error| StartError::invalid_model(builtin::NAME, tokenizer_dir, error))?;
         all.usable.insert(builtin::NAME.to_owned(), Arc::new(built_in));
         for (name, folder) in hub_cache.map(hub_cache_models).unwrap_or_default() {
-            match BaseModel::read(&name, &folder) {
+            match BaseModel::read(&name, &folder, tokenizer_dir) {
                 Ok(model) => {
                     all.usable.insert(name, Arc::new(model));
                 }
@@ -80,9 +82,9 @@ impl BaseModels {
                 }
             }
         }
-        for (name, folder) in mapped {
-            let model = BaseModel::read(name, folder)
-                .map_err(|error| StartError::invalid_model(name, folder, error.into()))?;
+        for (name, path) in mapped {
+            let model = BaseModel::read(name, path, tokenizer_dir)
+                .map_err(|error| StartError::invalid_model(name, path, error.into()))?;
             model.check_tokenizer();
             all.usable.insert(name.clone(), Arc::new(model));
         }
@@ -133,14 +135,19 @@ impl BaseModels {
 }
 
 impl BaseModel {
-    /// Checks the folder of a model and logs what is unusual about it.
-    fn read(name: &str, folder: &Path) -> Result<Self, FileError> {
-        let files = ModelFolder::inspect(folder)?;
-        let (config, warnings) = (files.config().clone(), files.warnings().to_vec());
+    /// Checks the folder or GGUF file of a model and logs what is unusual about it.
+    fn read(name: &str, path: &Path, tokenizer_dir: &Path) -> Result<Self, FileError> {
+        let weights = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let (config, warnings, folder) = if path.is_file() {
+            let file = gguf::open(name, path, tokenizer_dir)?;
+            (file.config, file.warnings, file.tokenizer)
+        } else {
+            let files = ModelFolder::inspect(path)?;
+            (files.config().clone(), files.warnings().to_vec(), weights.clone())
+        };
         warnings.iter().for_each(|warning| warn(name, warning));
-        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-        let vocabulary = OnceLock::new();
-        Ok(Self { name: name.to_owned(), folder, built_in: false, config, warnings, vocabulary })
+        let (name, vocabulary) = (name.to_owned(), OnceLock::new());
+        Ok(Self { name, folder, weights, built_in: false, config, warnings, vocabulary })
     }
 
     /// Logs a warning if stop strings or prompts of the tokenizer cannot be used.
@@ -168,8 +175,8 @@ impl BaseModel {
             std::path::absolute(tokenizer_dir).unwrap_or_else(|_| tokenizer_dir.to_owned());
         write_tokenizer(&folder)?;
         let (name, config) = (builtin::NAME.to_owned(), builtin::config()?);
-        let (warnings, vocabulary) = (Vec::new(), OnceLock::new());
-        Ok(Self { name, folder, built_in: true, config, warnings, vocabulary })
+        let (weights, warnings, vocabulary) = (folder.clone(), Vec::new(), OnceLock::new());
+        Ok(Self { name, folder, weights, built_in: true, config, warnings, vocabulary })
     }
 
     /// Returns the identifier for tokenizer libraries: the folder if it has a tokenizer, so that

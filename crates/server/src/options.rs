@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tinkex_engine::Quantization;
 use tinkex_files::HubCache;
 use tinkex_wire::Secret;
 
@@ -26,7 +27,7 @@ pub struct ServerOptions {
     pub address: SocketAddr,
     /// API key that clients must send. `None` accepts any key.
     pub api_key: Option<Secret>,
-    /// Base models to serve: name and Hugging Face model folder.
+    /// Base models to serve: name, and Hugging Face model folder or GGUF file.
     pub models: Vec<(String, PathBuf)>,
     /// Hugging Face hub cache (default `None`). Every model in it that has weights is served under
     /// its repository name.
@@ -36,6 +37,8 @@ pub struct ServerOptions {
     /// Stores frozen weights as bf16 (default false): half the memory, and faster on CPUs with bf16
     /// instructions.
     pub bf16: bool,
+    /// Quantizes the frozen weights of models that are not GGUF files (default `None`).
+    pub quantize: Option<Quantization>,
     /// Reports log-probabilities of sampled tokens before the temperature is applied (default
     /// false).
     pub raw_logprobs: bool,
@@ -141,6 +144,7 @@ impl ServerOptions {
             hub_cache: None,
             threads: 0,
             bf16: false,
+            quantize: None,
             raw_logprobs: false,
             efficient_protocol: true,
             autosave_on_expiry: true,
@@ -150,10 +154,10 @@ impl ServerOptions {
         }
     }
 
-    /// Serves the Hugging Face model folder `folder` under `name`.
+    /// Serves the Hugging Face model folder or GGUF file `path` under `name`.
     #[must_use]
-    pub fn model(mut self, name: impl Into<String>, folder: impl Into<PathBuf>) -> Self {
-        self.models.push((name.into(), folder.into()));
+    pub fn model(mut self, name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        self.models.push((name.into(), path.into()));
         self
     }
 

@@ -132,7 +132,7 @@ impl ModelConfig {
                  {heads}"
             ));
         }
-        if self.head_dim % 2 != 0 {
+        if !self.head_dim.is_multiple_of(2) {
             return Err(format!("head_dim is {}, expected an even number", self.head_dim));
         }
         if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {

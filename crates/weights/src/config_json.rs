@@ -148,10 +148,7 @@ fn check_windows(
     if !windowed || fields.value("layer_types").is_some() {
         return Ok(());
     }
-    let first = match fields.number("max_window_layers")? {
-        Some(first) => first,
-        None => 28.0,
-    };
+    let first = fields.number("max_window_layers")?.unwrap_or(28.0);
     let window = match fields.number("sliding_window")? {
         Some(window) => window,
         None if fields.contains("sliding_window") => return Ok(()),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | safetensors | [`TensorFile`], [`StoredTensor`], [`write_tensors`] |
 //! | Hugging Face model folder | [`ModelFolder`], [`ModelConfig`] |
+//! | GGUF | [`GgufFile`], [`GgufModel`], [`GgufWriter`] |
 //! | quantized weights | [`BlockFormat`] |
 //! | PEFT adapter folder | [`AdapterFile`], [`StoredAdapter`], [`PeftConfig`], [`AdapterConversion`] |
 //! | merged models | [`AdapterExport`] |
@@ -24,6 +25,7 @@ mod config_json;
 mod dtype;
 mod error;
 mod export;
+mod gguf;
 mod json_fields;
 mod model_folder;
 mod peft;
@@ -41,6 +43,10 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use export::{
     AdapterExport, ExportDType, ExportFormat, ExportProgress, ExportedModel, PreparedExport,
+};
+pub use gguf::{
+    FillError, GgufArray, GgufFile, GgufModel, GgufValue, GgufWriter, TokenizerFiles,
+    gguf_tensor_name,
 };
 pub use model_folder::ModelFolder;
 pub use peft::PeftConfig;

@@ -36,6 +36,9 @@ pub enum RopeScaling {
         /// Context length of the pre-training, in tokens.
         original: f64,
     },
+    /// Divides the frequency of each pair of dimensions by its own factor, as GGUF files store
+    /// other extensions.
+    Factors(Vec<f64>),
     /// YaRN: multiplies the wavelengths of slow dimensions by the factor, keeps those of fast ones,
     /// interpolates between them, and scales the attention scores.
     Yarn {
@@ -127,10 +130,13 @@ impl Rope {
     #[must_use]
     pub fn frequencies(&self, head_dim: usize) -> Vec<f64> {
         let plain = (0..head_dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / head_dim as f64));
-        match self.scaling {
+        match &self.scaling {
             RopeScaling::None => plain.collect(),
-            RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
-            RopeScaling::Llama3 { factor, low, high, original } => plain
+            RopeScaling::Factors(factors) => {
+                plain.zip(factors).map(|(frequency, factor)| frequency / factor).collect()
+            }
+            &RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
+            &RopeScaling::Llama3 { factor, low, high, original } => plain
                 .map(|frequency| {
                     let wavelength = TAU / frequency;
                     if wavelength < original / high {
@@ -143,7 +149,7 @@ impl Rope {
                     }
                 })
                 .collect(),
-            RopeScaling::Yarn { factor, beta_fast, beta_slow, original, truncate, .. } => {
+            &RopeScaling::Yarn { factor, beta_fast, beta_slow, original, truncate, .. } => {
                 // The dimension that makes this many rotations within the original context.
                 let dimension = |rotations: f64| {
                     head_dim as f64 * (original / (rotations * TAU)).ln() / (2.0 * self.theta.ln())

@@ -17,6 +17,29 @@ pub struct StoredTensor<'a> {
     dtype: DType,
     shape: &'a [usize],
     data: TensorData<'a>,
+    order: RowOrder,
+}
+
+/// Order in which a file stores the rows of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowOrder {
+    /// The order of Hugging Face files.
+    Plain,
+    /// The rows of the two halves of each head of `head_dim` rows alternate.
+    Interleaved { head_dim: usize },
+}
+
+impl RowOrder {
+    /// Returns the index in the file of row `row`.
+    fn stored_row(self, row: usize) -> usize {
+        match self {
+            Self::Plain => row,
+            Self::Interleaved { head_dim } => {
+                let (head, at, half) = (row / head_dim, row % head_dim, head_dim / 2);
+                head * head_dim + 2 * (at % half) + at / half
+            }
+        }
+    }
 }
 
 /// Location of a tensor's bytes.
@@ -48,7 +71,12 @@ impl<'a> StoredTensor<'a> {
         shape: &'a [usize],
         data: TensorData<'a>,
     ) -> Self {
-        Self { path, name, dtype, shape, data }
+        Self { path, name, dtype, shape, data, order: RowOrder::Plain }
+    }
+
+    /// Sets the order of the rows in the file.
+    pub(crate) fn with_row_order(self, order: RowOrder) -> Self {
+        Self { order, ..self }
     }
 
     /// Returns the tensor's name.
@@ -75,7 +103,7 @@ impl<'a> StoredTensor<'a> {
         self.data.len() / self.dtype.block_bytes() * self.dtype.block_len()
     }
 
-    /// Returns the stored little-endian bytes.
+    /// Returns the little-endian bytes in the order of the file.
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be read.
@@ -102,6 +130,44 @@ impl<'a> StoredTensor<'a> {
             }
         };
         read.map_err(Error::io("read", self.path))
+    }
+
+    /// Reads whole rows into `out`, from row `first` on, as stored bytes.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if a row in a block format is not finite; [`Error::Io`] if the file
+    /// cannot be read, or if the tensor ends before `out` is filled.
+    ///
+    /// # Panics
+    /// If `out` does not have the size of whole rows.
+    pub fn read_rows(&self, first: usize, out: &mut [u8]) -> Result<()> {
+        let row_bytes = self.dtype.byte_len(self.row_len()).unwrap_or(0);
+        assert!(row_bytes > 0 && out.len().is_multiple_of(row_bytes), "rows of {row_bytes} bytes");
+        match self.order {
+            RowOrder::Plain => self.read_bytes(first * row_bytes, out)?,
+            order @ RowOrder::Interleaved { .. } => {
+                for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes)) {
+                    self.read_bytes(order.stored_row(row) * row_bytes, out)?;
+                }
+            }
+        }
+        match self.dtype {
+            DType::Block(format) if !format.is_finite(out) => {
+                let name = self.name;
+                let reason = format!(
+                    "tensor {name} has a scale that is NaN or infinite from row {first} on, \
+                     expected finite weights"
+                );
+                Err(Error::bad_file(self.path, reason))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the number of elements of a row: the product of all dimensions but the first.
+    #[must_use]
+    pub fn row_len(&self) -> usize {
+        self.shape.iter().skip(1).product()
     }
 
     /// Returns the tensor if it has this shape.
@@ -191,10 +257,26 @@ impl<'a> StoredTensor<'a> {
     /// If `out` does not have the length of the range, or the range of a tensor in a block format
     /// does not consist of whole blocks, as rows do.
     pub fn read_f32(&self, range: Range<usize>, out: &mut [f32]) -> Result<()> {
-        /// Bytes that are read at a time.
-        const BUFFER: usize = 1 << 16;
         assert_eq!(range.len(), out.len(), "a buffer for the range {range:?}");
         self.as_float()?;
+        let RowOrder::Interleaved { .. } = self.order else {
+            return self.read_stored(range, out);
+        };
+        let len = self.row_len();
+        let (mut at, mut out) = (range.start, out);
+        while !out.is_empty() {
+            let (row, col) = (self.order.stored_row(at / len), at % len);
+            let (own, rest) = out.split_at_mut(out.len().min(len - col));
+            self.read_stored(row * len + col..row * len + col + own.len(), own)?;
+            (at, out) = (at + own.len(), rest);
+        }
+        Ok(())
+    }
+
+    /// Reads a range of the elements as f32, in the order of the file.
+    fn read_stored(&self, range: Range<usize>, out: &mut [f32]) -> Result<()> {
+        /// Bytes that are read at a time.
+        const BUFFER: usize = 1 << 16;
         let (block_len, block_bytes) = (self.dtype.block_len(), self.dtype.block_bytes());
         let whole = range.start.is_multiple_of(block_len) && range.end.is_multiple_of(block_len);
         assert!(whole, "range {range:?} of blocks of {block_len} elements");

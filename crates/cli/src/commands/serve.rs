@@ -8,7 +8,7 @@ use std::pin::pin;
 use clap::Args;
 use futures_util::future::{Either, select};
 use serde_json::json;
-use tinkex_server::{Server, ServerOptions};
+use tinkex_server::{Quantization, Server, ServerOptions};
 
 use crate::args::{number_between, whole_number};
 use crate::context::CommandContext;
@@ -27,6 +27,7 @@ send the key in the file; without it, the server accepts requests from this mach
 Examples:
   tinkex serve                                        serve the built-in model on port 8080
   tinkex serve --model Qwen/Qwen3-0.6B=models/qwen3   serve a Hugging Face model folder
+  tinkex serve --model qwen=qwen3-0.6b-q4_k_m.gguf    serve a GGUF file
   tinkex serve --host 0.0.0.0 --api-key-file key      accept requests from other machines
 
 In a script, on any free port:
@@ -53,11 +54,11 @@ pub(crate) struct ServeArgs {
     /// Disable extensions of the protocol that older clients may not support
     #[arg(long, help_heading = "Network")]
     plain: bool,
-    /// Serve a Hugging Face model folder under a name; repeatable
+    /// Serve a Hugging Face model folder or GGUF file under a name; repeatable
     #[arg(
         long = "model",
-        value_name = "NAME=FOLDER",
-        value_parser = named_folder,
+        value_name = "NAME=PATH",
+        value_parser = named_path,
         help_heading = "Models"
     )]
     models: Vec<(String, PathBuf)>,
@@ -70,6 +71,9 @@ pub(crate) struct ServeArgs {
     /// Keep frozen weights in bf16, which halves their memory
     #[arg(long, help_heading = "Models")]
     bf16: bool,
+    /// Quantize frozen weights that are not quantized yet: q8 or q4
+    #[arg(long, value_name = "FORMAT", value_parser = quantization, help_heading = "Models")]
+    quantize: Option<Quantization>,
     /// Report log-probabilities of samples before the temperature is applied
     #[arg(long, help_heading = "Models")]
     raw_logprobs: bool,
@@ -109,12 +113,20 @@ pub(crate) struct ServeArgs {
     log_level: Option<LogLevel>,
 }
 
-fn named_folder(text: &str) -> Result<(String, PathBuf), String> {
+fn named_path(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
-        Some((name, folder)) if !name.is_empty() && !folder.is_empty() => {
-            Ok((name.to_owned(), folder.into()))
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok((name.to_owned(), path.into()))
         }
-        _ => Err("expected NAME=FOLDER".to_owned()),
+        _ => Err("expected NAME=PATH".to_owned()),
+    }
+}
+
+fn quantization(text: &str) -> Result<Quantization, String> {
+    match text {
+        "q8" => Ok(Quantization::Q8),
+        "q4" => Ok(Quantization::Q4),
+        _ => Err("expected q8 or q4".to_owned()),
     }
 }
 
@@ -152,6 +164,7 @@ pub(super) async fn run(
     };
     options.threads = args.threads;
     options.bf16 = args.bf16;
+    options.quantize = args.quantize;
     options.raw_logprobs = args.raw_logprobs;
     options.drop_undone = args.drop_undone;
     options.efficient_protocol = !args.plain;

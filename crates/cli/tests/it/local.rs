@@ -54,7 +54,8 @@ async fn unsafe_serve_options_are_rejected_with_a_reason() {
         ("serve --api-key-file missing", "cannot read API key file "),
         ("serve --api-key tml-secret-0123456789", "is visible to every user"),
         ("serve --local", "this command runs one"),
-        ("serve --model name", "NAME=FOLDER"),
+        ("serve --model name", "NAME=PATH"),
+        ("serve --quantize q2", "expected q8 or q4"),
         ("serve --model a=b --model a=c", "duplicate model name a"),
         ("serve --port 0 --model a=nowhere", "cannot use base model \"a\": cannot read "),
     ] {

@@ -26,16 +26,6 @@ pub enum Precision {
     Bf16,
 }
 
-impl Precision {
-    /// Returns the size of one weight in bytes.
-    pub(crate) fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 => 2,
-        }
-    }
-}
-
 impl From<Precision> for WeightFormat {
     fn from(precision: Precision) -> Self {
         match precision {

@@ -1,11 +1,14 @@
 //! Loads tensors and packs them into a [`Model`].
 
-use tinkex_weights::{ModelConfig, ModelFolder, StoredTensor, TensorFile};
+use tinkex_weights::{
+    BlockFormat, DType, GgufModel, ModelConfig, ModelFolder, StoredTensor, TensorFile,
+};
 
 use super::{Layer, Linear, Model};
-use crate::kernel::{Kernel, Panels, Precision};
+use crate::Result;
+use crate::kernel::{Kernel, MatrixSource, Panels, ReadRows, WeightFormat};
 use crate::memory::probe;
-use crate::{Error, Result};
+use crate::quantization::WeightStorage;
 
 /// Provides tensors by name.
 pub(crate) trait TensorSource: Sync {
@@ -14,6 +17,11 @@ pub(crate) trait TensorSource: Sync {
     /// # Errors
     /// [`Error::File`](crate::Error::File) if there is no such tensor.
     fn values(&self, name: &str) -> Result<SourceTensor<'_>>;
+
+    /// Returns whether matrices keep the precision in which they are stored.
+    fn keeps_precision(&self) -> bool {
+        false
+    }
 }
 
 /// The values of a tensor, converted to f32 when they are read.
@@ -51,6 +59,16 @@ impl TensorSource for ModelFolder {
     }
 }
 
+impl TensorSource for GgufModel {
+    fn values(&self, name: &str) -> Result<SourceTensor<'_>> {
+        Ok(SourceTensor::Stored(self.tensor(name)?))
+    }
+
+    fn keeps_precision(&self) -> bool {
+        true
+    }
+}
+
 impl TensorSource for TensorFile {
     fn values(&self, name: &str) -> Result<SourceTensor<'_>> {
         Ok(SourceTensor::Stored(self.tensor(name)?))
@@ -69,26 +87,28 @@ impl Model {
     pub(crate) fn load(
         config: &ModelConfig,
         source: &impl TensorSource,
-        precision: Precision,
+        storage: impl Into<WeightStorage>,
         kernel: Kernel,
     ) -> Result<Self> {
-        let bytes = config.tensors().fold(0_usize, |sum, (_, shape)| {
-            let len = shape.iter().fold(precision.bytes(), |len, side| len.saturating_mul(*side));
-            sum.saturating_add(len)
-        });
+        let storage = storage.into();
+        let mut bytes = 0_usize;
+        for (name, shape) in config.tensors() {
+            if let [rows, cols] = *shape {
+                let matrix = Matrix::new(source, &name, rows, cols, storage)?;
+                bytes = bytes.saturating_add(matrix.bytes());
+            }
+        }
         probe("the model's weights", bytes)?;
         let query_width = config.heads * config.head_dim;
         let kv_width = config.kv_heads * config.head_dim;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let pack = |name: &str, rows: usize| -> Result<Panels> {
-            let values = source.values(name)?;
-            let read = |first: usize, out: &mut [f32]| values.read(first * hidden, out);
-            Panels::pack(&kernel, rows, hidden, precision, read)
+            pack(&kernel, hidden, &[Matrix::new(source, name, rows, hidden, storage)?])
         };
         let layers = kernel.pool().map(config.layers, |index| {
             let loader = LayerLoader {
                 source,
-                precision,
+                storage,
                 kernel: &kernel,
                 prefix: format!("model.layers.{index}."),
             };
@@ -142,7 +162,7 @@ impl Model {
 /// Loads the tensors of one layer, whose names start with `prefix`.
 struct LayerLoader<'a, S> {
     source: &'a S,
-    precision: Precision,
+    storage: WeightStorage,
     kernel: &'a Kernel,
     prefix: String,
 }
@@ -156,24 +176,11 @@ impl<S: TensorSource> LayerLoader<'_, S> {
     /// Loads linear layers with the same input into one stacked matrix.
     fn linear(&self, parts: &[(&str, usize)], inputs: usize, bias: bool) -> Result<Linear> {
         let mut matrices = Vec::with_capacity(parts.len());
-        for (name, _) in parts {
-            matrices.push(self.source.values(&format!("{}{name}.weight", self.prefix))?);
+        for &(name, outputs) in parts {
+            let name = format!("{}{name}.weight", self.prefix);
+            matrices.push(Matrix::new(self.source, &name, outputs, inputs, self.storage)?);
         }
-        let rows = parts.iter().map(|(_, outputs)| outputs).sum();
-        let read = |mut first: usize, mut out: &mut [f32]| {
-            // The rows may belong to several of the stacked matrices.
-            for (matrix, (_, outputs)) in matrices.iter().zip(parts) {
-                if first < *outputs {
-                    let len = out.len().min((outputs - first) * inputs);
-                    let (own, rest) = out.split_at_mut(len);
-                    matrix.read(first * inputs, own)?;
-                    (out, first) = (rest, *outputs);
-                }
-                first -= outputs;
-            }
-            Ok::<_, Error>(())
-        };
-        let weights = Panels::pack(self.kernel, rows, inputs, self.precision, read)?;
+        let weights = pack(self.kernel, inputs, &matrices)?;
         let mut biases = Vec::new();
         if bias {
             for (name, outputs) in parts {
@@ -181,5 +188,125 @@ impl<S: TensorSource> LayerLoader<'_, S> {
             }
         }
         Ok(Linear { weights, bias: bias.then_some(biases) })
+    }
+}
+
+/// A matrix to pack, and the format in which it is packed.
+struct Matrix<'a> {
+    tensor: SourceTensor<'a>,
+    rows: usize,
+    cols: usize,
+    format: MatrixFormat,
+}
+
+/// Format of a packed matrix.
+#[derive(Clone, Copy)]
+enum MatrixFormat {
+    Values(WeightFormat),
+    /// Blocks of the file, or blocks that are encoded while the matrix is loaded.
+    Blocks(BlockFormat),
+}
+
+impl<'a> Matrix<'a> {
+    fn new(
+        source: &'a impl TensorSource,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        storage: WeightStorage,
+    ) -> Result<Self> {
+        let tensor = source.values(name)?;
+        let stored = match tensor {
+            SourceTensor::Stored(tensor) => tensor.dtype(),
+            SourceTensor::F32(_) => DType::F32,
+        };
+        // Errors of the embeddings affect every token more than those of a layer.
+        let is_embedding = !name.contains(".layers.");
+        let format = match stored {
+            DType::Block(format) => MatrixFormat::Blocks(format),
+            _ => match storage.quantization.and_then(|to| to.block_format(cols, is_embedding)) {
+                Some(format) => MatrixFormat::Blocks(format),
+                None => MatrixFormat::Values(match stored {
+                    DType::F32 if source.keeps_precision() => WeightFormat::F32,
+                    DType::F16 if source.keeps_precision() => WeightFormat::F16,
+                    DType::Bf16 if source.keeps_precision() => WeightFormat::Bf16,
+                    _ => storage.precision.into(),
+                }),
+            },
+        };
+        Ok(Self { tensor, rows, cols, format })
+    }
+
+    /// Returns the size of the packed matrix in bytes, without padding.
+    fn bytes(&self) -> usize {
+        let count = self.rows.saturating_mul(self.cols);
+        match self.format {
+            MatrixFormat::Values(WeightFormat::F32) => count.saturating_mul(4),
+            MatrixFormat::Values(_) => count.saturating_mul(2),
+            MatrixFormat::Blocks(format) => format.byte_len(count).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Reads whole rows, from row `first` on, as f32.
+    fn read_values(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        self.tensor.read(first * self.cols, out)
+    }
+
+    /// Reads whole rows, from row `first` on, as blocks of `format`.
+    fn read_blocks(&self, format: BlockFormat, first: usize, out: &mut [u8]) -> Result<()> {
+        match self.tensor {
+            SourceTensor::Stored(tensor) if tensor.dtype() == DType::Block(format) => {
+                Ok(tensor.read_rows(first, out)?)
+            }
+            _ => {
+                let mut values = vec![0.0; out.len() / format.block_bytes() * format.block_len()];
+                self.read_values(first, &mut values)?;
+                format.encode(&values, out);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Packs matrices with `cols` inputs, one below the other.
+fn pack(kernel: &Kernel, cols: usize, matrices: &[Matrix<'_>]) -> Result<Panels> {
+    let values: Vec<_> = matrices
+        .iter()
+        .map(|matrix| move |first: usize, out: &mut [f32]| matrix.read_values(first, out))
+        .collect();
+    let blocks: Vec<_> = matrices
+        .iter()
+        .map(|matrix| {
+            move |first: usize, out: &mut [u8]| match matrix.format {
+                MatrixFormat::Blocks(format) => matrix.read_blocks(format, first, out),
+                // Matrices of values are read by the other reader.
+                MatrixFormat::Values(_) => Ok(()),
+            }
+        })
+        .collect();
+    let sources: Vec<MatrixSource<'_, crate::Error>> = matrices
+        .iter()
+        .zip(values.iter().zip(&blocks))
+        .map(|(matrix, (values, blocks))| match matrix.format {
+            MatrixFormat::Values(format) => {
+                MatrixSource { rows: matrix.rows, format, read: ReadRows::Values(values) }
+            }
+            MatrixFormat::Blocks(format) => MatrixSource {
+                rows: matrix.rows,
+                format: weight_format(format),
+                read: ReadRows::Blocks(blocks),
+            },
+        })
+        .collect();
+    Panels::stack(kernel, cols, &sources)
+}
+
+/// Returns the format of packed weights for blocks of a file.
+fn weight_format(format: BlockFormat) -> WeightFormat {
+    match format {
+        BlockFormat::Q8_0 => WeightFormat::Q8_0,
+        BlockFormat::Q4_0 => WeightFormat::Q4_0,
+        BlockFormat::Q4K => WeightFormat::Q4K,
+        BlockFormat::Q6K => WeightFormat::Q6K,
     }
 }

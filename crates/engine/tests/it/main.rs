@@ -10,5 +10,6 @@ mod hostile;
 mod losses;
 mod merged;
 mod optimizers;
+mod quantized;
 mod robust;
 mod tokenizers;

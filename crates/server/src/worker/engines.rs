@@ -29,6 +29,7 @@ impl Engines {
         let options = EngineOptions {
             threads: options.threads,
             precision: if options.bf16 { Precision::Bf16 } else { Precision::F32 },
+            quantization: options.quantize,
             training_memory: options.limits.training_bytes,
             cache_memory: options.limits.kv_cache_bytes,
             name: None,
@@ -116,11 +117,15 @@ impl Engines {
 /// As [`Engine::open`]; also if the model in the folder is not the one that the server found there
 /// when it started. Admitted requests are valid only for that one.
 fn open(base: &BaseModel, options: EngineOptions) -> tinkex_engine::Result<Engine> {
-    let engine = Engine::open(&base.folder, options)?;
+    let engine = Engine::open(&base.weights, options)?;
     let found = ModelConfig { tied: base.config.tied, ..engine.config().clone() };
     if found != base.config {
         let reason = "the model has changed since the server started; start the server again";
-        return Err(FileError::bad_file(base.folder.join("config.json"), reason).into());
+        let path = match base.weights.is_file() {
+            true => base.weights.clone(),
+            false => base.weights.join("config.json"),
+        };
+        return Err(FileError::bad_file(path, reason).into());
     }
     let new = |warning: &&String| !base.warnings.contains(warning);
     engine.warnings().iter().filter(new).for_each(|warning| warn(&base.name, warning));

@@ -22,7 +22,6 @@ mod round;
 /// assert!(values.iter().zip(decoded).all(|(value, decoded)| (value - decoded).abs() < 0.07));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum BlockFormat {
     /// `Q8_0`: 8-bit integers with one f16 scale per 32 weights; 8.5 bits per weight.
     Q8_0,
@@ -117,6 +116,20 @@ impl BlockFormat {
         }
     }
 
+    /// Returns whether all weights of the blocks are finite, which their f16 scales determine.
+    #[must_use]
+    pub fn is_finite(self, bytes: &[u8]) -> bool {
+        let scales: &[usize] = match self {
+            Self::Q8_0 | Self::Q4_0 => &[0],
+            Self::Q4K => &[0, 2],
+            Self::Q6K => &[208],
+        };
+        bytes.chunks_exact(self.block_bytes()).all(|block| {
+            // A finite f16 number does not have all bits of its exponent.
+            scales.iter().all(|at| block[at + 1] & 0x7C != 0x7C)
+        })
+    }
+
     /// Asserts that `len` weights are whole blocks of `bytes` bytes.
     fn check(self, len: usize, bytes: usize) {
         assert_eq!(self.byte_len(len), Some(bytes), "bytes of {len} weights in {}", self.name());
@@ -183,6 +196,20 @@ mod tests {
         assert_eq!(BlockFormat::Q4K.byte_len(0), Some(0));
         assert_eq!(BlockFormat::Q4K.byte_len(255), None);
         assert_eq!(BlockFormat::Q8_0.byte_len(usize::MAX - 31), None);
+    }
+
+    #[test]
+    fn infinite_scales_are_found() {
+        for format in BlockFormat::ALL {
+            let mut bytes = vec![0x7B; 3 * format.block_bytes()];
+            assert!(format.is_finite(&bytes));
+            let mut values = vec![0.0; 3 * format.block_len()];
+            format.decode(&bytes, &mut values);
+            assert!(values.iter().all(|value| value.is_finite()));
+            let at = if format == BlockFormat::Q6K { 208 } else { 0 };
+            bytes[2 * format.block_bytes() + at + 1] = 0xFC;
+            assert!(!format.is_finite(&bytes), "{}", format.name());
+        }
     }
 
     #[test]

@@ -6,5 +6,7 @@ mod configs;
 mod export;
 mod files;
 mod folders;
+mod gguf;
+mod gguf_models;
 mod golden;
 mod quants;

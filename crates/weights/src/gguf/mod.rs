@@ -1,0 +1,33 @@
+//! The GGUF format: metadata, descriptions of tensors, and aligned little-endian data.
+//!
+//! `value` has the metadata, `header` parses and validates everything before the data, `read` opens
+//! a file, `write` creates one, and `tensor_type` maps types of tensors to numbers. `model` opens a
+//! file as a base model: `config` derives its configuration from the metadata, `names` translates
+//! the names of tensors, `tokenizer` converts the tokenizer.
+
+mod config;
+mod cursor;
+mod header;
+mod model;
+mod names;
+mod read;
+mod tensor_type;
+mod tokenizer;
+mod value;
+mod write;
+
+pub use model::GgufModel;
+pub use names::gguf_tensor_name;
+pub use read::GgufFile;
+pub use tokenizer::TokenizerFiles;
+pub use value::{GgufArray, GgufValue};
+pub use write::{FillError, GgufWriter};
+
+/// First four bytes of a file.
+const MAGIC: &[u8; 4] = b"GGUF";
+/// Alignment of tensors in bytes, unless the metadata has another one.
+const DEFAULT_ALIGNMENT: u64 = 32;
+/// Key of the alignment.
+const ALIGNMENT_KEY: &str = "general.alignment";
+/// Maximum number of dimensions of a tensor.
+const MAX_DIMENSIONS: usize = 4;

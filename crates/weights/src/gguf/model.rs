@@ -1,0 +1,114 @@
+//! [`GgufModel`]: a GGUF file as a base model.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::config;
+use super::names::gguf_tensor_name;
+use super::read::GgufFile;
+use super::tokenizer::{TokenizerFiles, tokenizer_files};
+use crate::stored_tensor::RowOrder;
+use crate::{Architecture, Error, ModelConfig, Result, StoredTensor};
+
+/// Factors of the rotary frequencies, which `ModelConfig::rope` contains.
+pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// A model in an open GGUF file. Tensors have their Hugging Face names and row order, and are read
+/// from the file when they are used.
+#[derive(Debug)]
+pub struct GgufModel {
+    file: GgufFile,
+    config: ModelConfig,
+    warnings: Vec<String>,
+}
+
+impl GgufModel {
+    /// Opens the file `path`.
+    ///
+    /// Checks that every tensor of the architecture exists, with the right shape and a supported
+    /// type. Reads only the header and the factors of the rotary frequencies.
+    ///
+    /// # Errors
+    /// As [`GgufFile::open`]; [`Error::UnknownArchitecture`] for an architecture that is not
+    /// supported; [`Error::MissingTensor`] or [`Error::BadFile`] if a tensor is missing or does not
+    /// match the metadata, or if the metadata is invalid or requests an unsupported feature.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::new(GgufFile::open(path)?)
+    }
+
+    /// Checks a file that is already open, as [`open`](Self::open) does.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn new(file: GgufFile) -> Result<Self> {
+        let config = config::model_config(&file)?;
+        let mut model = Self { file, config, warnings: Vec::new() };
+        model.check()?;
+        Ok(model)
+    }
+
+    /// Checks the tensors of the architecture, and warns about all others.
+    fn check(&mut self) -> Result<()> {
+        let mut known = BTreeSet::from([ROPE_FACTORS.to_owned()]);
+        for (name, shape) in self.config.tensors() {
+            let stored = self.tensor(&name)?.with_shape(&shape)?.as_float()?;
+            known.insert(stored.name().to_owned());
+        }
+        let unused: Vec<&str> = self.file.names().filter(|name| !known.contains(*name)).collect();
+        if let Some(first) = unused.first() {
+            let (path, count) = (self.file.path().display(), unused.len());
+            self.warnings.push(format!(
+                "{path} has tensors that its architecture does not have, and which are ignored: \
+                 {first}{}",
+                if count > 1 { format!(" and {} more", count - 1) } else { String::new() }
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the architecture and dimensions of the model.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Returns the open file.
+    #[must_use]
+    pub fn file(&self) -> &GgufFile {
+        &self.file
+    }
+
+    /// Returns what is unusual about the file without preventing its use, one sentence each.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Returns the tensor that Hugging Face files call `name`.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] if the file does not contain it, [`Error::BadFile`] if its type is
+    /// not supported.
+    pub fn tensor(&self, name: &str) -> Result<StoredTensor<'_>> {
+        let missing =
+            || Error::MissingTensor { path: self.file.path().to_owned(), name: name.to_owned() };
+        let stored = self.file.tensor(&gguf_tensor_name(name).ok_or_else(missing)?)?;
+        // Files of the llama architecture store the rows of a query or key head in the order of
+        // rotation in pairs of neighbours; the engine rotates the first half with the second.
+        let rotated = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
+        Ok(if rotated && self.config.architecture == Architecture::Llama {
+            stored.with_row_order(RowOrder::Interleaved { head_dim: self.config.head_dim })
+        } else {
+            stored
+        })
+    }
+
+    /// Returns the tokenizer and the chat template of the file, as the files of a Hugging Face
+    /// folder.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if the file has no tokenizer or one that is not supported.
+    pub fn tokenizer_files(&self) -> Result<TokenizerFiles> {
+        tokenizer_files(&self.file, &self.config)
+    }
+}

@@ -1,0 +1,202 @@
+//! [`GgufWriter`]: writes GGUF files atomically, one tensor at a time.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use super::tensor_type;
+use super::value::{GgufValue, write_string};
+use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS};
+use crate::atomic::write_file;
+use crate::{DType, Error, Result};
+
+/// Version of the files that are written.
+const VERSION: u32 = 3;
+
+/// Description of a GGUF file to write: its metadata, and the names, types and shapes of its
+/// tensors.
+///
+/// See [`GgufFile`](crate::GgufFile) for an example.
+#[derive(Clone, Debug, Default)]
+pub struct GgufWriter {
+    metadata: Vec<(String, GgufValue)>,
+    tensors: Vec<PlannedTensor>,
+}
+
+/// A tensor to write.
+#[derive(Clone, Debug)]
+struct PlannedTensor {
+    name: String,
+    kind: u32,
+    shape: Vec<usize>,
+    /// Size in bytes.
+    len: u64,
+}
+
+impl GgufWriter {
+    /// Creates the description of a file without metadata and tensors.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a value to the metadata, replacing an earlier one with the same key.
+    pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<GgufValue>) -> &mut Self {
+        let key = key.into();
+        self.metadata.retain(|(other, _)| *other != key);
+        self.metadata.push((key, value.into()));
+        self
+    }
+
+    /// Adds a tensor with dimensions `shape`, outermost first. The tensors are stored in the order
+    /// in which they are added.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`] if the name is taken, GGUF has no such type, rows are not whole
+    /// blocks, or the tensor has more than four dimensions or is too large.
+    pub fn tensor(&mut self, name: &str, dtype: DType, shape: &[usize]) -> Result<&mut Self> {
+        let invalid = |reason: String| Err(Error::invalid_tensor(name, reason));
+        if self.tensors.iter().any(|tensor| tensor.name == name) {
+            return invalid("the name is already taken".to_owned());
+        }
+        let Some(kind) = tensor_type::number(dtype) else {
+            return invalid(format!("GGUF has no type {}", dtype.name()));
+        };
+        let row = shape.last().copied().unwrap_or(1);
+        if shape.len() > MAX_DIMENSIONS || !row.is_multiple_of(dtype.block_len()) {
+            return invalid(format!("{} cannot have shape {shape:?}", dtype.name()));
+        }
+        let count = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
+        let Some(len) = count.and_then(|count| dtype.byte_len(count)) else {
+            return invalid(format!("shape {shape:?} is too large"));
+        };
+        let (name, shape) = (name.to_owned(), shape.to_vec());
+        self.tensors.push(PlannedTensor { name, kind, shape, len: len as u64 });
+        Ok(self)
+    }
+
+    /// Returns the number of tensors.
+    #[must_use]
+    pub fn tensor_count(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Returns the size of the file in bytes.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        let data = self.tensors.iter().map(|tensor| aligned(tensor.len)).sum::<u64>();
+        self.header().len() as u64 + data
+    }
+
+    /// Writes the file, atomically replacing the file at `path`.
+    ///
+    /// `fill` is called with the index of each tensor, in the order in which they were added, and
+    /// must write exactly the bytes of that tensor.
+    ///
+    /// # Errors
+    /// - The error of `fill`.
+    /// - [`Error::InvalidTensor`] if `fill` writes fewer or more bytes than the tensor has.
+    /// - [`Error::Io`] if the file cannot be written.
+    ///
+    /// The file at `path` is unchanged after an error.
+    pub fn write(
+        &self,
+        path: impl AsRef<Path>,
+        mut fill: impl FnMut(usize, &mut dyn Write) -> Result<(), FillError>,
+    ) -> Result<()> {
+        let mut failed = None;
+        let written = write_file(path.as_ref(), |out| {
+            out.write_all(&self.header())?;
+            for (i, tensor) in self.tensors.iter().enumerate() {
+                let mut counted = CountedWriter { out: &mut *out, written: 0 };
+                match fill(i, &mut counted) {
+                    Ok(()) if counted.written == tensor.len => {}
+                    Ok(()) => {
+                        let (written, len) = (counted.written, tensor.len);
+                        let reason = format!("{written} bytes were written, it has {len}");
+                        failed = Some(Error::invalid_tensor(&tensor.name, reason));
+                        return Err(io::Error::other("wrong size of a tensor"));
+                    }
+                    Err(FillError::Write(error)) => return Err(error),
+                    Err(FillError::Source(error)) => {
+                        failed = Some(error);
+                        return Err(io::Error::other("a tensor cannot be read"));
+                    }
+                }
+                let padding = aligned(tensor.len) - tensor.len;
+                out.write_all(&[0; 64][..usize::try_from(padding).unwrap_or_default()])?;
+            }
+            Ok(())
+        });
+        failed.map_or(written, Err)
+    }
+
+    /// Returns everything before the data, padded to the alignment.
+    fn header(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(MAGIC);
+        out.extend(VERSION.to_le_bytes());
+        out.extend((self.tensors.len() as u64).to_le_bytes());
+        out.extend((self.metadata.len() as u64).to_le_bytes());
+        for (key, value) in &self.metadata {
+            write_string(key, &mut out);
+            value.write(&mut out);
+        }
+        let mut offset = 0_u64;
+        for tensor in &self.tensors {
+            write_string(&tensor.name, &mut out);
+            out.extend(u32::try_from(tensor.shape.len()).unwrap_or(u32::MAX).to_le_bytes());
+            out.extend(tensor.shape.iter().rev().flat_map(|side| (*side as u64).to_le_bytes()));
+            out.extend(tensor.kind.to_le_bytes());
+            out.extend(offset.to_le_bytes());
+            offset += aligned(tensor.len);
+        }
+        let len = out.len() as u64;
+        out.resize(usize::try_from(aligned(len)).unwrap_or(out.len()), 0);
+        out
+    }
+}
+
+/// Why the bytes of a tensor could not be written.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum FillError {
+    /// The file cannot be written.
+    Write(io::Error),
+    /// The source of the tensor cannot be read.
+    Source(Error),
+}
+
+impl From<io::Error> for FillError {
+    fn from(error: io::Error) -> Self {
+        Self::Write(error)
+    }
+}
+
+impl From<Error> for FillError {
+    fn from(error: Error) -> Self {
+        Self::Source(error)
+    }
+}
+
+/// Rounds up to the alignment.
+fn aligned(len: u64) -> u64 {
+    len.next_multiple_of(DEFAULT_ALIGNMENT)
+}
+
+/// Counts the bytes that are written.
+struct CountedWriter<'a> {
+    out: &'a mut dyn Write,
+    written: u64,
+}
+
+impl Write for CountedWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.out.write(bytes)?;
+        self.written += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

@@ -1,0 +1,228 @@
+//! Models in GGUF files, compared with the same models in Hugging Face folders.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tinkex_weights::{
+    BlockFormat, DType, Error, GgufModel, GgufValue, GgufWriter, ModelConfig, ModelFolder,
+    RopeScaling, gguf_tensor_name,
+};
+
+use crate::golden::{MODELS, folder};
+
+/// A GGUF file to write, derived from a recorded model in the way of llama.cpp's converter.
+struct GgufCopy {
+    writer: GgufWriter,
+    /// Bytes of the tensors, in the order of the writer.
+    tensors: Vec<Vec<u8>>,
+}
+
+impl GgufCopy {
+    fn new(model: &str) -> Self {
+        let source = ModelFolder::open(folder(model)).unwrap();
+        let config = source.config();
+        let mut writer = GgufWriter::new();
+        metadata(&mut writer, model, config);
+        let mut tensors = Vec::new();
+        for (name, shape) in config.tensors() {
+            let mut values = source.tensor(&name).unwrap().to_f32().unwrap();
+            if model == "llama" && (name.contains("q_proj") || name.contains("k_proj")) {
+                values = interleave(&values, shape[1], config.head_dim);
+            }
+            writer.tensor(&gguf_tensor_name(&name).unwrap(), DType::F32, &shape).unwrap();
+            tensors.push(values.iter().flat_map(|value| value.to_le_bytes()).collect());
+        }
+        if let RopeScaling::Llama3 { .. } = config.rope.scaling {
+            let mut plain = config.rope.clone();
+            plain.scaling = RopeScaling::None;
+            let scaled = config.rope.frequencies(config.head_dim);
+            let frequencies = plain.frequencies(config.head_dim);
+            #[expect(clippy::cast_possible_truncation, reason = "stored as f32")]
+            let factors = frequencies.iter().zip(scaled).map(|(a, b)| (a / b) as f32);
+            writer.tensor("rope_freqs.weight", DType::F32, &[config.head_dim / 2]).unwrap();
+            tensors.push(factors.flat_map(f32::to_le_bytes).collect());
+        }
+        Self { writer, tensors }
+    }
+
+    /// Writes the file to a folder and returns its path.
+    fn write(&self, folder: &Path) -> PathBuf {
+        let path = folder.join("model.gguf");
+        self.writer.write(&path, |i, out| Ok(out.write_all(&self.tensors[i])?)).unwrap();
+        path
+    }
+}
+
+fn metadata(writer: &mut GgufWriter, model: &str, config: &ModelConfig) {
+    let size = |value: usize| u32::try_from(value).unwrap();
+    writer.metadata("general.architecture", model);
+    for (key, value) in [
+        ("block_count", config.layers),
+        ("context_length", config.max_positions),
+        ("embedding_length", config.hidden_size),
+        ("feed_forward_length", config.intermediate_size),
+        ("attention.head_count", config.heads),
+        ("attention.head_count_kv", config.kv_heads),
+        ("attention.key_length", config.head_dim),
+        ("attention.value_length", config.head_dim),
+        ("rope.dimension_count", config.head_dim),
+    ] {
+        writer.metadata(format!("{model}.{key}"), size(value));
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "stored as f32")]
+    let theta = config.rope.theta as f32;
+    writer
+        .metadata(format!("{model}.rope.freq_base"), theta)
+        .metadata(format!("{model}.attention.layer_norm_rms_epsilon"), config.norm_eps)
+        .metadata("tokenizer.ggml.model", "gpt2")
+        .metadata("tokenizer.ggml.pre", "qwen2")
+        .metadata("tokenizer.ggml.eos_token_id", config.eos[0])
+        .metadata("tokenizer.ggml.bos_token_id", 1_u32)
+        .metadata("tokenizer.ggml.add_bos_token", true)
+        .metadata("tokenizer.chat_template", "{{ messages }}");
+    let mut tokens: Vec<String> = (0..config.vocab_size).map(|i| format!("t{i}")).collect();
+    let mut types = vec![1_i32; tokens.len()];
+    for (i, text, kind) in
+        [(0, "a", 1), (1, "<s>", 3), (3, "<|im_end|>", 3), (4, "tool", 4), (5, "[PAD]", 5)]
+    {
+        (tokens[i], types[i]) = (text.to_owned(), kind);
+    }
+    writer
+        .metadata("tokenizer.ggml.tokens", tokens)
+        .metadata("tokenizer.ggml.token_type", types)
+        .metadata("tokenizer.ggml.merges", vec!["t 6".to_owned(), "t 7".to_owned()]);
+}
+
+/// Reorders the rows of each head as llama.cpp's converter does.
+fn interleave(values: &[f32], cols: usize, head_dim: usize) -> Vec<f32> {
+    let rows: Vec<&[f32]> = values.chunks(cols).collect();
+    let half = head_dim / 2;
+    let mut out = Vec::with_capacity(values.len());
+    for head in rows.chunks(head_dim) {
+        for i in 0..half {
+            out.extend(head[i]);
+            out.extend(head[i + half]);
+        }
+    }
+    out
+}
+
+#[test]
+fn models_equal_those_in_folders() {
+    for model in MODELS {
+        let copy = tempfile::tempdir().unwrap();
+        let found = GgufModel::open(GgufCopy::new(model).write(copy.path())).unwrap();
+        let source = ModelFolder::open(folder(model)).unwrap();
+        let (got, want) = (found.config(), source.config());
+        let dimensions = |config: &ModelConfig| {
+            let mut config = config.clone();
+            (config.rope.scaling, config.eos, config.bos) = (RopeScaling::None, vec![], None);
+            config
+        };
+        assert_eq!(dimensions(got), dimensions(want), "{model}");
+        assert_eq!((&got.eos[..], got.bos), (&[want.eos[0], 3][..], Some(1)));
+        let frequencies = got.rope.frequencies(got.head_dim);
+        for (got, want) in frequencies.iter().zip(want.rope.frequencies(want.head_dim)) {
+            assert!((got - want).abs() <= 1e-7 * want, "{model}: {got}, {want}");
+        }
+        for (name, _) in want.tensors() {
+            let (got, want) = (found.tensor(&name).unwrap(), source.tensor(&name).unwrap());
+            assert!(got.has_values_of(&want).unwrap(), "{model} {name}");
+            let len = got.row_len();
+            let mut rows = vec![0; 4 * len * 2];
+            got.read_rows(1, &mut rows).unwrap();
+            let bytes: Vec<u8> =
+                want.to_f32().unwrap()[len..3 * len].iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert_eq!(rows, bytes, "{model} {name}");
+        }
+        assert!(found.warnings().is_empty(), "{:?}", found.warnings());
+    }
+}
+
+#[test]
+fn unsuitable_files_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |change: &dyn Fn(&mut GgufCopy)| {
+        let mut copy = GgufCopy::new("qwen2");
+        change(&mut copy);
+        GgufModel::open(copy.write(folder.path()))
+    };
+    let set = |key: &'static str, value: GgufValue| {
+        move |copy: &mut GgufCopy| {
+            copy.writer.metadata(key, value.clone());
+        }
+    };
+    for (key, value, want) in [
+        ("general.architecture", "gemma".into(), "architecture \"gemma\" is not supported"),
+        ("general.architecture", 1_u32.into(), "general.architecture is missing"),
+        ("qwen2.block_count", "two".into(), "qwen2.block_count"),
+        ("qwen2.block_count", 3_u32.into(), "blk.2.attn_norm.weight"),
+        ("qwen2.expert_count", 8_u32.into(), "mixture-of-experts"),
+        ("qwen2.embedding_length", 64_u32.into(), "shape"),
+        ("qwen2.rope.scaling.type", "longrope".into(), "longrope"),
+        ("qwen2.rope.dimension_count", 4_u32.into(), "head dimension 8"),
+        ("qwen2.attention.head_count", vec![4_u32, 4].into(), "is an array"),
+        ("qwen2.attention.layer_norm_rms_epsilon", f32::NAN.into(), "rms_epsilon"),
+        ("tokenizer.ggml.eos_token_id", 97_u32.into(), "there are 97 tokens"),
+        ("split.count", 3_u32.into(), "one of 3 parts"),
+    ] {
+        let error = open(&set(key, value)).unwrap_err();
+        assert!(!matches!(error, Error::Io { .. }), "{error}");
+        assert!(error.to_string().contains(want), "{key}: {error}");
+    }
+    let extra = open(&|copy| {
+        copy.writer.tensor("blk.0.extra", DType::F32, &[1]).unwrap();
+        copy.tensors.push(vec![0; 4]);
+    });
+    assert!(extra.unwrap().warnings()[0].contains("blk.0.extra"));
+    let error = open(&|copy| {
+        copy.writer.tensor("rope_freqs.weight", DType::F32, &[3]).unwrap();
+        copy.tensors.push(vec![0; 12]);
+    });
+    assert!(error.unwrap_err().to_string().contains("rope_freqs.weight"));
+}
+
+#[test]
+fn tokenizers_become_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut copy = GgufCopy::new("qwen3");
+    let files = GgufModel::open(copy.write(folder.path())).unwrap().tokenizer_files().unwrap();
+    let json: serde_json::Value = serde_json::from_str(&files.tokenizer).unwrap();
+    assert_eq!(json["model"]["vocab"]["t6"], 6);
+    assert_eq!(json["model"]["vocab"].get("[PAD]"), None);
+    assert_eq!(json["model"]["merges"][1], serde_json::json!(["t", "7"]));
+    assert_eq!(json["added_tokens"][0]["content"], "<s>");
+    assert_eq!(json["added_tokens"][2]["special"], false);
+    assert_eq!(json["normalizer"]["type"], "NFC");
+    assert_eq!(json["post_processor"]["special_tokens"]["<s>"]["ids"][0], 1);
+    let config: serde_json::Value = serde_json::from_str(&files.config).unwrap();
+    assert_eq!(config["chat_template"], "{{ messages }}");
+    assert_eq!(config["bos_token"], "<s>");
+    for (key, value, want) in [
+        ("tokenizer.ggml.pre", "unknown-pre", "\"unknown-pre\""),
+        ("tokenizer.ggml.model", "llama", "SentencePiece"),
+        ("tokenizer.ggml.model", "t5", "\"t5\""),
+    ] {
+        copy.writer.metadata(key, value);
+        let model = GgufModel::open(copy.write(folder.path())).unwrap();
+        let error = model.tokenizer_files().unwrap_err().to_string();
+        assert!(error.contains(want), "{error}");
+    }
+}
+
+#[test]
+fn truncated_files_and_infinite_scales_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = GgufCopy::new("qwen3").write(folder.path());
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 64]).unwrap();
+    let error = GgufModel::open(&path).unwrap_err().to_string();
+    assert!(error.contains("truncated"), "{error}");
+
+    let mut writer = GgufWriter::new();
+    writer.tensor("x", DType::Block(BlockFormat::Q8_0), &[2, 32]).unwrap();
+    writer.write(&path, |_, out| Ok(out.write_all(&[0x7C; 68])?)).unwrap();
+    let file = tinkex_weights::GgufFile::open(&path).unwrap();
+    let error = file.tensor("x").unwrap().read_rows(1, &mut [0; 34]).unwrap_err().to_string();
+    assert!(error.contains("tensor x has a scale that is NaN or infinite"), "{error}");
+}
