@@ -2,11 +2,13 @@
 """Runs the decode workloads of benches/engine.rs with llama.cpp, through its Python bindings.
 
     peer_llama.py make FOLDER PRECISION FILE   converts a Hugging Face folder (Qwen3) to GGUF
+    peer_llama.py quantize FROM FORMAT FILE    quantizes a GGUF file to q8_0 or q4_k_m
     peer_llama.py run FILE WORK ROUNDS         prints a result in the format of benches/engine.rs
 
 Runs without an adapter and without llama.cpp's sampler: numpy selects the greedy tokens.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -62,6 +64,20 @@ def make(folder, precision, path):
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
+    os.rename(path + ".part", path)
+
+
+def quantize(source, format, path):
+    import llama_cpp
+
+    llama_cpp.llama_backend_init()
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = {"q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+                    "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M}[format]
+    params.nthread = os.cpu_count()
+    part = (path + ".part").encode()
+    if llama_cpp.llama_model_quantize(source.encode(), part, ctypes.byref(params)) != 0:
+        raise RuntimeError("llama_model_quantize failed")
     os.rename(path + ".part", path)
 
 
@@ -149,5 +165,7 @@ def run(path, work, rounds):
 if __name__ == "__main__":
     if sys.argv[1] == "make":
         make(*sys.argv[2:])
+    elif sys.argv[1] == "quantize":
+        quantize(*sys.argv[2:])
     else:
         run(sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -59,7 +59,7 @@ fn decoded_products(kernel: &Kernel, format: WeightFormat) -> Vec<u32> {
     const DEPTH: usize = 256;
     let mut out = Vec::new();
     // One and several panels per tile, and a partial panel.
-    for (count, cols) in [(1, 67), (3, 18), (8, 34), (13, 5)] {
+    for (count, cols) in [(1, 67), (3, 18), (8, 18), (13, 5)] {
         let weights = match format.is_quantized() {
             true => quantized(format, &block_rows(format, cols, DEPTH, 7), cols, DEPTH),
             false => {

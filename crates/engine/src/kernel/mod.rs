@@ -40,6 +40,9 @@ use self::panel_memory::Arena;
 /// Output columns per panel of packed weights: one AVX-512 register of f32, or two of AVX2.
 pub(crate) const PANEL: usize = 16;
 
+/// Minimum size in bytes of matrices for which huge pages are worth their granularity.
+const MIN_ARENA: usize = 8 << 20;
+
 /// The instruction set and the threads that run all computation. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
@@ -60,6 +63,13 @@ impl Kernel {
     /// Creates a kernel with portable instructions on the caller's thread, for small inputs.
     pub(crate) fn portable() -> Self {
         Self { isa: Isa::PORTABLE, pool: TaskPool::single_threaded(), arena: None }
+    }
+
+    /// Creates a portable kernel to pack matrices of `bytes` bytes in total, which live and are read
+    /// together.
+    pub(crate) fn for_packing(bytes: usize) -> Self {
+        let arena = (bytes >= MIN_ARENA).then(Arena::default);
+        Self { arena, ..Self::portable() }
     }
 
     /// Creates a kernel with the given instruction set and number of threads.

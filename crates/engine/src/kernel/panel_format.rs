@@ -49,6 +49,9 @@ pub(super) trait PanelFormat {
     const CHUNK_BYTES: usize;
     /// Whether the weights are quantized.
     const QUANTIZED: bool = true;
+    /// Distance in blocks between the weights that are read and those that are prefetched: about
+    /// 2 KiB.
+    const BLOCKS_AHEAD: usize;
 
     /// Scale of one part.
     type Scale<W: Simd16>: Copy;
@@ -76,6 +79,7 @@ pub(super) struct F32;
 impl PanelFormat for F32 {
     const INPUTS: usize = 1;
     const BYTES: usize = 64;
+    const BLOCKS_AHEAD: usize = 32;
     const CHUNK: usize = 1;
     const CHUNK_BYTES: usize = 64;
     const QUANTIZED: bool = false;
@@ -108,6 +112,7 @@ pub(super) struct F16;
 impl PanelFormat for F16 {
     const INPUTS: usize = 1;
     const BYTES: usize = 32;
+    const BLOCKS_AHEAD: usize = 64;
     const CHUNK: usize = 1;
     const CHUNK_BYTES: usize = 32;
     const QUANTIZED: bool = false;
@@ -140,6 +145,7 @@ pub(super) struct Bf16;
 impl PanelFormat for Bf16 {
     const INPUTS: usize = 2;
     const BYTES: usize = 64;
+    const BLOCKS_AHEAD: usize = 32;
     const CHUNK: usize = 2;
     const CHUNK_BYTES: usize = 64;
     const QUANTIZED: bool = false;
@@ -174,6 +180,7 @@ pub(super) struct Q8_0;
 impl PanelFormat for Q8_0 {
     const INPUTS: usize = 32;
     const BYTES: usize = 32 + 32 * 16;
+    const BLOCKS_AHEAD: usize = 4;
     const CHUNKS: usize = 8;
     const CHUNK: usize = 4;
     const CHUNK_BYTES: usize = 64;
@@ -211,6 +218,7 @@ pub(super) struct Q4_0;
 impl PanelFormat for Q4_0 {
     const INPUTS: usize = 32;
     const BYTES: usize = 32 + 32 * 8;
+    const BLOCKS_AHEAD: usize = 8;
     const CHUNKS: usize = 4;
     const CHUNK: usize = 8;
     const CHUNK_BYTES: usize = 64;
@@ -256,6 +264,7 @@ impl PanelFormat for Q4K {
     const INPUTS: usize = 256;
     const BYTES: usize = Self::NUMBERS + 256 * 8;
     const SCALES: usize = 8;
+    const BLOCKS_AHEAD: usize = 1;
     const CHUNKS: usize = 4;
     const CHUNK: usize = 8;
     const CHUNK_BYTES: usize = 64;
@@ -308,6 +317,7 @@ impl PanelFormat for Q6K {
     const INPUTS: usize = 256;
     const BYTES: usize = Self::NUMBERS + 256 * 12;
     const SCALES: usize = 16;
+    const BLOCKS_AHEAD: usize = 1;
     const CHUNK: usize = 16;
     const CHUNK_BYTES: usize = 192;
 

@@ -85,10 +85,11 @@ pub(super) struct Tile {
     pub(super) b: *const u8,
     pub(super) b_panel: usize,
     pub(super) b_block: usize,
-    /// Memory to prefetch, unless the weights are quantized.
+    /// Memory to prefetch if `next_blocks` is null.
     pub(super) prefetch: Prefetch,
-    /// Distance in bytes between the quantized weights that are read and those that are prefetched.
-    pub(super) prefetch_distance: usize,
+    /// Weights that are read after those of this tile: the address of the first panel, which need
+    /// not be valid. If not null, the tile prefetches its own later blocks and then these.
+    pub(super) next_blocks: *const u8,
     /// Output: row `i` of panel `p` is sixteen elements at offset `i · c_row + p · 16`.
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
@@ -204,26 +205,39 @@ impl Tile {
                 }
             }
             let (mut a, mut block, mut next) = (self.a, self.b, self.prefetch.start);
-            for _ in 0..self.depth / F::INPUTS {
+            let blocks = self.depth / F::INPUTS;
+            for index in 0..blocks {
+                // Weights of a later block, which are prefetched.
+                let later = match (index + F::BLOCKS_AHEAD).checked_sub(blocks) {
+                    None => block.wrapping_add(F::BLOCKS_AHEAD * self.b_block),
+                    Some(blocks) => self.next_blocks.wrapping_add(blocks * self.b_block),
+                };
+                let prefetches = !self.next_blocks.is_null();
                 for part in 0..F::SCALES {
+                    if prefetches && part * LINE < F::chunk_offset(0, 0) {
+                        for p in 0..PANELS {
+                            prefetch(later.wrapping_add(p * self.b_panel + part * LINE));
+                        }
+                    }
                     let mut scales = [F::scale::<W>(block, part); PANELS];
                     for (p, scale) in scales.iter_mut().enumerate().skip(1) {
                         *scale = F::scale::<W>(block.add(p * self.b_panel), part);
                     }
                     for chunk in 0..F::CHUNKS {
-                        let chunk = block.add(F::chunk_offset(part, chunk));
+                        let offset = F::chunk_offset(part, chunk);
+                        let chunk = block.add(offset);
                         let mut chunks = [F::chunk::<W>(chunk); PANELS];
                         for (p, words) in chunks.iter_mut().enumerate().skip(1) {
                             *words = F::chunk::<W>(chunk.add(p * self.b_panel));
                         }
-                        if F::QUANTIZED {
+                        if prefetches {
                             for p in 0..PANELS {
                                 for line in 0..F::CHUNK_BYTES / LINE {
-                                    let ahead = p * self.b_panel + self.prefetch_distance;
-                                    prefetch(chunk.wrapping_add(ahead + line * LINE));
+                                    let offset = p * self.b_panel + offset + line * LINE;
+                                    prefetch(later.wrapping_add(offset));
                                 }
                             }
-                        } else {
+                        } else if !F::QUANTIZED {
                             prefetch(next);
                             next = next.wrapping_add(self.prefetch.step);
                         }

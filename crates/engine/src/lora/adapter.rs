@@ -1,6 +1,7 @@
 //! [`Adapter`]: the trained weights of a LoRA adapter, by target module.
 
 use super::{Delta, LayerDeltas, PackedLora};
+use crate::kernel::Kernel;
 use crate::model::{AdapterGradients, LayerGradients};
 use crate::rng::ChaCha8;
 use crate::{Error, Result};
@@ -165,17 +166,19 @@ impl Adapter {
     /// Packs the adapter for computation.
     pub(crate) fn packed(&self, model: &ModelConfig) -> PackedLora {
         use LayerModule::{Down, Gate, Key, Output, Query, Up, Value};
+        let size: usize = self.pairs.iter().map(|pair| pair.a.len() + pair.b.len()).sum();
+        let kernel = &Kernel::for_packing(size * size_of::<f32>());
         let layers = (0..model.layers).map(|layer| LayerDeltas {
-            qkv: self.delta(model, layer, &[Query, Key, Value]),
-            o: self.delta(model, layer, &[Output]),
-            gate_up: self.delta(model, layer, &[Gate, Up]),
-            down: self.delta(model, layer, &[Down]),
+            qkv: self.delta(kernel, model, layer, &[Query, Key, Value]),
+            o: self.delta(kernel, model, layer, &[Output]),
+            gate_up: self.delta(kernel, model, layer, &[Gate, Up]),
+            down: self.delta(kernel, model, layer, &[Down]),
         });
         PackedLora {
             layers: layers.collect(),
             unembedding: self.pair(TargetModule::Unembedding).map(|pair| {
                 let parts = [(&pair.a[..], &pair.b[..])];
-                Delta::new(self.config.rank, self.scale(), pair.inputs, &parts)
+                Delta::new(kernel, self.config.rank, self.scale(), pair.inputs, &parts)
             }),
         }
     }
@@ -194,6 +197,7 @@ impl Adapter {
     /// zero matrices. Returns `None` if none of them is adapted.
     fn delta(
         &self,
+        kernel: &Kernel,
         model: &ModelConfig,
         layer: usize,
         layer_modules: &[LayerModule],
@@ -221,7 +225,7 @@ impl Adapter {
                 None => (&zeros.0[..], &zeros.1[..]),
             })
             .collect();
-        Some(Delta::new(rank, self.scale(), layer_modules[0].size(model).0, &parts))
+        Some(Delta::new(kernel, rank, self.scale(), layer_modules[0].size(model).0, &parts))
     }
 
     /// Adds the gradients of a backward pass to `sums`, which contains the gradients of A and B of

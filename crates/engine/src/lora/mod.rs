@@ -39,9 +39,15 @@ pub(crate) struct Delta {
 }
 
 impl Delta {
-    /// Packs the row-major matrices A (`rank × inputs`) and B (`outputs × rank`) of each part.
-    pub(crate) fn new(rank: usize, scale: f32, inputs: usize, parts: &[(&[f32], &[f32])]) -> Self {
-        let kernel = Kernel::portable();
+    /// Packs the row-major matrices A (`rank × inputs`) and B (`outputs × rank`) of each part, in
+    /// the memory of `kernel`.
+    pub(crate) fn new(
+        kernel: &Kernel,
+        rank: usize,
+        scale: f32,
+        inputs: usize,
+        parts: &[(&[f32], &[f32])],
+    ) -> Self {
         let read = |first: usize, out: &mut [f32]| {
             for (i, out) in (first..).zip(out.chunks_exact_mut(inputs)) {
                 let (part, row) = (i / rank, i % rank);
@@ -49,11 +55,16 @@ impl Delta {
             }
             Ok::<_, Infallible>(())
         };
-        let Ok(a) = Panels::pack(&kernel, rank * parts.len(), inputs, Precision::F32, read);
-        let b = parts
-            .iter()
-            .map(|(_, b)| Panels::from_rows(b, b.len() / rank, rank, Precision::F32))
-            .collect();
+        let Ok(a) = Panels::pack(kernel, rank * parts.len(), inputs, Precision::F32, read);
+        let pack_b = |(_, b): &(&[f32], &[f32])| {
+            let read = |first: usize, out: &mut [f32]| {
+                out.copy_from_slice(&b[first * rank..][..out.len()]);
+                Ok::<_, Infallible>(())
+            };
+            let Ok(b) = Panels::pack(kernel, b.len() / rank, rank, Precision::F32, read);
+            b
+        };
+        let b = parts.iter().map(pack_b).collect();
         Self { rank, scale, a, b }
     }
 

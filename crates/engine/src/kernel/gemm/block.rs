@@ -17,7 +17,7 @@ use super::super::tile::{MAX_ROWS, Prefetch, ROWS, Tile, tile_panels};
 use super::super::weight_format::with_panel_format;
 use super::super::{Isa, PANEL};
 use super::grid::chunk_of;
-use super::operands::{LhsBlock, RhsFormat, RhsPanels};
+use super::operands::{LhsBlock, RhsFormat, RhsPanels, needs_prefetch, next_blocks};
 use super::{GemmShape, InitialSum, Lhs, Rhs};
 
 /// Reduction steps per pass over the rows. A panel slice of this depth stays in the first-level
@@ -26,8 +26,6 @@ const BLOCK_DEPTH: usize = 256;
 /// Reduction steps per pass if there are few rows. Such products are limited by memory bandwidth,
 /// not by the size of the cache.
 const FEW_ROWS_DEPTH: usize = 512;
-/// Distance in bytes between the quantized weights that a tile reads and those that it prefetches.
-const PREFETCH_DISTANCE: usize = 2048;
 /// Maximum number of panels in a tile.
 pub(super) const MAX_TILE_PANELS: usize = 4;
 
@@ -89,7 +87,7 @@ struct TileOperands<'a> {
     lhs: LhsBlock<'a>,
     rhs: RhsPanels,
     prefetch: Prefetch,
-    prefetch_distance: usize,
+    next_blocks: *const u8,
 }
 
 /// Output of a tile: the address of its first element, and the distance between rows in elements.
@@ -175,14 +173,18 @@ impl CheckedGemm<'_> {
         self.with_panels(plan.copy, group, steps, |rhs| {
             let prefetch = self.prefetch(rhs, plan.streaming, group, steps);
             let chunks = with_panel_format!(rhs.format, F => steps.len() / F::CHUNK);
+            let next = match plan.streaming && needs_prefetch(rhs) {
+                true => next_blocks(self.size.depth, rhs, group, steps),
+                false => std::ptr::null(),
+            };
             for tile in 0..plan.tiles {
                 // Each tile prefetches its share of the weights.
                 let prefetch = prefetch.part(tile, plan.tiles, chunks);
                 // The first tile reads the weights from memory, the others from the cache.
-                let prefetch_distance = if tile == 0 { PREFETCH_DISTANCE } else { 0 };
+                let next_blocks = if tile == 0 { next } else { std::ptr::null() };
                 let rows = chunk_of(&plan.rows, plan.tiles, tile);
                 let area = TileArea { rows, group, steps: steps.clone() };
-                self.compute_tile(&area, TileOperands { lhs, rhs, prefetch, prefetch_distance });
+                self.compute_tile(&area, TileOperands { lhs, rhs, prefetch, next_blocks });
             }
         });
     }
@@ -260,7 +262,7 @@ impl CheckedGemm<'_> {
     /// `area`.
     unsafe fn run_tile(&self, area: &TileArea, operands: TileOperands<'_>, out: TileOutput) {
         let TileArea { rows, group, steps } = area;
-        let TileOperands { lhs, rhs, prefetch, prefetch_distance } = operands;
+        let TileOperands { lhs, rhs, prefetch, next_blocks } = operands;
         let tile = Tile {
             depth: steps.len(),
             a: lhs.element_ptr(rows.start, steps.start),
@@ -270,7 +272,7 @@ impl CheckedGemm<'_> {
             b_panel: rhs.panel_stride,
             b_block: rhs.format.block_bytes(),
             prefetch,
-            prefetch_distance,
+            next_blocks,
             c: out.start,
             c_row: out.row_stride,
             zero_init: self.initial_sum(steps) == InitialSum::Zero,

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::super::PANEL;
+use super::super::tile::MAX_ROWS;
 use super::block::MAX_TILE_PANELS;
 use super::{GemmShape, Rhs};
 
@@ -14,6 +15,9 @@ const BLOCK_ROWS: usize = 192;
 const BLOCK_ROWS_TRANSPOSED: usize = 768;
 /// Number of tasks per thread, which balances the load.
 const TASKS_PER_THREAD: usize = 4;
+/// Number of tasks per thread if there are few rows. The products of a decode step are short, so
+/// that the last task of each is noticeable.
+const SMALL_TASKS_PER_THREAD: usize = 16;
 
 /// Division of a product into blocks, one per task.
 pub(super) struct BlockGrid {
@@ -33,10 +37,16 @@ impl BlockGrid {
         };
         let row_blocks = size.rows.div_ceil(max_rows);
         let panels = size.cols.div_ceil(PANEL);
-        let wanted_panel_blocks = (threads * TASKS_PER_THREAD).div_ceil(row_blocks);
-        // Only the last block of each row of blocks may have tiles with fewer panels.
-        let panels_per_block =
-            panels.div_ceil(wanted_panel_blocks).next_multiple_of(MAX_TILE_PANELS);
+        let few_rows = size.rows <= MAX_ROWS;
+        let tasks_per_thread = if few_rows { SMALL_TASKS_PER_THREAD } else { TASKS_PER_THREAD };
+        let wanted_panel_blocks = (threads * tasks_per_thread).div_ceil(row_blocks);
+        let panels_per_block = if few_rows && panels <= threads * MAX_TILE_PANELS {
+            // Every thread reads a part of a small matrix, even if its tiles have fewer panels.
+            panels.div_ceil(threads)
+        } else {
+            // Only the last block of each row of blocks may have tiles with fewer panels.
+            panels.div_ceil(wanted_panel_blocks).next_multiple_of(MAX_TILE_PANELS)
+        };
         Self { rows: size.rows, row_blocks, panels, panels_per_block }
     }
 

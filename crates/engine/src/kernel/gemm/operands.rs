@@ -17,6 +17,8 @@ use super::{Lhs, Rhs};
 /// Distance in reduction steps between the weights that a single tile reads and those that it
 /// prefetches.
 const PREFETCH_STEPS: usize = 128;
+/// Size in bytes of a panel that ends before the hardware recognizes the stream.
+const SHORT_PANEL: usize = 4096;
 /// Minimum number of panels that a block of a row-major left operand must be multiplied by, so that
 /// copying the block saves more time than it costs.
 const MIN_PANELS_FOR_LHS_COPY: usize = 8;
@@ -237,6 +239,30 @@ impl CheckedGemm<'_> {
         let chunk_bytes = with_panel_format!(format, F => F::CHUNK_BYTES);
         // The address may lie past the end of the weights: a prefetch needs no valid address.
         Prefetch::new(here.panel(here.panels.start).as_ptr().wrapping_add(offset), chunk_bytes)
+    }
+}
+
+/// Returns whether the hardware does not prefetch these panels well enough when they are streamed:
+/// quantized ones, whose reads are irregular, and short ones.
+pub(super) fn needs_prefetch(rhs: RhsPanels) -> bool {
+    rhs.format.is_quantized() || rhs.panel_stride <= SHORT_PANEL
+}
+
+/// Returns the address of the weights that are read after these steps of `group`.
+pub(super) fn next_blocks(
+    depth: usize,
+    rhs: RhsPanels,
+    group: PanelGroup,
+    steps: &Range<usize>,
+) -> *const u8 {
+    let bytes = |steps: usize| steps / rhs.format.block_inputs() * rhs.format.block_bytes();
+    match steps.end == depth {
+        // The next panels, from their first step on. There may be none.
+        true => {
+            let first = rhs.start.wrapping_sub(bytes(steps.start));
+            first.wrapping_add(group.count * rhs.panel_stride)
+        }
+        false => rhs.start.wrapping_add(bytes(steps.len())),
     }
 }
 
