@@ -15,19 +15,28 @@ use tinkex_engine::loss::{Loss, LossInputs};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::sample::{ModelWeights, SampleRequest};
 use tinkex_engine::train::{Datum, TrainingObjective};
-use tinkex_engine::{Engine, EngineOptions, LoraConfig, Precision, Sampler, Trainer};
+use tinkex_engine::{
+    Engine, EngineOptions, LoraConfig, Precision, Quantization, Sampler, Trainer,
+};
 
 type BenchResult<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> BenchResult<()> {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     let [folder, precision, workload, rest @ ..] = &arguments[..] else {
-        println!("usage: engine FOLDER f32|bf16 WORKLOAD [ROUNDS]; see cargo xtask bench engine");
+        println!(
+            "usage: engine FOLDER f32|bf16|q8_0|q4_k WORKLOAD [ROUNDS]; see cargo xtask bench engine"
+        );
         return Ok(());
     };
     let rounds: usize = rest.first().map_or(Ok(3), |rounds| rounds.parse())?;
+    let quantization = match precision.as_str() {
+        "q8_0" => Some(Quantization::Q8),
+        "q4_k" => Some(Quantization::Q4),
+        _ => None,
+    };
     let precision = if precision == "bf16" { Precision::Bf16 } else { Precision::F32 };
-    let options = EngineOptions { precision, ..EngineOptions::default() };
+    let options = EngineOptions { precision, quantization, ..EngineOptions::default() };
     let start = Instant::now();
     let engine = Engine::open(folder, options)?;
     let loaded = start.elapsed().as_secs_f64();

@@ -2,7 +2,7 @@
 """Runs the decode workloads of benches/engine.rs with llama.cpp, through its Python bindings.
 
     peer_llama.py make FOLDER PRECISION FILE   converts a Hugging Face folder (Qwen3) to GGUF
-    peer_llama.py quantize FROM FORMAT FILE    quantizes a GGUF file to q8_0 or q4_k_m
+    peer_llama.py quantize FROM FORMAT FILE    quantizes a GGUF file to q8_0 or q4_k (Q4_K_M)
     peer_llama.py run FILE WORK ROUNDS         prints a result in the format of benches/engine.rs
 
 Runs without an adapter and without llama.cpp's sampler: numpy selects the greedy tokens.
@@ -73,7 +73,7 @@ def quantize(source, format, path):
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = {"q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
-                    "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M}[format]
+                    "q4_k": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M}[format]
     params.nthread = os.cpu_count()
     part = (path + ".part").encode()
     if llama_cpp.llama_model_quantize(source.encode(), part, ctypes.byref(params)) != 0:

@@ -25,6 +25,14 @@ const TORCH_MIN_TIMEOUT: f64 = 60.0;
 /// to the first token) in seconds. `longer` is present if the process was stopped at its timeout.
 pub(super) type Measurements = BTreeMap<String, f64>;
 
+/// One of the two measurements of a row.
+#[derive(Clone, Copy)]
+struct Side {
+    program: Peer,
+    precision: &'static str,
+    work: &'static str,
+}
+
 /// Programs and models that the measurements use.
 struct Tools {
     /// Benchmark program of the engine.
@@ -111,56 +119,56 @@ impl Tools {
         repeats: usize,
         known: &mut BTreeMap<(Peer, String), Measurements>,
     ) -> Result<(Measurements, Measurements), XtaskError> {
-        let name = |work: &str| format!("{} {} {work}", row.model, row.precision);
-        let sides = [(Peer::Engine, row.work), (row.peer, row.peer_work())];
-        let missing: Vec<_> = sides
+        let ours = Side { program: Peer::Engine, precision: row.precision, work: row.work };
+        let theirs =
+            Side { program: row.peer, precision: row.peer_precision(), work: row.peer_work() };
+        let key =
+            |side: &Side| (side.program, format!("{} {} {}", row.model, side.precision, side.work));
+        let sides = [ours, theirs];
+        let missing: Vec<Side> = sides
             .into_iter()
-            .filter(|(program, work)| {
-                *program != Peer::None && !known.contains_key(&(*program, name(work)))
-            })
+            .filter(|side| side.program != Peer::None && !known.contains_key(&key(side)))
             .collect();
         for _ in 0..repeats {
-            for &(program, work) in &missing {
-                let ours =
-                    known.get(&(Peer::Engine, name(row.work))).and_then(|ours| ours.get("wall"));
+            for side in &missing {
+                let ours = known.get(&key(&ours)).and_then(|ours| ours.get("wall"));
                 let timeout = ours.map_or(TORCH_MIN_TIMEOUT, |ours| {
                     (ours * TORCH_TIMEOUT_FACTOR).max(TORCH_MIN_TIMEOUT)
                 });
                 // A measurement that reached the timeout is not repeated.
-                if known.get(&(program, name(work))).is_some_and(|best| best.contains_key("longer"))
-                {
+                if known.get(&key(side)).is_some_and(|best| best.contains_key("longer")) {
                     continue;
                 }
-                let one = parse_result(&output(&mut self.command(program, row, work, timeout))?)?;
-                let best = known.entry((program, name(work))).or_insert_with(|| one.clone());
+                let one = parse_result(&output(&mut self.command(row, *side, timeout))?)?;
+                let best = known.entry(key(side)).or_insert_with(|| one.clone());
                 for (field, value) in one {
                     let kept = best.entry(field.clone()).or_insert(value);
                     *kept = if field == "peak" { kept.max(value) } else { kept.min(value) };
                 }
             }
         }
-        let best = |(program, work): (Peer, &str)| known.get(&(program, name(work))).cloned();
-        let [ours, theirs] = sides.map(best);
+        let [ours, theirs] = sides.map(|side| known.get(&key(&side)).cloned());
         Ok((ours.unwrap_or_default(), theirs.unwrap_or_default()))
     }
 
-    fn command(&self, program: Peer, row: &Row, work: &str, timeout: f64) -> Command {
+    fn command(&self, row: &Row, side: Side, timeout: f64) -> Command {
+        let Side { program, precision, work } = side;
         let folder = self.models.join(row.model);
         let mut command = match (program, &self.llama) {
             (Peer::Torch, _) => {
                 let mut command = Command::new(&self.python);
-                command.arg(script("peer.py")).arg("run").arg(folder).arg(row.precision);
+                command.arg(script("peer.py")).arg("run").arg(folder).arg(precision);
                 command
             }
             (Peer::Llama, Ok(python)) => {
                 let mut command = Command::new(python);
                 command.arg(script("peer_llama.py")).arg("run");
-                command.arg(gguf(&self.models, row.model, row.precision));
+                command.arg(gguf(&self.models, row.model, precision));
                 command
             }
             _ => {
                 let mut command = Command::new(&self.engine);
-                command.arg(folder).arg(row.precision);
+                command.arg(folder).arg(precision);
                 command
             }
         };
@@ -206,13 +214,20 @@ fn llama_environment(models: &Path) -> Result<PathBuf, XtaskError> {
         ..Packages::wheels(&["llama-cpp-python", "gguf", "numpy"])
     };
     let python = python::environment(Path::new("bench-llama"), &packages)?;
-    for (model, precision) in [("A", "f32"), ("A", "bf16"), ("B", "f32"), ("B", "bf16")] {
+    let convert = |model: &str, precision: &str, action: &str, from: PathBuf| {
         let file = gguf(models, model, precision);
-        if !file.exists() {
-            let mut convert = Command::new(&python);
-            convert.arg(script("peer_llama.py")).arg("make").arg(models.join(model));
-            output(convert.arg(precision).arg(&file))?;
+        if file.exists() {
+            return Ok(());
         }
+        let mut convert = Command::new(&python);
+        convert.arg(script("peer_llama.py")).arg(action).arg(from).arg(precision).arg(&file);
+        output(&mut convert).map(drop)
+    };
+    for (model, precision) in [("A", "f32"), ("A", "bf16"), ("B", "f32"), ("B", "bf16")] {
+        convert(model, precision, "make", models.join(model))?;
+    }
+    for precision in ["q8_0", "q4_k"] {
+        convert("B", precision, "quantize", gguf(models, "B", "bf16"))?;
     }
     Ok(python)
 }

@@ -83,12 +83,14 @@ struct BenchModel {
 /// Labels of the models, which `peer.py` defines: A has 4 million parameters, B has 600 million.
 const MODELS: [&str; 2] = ["A", "B"];
 /// Labels of the weight formats.
-const PRECISIONS: [&str; 2] = ["f32", "bf16"];
+const PRECISIONS: [&str; 4] = ["f32", "bf16", "q8_0", "q4_k"];
 
 const A_F32: BenchModel = BenchModel { name: "A", precision: "f32" };
 const A_BF16: BenchModel = BenchModel { name: "A", precision: "bf16" };
 const B_F32: BenchModel = BenchModel { name: "B", precision: "f32" };
 const B_BF16: BenchModel = BenchModel { name: "B", precision: "bf16" };
+const B_Q8_0: BenchModel = BenchModel { name: "B", precision: "q8_0" };
+const B_Q4_K: BenchModel = BenchModel { name: "B", precision: "q4_k" };
 
 /// One row of the table.
 #[derive(Debug)]
@@ -103,6 +105,8 @@ pub(super) struct Row {
     pub(super) peer: Peer,
     /// Workload of the peer, if it differs from `work`.
     peer_work: Option<&'static str>,
+    /// Weight format of the peer, if it differs from `precision`.
+    peer_precision: Option<&'static str>,
     target: PerformanceTarget,
 }
 
@@ -116,7 +120,17 @@ const fn row(
     target: PerformanceTarget,
 ) -> Row {
     let BenchModel { name: model, precision } = model;
-    Row { kind, model, precision, work, rounds, peer, peer_work: None, target }
+    Row {
+        kind,
+        model,
+        precision,
+        work,
+        rounds,
+        peer,
+        peer_work: None,
+        peer_precision: None,
+        target,
+    }
 }
 
 /// Creates a row that compares the engine with itself under another workload, `peer_work`.
@@ -132,6 +146,17 @@ const fn engine_row(
     Row { peer_work: Some(peer_work), ..row }
 }
 
+/// Creates a row that compares the engine with itself with bf16 weights.
+const fn bf16_row(
+    kind: WorkloadKind,
+    model: BenchModel,
+    work: &'static str,
+    target: PerformanceTarget,
+) -> Row {
+    let row = row(kind, model, work, 1, Peer::Engine, target);
+    Row { peer_precision: Some("bf16"), ..row }
+}
+
 /// Training is at least as fast as the peer and uses at most half of its memory.
 const TRAINING: PerformanceTarget =
     PerformanceTarget::SpeedAndMemory { min_speed: 1.0, max_memory: 0.5 };
@@ -140,7 +165,7 @@ const LINEAR: PerformanceTarget = PerformanceTarget::Speed(2048.0 / 4032.0);
 
 /// All rows, in the order in which they are printed. The columns are the parameters of [`row`] and
 /// [`engine_row`].
-pub(super) const ROWS: [Row; 25] = {
+pub(super) const ROWS: [Row; 32] = {
     use Peer::{Llama, Torch};
     use PerformanceTarget::{ReportOnly, Seconds, Speed};
     use WorkloadKind::{Adapters, Decode, Load, LoadedAdapters, LongContext, Ragged, Train};
@@ -162,6 +187,13 @@ pub(super) const ROWS: [Row; 25] = {
         row(Decode, B_BF16, "decode8", 1, Llama, Speed(1.2)),
         row(Decode, B_F32, "decode1", 1, Llama, Speed(0.9)),
         row(Decode, B_F32, "decode8", 1, Llama, Speed(0.9)),
+        row(Decode, B_Q8_0, "decode1", 1, Llama, Speed(0.95)),
+        row(Decode, B_Q8_0, "decode8", 1, Llama, Speed(1.0)),
+        row(Decode, B_Q4_K, "decode1", 1, Llama, Speed(0.9)),
+        row(Decode, B_Q4_K, "decode8", 1, Llama, Speed(1.0)),
+        bf16_row(Decode, B_Q8_0, "decode1", Speed(1.6)),
+        bf16_row(Decode, B_Q4_K, "decode1", Speed(2.2)),
+        bf16_row(Train, B_Q8_0, "train", Speed(0.9)),
         engine_row(Adapters, A_F32, "adapters8", 3, "adapters1", Speed(0.8)),
         engine_row(Adapters, B_BF16, "adapters8", 1, "adapters1", Speed(0.8)),
         engine_row(Adapters, A_F32, "adapters32", 3, "adapters1", ReportOnly),
@@ -183,6 +215,11 @@ impl Row {
     /// Returns the workload of the peer.
     pub(super) fn peer_work(&self) -> &'static str {
         self.peer_work.unwrap_or(self.work)
+    }
+
+    /// Returns the weight format of the peer.
+    pub(super) fn peer_precision(&self) -> &'static str {
+        self.peer_precision.unwrap_or(self.precision)
     }
 
     /// Returns whether the row matches the labels `wanted`: for each group of labels (workload,
@@ -219,8 +256,8 @@ impl Row {
                 speed >= Some(min_speed) && memory.is_some_and(|memory| memory <= max_memory),
             ),
         };
-        let peer = match (self.peer, self.peer_work) {
-            (_, Some(work)) => format!("{work} "),
+        let peer = match (self.peer, self.peer_work.or(self.peer_precision)) {
+            (_, Some(difference)) => format!("{difference} "),
             (Peer::Torch, _) => "torch ".to_owned(),
             (Peer::Llama, _) => "llama.cpp ".to_owned(),
             _ => String::new(),

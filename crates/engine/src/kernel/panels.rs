@@ -9,7 +9,9 @@ use super::panel_memory::PanelMemory;
 use super::{Isa, Kernel, PANEL, WeightFormat};
 
 thread_local! {
-    /// Buffer for the source rows of one panel, as f32.
+    /// Buffer for the rows of one panel, as f32.
+    static PANEL_VALUES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Buffer for source rows that are quantized.
     static VALUES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     /// Buffer for the source rows of one panel, as GGUF blocks.
     static BLOCKS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -48,7 +50,7 @@ type ReadInto<'a, T, E> = &'a (dyn Fn(usize, &mut [T]) -> Result<(), E> + Sync);
 /// Reads whole rows of a matrix, from the given row on, until the buffer is full.
 #[derive(Clone, Copy)]
 pub(crate) enum ReadRows<'a, E> {
-    /// As f32, converted to the storage format, which must not be a quantized one.
+    /// As f32, converted to the storage format.
     Values(ReadInto<'a, f32, E>),
     /// As GGUF blocks of the storage format, which must be a quantized one.
     Blocks(ReadInto<'a, u8, E>),
@@ -132,18 +134,16 @@ impl Panels {
     /// An error of a source.
     ///
     /// # Panics
-    /// If the format of a source does not match its reader, or `cols` is not a multiple of the
-    /// block of a quantized format.
+    /// If a source reads blocks of a format that has none, or `cols` is not a multiple of the block
+    /// of a quantized format.
     pub(crate) fn stack<E: Send>(
         kernel: &Kernel,
         cols: usize,
         sources: &[MatrixSource<'_, E>],
     ) -> Result<Self, E> {
         for MatrixSource { format, read, .. } in sources {
-            match read {
-                ReadRows::Values(_) => assert!(!format.is_quantized(), "values of {format:?}"),
-                ReadRows::Blocks(_) => assert!(format.is_quantized(), "blocks of {format:?}"),
-            }
+            let blocks = matches!(read, ReadRows::Blocks(_));
+            assert!(!blocks || format.is_quantized(), "blocks of {format:?}");
         }
         let rows = sources.iter().map(|source| source.rows).sum();
         let stack = SourceStack { sources, rows, cols };
@@ -265,18 +265,25 @@ impl<E> SourceStack<'_, E> {
         let rows = self.panel_rows(panel);
         if format.is_quantized() {
             return with_buffer(&BLOCKS, rows.len() * format.row_bytes(self.cols), |buffer| {
-                self.read_blocks(rows, format, buffer)?;
-                format.pack_blocks(buffer, format.row_bytes(self.cols), out);
+                let row_bytes = format.row_bytes(self.cols);
+                for (source, part, first) in self.parts(rows) {
+                    let out = &mut buffer[part.start * row_bytes..part.end * row_bytes];
+                    source.read_blocks(first, self.cols, out)?;
+                }
+                format.pack_blocks(buffer, row_bytes, out);
                 Ok(())
             });
         }
-        with_buffer(&VALUES, rows.len() * self.cols, |buffer| {
+        with_buffer(&PANEL_VALUES, rows.len() * self.cols, |buffer| {
             for (source, part, first) in self.parts(rows) {
                 let out = &mut buffer[part.start * self.cols..part.end * self.cols];
-                match source.read {
-                    ReadRows::Values(read) => read(first, out)?,
-                    ReadRows::Blocks(read) => {
-                        self.decode_blocks(source.format, |buffer| read(first, buffer), out)?;
+                match source.format.block_format() {
+                    None => source.read_values(first, out)?,
+                    Some(format) => {
+                        let rows = part.len() * source.format.row_bytes(self.cols);
+                        let mut blocks = vec![0; rows];
+                        source.read_blocks(first, self.cols, &mut blocks)?;
+                        format.decode(&blocks, out);
                     }
                 }
             }
@@ -284,39 +291,30 @@ impl<E> SourceStack<'_, E> {
             Ok(())
         })
     }
+}
 
-    /// Reads rows that all have the quantized format `format`.
-    fn read_blocks(
-        &self,
-        rows: Range<usize>,
-        format: WeightFormat,
-        out: &mut [u8],
-    ) -> Result<(), E> {
-        let row_bytes = format.row_bytes(self.cols);
-        for (source, part, first) in self.parts(rows) {
-            if let ReadRows::Blocks(read) = source.read {
-                read(first, &mut out[part.start * row_bytes..part.end * row_bytes])?;
-            }
+impl<E> MatrixSource<'_, E> {
+    /// Reads rows as f32. The source must have values.
+    fn read_values(&self, first: usize, out: &mut [f32]) -> Result<(), E> {
+        match self.read {
+            ReadRows::Values(read) => read(first, out),
+            ReadRows::Blocks(_) => unreachable!("blocks of {:?}", self.format),
         }
-        Ok(())
     }
 
-    /// Decodes up to sixteen quantized rows into `out`.
-    fn decode_blocks(
-        &self,
-        format: WeightFormat,
-        read: impl FnOnce(&mut [u8]) -> Result<(), E>,
-        out: &mut [f32],
-    ) -> Result<(), E> {
-        let row_bytes = format.row_bytes(self.cols);
-        let mut blocks = vec![0; out.len() / self.cols * row_bytes];
-        read(&mut blocks)?;
-        let mut panel = vec![0; format.panel_bytes(self.cols)];
-        format.pack_blocks(&blocks, row_bytes, &mut panel);
-        for (lane, out) in out.chunks_exact_mut(self.cols).enumerate() {
-            format.unpack_lane(&panel, lane, out);
+    /// Reads rows of `cols` weights as GGUF blocks of the format, which must be a quantized one.
+    fn read_blocks(&self, first: usize, cols: usize, out: &mut [u8]) -> Result<(), E> {
+        if let ReadRows::Blocks(read) = self.read {
+            return read(first, out);
         }
-        Ok(())
+        let rows = out.len() / self.format.row_bytes(cols);
+        with_buffer(&VALUES, rows * cols, |values| {
+            self.read_values(first, values)?;
+            if let Some(format) = self.format.block_format() {
+                format.encode(values, out);
+            }
+            Ok(())
+        })
     }
 }
 
@@ -335,6 +333,32 @@ fn with_buffer<T: Clone + Default, R>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_quantized_as_blocks() {
+        let cols = 512;
+        let matrix: Vec<f32> = (0_u16..40 * 512).map(|i| f32::from(i % 977) - 488.0).collect();
+        let rows = matrix.len() / cols;
+        let read = |first: usize, out: &mut [f32]| {
+            out.copy_from_slice(&matrix[first * cols..][..out.len()]);
+            Ok::<_, Infallible>(())
+        };
+        for format in WeightFormat::QUANTIZED {
+            let source = MatrixSource { rows, format, read: ReadRows::Values(&read) };
+            let Ok(panels) = Panels::stack(&Kernel::portable(), cols, &[source]);
+            let block_format = format.block_format().unwrap();
+            let mut blocks = vec![0; block_format.byte_len(matrix.len()).unwrap()];
+            let mut want = vec![0.0; matrix.len()];
+            block_format.encode(&matrix, &mut blocks);
+            block_format.decode(&blocks, &mut want);
+            assert!(panels.bytes() < blocks.len() * 5 / 4);
+            let mut row = vec![0.0; cols];
+            for (i, want) in want.chunks_exact(cols).enumerate() {
+                panels.row(i, &mut row);
+                assert_eq!(row, want, "{format:?} {i}");
+            }
+        }
+    }
 
     #[test]
     fn unpacking_restores_the_packed_rows() {

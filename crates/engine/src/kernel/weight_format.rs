@@ -3,6 +3,7 @@
 //! `panel_format` describes the layout of a panel.
 
 use half::f16;
+use tinkex_weights::BlockFormat;
 
 use super::panel_format::{PanelFormat, Q4_0, Q4K, Q6K};
 use super::row_ops::{narrow_pairs, transpose};
@@ -62,13 +63,6 @@ macro_rules! with_panel_format {
 }
 pub(super) use with_panel_format;
 
-/// Number of weights and bytes in a block of a GGUF row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct RowBlock {
-    weights: usize,
-    bytes: usize,
-}
-
 impl WeightFormat {
     pub(super) const QUANTIZED: [Self; 4] = [Self::Q8_0, Self::Q4_0, Self::Q4K, Self::Q6K];
 
@@ -91,16 +85,20 @@ impl WeightFormat {
         cols.div_ceil(self.block_inputs()) * self.block_bytes()
     }
 
-    /// Returns the blocks of a GGUF row. Only quantized formats have them.
-    fn row_block(self) -> Option<RowBlock> {
-        let (weights, bytes) = match self {
-            Self::F32 | Self::F16 | Self::Bf16 => return None,
-            Self::Q8_0 => (32, 34),
-            Self::Q4_0 => (32, 18),
-            Self::Q4K => (256, 144),
-            Self::Q6K => (256, 210),
-        };
-        Some(RowBlock { weights, bytes })
+    /// Returns the size in bytes of a packed matrix of `rows` outputs and `cols` inputs.
+    pub(crate) fn matrix_bytes(self, rows: usize, cols: usize) -> usize {
+        rows.div_ceil(PANEL).saturating_mul(self.panel_bytes(cols))
+    }
+
+    /// Returns the format of GGUF rows with these weights. Only quantized formats have one.
+    pub(super) fn block_format(self) -> Option<BlockFormat> {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => None,
+            Self::Q8_0 => Some(BlockFormat::Q8_0),
+            Self::Q4_0 => Some(BlockFormat::Q4_0),
+            Self::Q4K => Some(BlockFormat::Q4K),
+            Self::Q6K => Some(BlockFormat::Q6K),
+        }
     }
 
     /// Returns the offsets in bytes of the f16 scales in a block of a GGUF row.
@@ -118,18 +116,17 @@ impl WeightFormat {
     /// # Panics
     /// If the format is not quantized, or `cols` is not a multiple of its block.
     pub(super) fn row_bytes(self, cols: usize) -> usize {
-        let block = self.row_block().expect("a quantized format");
-        assert!(cols.is_multiple_of(block.weights), "rows of {cols} weights in {self:?}");
-        cols / block.weights * block.bytes
+        let bytes = self.block_format().and_then(|format| format.byte_len(cols));
+        bytes.unwrap_or_else(|| panic!("rows of {cols} weights in {self:?}"))
     }
 
     /// Packs up to sixteen GGUF rows of `row_bytes` bytes, stored one after the other, into `panel`,
     /// which must be zeroed.
     pub(super) fn pack_blocks(self, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
-        let Some(block) = self.row_block() else { return };
+        let Some(block_bytes) = self.block_format().map(BlockFormat::block_bytes) else { return };
         for (index, panel) in panel.chunks_exact_mut(self.block_bytes()).enumerate() {
             for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
-                let row = &row[index * block.bytes..][..block.bytes];
+                let row = &row[index * block_bytes..][..block_bytes];
                 match self {
                     Self::F32 | Self::F16 | Self::Bf16 => {}
                     Self::Q8_0 => pack_q8_0(row, lane, panel),

@@ -196,15 +196,9 @@ struct Matrix<'a> {
     tensor: SourceTensor<'a>,
     rows: usize,
     cols: usize,
-    format: MatrixFormat,
-}
-
-/// Format of a packed matrix.
-#[derive(Clone, Copy)]
-enum MatrixFormat {
-    Values(WeightFormat),
-    /// Blocks of the file, or blocks that are encoded while the matrix is loaded.
-    Blocks(BlockFormat),
+    format: WeightFormat,
+    /// Whether the file contains blocks of this format. Otherwise values are converted to it.
+    is_quantized: bool,
 }
 
 impl<'a> Matrix<'a> {
@@ -222,29 +216,21 @@ impl<'a> Matrix<'a> {
         };
         // Errors of the embeddings affect every token more than those of a layer.
         let is_embedding = !name.contains(".layers.");
-        let format = match stored {
-            DType::Block(format) => MatrixFormat::Blocks(format),
-            _ => match storage.quantization.and_then(|to| to.block_format(cols, is_embedding)) {
-                Some(format) => MatrixFormat::Blocks(format),
-                None => MatrixFormat::Values(match stored {
-                    DType::F32 if source.keeps_precision() => WeightFormat::F32,
-                    DType::F16 if source.keeps_precision() => WeightFormat::F16,
-                    DType::Bf16 if source.keeps_precision() => WeightFormat::Bf16,
-                    _ => storage.precision.into(),
-                }),
-            },
+        let quantized = storage.quantization.and_then(|to| to.block_format(cols, is_embedding));
+        let format = match (stored, quantized) {
+            (DType::Block(format), _) | (_, Some(format)) => weight_format(format),
+            (DType::F32, None) if source.keeps_precision() => WeightFormat::F32,
+            (DType::F16, None) if source.keeps_precision() => WeightFormat::F16,
+            (DType::Bf16, None) if source.keeps_precision() => WeightFormat::Bf16,
+            (_, None) => storage.precision.into(),
         };
-        Ok(Self { tensor, rows, cols, format })
+        let is_quantized = matches!(stored, DType::Block(_));
+        Ok(Self { tensor, rows, cols, format, is_quantized })
     }
 
-    /// Returns the size of the packed matrix in bytes, without padding.
+    /// Returns the size of the packed matrix in bytes.
     fn bytes(&self) -> usize {
-        let count = self.rows.saturating_mul(self.cols);
-        match self.format {
-            MatrixFormat::Values(WeightFormat::F32) => count.saturating_mul(4),
-            MatrixFormat::Values(_) => count.saturating_mul(2),
-            MatrixFormat::Blocks(format) => format.byte_len(count).unwrap_or(usize::MAX),
-        }
+        self.format.matrix_bytes(self.rows, self.cols)
     }
 
     /// Reads whole rows, from row `first` on, as f32.
@@ -252,18 +238,11 @@ impl<'a> Matrix<'a> {
         self.tensor.read(first * self.cols, out)
     }
 
-    /// Reads whole rows, from row `first` on, as blocks of `format`.
-    fn read_blocks(&self, format: BlockFormat, first: usize, out: &mut [u8]) -> Result<()> {
+    /// Reads whole rows, from row `first` on, as the blocks of the file.
+    fn read_blocks(&self, first: usize, out: &mut [u8]) -> Result<()> {
         match self.tensor {
-            SourceTensor::Stored(tensor) if tensor.dtype() == DType::Block(format) => {
-                Ok(tensor.read_rows(first, out)?)
-            }
-            _ => {
-                let mut values = vec![0.0; out.len() / format.block_bytes() * format.block_len()];
-                self.read_values(first, &mut values)?;
-                format.encode(&values, out);
-                Ok(())
-            }
+            SourceTensor::Stored(tensor) => Ok(tensor.read_rows(first, out)?),
+            SourceTensor::F32(_) => unreachable!("values in memory have no blocks"),
         }
     }
 }
@@ -276,25 +255,18 @@ fn pack(kernel: &Kernel, cols: usize, matrices: &[Matrix<'_>]) -> Result<Panels>
         .collect();
     let blocks: Vec<_> = matrices
         .iter()
-        .map(|matrix| {
-            move |first: usize, out: &mut [u8]| match matrix.format {
-                MatrixFormat::Blocks(format) => matrix.read_blocks(format, first, out),
-                // Matrices of values are read by the other reader.
-                MatrixFormat::Values(_) => Ok(()),
-            }
-        })
+        .map(|matrix| move |first: usize, out: &mut [u8]| matrix.read_blocks(first, out))
         .collect();
     let sources: Vec<MatrixSource<'_, crate::Error>> = matrices
         .iter()
         .zip(values.iter().zip(&blocks))
-        .map(|(matrix, (values, blocks))| match matrix.format {
-            MatrixFormat::Values(format) => {
-                MatrixSource { rows: matrix.rows, format, read: ReadRows::Values(values) }
-            }
-            MatrixFormat::Blocks(format) => MatrixSource {
-                rows: matrix.rows,
-                format: weight_format(format),
-                read: ReadRows::Blocks(blocks),
+        .map(|(matrix, (values, blocks))| MatrixSource {
+            rows: matrix.rows,
+            format: matrix.format,
+            read: if matrix.is_quantized {
+                ReadRows::Blocks(blocks)
+            } else {
+                ReadRows::Values(values)
             },
         })
         .collect();

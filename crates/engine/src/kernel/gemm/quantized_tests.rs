@@ -8,76 +8,11 @@ use super::tests::{noise, reference};
 use super::*;
 use crate::Error;
 
-/// Decodes a GGUF row as the reference implementation of the format does.
-fn decode_row(format: WeightFormat, row: &[u8]) -> Vec<f32> {
-    let half = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-    let mut out = Vec::new();
-    match format {
-        WeightFormat::Q8_0 => {
-            for block in row.chunks_exact(34) {
-                let d = half(block, 0);
-                out.extend(block[2..].iter().map(|q| d * f32::from(q.cast_signed())));
-            }
-        }
-        WeightFormat::Q4_0 => {
-            for block in row.chunks_exact(18) {
-                let (d, qs) = (half(block, 0), &block[2..]);
-                let numbers = qs.iter().map(|q| q & 15).chain(qs.iter().map(|q| q >> 4));
-                out.extend(numbers.map(|q| d * (f32::from(q) - 8.0)));
-            }
-        }
-        WeightFormat::Q4K => {
-            for block in row.chunks_exact(144) {
-                let (d, dmin) = (half(block, 0), half(block, 2));
-                let (scales, qs) = (&block[4..16], &block[16..]);
-                for j in 0..8 {
-                    let (sc, m) = if j < 4 {
-                        (scales[j] & 63, scales[j + 4] & 63)
-                    } else {
-                        (
-                            (scales[j + 4] & 0xF) | ((scales[j - 4] >> 6) << 4),
-                            (scales[j + 4] >> 4) | ((scales[j] >> 6) << 4),
-                        )
-                    };
-                    let (d, m) = (d * f32::from(sc), dmin * f32::from(m));
-                    for q in &qs[j / 2 * 32..][..32] {
-                        let q = if j % 2 == 0 { q & 15 } else { q >> 4 };
-                        out.push(d * f32::from(q) - m);
-                    }
-                }
-            }
-        }
-        WeightFormat::Q6K => {
-            for block in row.chunks_exact(210) {
-                let d = half(block, 208);
-                for n in 0..2 {
-                    let (ql, qh) = (&block[n * 64..], &block[128 + n * 32..]);
-                    let scales = &block[192 + n * 8..];
-                    let mut y = [0.0; 128];
-                    for l in 0..32 {
-                        let numbers = [
-                            (ql[l] & 15) | ((qh[l] & 3) << 4),
-                            (ql[l + 32] & 15) | ((qh[l] >> 2 & 3) << 4),
-                            (ql[l] >> 4) | ((qh[l] >> 4 & 3) << 4),
-                            (ql[l + 32] >> 4) | ((qh[l] >> 6 & 3) << 4),
-                        ];
-                        for (group, q) in numbers.into_iter().enumerate() {
-                            let scale = f32::from(scales[l / 16 + 2 * group].cast_signed());
-                            y[l + 32 * group] = d * scale * (f32::from(q) - 32.0);
-                        }
-                    }
-                    out.extend(y);
-                }
-            }
-        }
-        _ => unreachable!("{format:?} has no blocks"),
-    }
-    out
-}
-
 /// Decodes all rows.
 fn decode(format: WeightFormat, blocks: &[u8], cols: usize) -> Vec<f32> {
-    blocks.chunks_exact(format.row_bytes(cols)).flat_map(|row| decode_row(format, row)).collect()
+    let mut out = vec![0.0; blocks.len() / format.row_bytes(cols) * cols];
+    format.block_format().unwrap().decode(blocks, &mut out);
+    out
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
