@@ -48,8 +48,9 @@ Usage: cargo xtask <command>
                               `--repeat N` sets the measurements per row, 3 by default)
                     server    Overhead over the engine's own time, idle and under load
   conformance     Run the official Python SDK against a new server, repeat a training run with the
-                  Rust client and compare the numbers, and load downloaded adapters in peft
-                    adapters         Check the adapters only
+                  Rust client and compare the numbers, and compare downloaded adapters and model
+                  folders with peft and transformers
+                    adapters         Compare adapters and model folders only
                     --sdk VERSION    Test one version only: 0.36.0 or 0.25.0
                     --without-torch  Skip the custom losses and the adapters
   contract        Run the contract suite against any Tinker server

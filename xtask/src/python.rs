@@ -65,6 +65,16 @@ pub(crate) fn environment(folder: &Path, packages: &Packages<'_>) -> Result<Path
     })
 }
 
+/// Returns a Python interpreter with llama.cpp, which is built from source for this CPU.
+pub(crate) fn llama_cpp() -> Result<PathBuf, XtaskError> {
+    let packages = Packages {
+        build_tools: &["cmake", "ninja"],
+        pip_options: &["--no-binary", "llama-cpp-python"],
+        ..Packages::wheels(&["llama-cpp-python", "gguf", "numpy"])
+    };
+    environment(Path::new("bench-llama"), &packages)
+}
+
 fn create(folder: &Path, packages: &Packages<'_>) -> Result<PathBuf, XtaskError> {
     let folder = target().join(folder);
     let bin = folder.join(if cfg!(windows) { "Scripts" } else { "bin" });

@@ -208,12 +208,7 @@ fn parse_result(output: &str) -> Result<Measurements, XtaskError> {
 
 /// Returns a Python interpreter with llama.cpp, built from source, and converts the models to GGUF.
 fn llama_environment(models: &Path) -> Result<PathBuf, XtaskError> {
-    let packages = Packages {
-        build_tools: &["cmake", "ninja"],
-        pip_options: &["--no-binary", "llama-cpp-python"],
-        ..Packages::wheels(&["llama-cpp-python", "gguf", "numpy"])
-    };
-    let python = python::environment(Path::new("bench-llama"), &packages)?;
+    let python = python::llama_cpp()?;
     let convert = |model: &str, precision: &str, action: &str, from: PathBuf| {
         let file = gguf(models, model, precision);
         if file.exists() {

@@ -1,28 +1,66 @@
-//! `cargo xtask conformance adapters`: checks that adapters trained by the server load in `peft`
-//! and compute the same numbers there. The checks are in `crates/server/tests/python/adapters.py`.
+//! The step `adapters`: adapters that the server trained, and model folders in many forms, compute
+//! the same in `peft`, `transformers` and the server. The checks are in
+//! `crates/server/tests/python`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::step::{XtaskError, cargo, target, tool};
+use crate::step::{Step, XtaskError, cargo, target, tool};
 use crate::test_server::{NamedModel, TestServer};
-
-const MAKE_MODELS: &str = "crates/server/tests/python/tiny_models.py";
-const CHECKS: &str = "crates/server/tests/python/adapters.py";
 
 /// Runs the checks with the interpreter `python`, which has the SDK, torch, transformers and peft.
 pub(super) fn check(python: &Path) -> Result<(), XtaskError> {
-    cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
     let folder = target().join("conformance/adapters");
-    // Downloads of an earlier run would not be replaced.
-    let _ = std::fs::remove_dir_all(&folder);
-    let (models, downloads) = (folder.join("models"), folder.join("downloads"));
-    tool("models", python, &[MAKE_MODELS]).argument(&models).run()?;
-    let server = TestServer::start(&folder.join("data"), &models_in(&models)?, true)?;
-    tool("adapters", python, &[CHECKS, &server.url])
-        .argument(target().join("debug/tinkex"))
-        .argument(models)
-        .argument(downloads)
-        .run()
+    let server = ModelServer::with_tiny_models(python, &folder)?;
+    server.run(python, "adapters")?;
+    let variants = folder.join("variants");
+    script("model_variants", python).argument(&server.models).argument(&variants).run()?;
+    // The next server uses the same data folder.
+    drop(server);
+    ModelServer::start(folder, variants)?.run(python, "folders")
+}
+
+/// Server with all models of a folder.
+struct ModelServer {
+    server: TestServer,
+    folder: PathBuf,
+    models: PathBuf,
+}
+
+impl ModelServer {
+    /// Builds the programs, and starts a server with small models of all supported architectures.
+    /// Everything is written into `folder`.
+    fn with_tiny_models(python: &Path, folder: &Path) -> Result<Self, XtaskError> {
+        TestServer::build()?;
+        cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
+        // Files of an earlier run must not be compared, and would not be replaced.
+        let _ = std::fs::remove_dir_all(folder);
+        let models = folder.join("models");
+        script("tiny_models", python).argument(&models).run()?;
+        Self::start(folder.to_owned(), models)
+    }
+
+    /// Starts a server with the models in the folder `models`, each under the name of its folder.
+    fn start(folder: PathBuf, models: PathBuf) -> Result<Self, XtaskError> {
+        let server = TestServer::start(&folder.join("data"), &models_in(&models)?, true)?;
+        Ok(Self { server, folder, models })
+    }
+
+    /// Runs the Python program `name`, which writes into a folder of that name.
+    fn run(&self, python: &Path, name: &'static str) -> Result<(), XtaskError> {
+        script(name, python)
+            .argument(&self.server.url)
+            .argument(target().join("debug/tinkex"))
+            .argument(&self.models)
+            .argument(self.folder.join(name))
+            .run()
+    }
+}
+
+/// Creates a step that runs the Python program `name`.
+fn script(name: &'static str, python: &Path) -> Step {
+    tool(name, python, &[&format!("crates/server/tests/python/{name}.py")])
+        // The programs import each other. Keep compiled files out of the source folder.
+        .variable("PYTHONDONTWRITEBYTECODE", "1")
 }
 
 /// Returns the models in the folders of `parent`, named after their folders.

@@ -22,6 +22,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import numpy as np
 import tinker
 import torch
+from safetensors.torch import load_file
 from tinker import types
 from transformers import AutoConfig, AutoTokenizer, logging
 
@@ -98,6 +99,22 @@ def compare(what, model, name, expected, tolerance=TOLERANCE):
     assert found <= tolerance, f"{what} differs from the server by {found} nats"
 
 
+def same_adapter(one, other):
+    """Fails if two adapter folders differ in a tensor or in a setting that changes the result."""
+    files = [os.path.join(folder, "adapter_model.safetensors") for folder in (one, other)]
+    one_tensors, other_tensors = (load_file(file) for file in files)
+    assert one_tensors.keys() == other_tensors.keys(), one_tensors.keys() ^ other_tensors.keys()
+    for key, value in one_tensors.items():
+        assert value.dtype == other_tensors[key].dtype, key
+        assert value.numpy().tobytes() == other_tensors[key].numpy().tobytes(), f"{key} differs"
+    configs = []
+    for folder in (one, other):
+        with open(os.path.join(folder, "adapter_config.json")) as file:
+            config = json.load(file)
+        configs.append((config["r"], config["lora_alpha"], sorted(config["target_modules"])))
+    assert configs[0] == configs[1], configs
+
+
 def tinkex(*arguments):
     """Runs the command line, which uses the Rust SDK. Returns its result."""
     output = subprocess.run([TINKEX, *arguments, "--json"], capture_output=True, text=True)
@@ -105,20 +122,20 @@ def tinkex(*arguments):
     return json.loads(output.stdout)
 
 
-def run(title, check):
+def run(title, check, names=NAMES):
     """Runs `check` with a service client for each model. A failure does not stop the others."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     service = tinker.ServiceClient()
     failed = 0
-    for name in NAMES:
+    for name in names:
         print(f"  {name}", flush=True)
         try:
             check(service, name)
         except Exception:
             failed += 1
             print(f"  {name}: FAILED\n{traceback.format_exc()}", flush=True)
-    print(f"{title}: {len(NAMES) - failed} of {len(NAMES)} models passed", flush=True)
+    print(f"{title}: {len(names) - failed} of {len(names)} models passed", flush=True)
     # Exit without waiting for the background threads of the SDK.
     os._exit(1 if failed else 0)
