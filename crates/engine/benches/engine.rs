@@ -15,9 +15,7 @@ use tinkex_engine::loss::{Loss, LossInputs};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::sample::{ModelWeights, SampleRequest};
 use tinkex_engine::train::{Datum, TrainingObjective};
-use tinkex_engine::{
-    Engine, EngineOptions, LoraConfig, Precision, Quantization, Sampler, Trainer,
-};
+use tinkex_engine::{Engine, EngineOptions, LoraConfig, Precision, Quantization, Sampler, Trainer};
 
 type BenchResult<T> = Result<T, Box<dyn std::error::Error>>;
 

@@ -1,5 +1,5 @@
-//! The step `adapters`: adapters that the server trained, and model folders in many forms, compute
-//! the same in `peft`, `transformers` and the server. The checks are in
+//! The step `adapters`: adapters that the server trained or imported, and model folders in many
+//! forms, compute the same in `peft`, `transformers` and the server. The checks are in
 //! `crates/server/tests/python`.
 
 use std::path::{Path, PathBuf};
@@ -7,19 +7,27 @@ use std::path::{Path, PathBuf};
 use crate::step::{Step, XtaskError, cargo, target, tool};
 use crate::test_server::{NamedModel, TestServer};
 
+/// Number of model folders that one server serves. A loaded model reserves a gigabyte of address space
+/// for its KV cache.
+const MODELS_PER_SERVER: usize = 6;
+
 /// Runs the checks with the interpreter `python`, which has the SDK, torch, transformers and peft.
 pub(super) fn check(python: &Path) -> Result<(), XtaskError> {
     let folder = target().join("conformance/adapters");
     let server = ModelServer::with_tiny_models(python, &folder)?;
     server.run(python, "adapters")?;
+    server.run(python, "imports")?;
     let variants = folder.join("variants");
     script("model_variants", python).argument(&server.models).argument(&variants).run()?;
-    // The next server uses the same data folder.
+    // The next servers use the same data folder.
     drop(server);
-    ModelServer::start(folder, variants)?.run(python, "folders")
+    for models in models_in(&variants)?.chunks(MODELS_PER_SERVER) {
+        ModelServer::start(folder.clone(), variants.clone(), models)?.run(python, "folders")?;
+    }
+    Ok(())
 }
 
-/// Server with all models of a folder.
+/// Server with models of one folder.
 struct ModelServer {
     server: TestServer,
     folder: PathBuf,
@@ -36,12 +44,13 @@ impl ModelServer {
         let _ = std::fs::remove_dir_all(folder);
         let models = folder.join("models");
         script("tiny_models", python).argument(&models).run()?;
-        Self::start(folder.to_owned(), models)
+        let all = models_in(&models)?;
+        Self::start(folder.to_owned(), models, &all)
     }
 
-    /// Starts a server with the models in the folder `models`, each under the name of its folder.
-    fn start(folder: PathBuf, models: PathBuf) -> Result<Self, XtaskError> {
-        let server = TestServer::start(&folder.join("data"), &models_in(&models)?, true)?;
+    /// Starts a server with some of the models in the folder `models`.
+    fn start(folder: PathBuf, models: PathBuf, some: &[NamedModel]) -> Result<Self, XtaskError> {
+        let server = TestServer::start(&folder.join("data"), some, true)?;
         Ok(Self { server, folder, models })
     }
 
@@ -63,7 +72,7 @@ fn script(name: &'static str, python: &Path) -> Step {
         .variable("PYTHONDONTWRITEBYTECODE", "1")
 }
 
-/// Returns the models in the folders of `parent`, named after their folders.
+/// Returns the models in the folder `parent`, each under the name of its folder.
 fn models_in(parent: &Path) -> Result<Vec<NamedModel>, XtaskError> {
     let failed = |error| XtaskError::new(format!("cannot read {}: {error}", parent.display()));
     let entries = std::fs::read_dir(parent).map_err(failed)?;

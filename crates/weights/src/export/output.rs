@@ -70,7 +70,8 @@ impl OutputFile {
         adapter: &StoredAdapter,
         mut tensors: Vec<(String, String)>,
     ) -> Result<Self> {
-        let size = |name: &String| adapter.file().get(name).map_or(0, |found| found.dtype().block_bytes());
+        let size =
+            |name: &String| adapter.file().get(name).map_or(0, |found| found.dtype().block_bytes());
         tensors.sort_by_key(|(source, _)| std::cmp::Reverse(size(source)));
         let mut info = Vec::with_capacity(tensors.len());
         let mut data = 0;

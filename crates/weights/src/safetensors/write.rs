@@ -88,7 +88,9 @@ pub fn write_tensors(
 ) -> Result<()> {
     let path = path.as_ref();
     let mut order: Vec<&NamedTensor<'_>> = tensors.iter().collect();
-    order.sort_by_key(|tensor| (std::cmp::Reverse(tensor.values.dtype().block_bytes()), tensor.name));
+    order.sort_by_key(|tensor| {
+        (std::cmp::Reverse(tensor.values.dtype().block_bytes()), tensor.name)
+    });
     for tensor in &order {
         let count = tensor.shape.iter().try_fold(1_usize, |n, &side| n.checked_mul(side));
         if count != Some(tensor.values.len()) {
