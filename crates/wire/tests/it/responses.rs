@@ -234,6 +234,18 @@ fn futures_are_announced() {
     assert_eq!(decoded, PollResponse::TryAgain(waiting));
 }
 
+/// A negative stop id keeps its bits, as in a prompt, so that the server can name it.
+#[test]
+fn negative_stop_ids_are_decoded() {
+    let decode = |text: &str| serde_json::from_str::<StopCondition>(text);
+    assert_eq!(decode("[3, -1]").unwrap(), StopCondition::Tokens(vec![3, u32::MAX]));
+    assert_eq!(decode("[4294967295]").unwrap(), StopCondition::Tokens(vec![u32::MAX]));
+    for invalid in ["[4294967296]", "[-2147483649]", "[1.5]", "7"] {
+        let error = decode(invalid).unwrap_err().to_string();
+        assert!(error.contains("a list of token ids"), "{invalid}: {error}");
+    }
+}
+
 #[test]
 fn arguments_are_converted_without_loss() {
     for (setting, expected) in [
