@@ -326,7 +326,12 @@ mod tests {
             ),
             (
                 |f| {
-                    edit(f, "config.json", "\"intermediate_size\": 64", "\"intermediate_size\": 65")
+                    edit(
+                        f,
+                        "config.json",
+                        "\"intermediate_size\": 64",
+                        "\"intermediate_size\": 65",
+                    );
                 },
                 "tensor model.layers.0.mlp.gate_proj.weight has shape",
             ),

@@ -98,7 +98,7 @@ pub enum StartError {
         requests: usize,
     },
     /// The files of a base model are missing, damaged or not supported.
-    #[error("cannot use base model {name:?}: {}", with_causes(error))]
+    #[error("cannot use base model {name:?}: {}", with_causes(&**error))]
     InvalidModel {
         /// Name of the base model.
         name: String,
@@ -106,7 +106,7 @@ pub enum StartError {
         folder: PathBuf,
         /// The problem. It is part of the message and therefore not the
         /// [`source`](std::error::Error::source).
-        error: tinkex_engine::Error,
+        error: Box<tinkex_engine::Error>,
     },
 }
 
@@ -145,7 +145,11 @@ impl StartError {
     }
 
     pub(crate) fn invalid_model(name: &str, folder: &Path, error: tinkex_engine::Error) -> Self {
-        Self::InvalidModel { name: name.to_owned(), folder: folder.to_owned(), error }
+        Self::InvalidModel {
+            name: name.to_owned(),
+            folder: folder.to_owned(),
+            error: Box::new(error),
+        }
     }
 
     /// Returns what the user can do about [`InvalidModel`](Self::InvalidModel), one sentence;
@@ -154,7 +158,7 @@ impl StartError {
     pub fn model_hint(&self) -> Option<String> {
         let Self::InvalidModel { folder, error, .. } = self else { return None };
         let folder = folder.display();
-        Some(match error {
+        Some(match &**error {
             tinkex_engine::Error::File(FileError::UnknownArchitecture { .. }) => {
                 "Choose a model of a supported architecture.".to_owned()
             }

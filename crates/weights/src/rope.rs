@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(scaled[4], plain[4] / 8.0);
     }
 
-    fn parse(config: serde_json::Value) -> Result<Rope, String> {
+    fn parse(config: &serde_json::Value) -> Result<Rope, String> {
         let fields = config.as_object().unwrap();
         Rope::parse(JsonFields::new(fields), 512)
     }
@@ -345,7 +345,7 @@ mod tests {
                 log,
             ),
         ] {
-            let rope = parse(config.clone()).unwrap_or_else(|error| panic!("{config}: {error}"));
+            let rope = parse(&config).unwrap_or_else(|error| panic!("{config}: {error}"));
             for (got, want) in rope.frequencies(8).iter().zip(frequencies) {
                 assert!((got - want).abs() <= 1e-6 * want, "{config}: {got} instead of {want}");
             }
@@ -375,7 +375,7 @@ mod tests {
                  llama3 or yarn",
             ),
         ] {
-            assert_eq!(parse(config).unwrap_err(), want);
+            assert_eq!(parse(&config).unwrap_err(), want);
         }
     }
 
@@ -387,7 +387,7 @@ mod tests {
             "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
                 "original_max_position_embeddings": 32768},
         });
-        let rope = parse(config).unwrap();
+        let rope = parse(&config).unwrap();
         let frequencies = rope.frequencies(16);
         for (got, want) in frequencies.iter().zip(YARN) {
             assert!((got - want).abs() <= 1e-6 * want, "{got} instead of {want}");

@@ -117,7 +117,7 @@ impl WeightFormat {
     /// If the format is not quantized, or `cols` is not a multiple of its block.
     pub(super) fn row_bytes(self, cols: usize) -> usize {
         let bytes = self.block_format().and_then(|format| format.byte_len(cols));
-        bytes.unwrap_or_else(|| panic!("rows of {cols} weights in {self:?}"))
+        bytes.expect("rows of whole blocks of a quantized format")
     }
 
     /// Packs up to sixteen GGUF rows of `row_bytes` bytes, stored one after the other, into `panel`,

@@ -257,7 +257,7 @@ fn quantization_reduces_memory_and_keeps_log_probabilities_close() {
     let logprobs = |engine: &Engine| {
         let config = LoraConfig { rank: 1, ..LoraConfig::default() };
         let trainer = engine.create_trainer(config, OptimizerKind::Adam).unwrap();
-        trainer.forward(&CROSS_ENTROPY, &[datum(&tokens)]).unwrap().logprobs[0].to_vec()
+        trainer.forward(&CROSS_ENTROPY, &[datum(&tokens)]).unwrap().logprobs[0].clone()
     };
     let plain = open(None);
     let expected = logprobs(&plain);

@@ -87,7 +87,7 @@ fn parse(config: &Value) -> Result<ModelConfig, Error> {
     ModelConfig::parse(config.to_string().as_bytes(), "config.json")
 }
 
-fn with(mut config: Value, changes: Value) -> Value {
+fn with(mut config: Value, changes: &Value) -> Value {
     for (key, value) in changes.as_object().unwrap() {
         config[key] = value.clone();
     }
@@ -131,7 +131,7 @@ fn unsupported_architectures_are_named_with_the_supported_ones() {
     }
     let error = parse(&json!({"hidden_size": 8})).unwrap_err().to_string();
     assert!(error.contains("architectures and model_type are missing"), "{error}");
-    let headless = with(minimal("llama"), json!({"architectures": ["LlamaModel"]}));
+    let headless = with(minimal("llama"), &json!({"architectures": ["LlamaModel"]}));
     assert_eq!(parse(&headless).unwrap().architecture, Architecture::Llama);
 }
 
@@ -166,7 +166,7 @@ fn missing_fields_and_fields_of_the_wrong_type_are_named() {
             "quantization_config has quant_method \"gptq\", which is not supported",
         ),
     ] {
-        let error = parse(&with(minimal("llama"), changes)).unwrap_err().to_string();
+        let error = parse(&with(minimal("llama"), &changes)).unwrap_err().to_string();
         assert!(error.contains(want), "{error}");
     }
 }
@@ -174,29 +174,29 @@ fn missing_fields_and_fields_of_the_wrong_type_are_named() {
 /// The expected values are those of the configurations that `transformers` creates.
 #[test]
 fn missing_fields_have_the_defaults_of_their_architecture() {
-    let read = |kind: &str, changes: Value| parse(&with(minimal(kind), changes)).unwrap();
-    let llama = read("llama", json!({}));
+    let read = |kind: &str, changes: &Value| parse(&with(minimal(kind), changes)).unwrap();
+    let llama = read("llama", &json!({}));
     assert_eq!((llama.max_positions, llama.kv_heads, llama.head_dim), (2048, 4, 8));
     assert_eq!((llama.rope.theta, llama.tied), (1e4, false));
-    let qwen2 = read("qwen2", json!({"num_key_value_heads": null}));
+    let qwen2 = read("qwen2", &json!({"num_key_value_heads": null}));
     assert_eq!((qwen2.max_positions, qwen2.kv_heads, qwen2.head_dim), (32_768, 4, 8));
-    let qwen3 = read("qwen3", json!({"num_key_value_heads": 2}));
+    let qwen3 = read("qwen3", &json!({"num_key_value_heads": 2}));
     assert_eq!((qwen3.max_positions, qwen3.kv_heads, qwen3.head_dim), (32_768, 2, 128));
     // Without the field, Qwen has 32 key-value heads; with `null`, as many as query heads.
     let wide = json!({"num_attention_heads": 64, "hidden_size": 512});
-    assert_eq!(read("qwen2", wide.clone()).kv_heads, 32);
-    assert_eq!(read("llama", wide).kv_heads, 64);
+    assert_eq!(read("qwen2", &wide).kv_heads, 32);
+    assert_eq!(read("llama", &wide).kv_heads, 64);
     let error = parse(&minimal("qwen2")).unwrap_err().to_string();
     assert!(error.ends_with("num_key_value_heads is missing"), "{error}");
     // Only Llama reads the field.
-    assert!(read("llama", json!({"mlp_bias": true})).mlp_bias);
-    assert!(!read("qwen3", json!({"mlp_bias": true, "num_key_value_heads": 4})).mlp_bias);
+    assert!(read("llama", &json!({"mlp_bias": true})).mlp_bias);
+    assert!(!read("qwen3", &json!({"mlp_bias": true, "num_key_value_heads": 4})).mlp_bias);
 }
 
 #[test]
 fn token_ids_of_minus_one_are_no_tokens() {
     let ids = |changes: Value| {
-        let config = parse(&with(minimal("llama"), changes)).unwrap();
+        let config = parse(&with(minimal("llama"), &changes)).unwrap();
         (config.bos, config.eos)
     };
     assert_eq!(ids(json!({})), (None, vec![]));
@@ -209,8 +209,8 @@ fn token_ids_of_minus_one_are_no_tokens() {
 #[test]
 fn windows_that_no_layer_uses_are_accepted() {
     let qwen = |changes: Value| {
-        let config = with(minimal("qwen2"), json!({"num_key_value_heads": 4}));
-        parse(&with(config, changes))
+        let config = with(minimal("qwen2"), &json!({"num_key_value_heads": 4}));
+        parse(&with(config, &changes))
     };
     for accepted in [
         json!({"sliding_window": 16, "max_window_layers": 0}),
@@ -231,6 +231,7 @@ fn windows_that_no_layer_uses_are_accepted() {
         let error = qwen(refused.clone()).unwrap_err().to_string();
         assert!(error.contains("sliding"), "{refused}: {error}");
     }
-    let llama = with(minimal("llama"), json!({"use_sliding_window": true, "max_window_layers": 0}));
+    let llama =
+        with(minimal("llama"), &json!({"use_sliding_window": true, "max_window_layers": 0}));
     assert!(parse(&llama).is_ok(), "Llama has no windows");
 }

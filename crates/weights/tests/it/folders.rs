@@ -17,7 +17,7 @@ fn open_error(path: &Path) -> Error {
 }
 
 /// Changes fields of a JSON file of the folder.
-fn change_json(folder: &TempDir, file: &str, changes: Value) {
+fn change_json(folder: &TempDir, file: &str, changes: &Value) {
     let path = folder.path().join(file);
     let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     for (key, value) in changes.as_object().unwrap() {
@@ -114,7 +114,7 @@ fn an_index_with_a_tensor_that_its_file_lacks_is_refused() {
 #[test]
 fn different_tied_tensors_are_both_used_with_a_warning() {
     let copy = copy_of("llama");
-    change_json(&copy, "config.json", json!({"tie_word_embeddings": true}));
+    change_json(&copy, "config.json", &json!({"tie_word_embeddings": true}));
     let folder = ModelFolder::open(copy.path()).unwrap();
     assert!(!folder.config().tied);
     let [warning] = folder.warnings() else { panic!("{:?}", folder.warnings()) };
@@ -137,7 +137,7 @@ fn find<'a>(tensors: &'a mut [OwnedTensor], name: &str) -> &'a mut OwnedTensor {
 #[test]
 fn equal_tied_tensors_are_one() {
     let copy = copy_of("llama");
-    change_json(&copy, "config.json", json!({"tie_word_embeddings": true}));
+    change_json(&copy, "config.json", &json!({"tie_word_embeddings": true}));
     change_tensors(&copy, |tensors| copy_embedding(tensors));
     let folder = ModelFolder::open(copy.path()).unwrap();
     assert!(folder.config().tied);
@@ -150,7 +150,7 @@ fn equal_tied_tensors_are_one() {
         });
         assert!(!ModelFolder::open(copy.path()).unwrap().config().tied, "{value}");
     }
-    change_json(&copy, "config.json", json!({"tie_word_embeddings": false}));
+    change_json(&copy, "config.json", &json!({"tie_word_embeddings": false}));
     change_tensors(&copy, |tensors| copy_embedding(tensors));
     assert!(!ModelFolder::open(copy.path()).unwrap().config().tied);
 }
@@ -168,7 +168,7 @@ fn a_tied_matrix_may_have_either_name() {
         find(tensors, "model.embed_tokens.weight").name = "lm_head.weight".to_owned();
     });
     assert_eq!(embedding(&copy), want);
-    change_json(&copy, "config.json", json!({"tie_word_embeddings": false}));
+    change_json(&copy, "config.json", &json!({"tie_word_embeddings": false}));
     let error = open_error(copy.path());
     let Error::MissingTensor { name, .. } = &error else { panic!("{error}") };
     assert_eq!(name, "model.embed_tokens.weight");
@@ -177,7 +177,7 @@ fn a_tied_matrix_may_have_either_name() {
 #[test]
 fn an_untied_model_needs_its_unembedding() {
     let copy = copy_of("qwen3");
-    change_json(&copy, "config.json", json!({"tie_word_embeddings": false}));
+    change_json(&copy, "config.json", &json!({"tie_word_embeddings": false}));
     let error = open_error(copy.path());
     let Error::MissingTensor { name, .. } = &error else { panic!("{error}") };
     assert_eq!(name, "lm_head.weight");
