@@ -36,7 +36,7 @@ pub(crate) struct ExportArgs {
     /// Format of the files [default: hf]
     #[arg(short, long, value_name = "FORMAT", value_parser = export_or_output_format())]
     format: Option<FormatOption>,
-    /// Element type of the weights [default: that of the base model]
+    /// Element type of the weights [default: that of the base model; for gguf f16]
     #[arg(long, value_name = "TYPE", value_parser = export_dtype())]
     dtype: Option<ExportDType>,
     /// Folder of the base model [default: found by its name]

@@ -75,6 +75,7 @@ pub(crate) enum CliCommand {
     #[command(after_help = "Formats:
   hf      Hugging Face folder with the adapter merged into the base model: transformers, vLLM
   peft    the adapter alone, for peft and vLLM
+  gguf    one GGUF file with the merged weights: llama.cpp, ollama
 
 The base model is found by name: the folder that a server on this machine serves, or the hub cache. The
 folder appears when it is complete; existing folders are kept unless --force is given.
@@ -82,6 +83,7 @@ folder appears when it is complete; existing folders are kept unless --force is 
 Examples:
   tinkex export tinker://RUN/weights/final --to my-model
   tinkex export tinker://RUN/weights/final --to my-model --dtype f16 --base models/Qwen3-0.6B
+  tinkex export tinker://RUN/weights/final --to my-model --format gguf --dtype q4_k_m
   tinkex export adapter-folder --to my-model")]
     Export(export::ExportArgs),
     /// Import a PEFT adapter as a checkpoint of a tinkex server

@@ -34,7 +34,8 @@ type FindBase = Box<dyn FnOnce(&str) -> io::Result<Option<PathBuf>> + Send>;
 ///
 /// The default format, [`ExportFormat::Hf`], is a Hugging Face folder with the adapter merged into
 /// the base model. It contains the base model's configuration, tokenizer and chat template, and a
-/// model card. [`ExportFormat::Peft`] is the adapter alone.
+/// model card. [`ExportFormat::Peft`] is the adapter alone, [`ExportFormat::Gguf`] a folder with one
+/// GGUF file for llama.cpp.
 ///
 /// The base model is taken from the first of these that has it:
 ///
@@ -187,7 +188,8 @@ impl CheckpointExport {
         self
     }
 
-    /// Sets the element type of the weights. Defaults to that of the base model.
+    /// Sets the element type of the weights. Defaults to that of the base model, and to f16 for
+    /// [`ExportFormat::Gguf`].
     pub fn dtype(mut self, dtype: ExportDType) -> Self {
         self.options = self.options.dtype(dtype);
         self

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use crate::{DType, PeftConfig};
+use crate::{DType, ExportDType, PeftConfig};
 
 /// Facts that a model card states.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub(super) struct CardDetails {
     pub(super) unties: bool,
     /// Element type of the weights, if all have the same.
     pub(super) dtype: Option<DType>,
+    /// Element type of a GGUF file, if it is not the default.
+    pub(super) export_dtype: Option<ExportDType>,
     /// Rows of the table that the caller added.
     pub(super) details: Vec<(String, String)>,
 }
@@ -79,6 +81,26 @@ model = AutoPeftModelForCausalLM.from_pretrained(\".\")  # the folder of this fi
         text
     }
 
+    /// Returns the card of a folder with the GGUF file `name`.
+    pub(super) fn gguf(&self, name: &str) -> String {
+        let base = self.base_name();
+        let dtype = self.export_dtype.unwrap_or(ExportDType::F16);
+        let mut text = self.front_matter("gguf", "finetune");
+        let _ = write!(
+            text,
+            "\n# {}\n\n{base} with a LoRA adapter merged into its weights, as {dtype}.\n\n{}\n",
+            plain(&self.name),
+            self.table(&base)
+        );
+        let name = plain(name);
+        let _ = write!(
+            text,
+            "\n## Use\n\n```shell\nllama-cli -m {name}\necho 'FROM ./{name}' > Modelfile && \
+             ollama create my-model\n```\n"
+        );
+        text
+    }
+
     /// Returns the metadata that the hub reads.
     fn front_matter(&self, library: &str, relation: &str) -> String {
         let mut text = "---\n".to_owned();
@@ -123,8 +145,9 @@ model = AutoPeftModelForCausalLM.from_pretrained(\".\")  # the folder of this fi
             ("adapter".to_owned(), format!("LoRA, rank {rank}, alpha {alpha}")),
             ("adapted modules".to_owned(), suffixes),
         ];
-        if let Some(dtype) = self.dtype {
-            rows.push(("weights".to_owned(), dtype.name().to_owned()));
+        let dtype = self.dtype.map(DType::name).filter(|_| self.export_dtype.is_none());
+        if let Some(dtype) = self.export_dtype.map(ExportDType::as_str).or(dtype) {
+            rows.push(("weights".to_owned(), dtype.to_owned()));
         }
         rows.extend(self.details.iter().map(|(name, value)| (plain(name), code(value))));
         rows.push(("created with".to_owned(), format!("tinkex {}", env!("CARGO_PKG_VERSION"))));
@@ -163,6 +186,7 @@ mod tests {
             base: Some("models/base".into()),
             unties: true,
             dtype: Some(DType::Bf16),
+            export_dtype: None,
             details: vec![("checkpoint".to_owned(), "tinker://run/weights/1".to_owned())],
         }
     }

@@ -17,11 +17,15 @@ pub enum ExportDType {
     F16,
     /// bfloat16: 16-bit floats with the exponent range of 32-bit floats.
     Bf16,
+    /// 8-bit integers with one scale per 32 weights, 8.5 bits per weight; only in GGUF.
+    Q8_0,
+    /// The mix of llama.cpp of 4-bit and 6-bit integers, about 4.9 bits per weight; only in GGUF.
+    Q4KM,
 }
 
 impl ExportDType {
     /// All element types.
-    pub const ALL: [Self; 3] = [Self::Bf16, Self::F16, Self::F32];
+    pub const ALL: [Self; 5] = [Self::Bf16, Self::F16, Self::F32, Self::Q8_0, Self::Q4KM];
 
     /// Returns the name of the type, for example `bf16`.
     #[must_use]
@@ -30,24 +34,28 @@ impl ExportDType {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4KM => "q4_k_m",
         }
     }
 
-    /// Returns the type of the elements in a safetensors file.
-    pub(super) fn stored(self) -> DType {
+    /// Returns the type of the elements in a safetensors file, or `None` if only GGUF has the type.
+    pub(super) fn stored(self) -> Option<DType> {
         match self {
-            Self::F32 => DType::F32,
-            Self::F16 => DType::F16,
-            Self::Bf16 => DType::Bf16,
+            Self::F32 => Some(DType::F32),
+            Self::F16 => Some(DType::F16),
+            Self::Bf16 => Some(DType::Bf16),
+            Self::Q8_0 | Self::Q4KM => None,
         }
     }
 
     /// Returns the type's name in the configuration of a model.
-    pub(super) fn torch_name(self) -> &'static str {
+    pub(super) fn torch_name(self) -> Option<&'static str> {
         match self {
-            Self::F32 => "float32",
-            Self::F16 => "float16",
-            Self::Bf16 => "bfloat16",
+            Self::F32 => Some("float32"),
+            Self::F16 => Some("float16"),
+            Self::Bf16 => Some("bfloat16"),
+            Self::Q8_0 | Self::Q4KM => None,
         }
     }
 }
@@ -88,6 +96,17 @@ pub(super) fn encode(name: &str, values: &[f32], dtype: DType, out: &mut Vec<u8>
             too_large = too_large.or((!rounded.is_finite()).then_some(value));
             rounded.to_le_bytes()
         })),
+        DType::Block(format) => {
+            // The scales are f16.
+            let is_large = |value: &&f32| value.abs() > f16::MAX.to_f32();
+            too_large = values.iter().find(is_large).copied();
+            let Some(len) = format.byte_len(values.len()) else {
+                return Err(Error::invalid_tensor(name, "its rows are not whole blocks"));
+            };
+            let start = out.len();
+            out.resize(start + len, 0);
+            format.encode(values, &mut out[start..]);
+        }
         _ => {
             let reason = format!("{} is no element type of a merged tensor", dtype.name());
             return Err(Error::invalid_tensor(name, reason));

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::ExportDType;
 use super::card::CardDetails;
 use super::output::OutputFile;
 use super::plan::MergePlan;
@@ -100,10 +101,10 @@ fn config(plan: &MergePlan) -> Result<Vec<u8>> {
     if says_tied && !is_tied {
         set("tie_word_embeddings", false.into());
     }
-    if let Some(dtype) = plan.dtype() {
+    if let Some(dtype) = plan.dtype().and_then(ExportDType::torch_name) {
         // `transformers` 5 writes `dtype`; version 4 and other programs read `torch_dtype`.
         for name in ["dtype", "torch_dtype"] {
-            set(name, dtype.torch_name().into());
+            set(name, dtype.into());
         }
     }
     Ok(if changed { pretty(&Value::Object(config)) } else { text })

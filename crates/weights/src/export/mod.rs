@@ -1,10 +1,12 @@
 //! Export of LoRA adapters: merged into their base model, or as PEFT folders.
 //!
 //! [`plan`] checks everything that can be known before the first byte is written, [`merge`] computes
-//! the merged tensors row by row, and [`hf`] and [`peft_folder`] write the formats.
+//! the merged tensors row by row, and [`hf`], [`gguf`] and [`peft_folder`] describe the files.
 
 mod card;
 mod dtype;
+mod gguf;
+mod gguf_tokenizer;
 mod hf;
 mod merge;
 mod output;
@@ -38,11 +40,14 @@ pub enum ExportFormat {
     Hf,
     /// PEFT adapter folder: the adapter alone, without the base model.
     Peft,
+    /// Folder with one GGUF file, which contains the merged weights, the tokenizer and the chat
+    /// template.
+    Gguf,
 }
 
 impl ExportFormat {
     /// All formats.
-    pub const ALL: [Self; 2] = [Self::Hf, Self::Peft];
+    pub const ALL: [Self; 3] = [Self::Hf, Self::Peft, Self::Gguf];
 
     /// Returns the name of the format, for example `hf`.
     #[must_use]
@@ -50,6 +55,7 @@ impl ExportFormat {
         match self {
             Self::Hf => "hf",
             Self::Peft => "peft",
+            Self::Gguf => "gguf",
         }
     }
 }
@@ -144,8 +150,9 @@ impl AdapterExport {
         self
     }
 
-    /// Sets the element type of the weights. Defaults to that of the base model, tensor by tensor.
-    /// [`ExportFormat::Peft`] keeps the type of the adapter and accepts no other.
+    /// Sets the element type of the weights. [`ExportFormat::Hf`] defaults to that of the base model,
+    /// tensor by tensor, and [`ExportFormat::Gguf`] to f16. Only [`ExportFormat::Gguf`] has
+    /// quantized types. [`ExportFormat::Peft`] keeps the type of the adapter and accepts no other.
     pub fn dtype(mut self, dtype: ExportDType) -> Self {
         self.dtype = Some(dtype);
         self
@@ -185,6 +192,13 @@ impl AdapterExport {
         if !self.replace && self.to.symlink_metadata().is_ok() {
             return Err(Error::AlreadyExists { path: self.to });
         }
+        if let Some(dtype) = self.dtype
+            && self.format == ExportFormat::Hf
+            && dtype.stored().is_none()
+        {
+            let reason = format!("format hf cannot store {dtype}; choose format gguf for it");
+            return Err(Error::invalid_export(&self.adapter, reason));
+        }
         let adapter = StoredAdapter::open(&self.adapter)?;
         adapter.check_finite()?;
         let base = match (self.format, &self.base) {
@@ -204,9 +218,12 @@ impl AdapterExport {
             base: base.cloned(),
             unties: plan.as_ref().is_some_and(MergePlan::unties),
             dtype: plan.as_ref().and_then(MergePlan::only_dtype),
+            export_dtype: (self.format == ExportFormat::Gguf)
+                .then(|| self.dtype.unwrap_or(ExportDType::F16)),
             details: self.details,
         };
         let files = match (&plan, self.dtype) {
+            (Some(plan), _) if self.format == ExportFormat::Gguf => gguf::files(plan, &card)?,
             (Some(plan), _) => hf::files(plan, &card, self.shard_bytes)?,
             (None, None) => peft_folder::files(&self.adapter, &adapter, &card)?,
             (None, Some(dtype)) => {
@@ -304,7 +321,8 @@ impl PreparedExport {
         }
         staged.commit().map_err(Error::io("replace", &self.to))?;
         let files: Vec<String> = self.files.iter().map(|file| file.name().to_owned()).collect();
-        let has_tokenizer = files.iter().any(|name| name == "tokenizer.json");
+        let has_tokenizer =
+            files.iter().any(|name| name == "tokenizer.json" || name.ends_with(".gguf"));
         let is_untied = self.plan.as_ref().is_some_and(MergePlan::unties);
         Ok(ExportedModel { folder: self.to, files, bytes, has_tokenizer, is_untied })
     }

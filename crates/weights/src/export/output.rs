@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use tinkex_files::AtomicWrite;
 
 use super::dtype::encode;
+use super::gguf::GgufContent;
 use super::plan::{MergePlan, PlannedTensor};
 use crate::safetensors::{TensorInfo, header};
 use crate::{DType, Error, Result, StoredAdapter};
@@ -30,6 +31,8 @@ enum Content {
     Merged { header: Vec<u8>, tensors: Vec<usize> },
     /// A safetensors file with the tensors of the adapter, given by their names there.
     Adapter { header: Vec<u8>, tensors: Vec<String> },
+    /// A GGUF file.
+    Gguf(Box<GgufContent>),
     /// A copy of a file.
     Copy(PathBuf),
     /// A text.
@@ -86,6 +89,12 @@ impl OutputFile {
         Ok(Self { name: name.into(), content: Content::Adapter { header, tensors }, bytes })
     }
 
+    /// Creates a GGUF file.
+    pub(super) fn gguf(name: impl Into<String>, content: GgufContent) -> Self {
+        let bytes = content.bytes();
+        Self { name: name.into(), content: Content::Gguf(Box::new(content)), bytes }
+    }
+
     /// Creates a copy of the file `path`.
     ///
     /// # Errors
@@ -123,6 +132,9 @@ impl OutputFile {
         count: Count<'_>,
     ) -> Result<()> {
         let path = folder.join(&self.name);
+        if let (Content::Gguf(content), Some(plan)) = (&self.content, plan) {
+            return content.write(&path, plan, adapter, count);
+        }
         let failed = |error: io::Error| Error::io("write", &path)(error);
         let mut staged = AtomicWrite::new(&path).stage().map_err(failed)?;
         let mut out = CountedWriter {
@@ -146,6 +158,8 @@ impl OutputFile {
             }
             Content::Copy(from) => copy(from, self.bytes, &mut out)?,
             Content::Text(text) => out.write(text)?,
+            // Written above.
+            Content::Gguf(_) => {}
         }
         out.out.flush().map_err(failed)?;
         drop(out);

@@ -78,7 +78,7 @@ impl MergePlan {
                 }
             }
             let stored = base.tensor(&source)?.dtype();
-            let dtype = dtype.map_or(stored, ExportDType::stored);
+            let dtype = dtype.and_then(ExportDType::stored).unwrap_or(stored);
             tensors.push(PlannedTensor { name, shape, dtype, source, module });
         }
         if let Some(module) = modules.first() {

@@ -20,6 +20,7 @@ pub use model::GgufModel;
 pub use names::gguf_tensor_name;
 pub use read::GgufFile;
 pub use tokenizer::TokenizerFiles;
+pub(crate) use tokenizer::pre_tokenizer_name;
 pub use value::{GgufArray, GgufValue};
 pub use write::{FillError, GgufWriter};
 

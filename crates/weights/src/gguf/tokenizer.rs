@@ -102,6 +102,33 @@ impl PreTokenizer {
     }
 }
 
+/// Returns the name in GGUF files of the pre-tokenizer of a `tokenizer.json`, or `None` if it has no
+/// known name.
+pub(crate) fn pre_tokenizer_name(pre_tokenizer: &Value) -> Option<&'static str> {
+    let kind = |value: &Value, kind: &str| value["type"] == kind;
+    let is_bytes = |value: &Value, splits: bool| {
+        let prefix = value["add_prefix_space"].as_bool().unwrap_or(true);
+        let regex = value["use_regex"].as_bool().unwrap_or(true);
+        kind(value, "ByteLevel") && !prefix && regex == splits
+    };
+    if is_bytes(pre_tokenizer, true) {
+        return Some("gpt-2");
+    }
+    let [first, last] = pre_tokenizer["pretokenizers"].as_array()?.as_slice() else { return None };
+    if kind(first, "Digits") && first["individual_digits"] == true && is_bytes(last, true) {
+        return Some("smollm");
+    }
+    let isolated = first["behavior"] == "Isolated" && first["invert"] != true;
+    if !kind(first, "Split") || !isolated || !is_bytes(last, false) {
+        return None;
+    }
+    match first["pattern"]["Regex"].as_str()? {
+        LLAMA3_SPLIT => Some("llama-bpe"),
+        QWEN2_SPLIT => Some("qwen2"),
+        _ => None,
+    }
+}
+
 impl<'a> TokenizerParts<'a> {
     /// Reads the metadata. Returns a description of the first problem.
     fn read(file: &'a GgufFile) -> Result<Self, String> {

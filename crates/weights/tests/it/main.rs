@@ -4,6 +4,7 @@
 
 mod configs;
 mod export;
+mod export_gguf;
 mod files;
 mod folders;
 mod gguf;

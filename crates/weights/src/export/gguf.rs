@@ -1,0 +1,326 @@
+//! A GGUF file with merged weights, tokenizer and chat template.
+
+use std::f64;
+use std::io::Write;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::card::CardDetails;
+use super::gguf_tokenizer::GgufTokenizer;
+use super::output::{Count, OutputFile};
+use super::plan::{MergePlan, PlannedTensor};
+use super::{ExportDType, dtype};
+use crate::json_fields::read_small;
+use crate::{
+    Architecture, BlockFormat, DType, Error, FillError, GgufWriter, ModelConfig, Result,
+    RopeScaling, StoredAdapter, gguf_tensor_name,
+};
+
+/// Size of the rows that are computed at a time, in elements.
+const CHUNK: usize = 1 << 22;
+/// Factors of the rotary frequencies.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// The content of a GGUF file.
+#[derive(Debug)]
+pub(super) struct GgufContent {
+    writer: GgufWriter,
+    /// Factors of the rotary frequencies, which are the first tensor if there are any.
+    rope_factors: Vec<f32>,
+    /// Element type of each tensor of the plan.
+    dtypes: Vec<DType>,
+}
+
+/// Returns the files of the folder: the model and a card.
+pub(super) fn files(plan: &MergePlan, card: &CardDetails) -> Result<Vec<OutputFile>> {
+    let content = GgufContent::new(plan, card)?;
+    let name = format!("{}.gguf", card.name);
+    Ok(vec![OutputFile::text("README.md", card.gguf(&name)), OutputFile::gguf(name, content)])
+}
+
+impl GgufContent {
+    fn new(plan: &MergePlan, card: &CardDetails) -> Result<Self> {
+        let dtype = plan.dtype().unwrap_or(ExportDType::F16);
+        let config = plan.config();
+        let config_path = plan.folder().join("config.json");
+        let mut writer = GgufWriter::new();
+        describe(&mut writer, config, &card.name, dtype)
+            .map_err(|reason| Error::bad_file(&config_path, reason))?;
+        GgufTokenizer::read(plan.folder(), config)?.describe(&mut writer);
+        let rope_factors = rope_factors(config);
+        if !rope_factors.is_empty() {
+            writer.tensor(ROPE_FACTORS, DType::F32, &[rope_factors.len()])?;
+        }
+        let is_tied = !plan.tensors().iter().any(|tensor| tensor.name == "lm_head.weight");
+        let mut dtypes = Vec::with_capacity(plan.tensors().len());
+        for PlannedTensor { name, shape, .. } in plan.tensors() {
+            let Some(gguf_name) = gguf_tensor_name(name) else {
+                return Err(Error::invalid_tensor(name, "GGUF has no such tensor"));
+            };
+            let stored = tensor_dtype(&gguf_name, shape, dtype, config.layers, is_tied);
+            writer.tensor(&gguf_name, stored, shape)?;
+            dtypes.push(stored);
+        }
+        Ok(Self { writer, rope_factors, dtypes })
+    }
+
+    /// Returns the size of the file in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.writer.file_bytes()
+    }
+
+    /// Writes the file, atomically and durably.
+    pub(super) fn write(
+        &self,
+        path: &Path,
+        plan: &MergePlan,
+        adapter: &StoredAdapter,
+        count: Count<'_>,
+    ) -> Result<()> {
+        let mut counted = 0;
+        let mut count_more = |more: u64| {
+            counted += more;
+            count(more)
+        };
+        let first = usize::from(!self.rope_factors.is_empty());
+        self.writer.write(path, |i, out| {
+            let Some(i) = i.checked_sub(first) else {
+                for factor in &self.rope_factors {
+                    out.write_all(&factor.to_le_bytes())?;
+                }
+                return Ok(());
+            };
+            let tensor = &plan.tensors()[i];
+            write_tensor(plan, adapter, tensor, self.dtypes[i], out, &mut count_more)
+        })?;
+        // Header and padding.
+        count(self.bytes().saturating_sub(counted))
+    }
+}
+
+/// Computes and writes a merged tensor, a few rows at a time.
+fn write_tensor(
+    plan: &MergePlan,
+    adapter: &StoredAdapter,
+    tensor: &PlannedTensor,
+    stored: DType,
+    out: &mut dyn Write,
+    count: Count<'_>,
+) -> Result<(), FillError> {
+    let merged = plan.open(adapter, tensor)?;
+    let (name, config) = (&tensor.name, plan.config());
+    let is_rotated = config.architecture == Architecture::Llama
+        && [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
+    // Whole heads, whose rows change places.
+    let unit = if is_rotated && merged.rows() > 1 { config.head_dim } else { 1 };
+    let rows = (CHUNK / merged.columns().max(1) / unit).max(1) * unit;
+    let (mut values, mut bytes) = (Vec::new(), Vec::new());
+    let mut at = 0;
+    while at < merged.rows() {
+        let end = merged.rows().min(at + rows);
+        merged.read_rows(name, at..end, &mut values)?;
+        if is_rotated {
+            // The elements of a bias change places like the rows of a matrix.
+            let width = if merged.rows() > 1 { merged.columns() } else { 1 };
+            values = interleave(&values, config.head_dim, width);
+        }
+        bytes.clear();
+        dtype::encode(name, &values, stored, &mut bytes)?;
+        out.write_all(&bytes)?;
+        count(bytes.len() as u64)?;
+        at = end;
+    }
+    Ok(())
+}
+
+/// Reorders the rows of each head from halves to pairs of neighbours: llama.cpp rotates neighbours,
+/// Hugging Face models the first half with the second.
+fn interleave(values: &[f32], head_dim: usize, width: usize) -> Vec<f32> {
+    let mut out = Vec::with_capacity(values.len());
+    for head in values.chunks(head_dim * width) {
+        let half = head.len() / 2;
+        for (a, b) in head[..half].chunks(width).zip(head[half..].chunks(width)) {
+            out.extend_from_slice(a);
+            out.extend_from_slice(b);
+        }
+    }
+    out
+}
+
+/// Returns the element type of a tensor: that of the export, unless the tensor is a vector or its
+/// rows are not whole blocks.
+fn tensor_dtype(
+    name: &str,
+    shape: &[usize],
+    dtype: ExportDType,
+    layers: usize,
+    is_tied: bool,
+) -> DType {
+    let [_, columns] = *shape else { return DType::F32 };
+    let wanted = match dtype {
+        ExportDType::F32 => DType::F32,
+        ExportDType::F16 => DType::F16,
+        ExportDType::Bf16 => DType::Bf16,
+        ExportDType::Q8_0 => DType::Block(BlockFormat::Q8_0),
+        ExportDType::Q4KM if needs_more_bits(name, layers, is_tied) => {
+            DType::Block(BlockFormat::Q6K)
+        }
+        ExportDType::Q4KM => DType::Block(BlockFormat::Q4K),
+    };
+    let fits = |dtype: &DType| columns.is_multiple_of(dtype.block_len());
+    [wanted, DType::Block(BlockFormat::Q8_0), DType::F16].into_iter().find(fits).unwrap_or(wanted)
+}
+
+/// Returns whether Q4_K_M stores a tensor as Q6_K, as llama.cpp does: the unembedding, and values
+/// and down projections of the first and last eighth of the layers and of every third one between.
+fn needs_more_bits(name: &str, layers: usize, is_tied: bool) -> bool {
+    let output = if is_tied { "token_embd.weight" } else { "output.weight" };
+    let Some((layer, part)) = name.strip_prefix("blk.").and_then(|name| name.split_once('.'))
+    else {
+        return name == output;
+    };
+    let Ok(layer) = layer.parse::<usize>() else { return false };
+    let eighth = layers / 8;
+    matches!(part, "attn_v.weight" | "ffn_down.weight")
+        && (layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2)
+}
+
+/// Adds architecture and dimensions to the metadata. Returns a description of the first problem.
+fn describe(
+    writer: &mut GgufWriter,
+    config: &ModelConfig,
+    name: &str,
+    dtype: ExportDType,
+) -> Result<(), String> {
+    let architecture = match config.architecture {
+        Architecture::Llama => "llama",
+        Architecture::Qwen2 => "qwen2",
+        Architecture::Qwen3 => "qwen3",
+    };
+    // Numbers of llama.cpp.
+    let file_type: u32 = match dtype {
+        ExportDType::F32 => 0,
+        ExportDType::F16 => 1,
+        ExportDType::Q8_0 => 7,
+        ExportDType::Q4KM => 15,
+        ExportDType::Bf16 => 32,
+    };
+    writer
+        .metadata("general.architecture", architecture)
+        .metadata("general.type", "model")
+        .metadata("general.name", name)
+        .metadata("general.file_type", file_type)
+        .metadata("general.quantization_version", 2_u32);
+    for (key, value) in [
+        ("vocab_size", config.vocab_size),
+        ("context_length", config.max_positions),
+        ("embedding_length", config.hidden_size),
+        ("block_count", config.layers),
+        ("feed_forward_length", config.intermediate_size),
+        ("attention.head_count", config.heads),
+        ("attention.head_count_kv", config.kv_heads),
+        ("attention.key_length", config.head_dim),
+        ("attention.value_length", config.head_dim),
+        ("rope.dimension_count", config.head_dim),
+    ] {
+        let value = u32::try_from(value).map_err(|_| format!("{key} is too large"))?;
+        writer.metadata(format!("{architecture}.{key}"), value);
+    }
+    writer.metadata(format!("{architecture}.attention.layer_norm_rms_epsilon"), config.norm_eps);
+    let mut float = |key: &str, value: f64| {
+        #[expect(clippy::cast_possible_truncation, reason = "the format has f32 numbers here")]
+        writer.metadata(format!("{architecture}.{key}"), value as f32);
+    };
+    float("rope.freq_base", config.rope.theta);
+    match &config.rope.scaling {
+        RopeScaling::Linear { factor } => {
+            float("rope.scaling.factor", *factor);
+            writer.metadata(format!("{architecture}.rope.scaling.type"), "linear");
+        }
+        RopeScaling::Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            original,
+            attention_factor,
+            truncate,
+        } => {
+            if !truncate {
+                return Err("YaRN without truncation cannot be stored in GGUF".to_owned());
+            }
+            float("rope.scaling.factor", *factor);
+            float("rope.scaling.yarn_beta_fast", *beta_fast);
+            float("rope.scaling.yarn_beta_slow", *beta_slow);
+            float(
+                "rope.scaling.attn_factor",
+                attention_factor / (0.1 * factor.max(1.0).ln() + 1.0),
+            );
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a number of tokens"
+            )]
+            let original = *original as u32;
+            let key = |name: &str| format!("{architecture}.rope.scaling.{name}");
+            writer.metadata(key("type"), "yarn");
+            writer.metadata(key("original_context_length"), original);
+        }
+        // Stored as factors of the frequencies, or nothing.
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Returns the factors of the rotary frequencies of models whose extension GGUF has no metadata for.
+fn rope_factors(config: &ModelConfig) -> Vec<f32> {
+    if !matches!(config.rope.scaling, RopeScaling::Llama3 { .. } | RopeScaling::Factors(_)) {
+        return Vec::new();
+    }
+    let plain = crate::Rope { theta: config.rope.theta, scaling: RopeScaling::None };
+    let frequencies = |rope: &crate::Rope| rope.frequencies(config.head_dim);
+    #[expect(clippy::cast_possible_truncation, reason = "the tensor has f32 elements")]
+    let factor = |(plain, scaled): (f64, f64)| (plain / scaled) as f32;
+    frequencies(&plain).into_iter().zip(frequencies(&config.rope)).map(factor).collect()
+}
+
+/// Reads a JSON file.
+pub(super) fn read_json(path: &Path) -> Result<Value> {
+    serde_json::from_slice(&read_small(path)?)
+        .map_err(|error| Error::bad_file(path, format!("not JSON: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_interleaved() {
+        let rows: Vec<f32> = (0..8_u8).map(f32::from).collect();
+        assert_eq!(interleave(&rows, 4, 1), [0., 2., 1., 3., 4., 6., 5., 7.]);
+        assert_eq!(interleave(&rows, 4, 2), [0., 1., 4., 5., 2., 3., 6., 7.]);
+    }
+
+    #[test]
+    fn element_types_are_those_of_llama_cpp() {
+        let dtype =
+            |name: &str, shape: &[usize], dtype| tensor_dtype(name, shape, dtype, 16, false);
+        let (q4, q6, q8) = (BlockFormat::Q4K, BlockFormat::Q6K, BlockFormat::Q8_0);
+        for (name, shape, wanted) in [
+            ("blk.3.attn_q.weight", [512, 512], DType::Block(q4)),
+            ("blk.0.attn_v.weight", [512, 512], DType::Block(q6)),
+            ("blk.2.attn_v.weight", [512, 512], DType::Block(q4)),
+            ("blk.4.ffn_down.weight", [512, 512], DType::Block(q6)),
+            ("blk.15.ffn_down.weight", [512, 512], DType::Block(q6)),
+            ("output.weight", [512, 512], DType::Block(q6)),
+            ("token_embd.weight", [512, 512], DType::Block(q4)),
+            ("output.weight", [512, 96], DType::Block(q8)),
+            ("output.weight", [512, 40], DType::F16),
+        ] {
+            assert_eq!(dtype(name, &shape, ExportDType::Q4KM), wanted, "{name} {shape:?}");
+        }
+        assert_eq!(dtype("output_norm.weight", &[512], ExportDType::Q8_0), DType::F32);
+        assert_eq!(dtype("output.weight", &[8, 40], ExportDType::Bf16), DType::Bf16);
+        assert!(needs_more_bits("token_embd.weight", 16, true));
+    }
+}

@@ -1,0 +1,147 @@
+//! Exports of adapters as GGUF files.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tinkex_weights::{
+    AdapterExport, DType, ExportDType, ExportFormat, GgufModel, GgufValue, ModelFolder, RopeScaling,
+};
+
+use crate::golden::{MODELS, copy_of, folder};
+
+const TEMPLATE: &str = "{{ messages[0].content }}";
+
+/// Writes a tokenizer with `count` tokens into a folder.
+fn add_tokenizer(folder: &Path, count: usize) {
+    let mut vocab: serde_json::Map<String, Value> =
+        (0..count - 4).map(|id| (format!("t{id}"), json!(id))).collect();
+    vocab.insert("t0t1".to_owned(), json!(count - 4));
+    let tokenizer = json!({
+        "added_tokens": [
+            { "id": count - 3, "content": "<|im_end|>", "special": true },
+            { "id": count - 2, "content": "<tool>", "special": false },
+        ],
+        "pre_tokenizer": {
+            "type": "ByteLevel", "add_prefix_space": false, "use_regex": true, "trim_offsets": false,
+        },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [["t0", "t1"]] },
+    });
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let config = json!({ "eos_token": { "content": "<|im_end|>" }, "chat_template": TEMPLATE });
+    fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
+}
+
+fn export(base: &Path, name: &str, to: &Path, format: ExportFormat, dtype: ExportDType) {
+    let export = AdapterExport::new(folder(name).join("adapter"), to).base(base);
+    let prepared = export.format(format).dtype(dtype).prepare().unwrap();
+    let expected = prepared.bytes();
+    let mut last = 0;
+    let exported = prepared
+        .write(|now| {
+            last = now.bytes;
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!((last, exported.bytes), (expected, expected));
+    let size = |file: &String| fs::metadata(to.join(file)).unwrap().len();
+    assert_eq!(exported.files.iter().map(size).sum::<u64>(), expected);
+}
+
+#[test]
+fn gguf_files_contain_the_merged_model() {
+    for name in MODELS {
+        let base = copy_of(name);
+        let vocab_size = ModelFolder::open(base.path()).unwrap().config().vocab_size;
+        add_tokenizer(base.path(), vocab_size);
+        let out = TempDir::new().unwrap();
+        let merged = out.path().join("merged");
+        export(base.path(), name, &merged, ExportFormat::Hf, ExportDType::F32);
+        let merged = ModelFolder::open(&merged).unwrap();
+        for dtype in ExportDType::ALL {
+            let to = out.path().join(format!("{dtype}"));
+            export(base.path(), name, &to, ExportFormat::Gguf, dtype);
+            let model = GgufModel::open(to.join(format!("{dtype}.gguf"))).unwrap();
+            assert!(model.warnings().is_empty(), "{:?}", model.warnings());
+
+            let mut config = model.config().clone();
+            let frequencies = config.rope.frequencies(config.head_dim);
+            let wanted = merged.config().rope.frequencies(config.head_dim);
+            for (got, want) in frequencies.iter().zip(wanted) {
+                assert!((got - want).abs() < 1e-6 * want, "{got} for {want}");
+            }
+            if let RopeScaling::Llama3 { .. } = merged.config().rope.scaling {
+                config.rope = merged.config().rope.clone();
+            }
+            (config.eos, config.bos) = (merged.config().eos.clone(), merged.config().bos);
+            config.rope.theta = merged.config().rope.theta;
+            assert_eq!(config, *merged.config());
+
+            for (tensor, _) in merged.config().tensors() {
+                let want = merged.tensor(&tensor).unwrap().to_f32().unwrap();
+                let stored = model.tensor(&tensor).unwrap();
+                let got = stored.to_f32().unwrap();
+                let largest = want.iter().fold(0.0_f32, |all, value| all.max(value.abs()));
+                let bound = match stored.dtype() {
+                    DType::F32 => 0.0,
+                    DType::F16 => 0.001 * largest,
+                    DType::Bf16 => 0.004 * largest,
+                    _ => 0.08 * largest,
+                };
+                for (got, want) in got.iter().zip(&want) {
+                    assert!(
+                        (got - want).abs() <= bound,
+                        "{name} {dtype} {tensor}: {got} for {want}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_tokenizer_and_the_chat_template_are_stored() {
+    let base = copy_of("qwen3");
+    let vocab_size = ModelFolder::open(base.path()).unwrap().config().vocab_size;
+    add_tokenizer(base.path(), vocab_size);
+    let out = TempDir::new().unwrap();
+    let to = out.path().join("model");
+    export(base.path(), "qwen3", &to, ExportFormat::Gguf, ExportDType::Q8_0);
+    let model = GgufModel::open(to.join("model.gguf")).unwrap();
+    let get = |key: &str| model.file().get(key);
+    assert_eq!(get("tokenizer.ggml.pre").and_then(GgufValue::as_str), Some("gpt-2"));
+    let tokens = get("tokenizer.ggml.tokens").and_then(GgufValue::as_strings).unwrap();
+    assert_eq!(tokens.len(), vocab_size);
+    assert_eq!(tokens[vocab_size - 1], format!("[PAD{}]", vocab_size - 1));
+    let eos = get("tokenizer.ggml.eos_token_id").and_then(GgufValue::as_u64);
+    assert_eq!(eos, Some(vocab_size as u64 - 3));
+    assert_eq!(get("tokenizer.chat_template").and_then(GgufValue::as_str), Some(TEMPLATE));
+    let files = model.tokenizer_files().unwrap();
+    let tokenizer: Value = serde_json::from_str(&files.tokenizer).unwrap();
+    assert_eq!(tokenizer["model"]["merges"], json!([["t0", "t1"]]));
+    assert_eq!(tokenizer["added_tokens"].as_array().unwrap().len(), 2);
+    let card = fs::read_to_string(to.join("README.md")).unwrap();
+    assert!(card.contains("| weights | q8_0 |") && card.contains("model.gguf"), "{card}");
+}
+
+#[test]
+fn tokenizers_that_llama_cpp_does_not_know_are_refused() {
+    let base = copy_of("qwen3");
+    let out = TempDir::new().unwrap();
+    let to = out.path().join("model");
+    let error = || {
+        let export = AdapterExport::new(folder("qwen3").join("adapter"), &to).base(base.path());
+        export.format(ExportFormat::Gguf).prepare().unwrap_err().to_string()
+    };
+    assert!(error().contains("tokenizer.json"), "{}", error());
+    let path = base.path().join("tokenizer.json");
+    fs::write(&path, json!({ "model": { "type": "Unigram" } }).to_string()).unwrap();
+    assert!(error().contains("type Unigram cannot be stored in GGUF"), "{}", error());
+    fs::copy(folder("tokenizer.json"), &path).unwrap();
+    assert!(error().contains("no name for its pre-tokenizer"), "{}", error());
+    let hf = AdapterExport::new(folder("qwen3").join("adapter"), &to).base(base.path());
+    let error = hf.dtype(ExportDType::Q4KM).prepare().unwrap_err().to_string();
+    assert!(error.contains("format hf cannot store q4_k_m"), "{error}");
+}
