@@ -23,12 +23,14 @@ fn main() -> BenchResult<()> {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     let [folder, precision, workload, rest @ ..] = &arguments[..] else {
         println!(
-            "usage: engine FOLDER f32|bf16|q8_0|q4_k WORKLOAD [ROUNDS]; see cargo xtask bench engine"
+            "usage: engine MODEL f32|bf16|q8_0|q4_k WORKLOAD [ROUNDS]; see cargo xtask bench engine"
         );
         return Ok(());
     };
     let rounds: usize = rest.first().map_or(Ok(3), |rounds| rounds.parse())?;
     let quantization = match precision.as_str() {
+        // A GGUF file has its own formats.
+        _ if folder.ends_with(".gguf") => None,
         "q8_0" => Some(Quantization::Q8),
         "q4_k" => Some(Quantization::Q4),
         _ => None,

@@ -55,7 +55,7 @@ pub(super) fn run(options: &[&str]) -> Result<(), XtaskError> {
             labels.join(" ")
         )));
     }
-    let llama = rows.iter().any(|row| row.peer == Peer::Llama);
+    let llama = rows.iter().any(|row| row.peer == Peer::Llama || is_quantized(row.precision));
     let tools = Tools::prepare(llama)?;
     if let (true, Err(cause)) = (llama, &tools.llama) {
         println!("\nskipping llama.cpp: {cause}");
@@ -167,8 +167,12 @@ impl Tools {
                 command
             }
             _ => {
+                // Quantized weights are those of llama.cpp's file, if it could be made. Otherwise
+                // the engine quantizes the folder.
+                let file = gguf(&self.models, row.model, precision);
+                let model = if is_quantized(precision) && file.exists() { file } else { folder };
                 let mut command = Command::new(&self.engine);
-                command.arg(folder).arg(precision);
+                command.arg(model).arg(precision);
                 command
             }
         };
@@ -229,6 +233,10 @@ fn llama_environment(models: &Path) -> Result<PathBuf, XtaskError> {
 
 fn gguf(models: &Path, model: &str, precision: &str) -> PathBuf {
     models.join(format!("{model}-{precision}.gguf"))
+}
+
+fn is_quantized(precision: &str) -> bool {
+    precision.starts_with('q')
 }
 
 fn script(name: &str) -> PathBuf {
