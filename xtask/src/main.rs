@@ -13,6 +13,7 @@ mod conformance;
 mod contract;
 mod coverage;
 mod fuzz;
+mod llama;
 mod python;
 mod record;
 mod screenshot;
@@ -48,11 +49,13 @@ Usage: cargo xtask <command>
                               `--repeat N` sets the measurements per row, 3 by default)
                     server    Overhead over the engine's own time, idle and under load
   conformance     Run the official Python SDK against a new server, repeat a training run with the
-                  Rust client and compare the numbers, and compare downloaded adapters and model
-                  folders with peft and transformers
-                    adapters         Compare adapters and model folders only
+                  Rust client and compare the numbers, and compare adapters, exported models and
+                  model folders with peft and transformers
+                    adapters         Compare adapters, exported models and model folders only
                     --sdk VERSION    Test one version only: 0.36.0 or 0.25.0
                     --without-torch  Skip the custom losses and the adapters
+  llama           Export trained models as GGUF files, load them in llama.cpp and compare what it
+                  generates with the server (builds llama.cpp once, which takes minutes)
   contract        Run the contract suite against any Tinker server
                     --base-url URL        Base URL of the server
                     --api-key-file FILE   File that contains the API key
@@ -106,6 +109,7 @@ fn run(arguments: &[&str]) -> Result<(), XtaskError> {
         ["coverage"] => coverage::run(),
         ["cluster", options @ ..] => cluster::run(options),
         ["crash"] => crash(),
+        ["llama"] => llama::run(),
         ["fuzz", options @ ..] => fuzz::run(options),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");

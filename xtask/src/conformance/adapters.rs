@@ -1,5 +1,5 @@
-//! The step `adapters`: adapters that the server trained or imported, and model folders in many
-//! forms, compute the same in `peft`, `transformers` and the server. The checks are in
+//! The step `adapters`: adapters that the server trained or imported, exported models, and model
+//! folders in many forms compute the same in `peft`, `transformers` and the server. The checks are in
 //! `crates/server/tests/python`.
 
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ pub(super) fn check(python: &Path) -> Result<(), XtaskError> {
     let server = ModelServer::with_tiny_models(python, &folder)?;
     server.run(python, "adapters")?;
     server.run(python, "imports")?;
+    server.run(python, "exports")?;
     let variants = folder.join("variants");
     script("model_variants", python).argument(&server.models).argument(&variants).run()?;
     // The next servers use the same data folder.
@@ -28,7 +29,7 @@ pub(super) fn check(python: &Path) -> Result<(), XtaskError> {
 }
 
 /// Server with models of one folder.
-struct ModelServer {
+pub(crate) struct ModelServer {
     server: TestServer,
     folder: PathBuf,
     models: PathBuf,
@@ -37,7 +38,7 @@ struct ModelServer {
 impl ModelServer {
     /// Builds the programs, and starts a server with small models of all supported architectures.
     /// Everything is written into `folder`.
-    fn with_tiny_models(python: &Path, folder: &Path) -> Result<Self, XtaskError> {
+    pub(crate) fn with_tiny_models(python: &Path, folder: &Path) -> Result<Self, XtaskError> {
         TestServer::build()?;
         cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
         // Files of an earlier run must not be compared, and would not be replaced.
@@ -55,7 +56,7 @@ impl ModelServer {
     }
 
     /// Runs the Python program `name`, which writes into a folder of that name.
-    fn run(&self, python: &Path, name: &'static str) -> Result<(), XtaskError> {
+    pub(crate) fn run(&self, python: &Path, name: &'static str) -> Result<(), XtaskError> {
         script(name, python)
             .argument(&self.server.url)
             .argument(target().join("debug/tinkex"))

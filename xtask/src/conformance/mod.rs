@@ -7,6 +7,8 @@
 
 mod adapters;
 
+pub(crate) use adapters::ModelServer;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -85,6 +87,11 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), XtaskError> {
         Some(run) if options.torch => adapters::check(&environment(run.sdk_version, true)?),
         _ => Ok(()),
     }
+}
+
+/// Returns a Python interpreter with the SDK, torch, transformers and peft.
+pub(crate) fn torch_environment() -> Result<PathBuf, XtaskError> {
+    environment(RUNS[0].sdk_version, true)
 }
 
 /// Returns the Python interpreter of an environment with the SDK and, with `torch`, the packages

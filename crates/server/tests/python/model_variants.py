@@ -147,6 +147,18 @@ def shards(folder):
         json.dump({"metadata": {}, "weight_map": weight_map}, out)
 
 
+@variant("qwen3-untied")
+def end_tokens_in_two_files(folder):
+    change(folder, eos_token_id=5)
+    change(folder, "generation_config.json", eos_token_id=[6, 7])
+
+
+@variant("llama-untied")
+def full_context(folder):
+    """Is scored at exactly its context length, in the checks."""
+    change(folder, max_position_embeddings=160)
+
+
 def make(models, folder):
     for name, (model, function) in VARIANTS.items():
         target = os.path.join(folder, name)
