@@ -13,6 +13,7 @@ mod custom_loss;
 mod damage;
 mod disk;
 mod fuzz;
+mod gguf;
 mod harness;
 mod idle;
 mod import;
