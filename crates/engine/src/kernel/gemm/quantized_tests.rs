@@ -144,7 +144,7 @@ fn an_error_of_a_source_is_returned() {
 }
 
 #[test]
-#[should_panic(expected = "rows of 100 weights in Q4K")]
+#[should_panic(expected = "whole blocks of a quantized format")]
 fn rows_that_are_not_whole_blocks_are_refused() {
     quantized(WeightFormat::Q4K, &[], 1, 100);
 }
