@@ -9,6 +9,7 @@
 
 #![expect(clippy::print_stdout, reason = "the benchmark prints its result")]
 
+use std::path::Path;
 use std::time::Instant;
 
 use tinkex_engine::loss::{Loss, LossInputs};
@@ -30,7 +31,7 @@ fn main() -> BenchResult<()> {
     let rounds: usize = rest.first().map_or(Ok(3), |rounds| rounds.parse())?;
     let quantization = match precision.as_str() {
         // A GGUF file has its own formats.
-        _ if folder.ends_with(".gguf") => None,
+        _ if Path::new(folder).extension().is_some_and(|extension| extension == "gguf") => None,
         "q8_0" => Some(Quantization::Q8),
         "q4_k" => Some(Quantization::Q4),
         _ => None,
