@@ -45,7 +45,7 @@ pub use export::{
     AdapterExport, ExportDType, ExportFormat, ExportProgress, ExportedModel, PreparedExport,
 };
 pub use gguf::{
-    FillError, GgufArray, GgufFile, GgufModel, GgufValue, GgufWriter, TokenizerFiles,
+    FillError, GgufArray, GgufFile, GgufModel, GgufTokenizerFiles, GgufValue, GgufWriter,
     gguf_tensor_name,
 };
 pub use model_folder::ModelFolder;

@@ -20,13 +20,13 @@ pub struct ModelFolder {
     path: PathBuf,
     config: ModelConfig,
     files: Vec<TensorFile>,
-    places: BTreeMap<String, TensorPlace>,
+    locations: BTreeMap<String, TensorLocation>,
     warnings: Vec<String>,
 }
 
 /// Location of a tensor: the index of its file, and its name there.
 #[derive(Clone, Debug)]
-struct TensorPlace {
+struct TensorLocation {
     file: usize,
     stored_name: String,
 }
@@ -45,7 +45,7 @@ impl ModelFolder {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let mut folder = Self::inspect(path)?;
         if folder.config.tied
-            && folder.places.contains_key(UNEMBEDDING)
+            && folder.locations.contains_key(UNEMBEDDING)
             && !folder.tensor(EMBEDDING)?.has_values_of(&folder.tensor(UNEMBEDDING)?)?
         {
             folder.config.tied = false;
@@ -75,18 +75,18 @@ impl ModelFolder {
         let mut warnings = Vec::new();
         config.eos = all_eos(path, &config, &mut warnings)?;
         let files = tensor_files(path)?;
-        let mut places = BTreeMap::new();
+        let mut locations = BTreeMap::new();
         for (i, file) in files.iter().enumerate() {
             for name in file.names() {
-                let place = TensorPlace { file: i, stored_name: name.to_owned() };
-                if places.insert(name.to_owned(), place).is_some() {
+                let location = TensorLocation { file: i, stored_name: name.to_owned() };
+                if locations.insert(name.to_owned(), location).is_some() {
                     let reason = format!("tensor {name} is also in another file of the model");
                     return Err(Error::bad_file(file.path(), reason));
                 }
             }
         }
-        normalize_names(&mut places, config.tied);
-        let mut folder = Self { path: path.to_owned(), config, files, places, warnings };
+        normalize_names(&mut locations, config.tied);
+        let mut folder = Self { path: path.to_owned(), config, files, locations, warnings };
         folder.check()?;
         Ok(folder)
     }
@@ -99,7 +99,7 @@ impl ModelFolder {
             self.tensor(&name)?.with_shape(&shape)?.as_float()?;
             known.insert(name);
         }
-        if self.places.contains_key(UNEMBEDDING) {
+        if self.locations.contains_key(UNEMBEDDING) {
             let shape = [self.config.vocab_size, self.config.hidden_size];
             self.tensor(UNEMBEDDING)?.with_shape(&shape)?.as_float()?;
             known.insert(UNEMBEDDING.to_owned());
@@ -107,7 +107,7 @@ impl ModelFolder {
         // Older files store the rotary frequencies, which the configuration determines.
         let is_unused =
             |name: &&String| !known.contains(*name) && !name.ends_with("rotary_emb.inv_freq");
-        let unused: Vec<&String> = self.places.keys().filter(is_unused).collect();
+        let unused: Vec<&String> = self.locations.keys().filter(is_unused).collect();
         if let Some(first) = unused.first() {
             let (folder, count) = (self.path.display(), unused.len());
             self.warnings.push(format!(
@@ -136,8 +136,9 @@ impl ModelFolder {
     /// # Errors
     /// [`Error::MissingTensor`] if no file of the model contains it.
     pub fn tensor(&self, name: &str) -> Result<StoredTensor<'_>> {
-        let place = self.places.get(name);
-        let found = place.and_then(|place| self.files[place.file].get(&place.stored_name));
+        let location = self.locations.get(name);
+        let found =
+            location.and_then(|location| self.files[location.file].get(&location.stored_name));
         found.ok_or_else(|| Error::MissingTensor { path: self.path.clone(), name: name.to_owned() })
     }
 }
@@ -196,25 +197,25 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>> {
 }
 
 /// Gives the tensors the names that they have in a complete model, as `transformers` does.
-fn normalize_names(places: &mut BTreeMap<String, TensorPlace>, tied: bool) {
-    if !places.contains_key(EMBEDDING)
-        && places.contains_key(EMBEDDING.strip_prefix(PREFIX).unwrap_or(EMBEDDING))
+fn normalize_names(locations: &mut BTreeMap<String, TensorLocation>, tied: bool) {
+    if !locations.contains_key(EMBEDDING)
+        && locations.contains_key(EMBEDDING.strip_prefix(PREFIX).unwrap_or(EMBEDDING))
     {
-        *places = std::mem::take(places)
+        *locations = std::mem::take(locations)
             .into_iter()
-            .map(|(name, place)| match name.as_str() {
-                UNEMBEDDING => (name, place),
-                _ => (format!("{PREFIX}{name}"), place),
+            .map(|(name, location)| match name.as_str() {
+                UNEMBEDDING => (name, location),
+                _ => (format!("{PREFIX}{name}"), location),
             })
             .collect();
     }
     // A tied matrix may be stored under either name.
     if tied
-        && !places.contains_key(EMBEDDING)
-        && let Some(place) = places.get(UNEMBEDDING).cloned()
+        && !locations.contains_key(EMBEDDING)
+        && let Some(location) = locations.get(UNEMBEDDING).cloned()
     {
-        places.insert(EMBEDDING.to_owned(), place);
-        places.remove(UNEMBEDDING);
+        locations.insert(EMBEDDING.to_owned(), location);
+        locations.remove(UNEMBEDDING);
     }
 }
 

@@ -16,7 +16,7 @@ pub struct StoredTensor<'a> {
     name: &'a str,
     dtype: DType,
     shape: &'a [usize],
-    data: TensorData<'a>,
+    data: StoredBytes<'a>,
     order: RowOrder,
 }
 
@@ -44,7 +44,7 @@ impl RowOrder {
 
 /// Location of a tensor's bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum TensorData<'a> {
+pub(crate) enum StoredBytes<'a> {
     Memory(&'a [u8]),
     /// `len` bytes from `offset` of an open file.
     File {
@@ -54,7 +54,7 @@ pub(crate) enum TensorData<'a> {
     },
 }
 
-impl TensorData<'_> {
+impl StoredBytes<'_> {
     fn len(&self) -> usize {
         match self {
             Self::Memory(bytes) => bytes.len(),
@@ -69,7 +69,7 @@ impl<'a> StoredTensor<'a> {
         name: &'a str,
         dtype: DType,
         shape: &'a [usize],
-        data: TensorData<'a>,
+        data: StoredBytes<'a>,
     ) -> Self {
         Self { path, name, dtype, shape, data, order: RowOrder::Plain }
     }
@@ -121,11 +121,11 @@ impl<'a> StoredTensor<'a> {
         let fits = start.checked_add(out.len()).is_some_and(|end| end <= self.data.len());
         let read = match self.data {
             _ if !fits => Err(io::ErrorKind::UnexpectedEof.into()),
-            TensorData::Memory(bytes) => {
+            StoredBytes::Memory(bytes) => {
                 out.copy_from_slice(&bytes[start..start + out.len()]);
                 Ok(())
             }
-            TensorData::File { file, offset, .. } => {
+            StoredBytes::File { file, offset, .. } => {
                 read_exact_at(file, offset + start as u64, out)
             }
         };
@@ -282,7 +282,7 @@ impl<'a> StoredTensor<'a> {
         assert!(whole, "range {range:?} of blocks of {block_len} elements");
         let (start, end) =
             (range.start / block_len * block_bytes, range.end / block_len * block_bytes);
-        if let TensorData::Memory(bytes) = self.data
+        if let StoredBytes::Memory(bytes) = self.data
             && let Some(bytes) = bytes.get(start..end)
         {
             self.decode(bytes, out);

@@ -1,4 +1,4 @@
-//! [`Cursor`]: reads the numbers and strings of a header.
+//! [`GgufCursor`]: reads the numbers and strings of a header.
 
 use std::io::{self, Read};
 
@@ -33,14 +33,14 @@ impl ParseError {
 }
 
 /// Reads a header, and never allocates more than the file has bytes left.
-pub(super) struct Cursor<'a> {
+pub(super) struct GgufCursor<'a> {
     reader: &'a mut dyn Read,
     at: u64,
     /// Length of the file in bytes.
     end: u64,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> GgufCursor<'a> {
     pub(super) fn new(reader: &'a mut dyn Read, end: u64) -> Self {
         Self { reader, at: 0, end }
     }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::cursor::{Cursor, ParseError};
+use super::cursor::{GgufCursor, ParseError};
 use super::tensor_type::TensorType;
 use super::value::GgufValue;
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS};
 
 /// Type, shape and location of a tensor.
 #[derive(Debug)]
-pub(super) struct TensorEntry {
+pub(super) struct GgufTensorEntry {
     pub(super) kind: TensorType,
     /// Dimensions, outermost first.
     pub(super) shape: Vec<usize>,
@@ -23,7 +23,7 @@ pub(super) struct TensorEntry {
 #[derive(Debug)]
 pub(super) struct GgufHeader {
     pub(super) metadata: BTreeMap<String, GgufValue>,
-    pub(super) tensors: BTreeMap<String, TensorEntry>,
+    pub(super) tensors: BTreeMap<String, GgufTensorEntry>,
 }
 
 /// Description of a tensor before its location is checked.
@@ -37,7 +37,7 @@ struct RawTensor {
 
 impl GgufHeader {
     /// Parses the header of a file of `file_len` bytes.
-    pub(super) fn parse(cursor: &mut Cursor<'_>, file_len: u64) -> Result<Self, ParseError> {
+    pub(super) fn parse(cursor: &mut GgufCursor<'_>, file_len: u64) -> Result<Self, ParseError> {
         let magic: [u8; 4] = cursor.array().map_err(|error| error.at("not a GGUF file"))?;
         if magic != *MAGIC {
             return Err("not a GGUF file: it does not start with GGUF".to_owned().into());
@@ -95,8 +95,8 @@ fn alignment(metadata: &BTreeMap<String, GgufValue>) -> Result<u64, String> {
 }
 
 /// Checks that no two tensors share bytes.
-fn check_overlap(tensors: &BTreeMap<String, TensorEntry>) -> Result<(), String> {
-    let mut order: Vec<(&String, &TensorEntry)> = tensors.iter().collect();
+fn check_overlap(tensors: &BTreeMap<String, GgufTensorEntry>) -> Result<(), String> {
+    let mut order: Vec<(&String, &GgufTensorEntry)> = tensors.iter().collect();
     order.sort_by_key(|(_, entry)| (entry.start, entry.len));
     for pair in order.windows(2) {
         let [(first, entry), (second, next)] = pair else { continue };
@@ -108,7 +108,7 @@ fn check_overlap(tensors: &BTreeMap<String, TensorEntry>) -> Result<(), String> 
 }
 
 impl RawTensor {
-    fn read(cursor: &mut Cursor<'_>) -> Result<Self, ParseError> {
+    fn read(cursor: &mut GgufCursor<'_>) -> Result<Self, ParseError> {
         let name = cursor.string().map_err(|error| error.at("name of a tensor"))?;
         let at = |error: ParseError| error.at(format_args!("tensor {name:?}"));
         let count = cursor.u32().map_err(at)? as usize;
@@ -131,7 +131,7 @@ impl RawTensor {
         alignment: u64,
         data_start: u64,
         file_len: u64,
-    ) -> Result<TensorEntry, String> {
+    ) -> Result<GgufTensorEntry, String> {
         let too_large = || format!("shape {:?} is too large", self.dimensions);
         let shape: Vec<usize> = self
             .dimensions
@@ -165,7 +165,7 @@ impl RawTensor {
         let start = data_start.checked_add(self.offset);
         match start.and_then(|start| Some((start, start.checked_add(len as u64)?))) {
             Some((start, end)) if end <= file_len => {
-                Ok(TensorEntry { kind: self.kind, shape, start, len })
+                Ok(GgufTensorEntry { kind: self.kind, shape, start, len })
             }
             _ => Err(format!(
                 "the file is truncated: {len} bytes at offset {} exceed its {file_len} bytes",

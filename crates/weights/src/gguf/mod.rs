@@ -19,7 +19,7 @@ mod write;
 pub use model::GgufModel;
 pub use names::gguf_tensor_name;
 pub use read::GgufFile;
-pub use tokenizer::TokenizerFiles;
+pub use tokenizer::GgufTokenizerFiles;
 pub(crate) use tokenizer::pre_tokenizer_name;
 pub use value::{GgufArray, GgufValue};
 pub use write::{FillError, GgufWriter};

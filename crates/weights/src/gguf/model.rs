@@ -6,7 +6,7 @@ use std::path::Path;
 use super::config;
 use super::names::gguf_tensor_name;
 use super::read::GgufFile;
-use super::tokenizer::{TokenizerFiles, tokenizer_files};
+use super::tokenizer::{GgufTokenizerFiles, tokenizer_files};
 use crate::stored_tensor::RowOrder;
 use crate::{Architecture, Error, ModelConfig, Result, StoredTensor};
 
@@ -108,7 +108,7 @@ impl GgufModel {
     ///
     /// # Errors
     /// [`Error::BadFile`] if the file has no tokenizer or one that is not supported.
-    pub fn tokenizer_files(&self) -> Result<TokenizerFiles> {
+    pub fn tokenizer_files(&self) -> Result<GgufTokenizerFiles> {
         tokenizer_files(&self.file, &self.config)
     }
 }

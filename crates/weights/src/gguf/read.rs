@@ -5,11 +5,11 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use super::cursor::{Cursor, ParseError};
-use super::header::{GgufHeader, TensorEntry};
+use super::cursor::{GgufCursor, ParseError};
+use super::header::{GgufHeader, GgufTensorEntry};
 use super::tensor_type::{SUPPORTED, TensorType};
 use super::value::GgufValue;
-use crate::stored_tensor::TensorData;
+use crate::stored_tensor::StoredBytes;
 use crate::{Error, Result, StoredTensor};
 
 /// An open GGUF file of version 2 or 3, little endian.
@@ -64,7 +64,7 @@ impl GgufFile {
         }
         let len = metadata.len();
         let mut reader = BufReader::with_capacity(1 << 16, &file);
-        let header = GgufHeader::parse(&mut Cursor::new(&mut reader, len), len)
+        let header = GgufHeader::parse(&mut GgufCursor::new(&mut reader, len), len)
             .map_err(|error| parse_error(path, error))?;
         Ok(Self { path: path.to_owned(), source: GgufBytes::File(file), header })
     }
@@ -76,7 +76,7 @@ impl GgufFile {
     pub fn from_bytes(bytes: Vec<u8>, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let len = bytes.len() as u64;
-        let header = GgufHeader::parse(&mut Cursor::new(&mut bytes.as_slice(), len), len)
+        let header = GgufHeader::parse(&mut GgufCursor::new(&mut bytes.as_slice(), len), len)
             .map_err(|error| parse_error(path, error))?;
         Ok(Self { path: path.to_owned(), source: GgufBytes::Memory(bytes), header })
     }
@@ -119,17 +119,17 @@ impl GgufFile {
         let Some((name, entry)) = self.header.tensors.get_key_value(name) else {
             return Err(Error::MissingTensor { path: self.path.clone(), name: name.to_owned() });
         };
-        let TensorEntry { kind, shape, start, len } = entry;
+        let GgufTensorEntry { kind, shape, start, len } = entry;
         let TensorType::Supported(dtype) = *kind else {
             let kind = kind.name();
             let reason = format!("tensor {name} has type {kind}, supported are {SUPPORTED}");
             return Err(Error::bad_file(&self.path, reason));
         };
         let data = match &self.source {
-            GgufBytes::File(file) => TensorData::File { file, offset: *start, len: *len },
+            GgufBytes::File(file) => StoredBytes::File { file, offset: *start, len: *len },
             GgufBytes::Memory(bytes) => {
                 let start = usize::try_from(*start).unwrap_or(usize::MAX);
-                TensorData::Memory(bytes.get(start..start + len).unwrap_or_default())
+                StoredBytes::Memory(bytes.get(start..start + len).unwrap_or_default())
             }
         };
         Ok(StoredTensor::new(&self.path, name, dtype, shape, data))

@@ -10,7 +10,7 @@ use crate::{Error, ModelConfig, Result};
 /// The files of a tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct TokenizerFiles {
+pub struct GgufTokenizerFiles {
     /// Text of `tokenizer.json`.
     pub tokenizer: String,
     /// Text of `tokenizer_config.json`, with the chat template of the model if it has one.
@@ -31,10 +31,10 @@ const QWEN2_SPLIT: &str = concat!(
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
-pub(super) fn tokenizer_files(file: &GgufFile, config: &ModelConfig) -> Result<TokenizerFiles> {
+pub(super) fn tokenizer_files(file: &GgufFile, config: &ModelConfig) -> Result<GgufTokenizerFiles> {
     let parts =
         TokenizerParts::read(file).map_err(|reason| Error::bad_file(file.path(), reason))?;
-    Ok(TokenizerFiles { tokenizer: parts.tokenizer_json(), config: parts.config_json(config) })
+    Ok(GgufTokenizerFiles { tokenizer: parts.tokenizer_json(), config: parts.config_json(config) })
 }
 
 /// The tokenizer of a file.

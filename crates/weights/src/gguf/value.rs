@@ -1,6 +1,6 @@
 //! [`GgufValue`]: values of the metadata.
 
-use super::cursor::{Cursor, ParseError};
+use super::cursor::{GgufCursor, ParseError};
 
 /// A value of the metadata of a GGUF file.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,7 +99,7 @@ impl GgufValue {
         }
     }
 
-    pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<Self, ParseError> {
+    pub(super) fn read(cursor: &mut GgufCursor<'_>) -> Result<Self, ParseError> {
         let kind = cursor.u32()?;
         Ok(match kind {
             0 => Self::U8(u8::from_le_bytes(cursor.array()?)),
@@ -156,7 +156,7 @@ impl GgufValue {
 }
 
 impl GgufArray {
-    fn read(cursor: &mut Cursor<'_>, depth: usize) -> Result<Self, ParseError> {
+    fn read(cursor: &mut GgufCursor<'_>, depth: usize) -> Result<Self, ParseError> {
         if depth > MAX_DEPTH {
             return Err(format!("arrays are nested more than {MAX_DEPTH} deep").into());
         }
@@ -170,7 +170,7 @@ impl GgufArray {
             5 => Self::I32(cursor.elements(count, i32::from_le_bytes)?),
             6 => Self::F32(cursor.elements(count, f32::from_le_bytes)?),
             7 => Self::Bool(cursor.repeat(count, 1, read_bool)?),
-            8 => Self::String(cursor.repeat(count, 8, Cursor::string)?),
+            8 => Self::String(cursor.repeat(count, 8, GgufCursor::string)?),
             9 => Self::Array(cursor.repeat(count, 12, |cursor| Self::read(cursor, depth + 1))?),
             10 => Self::U64(cursor.elements(count, u64::from_le_bytes)?),
             11 => Self::I64(cursor.elements(count, i64::from_le_bytes)?),
@@ -248,7 +248,7 @@ pub(super) fn write_string(text: &str, out: &mut Vec<u8>) {
     out.extend(text.as_bytes());
 }
 
-fn read_bool(cursor: &mut Cursor<'_>) -> Result<bool, ParseError> {
+fn read_bool(cursor: &mut GgufCursor<'_>) -> Result<bool, ParseError> {
     match cursor.array()? {
         [0] => Ok(false),
         [1] => Ok(true),

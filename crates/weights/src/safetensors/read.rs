@@ -6,7 +6,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use super::header::{Header, MAX_HEADER_BYTES, TensorEntry};
-use crate::stored_tensor::TensorData;
+use crate::stored_tensor::StoredBytes;
 use crate::{Error, Result, StoredTensor};
 
 /// An open safetensors file.
@@ -29,7 +29,7 @@ use crate::{Error, Result, StoredTensor};
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    pub(super) source: TensorBytes,
+    pub(super) source: TensorFileBytes,
     pub(super) header: Header,
     /// Length of everything before the data of the tensors.
     pub(super) data_start: usize,
@@ -37,7 +37,7 @@ pub struct TensorFile {
 
 /// Where the bytes of a file are.
 #[derive(Debug)]
-pub(super) enum TensorBytes {
+pub(super) enum TensorFileBytes {
     File(File),
     Static(&'static [u8]),
 }
@@ -72,7 +72,7 @@ impl TensorFile {
             .map_err(|reason| Error::bad_file(path, reason))?;
         let mut text = vec![0; header_len];
         file.read_exact(&mut text).map_err(Error::io("read", path))?;
-        Self::new(path, TensorBytes::File(file), &text, file_len)
+        Self::new(path, TensorFileBytes::File(file), &text, file_len)
     }
 
     /// Validates the header of a file that is embedded in the program. `path` is used only in
@@ -85,10 +85,10 @@ impl TensorFile {
         let header_len = header_len(bytes.first_chunk(), bytes.len())
             .map_err(|reason| Error::bad_file(path, reason))?;
         let text = &bytes[8..8 + header_len];
-        Self::new(path, TensorBytes::Static(bytes), text, bytes.len())
+        Self::new(path, TensorFileBytes::Static(bytes), text, bytes.len())
     }
 
-    fn new(path: &Path, source: TensorBytes, text: &[u8], file_len: usize) -> Result<Self> {
+    fn new(path: &Path, source: TensorFileBytes, text: &[u8], file_len: usize) -> Result<Self> {
         let data_start = 8 + text.len();
         let header = Header::parse(text, file_len - data_start)
             .map_err(|reason| Error::bad_file(path, reason))?;
@@ -136,10 +136,10 @@ impl TensorFile {
     fn view<'a>(&'a self, name: &'a str, entry: &'a TensorEntry) -> StoredTensor<'a> {
         let (start, end) = (self.data_start + entry.start, self.data_start + entry.end);
         let data = match &self.source {
-            TensorBytes::File(file) => {
-                TensorData::File { file, offset: start as u64, len: end - start }
+            TensorFileBytes::File(file) => {
+                StoredBytes::File { file, offset: start as u64, len: end - start }
             }
-            TensorBytes::Static(bytes) => TensorData::Memory(&bytes[start..end]),
+            TensorFileBytes::Static(bytes) => StoredBytes::Memory(&bytes[start..end]),
         };
         StoredTensor::new(&self.path, name, entry.dtype, &entry.shape, data)
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::read::{TensorBytes, TensorFile};
+use super::read::{TensorFile, TensorFileBytes};
 use crate::atomic::write_file;
 use crate::{Error, Result};
 
@@ -81,8 +81,8 @@ impl TensorFile {
     /// Writes the data of all tensors to `out`.
     fn copy_data(&self, out: &mut dyn Write) -> io::Result<()> {
         let mut file = match &self.source {
-            TensorBytes::File(file) => file,
-            TensorBytes::Static(bytes) => return out.write_all(&bytes[self.data_start..]),
+            TensorFileBytes::File(file) => file,
+            TensorFileBytes::Static(bytes) => return out.write_all(&bytes[self.data_start..]),
         };
         let mut remaining = self.header.tensors.values().map(|entry| entry.end).max().unwrap_or(0);
         file.seek(SeekFrom::Start(self.data_start as u64))?;
