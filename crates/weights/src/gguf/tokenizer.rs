@@ -191,14 +191,18 @@ impl<'a> TokenizerParts<'a> {
         let mut vocab = Map::new();
         let mut added = Vec::new();
         for ((text, kind), id) in self.tokens.iter().zip(self.types).zip(0_u32..) {
-            match *kind {
-                // Rows of the embedding without a token.
-                UNUSED_TOKEN => {}
-                CONTROL_TOKEN | USER_DEFINED_TOKEN => added.push(json!({
+            // The embedding has a row for an unused token, but no text is encoded to it.
+            if *kind == UNUSED_TOKEN {
+                continue;
+            }
+            // The vocabulary has the added tokens too: the `tokenizers` library ignores the id of an
+            // added token that the vocabulary lacks, and assigns the next free id.
+            vocab.insert(text.clone(), json!(id));
+            if matches!(*kind, CONTROL_TOKEN | USER_DEFINED_TOKEN) {
+                added.push(json!({
                     "id": id, "content": text, "single_word": false, "lstrip": false,
                     "rstrip": false, "normalized": false, "special": *kind == CONTROL_TOKEN,
-                })),
-                _ => drop(vocab.insert(text.clone(), json!(id))),
+                }));
             }
         }
         let (nfc, ignore_merges) = match self.split {

@@ -190,6 +190,9 @@ fn tokenizers_become_files() {
     let json: serde_json::Value = serde_json::from_str(&files.tokenizer).unwrap();
     assert_eq!(json["model"]["vocab"]["t6"], 6);
     assert_eq!(json["model"]["vocab"].get("[PAD]"), None);
+    // Without these entries the `tokenizers` library would give the added tokens other ids.
+    assert_eq!(json["model"]["vocab"]["<s>"], 1);
+    assert_eq!(json["model"]["vocab"]["tool"], 4);
     assert_eq!(json["model"]["merges"][1], serde_json::json!(["t", "7"]));
     assert_eq!(json["added_tokens"][0]["content"], "<s>");
     assert_eq!(json["added_tokens"][2]["special"], false);
