@@ -8,7 +8,7 @@ use crate::{NamedTensor, PeftConfig, Result, StoredAdapter, TensorSlice, write_t
 
 pub(crate) const CONFIG: &str = "adapter_config.json";
 pub(crate) const TENSORS: &str = "adapter_model.safetensors";
-/// Prefix of the tensor names.
+/// Prefix of the tensor names in an adapter file.
 pub(crate) const PREFIX: &str = "base_model.model.";
 /// Module name of the unembedding in the engine and in `peft`.
 pub(crate) const HEAD: &str = "lm_head";
@@ -78,8 +78,8 @@ impl AdapterFile {
     /// inside [`write_folder`](super::write_folder).
     ///
     /// # Errors
-    /// [`Error::InvalidTensor`] if a matrix does not have the size that its pair states; [`Error::Io`] if a
-    /// file cannot be written.
+    /// [`Error::InvalidTensor`] if a matrix does not have the size that its pair states;
+    /// [`Error::Io`] if a file cannot be written.
     pub fn save(
         path: impl AsRef<Path>,
         config: &PeftConfig,
@@ -111,7 +111,7 @@ impl AdapterFile {
     }
 }
 
-/// Describes a tensor that is not a LoRA matrix of a linear layer.
+/// Returns what a tensor is that is not a LoRA matrix of a linear layer, for errors.
 pub(crate) fn unsupported_part(name: &str) -> &'static str {
     let parts = [
         ("lora_embedding_", "an adapter of an embedding, which is not supported"),
@@ -128,7 +128,8 @@ pub(crate) fn matrix_name(module: &str, matrix: usize) -> String {
     format!("{PREFIX}{module}.lora_{}.weight", ["A", "B"][matrix])
 }
 
-/// Returns the module and the matrix (0 for A, 1 for B) of a tensor name.
+/// Returns the module and the matrix (0 for A, 1 for B) of a tensor name, or `None` if it does not
+/// name a LoRA matrix. The module of the unembedding is [`HEAD`] under either of its names.
 pub(crate) fn parse_name(name: &str) -> Option<(&str, usize)> {
     let name = name.strip_prefix(PREFIX)?;
     let name = name.strip_suffix(".weight")?;

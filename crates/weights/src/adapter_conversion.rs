@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use crate::adapter::{CONFIG, HEAD, PREFIX, SERVICE_HEAD, TENSORS, parse_name};
+use crate::adapter::{CONFIG, HEAD, PREFIX, SERVICE_HEAD, TENSORS, matrix_name, parse_name};
 use crate::atomic::write_file;
 use crate::json_fields::read_small;
+use crate::peft::selects;
 use crate::{Error, Result, StoredTensor, TensorFile};
 
 /// Field of the configuration with the name of the base model.
@@ -16,13 +17,13 @@ const BASE_MODEL: &str = "base_model_name_or_path";
 /// Field of the configuration with the adapted modules.
 const TARGET_MODULES: &str = "target_modules";
 
-/// An adapter folder whose two files were checked, and what must change so that `peft` loads it.
+/// An adapter folder whose two files were checked, with the changes that `peft` needs to load it.
 ///
 /// The hosted service names the unembedding `model.unembed_tokens`, and its configurations have
 /// `"target_modules": "all-linear"`, with which `peft` leaves out the unembedding. The conversion
-/// names the unembedding `lm_head`, lists the modules that the tensors adapt, and adds settings that
-/// `peft` requires. Other settings and the data of the tensors stay as they are. A converted folder
-/// needs no further conversion.
+/// names the unembedding `lm_head`, lists the modules that the tensors adapt, and adds settings
+/// that `peft` requires. Other settings and the data of the tensors stay as they are. A converted
+/// folder needs no further conversion.
 #[derive(Debug)]
 pub struct AdapterConversion {
     folder: PathBuf,
@@ -55,10 +56,10 @@ impl AdapterConversion {
             .map_err(|e| Error::bad_file(&path, format!("not an adapter configuration: {e}")))?;
         let rank = config.get("r").and_then(Value::as_u64).and_then(|r| usize::try_from(r).ok());
         let rank = rank.ok_or_else(|| {
-            Error::bad_file(&path, "r is missing, expected the rank of the adapter")
+            Error::bad_file(&path, "r is missing or not an integer, expected the adapter's rank")
         })?;
         if !config.get("lora_alpha").is_some_and(Value::is_number) {
-            return Err(Error::bad_file(&path, "lora_alpha is missing, expected a number"));
+            return Err(Error::bad_file(&path, "lora_alpha is missing or not a number"));
         }
         let has_rank_pattern =
             matches!(config.get("rank_pattern"), Some(Value::Object(ranks)) if !ranks.is_empty());
@@ -82,7 +83,7 @@ impl AdapterConversion {
         self.renames || self.changes_config || (base_model.is_some() && !self.has_base_model())
     }
 
-    /// Converts the files. Names the base model in the configuration if it names none.
+    /// Converts the files. Adds `base_model` to the configuration if it does not name a base model.
     ///
     /// Each file is replaced atomically. An interrupted conversion can be repeated.
     ///
@@ -121,8 +122,9 @@ fn renamed(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// Checks that the LoRA matrices form pairs of the rank `rank`, if given. Returns the names of the
-/// adapted modules. Matrices of experts, which have three dimensions, are not checked.
+/// Checks that every adapted module has a pair of LoRA matrices, of rank `rank` if it is given.
+/// Returns the names of the modules. The rank of matrices of experts, which have three dimensions,
+/// is not checked.
 fn check_pairs(tensors: &TensorFile, rank: Option<usize>) -> Result<BTreeSet<&str>> {
     let mut found: BTreeMap<&str, [bool; 2]> = BTreeMap::new();
     for tensor in tensors.tensors() {
@@ -138,8 +140,8 @@ fn check_pairs(tensors: &TensorFile, rank: Option<usize>) -> Result<BTreeSet<&st
     }
     for (module, pair) in &found {
         if let Some(matrix) = pair.iter().position(|exists| !exists) {
-            let name = format!("{PREFIX}{module}.lora_{}.weight", ["A", "B"][matrix]);
-            return Err(Error::MissingTensor { path: tensors.path().to_owned(), name });
+            let (path, name) = (tensors.path().to_owned(), matrix_name(module, matrix));
+            return Err(Error::MissingTensor { path, name });
         }
     }
     Ok(found.into_keys().collect())
@@ -172,9 +174,12 @@ fn complete(config: &mut Map<String, Value>, modules: &BTreeSet<&str>, renames: 
     }
     let lists_all = match config.get(TARGET_MODULES) {
         Some(Value::Array(targets)) => {
-            modules.iter().all(|module| targets.iter().any(|target| selects(target, module)))
+            let selected = |module: &&str| {
+                targets.iter().filter_map(Value::as_str).any(|target| selects(target, module))
+            };
+            modules.iter().all(selected)
         }
-        // A regular expression. It can select no renamed module.
+        // A regular expression, written for the names that the tensors had before renaming.
         Some(Value::String(pattern)) => pattern != "all-linear" && !renames,
         _ => false,
     };
@@ -185,12 +190,4 @@ fn complete(config: &mut Map<String, Value>, modules: &BTreeSet<&str>, renames: 
         changed = true;
     }
     changed
-}
-
-/// Returns whether an entry of `target_modules` selects a module, as in `peft`: by its name or by
-/// the end of its name.
-fn selects(target: &Value, module: &str) -> bool {
-    target.as_str().is_some_and(|target| {
-        module.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-    })
 }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+#[cfg(doc)]
+use crate::Error;
 use crate::json_fields::{MAX_SIZE, read_small};
 use crate::{Result, Rope, config_json};
 
@@ -18,7 +20,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// Returns the architecture that `transformers` calls `model_type`.
+    /// Returns the architecture whose `model_type` in `transformers` is `name`, if it is supported.
     pub(crate) fn from_model_type(name: &str) -> Option<Self> {
         match name {
             "llama" => Some(Self::Llama),

@@ -15,7 +15,8 @@ pub(super) fn parse(text: &[u8], path: &Path) -> Result<ModelConfig> {
     let object: Map<String, Value> = serde_json::from_slice(text)
         .map_err(|e| Error::bad_file(path, format!("not a model configuration: {e}")))?;
     let fields = JsonFields::new(&object);
-    // The architecture comes first: the configurations of others lack the fields of these.
+    // Check the architecture first. Configurations of unsupported architectures often lack fields,
+    // and the error should name the architecture rather than a field.
     let architecture = architecture(fields, path)?;
     let config = config(fields, architecture).and_then(|config| {
         config.check()?;
@@ -51,7 +52,8 @@ fn architecture(fields: JsonFields<'_>, path: &Path) -> Result<Architecture> {
     Err(Error::UnknownArchitecture { path: path.to_owned(), name, known: KNOWN })
 }
 
-/// Returns the architecture of a class of `transformers`: the model with or without its head.
+/// Returns the architecture of a class of `transformers`, which is the model with or without its
+/// unembedding.
 fn from_class(name: &str) -> Option<Architecture> {
     let family = name.strip_suffix("ForCausalLM").or_else(|| name.strip_suffix("Model"))?;
     match family {
@@ -83,9 +85,13 @@ fn config(fields: JsonFields<'_>, architecture: Architecture) -> Result<ModelCon
     let layers = fields.required_size("num_hidden_layers")?;
     let kv_heads = match fields.size("num_key_value_heads")? {
         Some(heads) => heads,
+        // The default of `transformers` for Qwen is 32, whatever the number of heads.
         None if qwen && !fields.contains("num_key_value_heads") => {
             if heads % 32 != 0 {
-                return Err("num_key_value_heads is missing".to_owned());
+                return Err(format!(
+                    "num_key_value_heads is missing; the default 32 does not divide \
+                     num_attention_heads {heads}"
+                ));
             }
             32
         }
@@ -133,7 +139,8 @@ fn config(fields: JsonFields<'_>, architecture: Architecture) -> Result<ModelCon
     })
 }
 
-/// Checks that no layer of a Qwen model attends to a window shorter than the context.
+/// Checks that no layer of a Qwen model has sliding-window attention with a window shorter than the
+/// context.
 fn check_windows(
     fields: JsonFields<'_>,
     layers: usize,

@@ -63,13 +63,14 @@ pub enum Error {
         /// Description of the problem.
         reason: String,
     },
-    /// The target of an export exists and may not be replaced.
+    /// The target of an export exists, and [`AdapterExport::replace`](crate::AdapterExport::replace)
+    /// was not set.
     #[error("cannot write {}: it already exists", path.display())]
     AlreadyExists {
         /// Path of the target.
         path: PathBuf,
     },
-    /// The file system of the target of an export is too full.
+    /// The file system of an export's target has too little free space.
     #[error(
         "cannot write {}: needs {}, but only {} are free on {}",
         path.display(), size(*needed), size(*available), folder.display()
@@ -84,7 +85,7 @@ pub enum Error {
         /// Free space in bytes.
         available: u64,
     },
-    /// An option of an export cannot be used with the others.
+    /// The options of an export contradict each other, or a required one is missing.
     #[error("cannot export {}: {reason}", path.display())]
     InvalidExport {
         /// Path of the adapter.
@@ -92,7 +93,7 @@ pub enum Error {
         /// Description of the problem.
         reason: String,
     },
-    /// The caller stopped the operation.
+    /// The caller stopped an export.
     #[error("the export was cancelled")]
     Cancelled,
 }

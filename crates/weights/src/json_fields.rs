@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
-/// Maximum length of a dimension. A product of two does not overflow.
+/// Maximum size of a dimension. The product of two fits in 64 bits.
 pub(crate) const MAX_SIZE: usize = 1 << 24;
 
 /// Reads a configuration file of at most 64 MiB.
@@ -40,7 +40,8 @@ impl<'a> JsonFields<'a> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    /// Returns a field that `convert` accepts.
+    /// Returns the field `name`, converted. `convert` returns `None` for an invalid value;
+    /// `expected` describes the valid ones, for the error.
     fn read<T>(
         self,
         name: &str,

@@ -6,7 +6,8 @@
 //! | Hugging Face model folder | [`ModelFolder`], [`ModelConfig`] |
 //! | GGUF | [`GgufFile`], [`GgufModel`], [`GgufWriter`] |
 //! | quantized weights | [`BlockFormat`] |
-//! | PEFT adapter folder | [`AdapterFile`], [`StoredAdapter`], [`PeftConfig`], [`AdapterConversion`] |
+//! | PEFT adapter folder | [`AdapterFile`], [`StoredAdapter`], [`PeftConfig`] |
+//! | PEFT folder of the hosted service | [`AdapterConversion`] |
 //! | merged models | [`AdapterExport`] |
 //!
 //! Files that are read may be truncated, corrupted or malicious: every length is checked before it

@@ -11,7 +11,8 @@ use crate::{Error, ModelConfig, Result, StoredTensor, TensorFile};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const UNEMBEDDING: &str = "lm_head.weight";
-/// Prefix of all tensors except the unembedding. Files of a model without its head lack it.
+/// Prefix of the names of all tensors except the unembedding. Files of a model without the
+/// unembedding omit it.
 const PREFIX: &str = "model.";
 
 /// An open model folder. Tensors are read from its files when they are used.
@@ -125,7 +126,7 @@ impl ModelFolder {
         &self.config
     }
 
-    /// Returns what is unusual about the folder without preventing its use, one sentence each.
+    /// Returns warnings about properties of the folder that do not prevent its use.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
@@ -181,9 +182,10 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>> {
     names.dedup();
     let mut files = Vec::with_capacity(names.len());
     for name in names {
-        // A path could make the engine read files outside the model folder.
+        // A path could name a file outside the model folder.
         if Path::new(name).file_name() != Some(name.as_ref()) {
-            return Err(Error::bad_file(index, format!("{name:?} is not a plain file name")));
+            let reason = format!("{name:?} is a path, expected the name of a file in the folder");
+            return Err(Error::bad_file(index, reason));
         }
         files.push(TensorFile::open(folder.join(name))?);
     }

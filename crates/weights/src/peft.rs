@@ -14,7 +14,7 @@ use crate::{Error, Result};
 pub struct PeftConfig {
     /// Rank of all pairs of matrices, 1 to 65,536.
     pub rank: usize,
-    /// Scale numerator: a delta is multiplied by `alpha / rank`.
+    /// Numerator of the scale `alpha / rank` of the deltas.
     pub alpha: f64,
     /// Name of the base model; empty if the file does not name it.
     pub base_model: String,
@@ -34,12 +34,8 @@ impl PeftConfig {
     /// the end of its name, as `peft` does. A pattern selects every module.
     #[must_use]
     pub fn targets(&self, module: &str) -> bool {
-        let selects = |target: &String| {
-            module
-                .strip_suffix(&**target)
-                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-        };
-        self.target_modules.is_empty() || self.target_modules.iter().any(selects)
+        self.target_modules.is_empty()
+            || self.target_modules.iter().any(|target| selects(target, module))
     }
 
     /// Reads the file `path`.
@@ -89,6 +85,12 @@ impl PeftConfig {
         let text = serde_json::to_vec_pretty(&config).expect("a JSON value serializes");
         write_file(path.as_ref(), |out| out.write_all(&text))
     }
+}
+
+/// Returns whether an entry of `target_modules` selects a module, as in `peft`: by its name or by
+/// the last components of its name.
+pub(crate) fn selects(target: &str, module: &str) -> bool {
+    module.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 #[derive(Deserialize)]

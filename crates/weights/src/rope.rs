@@ -36,8 +36,8 @@ pub enum RopeScaling {
         /// Context length of the pre-training, in tokens.
         original: f64,
     },
-    /// Divides the frequency of each pair of dimensions by its own factor, as GGUF files store
-    /// other extensions.
+    /// Divides the frequency of each pair of dimensions by its own factor. GGUF files store
+    /// Llama 3.1's extension in this form.
     Factors(Vec<f64>),
     /// YaRN: multiplies the wavelengths of slow dimensions by the factor, keeps those of fast ones,
     /// interpolates between them, and scales the attention scores.
@@ -100,7 +100,7 @@ impl Rope {
             "default" => RopeScaling::None,
             "linear" => RopeScaling::Linear { factor: factor()? },
             "dynamic" => {
-                // It changes the frequencies only beyond the context length.
+                // Dynamic scaling changes the frequencies only beyond the context length.
                 factor()?;
                 RopeScaling::None
             }
@@ -150,7 +150,8 @@ impl Rope {
                 })
                 .collect(),
             &RopeScaling::Yarn { factor, beta_fast, beta_slow, original, truncate, .. } => {
-                // The dimension that makes this many rotations within the original context.
+                // Index of the pair of dimensions that makes `rotations` rotations within the
+                // original context.
                 let dimension = |rotations: f64| {
                     head_dim as f64 * (original / (rotations * TAU)).ln() / (2.0 * self.theta.ln())
                 };
@@ -195,7 +196,7 @@ fn yarn(
         factor => positive("factor", factor)?,
     };
     let number = |name: &str| settings.number(name);
-    // `transformers` takes 0 for a missing value in these fields.
+    // `transformers` treats 0 in these fields as a missing value.
     let nonzero = |name: &str| Ok::<_, String>(number(name)?.filter(|value| *value != 0.0));
     let magnitude = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
     let attention = match (nonzero("mscale")?, nonzero("mscale_all_dim")?) {

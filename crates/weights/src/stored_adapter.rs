@@ -49,7 +49,8 @@ impl StoredLoraPair<'_> {
 }
 
 impl StoredAdapter {
-    /// Opens the adapter folder `path`. Accepts both names of the unembedding.
+    /// Opens the adapter folder `path`. Accepts the name that the hosted service gives to the
+    /// unembedding, `model.unembed_tokens`, besides `lm_head`.
     ///
     /// Checks the configuration, and that the tensors are complete pairs of the configured rank and
     /// of a type that can be converted to f32. Reads no values.
@@ -69,7 +70,7 @@ impl StoredAdapter {
                 let (name, part) = (tensor.name(), unsupported_part(tensor.name()));
                 return Err(Error::bad_file(file.path(), format!("tensor {name} is {part}")));
             };
-            // The service's name of the unembedding is in no configuration.
+            // No configuration lists the name that the hosted service gives to the unembedding.
             let is_service_name = tensor.name()[PREFIX.len()..].starts_with(SERVICE_HEAD);
             if !is_service_name && !config.targets(module) {
                 let name = tensor.name();

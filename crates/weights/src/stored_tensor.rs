@@ -25,12 +25,13 @@ pub struct StoredTensor<'a> {
 pub(crate) enum RowOrder {
     /// The order of Hugging Face files.
     Plain,
-    /// The rows of the two halves of each head of `head_dim` rows alternate.
+    /// Each head of `head_dim` rows alternates between the rows of its first and of its second
+    /// half. GGUF files of the llama architecture store query and key projections in this order.
     Interleaved { head_dim: usize },
 }
 
 impl RowOrder {
-    /// Returns the index in the file of row `row`.
+    /// Returns the index in the file of the tensor's row `row`.
     fn stored_row(self, row: usize) -> usize {
         match self {
             Self::Plain => row,
@@ -142,7 +143,11 @@ impl<'a> StoredTensor<'a> {
     /// If `out` does not have the size of whole rows.
     pub fn read_rows(&self, first: usize, out: &mut [u8]) -> Result<()> {
         let row_bytes = self.dtype.byte_len(self.row_len()).unwrap_or(0);
-        assert!(row_bytes > 0 && out.len().is_multiple_of(row_bytes), "rows of {row_bytes} bytes");
+        assert!(
+            row_bytes > 0 && out.len().is_multiple_of(row_bytes),
+            "the buffer has {} bytes, expected whole rows of {row_bytes} bytes",
+            out.len()
+        );
         match self.order {
             RowOrder::Plain => self.read_bytes(first * row_bytes, out)?,
             order @ RowOrder::Interleaved { .. } => {
@@ -155,8 +160,8 @@ impl<'a> StoredTensor<'a> {
             DType::Block(format) if !format.is_finite(out) => {
                 let name = self.name;
                 let reason = format!(
-                    "tensor {name} has a scale that is NaN or infinite from row {first} on, \
-                     expected finite weights"
+                    "tensor {name} has a scale that is NaN or infinite in row {first} or a later \
+                     one, expected finite weights"
                 );
                 Err(Error::bad_file(self.path, reason))
             }
@@ -196,13 +201,13 @@ impl<'a> StoredTensor<'a> {
         Err(Error::bad_file(self.path, reason))
     }
 
-    /// Returns whether the two tensors have the same elements, in any element types. NaN differs
-    /// from everything.
+    /// Returns whether the two tensors have the same elements after conversion to f32. NaN differs
+    /// from every number, including NaN.
     ///
     /// # Errors
     /// As [`read_f32`](Self::read_f32).
     pub fn has_values_of(&self, other: &StoredTensor<'_>) -> Result<bool> {
-        /// Elements that are compared at a time.
+        /// Number of elements that are compared at a time.
         const COUNT: usize = 1 << 18;
         let count = self.count();
         if count != other.count() {
@@ -221,12 +226,13 @@ impl<'a> StoredTensor<'a> {
         Ok(true)
     }
 
-    /// Checks that elements of this tensor, which start at index `start`, are finite.
+    /// Checks that `values`, the elements of this tensor from index `start` on, are finite.
     ///
     /// # Errors
-    /// [`Error::BadFile`] that names the tensor if one is NaN or infinite.
+    /// [`Error::BadFile`] that names the tensor and the index if an element is NaN or infinite.
     pub fn check_finite(&self, start: usize, values: &[f32]) -> Result<()> {
-        // Without a branch per element, so that the compiler vectorizes the loop.
+        // Positive floats have the order of their bits, and NaN has larger bits than infinity. The
+        // loop has no branch per element, so that the compiler vectorizes it.
         let largest = values.iter().fold(0, |max, value| value.abs().to_bits().max(max));
         if largest < f32::INFINITY.to_bits() {
             return Ok(());
@@ -257,7 +263,7 @@ impl<'a> StoredTensor<'a> {
     /// If `out` does not have the length of the range, or the range of a tensor in a block format
     /// does not consist of whole blocks, as rows do.
     pub fn read_f32(&self, range: Range<usize>, out: &mut [f32]) -> Result<()> {
-        assert_eq!(range.len(), out.len(), "a buffer for the range {range:?}");
+        assert_eq!(range.len(), out.len(), "length of the buffer for the range {range:?}");
         self.as_float()?;
         let RowOrder::Interleaved { .. } = self.order else {
             return self.read_stored(range, out);
@@ -275,11 +281,11 @@ impl<'a> StoredTensor<'a> {
 
     /// Reads a range of the elements as f32, in the order of the file.
     fn read_stored(&self, range: Range<usize>, out: &mut [f32]) -> Result<()> {
-        /// Bytes that are read at a time.
+        /// Maximum number of bytes that are read at a time.
         const BUFFER: usize = 1 << 16;
         let (block_len, block_bytes) = (self.dtype.block_len(), self.dtype.block_bytes());
         let whole = range.start.is_multiple_of(block_len) && range.end.is_multiple_of(block_len);
-        assert!(whole, "range {range:?} of blocks of {block_len} elements");
+        assert!(whole, "range {range:?}, expected whole blocks of {block_len} elements");
         let (start, end) =
             (range.start / block_len * block_bytes, range.end / block_len * block_bytes);
         if let StoredBytes::Memory(bytes) = self.data
@@ -308,7 +314,7 @@ impl<'a> StoredTensor<'a> {
                 widen(bytes, out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16));
             }
             DType::Block(format) => format.decode(bytes, out),
-            // Excluded by `as_float`.
+            // `read_f32` rejects all other types.
             _ => out.fill(f32::NAN),
         }
     }

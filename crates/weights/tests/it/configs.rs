@@ -187,7 +187,7 @@ fn missing_fields_have_the_defaults_of_their_architecture() {
     assert_eq!(read("qwen2", &wide).kv_heads, 32);
     assert_eq!(read("llama", &wide).kv_heads, 64);
     let error = parse(&minimal("qwen2")).unwrap_err().to_string();
-    assert!(error.ends_with("num_key_value_heads is missing"), "{error}");
+    assert!(error.contains("num_key_value_heads is missing"), "{error}");
     // Only Llama reads the field.
     assert!(read("llama", &json!({"mlp_bias": true})).mlp_bias);
     assert!(!read("qwen3", &json!({"mlp_bias": true, "num_key_value_heads": 4})).mlp_bias);
