@@ -11,7 +11,7 @@ const KNOWN: &str = "llama, qwen2 and qwen3";
 /// Texts of control tokens that end a turn or a document, besides those that the metadata names.
 const END_TOKENS: [&str; 5] =
     ["<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"];
-/// Type of control tokens.
+/// Number of the type of control tokens.
 pub(super) const CONTROL_TOKEN: i32 = 3;
 
 /// Returns the configuration of the model in `file`.
@@ -89,7 +89,13 @@ impl Metadata<'_> {
         let head_dim = match self.optional_size("attention.key_length")? {
             Some(width) => width,
             None if heads > 0 && hidden_size.is_multiple_of(heads) => hidden_size / heads,
-            None => return Err(format!("{heads} heads do not divide {hidden_size} dimensions")),
+            None => {
+                return Err(format!(
+                    "metadata {0}.embedding_length is {hidden_size}, expected a multiple of \
+                     {0}.attention.head_count, which is {heads}",
+                    self.prefix
+                ));
+            }
         };
         for key in ["attention.value_length", "rope.dimension_count"] {
             if self.optional_size(key)?.is_some_and(|width| width != head_dim) {
@@ -212,11 +218,14 @@ impl Metadata<'_> {
             .file
             .tensor(ROPE_FACTORS)
             .and_then(|tensor| tensor.with_shape(&[head_dim / 2])?.to_f32())
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| match error {
+                Error::BadFile { reason, .. } => reason,
+                other => other.to_string(),
+            })?;
         if factors.iter().all(|factor| factor.is_finite() && *factor > 0.0) {
             Ok(factors.into_iter().map(f64::from).collect())
         } else {
-            Err(format!("tensor {ROPE_FACTORS} has factors that are not positive"))
+            Err(format!("tensor {ROPE_FACTORS} has a factor that is not positive and finite"))
         }
     }
 }

@@ -23,7 +23,7 @@ impl From<io::Error> for ParseError {
 }
 
 impl ParseError {
-    /// Adds the name of the part that is at fault.
+    /// Adds the name of the invalid part of the header.
     pub(super) fn at(self, part: impl std::fmt::Display) -> Self {
         match self {
             Self::Io(error) => Self::Io(error),
@@ -32,7 +32,7 @@ impl ParseError {
     }
 }
 
-/// Reads a header, and never allocates more than the file has bytes left.
+/// Reads a header. Checks every length against the rest of the file before it allocates memory.
 pub(super) struct GgufCursor<'a> {
     reader: &'a mut dyn Read,
     at: u64,
@@ -50,7 +50,7 @@ impl<'a> GgufCursor<'a> {
         self.at
     }
 
-    /// Checks that the file has `len` more bytes.
+    /// Advances the position by `len` bytes, which the file must have.
     fn take(&mut self, len: u64) -> Result<(), ParseError> {
         match self.at.checked_add(len) {
             Some(at) if at <= self.end => {
@@ -80,7 +80,7 @@ impl<'a> GgufCursor<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// Reads `len` bytes, which the file has.
+    /// Reads `len` bytes.
     fn bytes(&mut self, len: u64) -> Result<Vec<u8>, ParseError> {
         self.take(len)?;
         let len = usize::try_from(len).map_err(|_| format!("{len} bytes are too many"))?;
@@ -119,7 +119,7 @@ impl<'a> GgufCursor<'a> {
                 format!("{count} elements at byte {} exceed the {left} bytes left", self.at);
             return Err(reason.into());
         }
-        // The vector grows with what is read: an element may take more memory than file.
+        // No capacity is reserved: an element may take more bytes in memory than in the file.
         let mut all = Vec::new();
         for _ in 0..count {
             all.push(read(self)?);

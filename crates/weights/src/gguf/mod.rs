@@ -1,9 +1,10 @@
 //! The GGUF format: metadata, descriptions of tensors, and aligned little-endian data.
 //!
-//! `value` has the metadata, `header` parses and validates everything before the data, `read` opens
-//! a file, `write` creates one, and `tensor_type` maps types of tensors to numbers. `model` opens a
-//! file as a base model: `config` derives its configuration from the metadata, `names` translates
-//! the names of tensors, `tokenizer` converts the tokenizer.
+//! `value` defines the values of the metadata, `cursor` reads numbers and strings, `header` parses
+//! and validates everything before the data, `read` opens a file, `write` creates one, and
+//! `tensor_type` maps types of tensors to numbers. `model` opens a file as a base model: `config`
+//! derives its configuration from the metadata, `names` translates the names of tensors, and
+//! `tokenizer` converts the tokenizer.
 
 mod config;
 mod cursor;
@@ -28,7 +29,7 @@ pub use write::{FillError, GgufWriter};
 const MAGIC: &[u8; 4] = b"GGUF";
 /// Alignment of tensors in bytes, unless the metadata has another one.
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// Key of the alignment.
+/// Key of the alignment in the metadata.
 const ALIGNMENT_KEY: &str = "general.alignment";
 /// Maximum number of dimensions of a tensor.
 const MAX_DIMENSIONS: usize = 4;

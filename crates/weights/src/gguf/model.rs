@@ -10,7 +10,8 @@ use super::tokenizer::{GgufTokenizerFiles, tokenizer_files};
 use crate::stored_tensor::RowOrder;
 use crate::{Architecture, Error, ModelConfig, Result, StoredTensor};
 
-/// Factors of the rotary frequencies, which `ModelConfig::rope` contains.
+/// Name of the tensor with the factors of the rotary frequencies. `config` reads them into
+/// `ModelConfig::rope`.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// A model in an open GGUF file. Tensors have their Hugging Face names and row order, and are read
@@ -78,7 +79,7 @@ impl GgufModel {
         &self.file
     }
 
-    /// Returns what is unusual about the file without preventing its use, one sentence each.
+    /// Returns warnings about properties of the file that do not prevent its use.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
@@ -93,8 +94,8 @@ impl GgufModel {
         let missing =
             || Error::MissingTensor { path: self.file.path().to_owned(), name: name.to_owned() };
         let stored = self.file.tensor(&gguf_tensor_name(name).ok_or_else(missing)?)?;
-        // Files of the llama architecture store the rows of a query or key head in the order of
-        // rotation in pairs of neighbours; the engine rotates the first half with the second.
+        // In files of the llama architecture, the two rows of a query or key head that are rotated
+        // together are neighbours. In Hugging Face files they are half a head apart.
         let rotated = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
         Ok(if rotated && self.config.architecture == Architecture::Llama {
             stored.with_row_order(RowOrder::Interleaved { head_dim: self.config.head_dim })

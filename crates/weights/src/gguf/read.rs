@@ -39,7 +39,7 @@ pub struct GgufFile {
     header: GgufHeader,
 }
 
-/// Where the bytes of a file are.
+/// Source of a file's bytes.
 #[derive(Debug)]
 enum GgufBytes {
     File(File),

@@ -1,8 +1,8 @@
-//! Numbers of the tensor types.
+//! [`TensorType`]: the types of tensors and their numbers in GGUF files.
 
 use crate::{BlockFormat, DType};
 
-/// Numbers and names of all tensor types, and those that can be read.
+/// Number and name of each tensor type, and the element type if tensors of it can be read.
 const TYPES: [(u32, &str, Option<DType>); 34] = [
     (0, "F32", Some(DType::F32)),
     (1, "F16", Some(DType::F16)),

@@ -7,7 +7,7 @@ use super::read::GgufFile;
 use super::value::{GgufArray, GgufValue};
 use crate::{Error, ModelConfig, Result};
 
-/// The files of a tokenizer.
+/// The tokenizer of a GGUF file as the files of a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GgufTokenizerFiles {
@@ -17,11 +17,11 @@ pub struct GgufTokenizerFiles {
     pub config: String,
 }
 
-/// Types of tokens besides [`CONTROL_TOKEN`].
+/// Numbers of token types in the metadata, besides [`CONTROL_TOKEN`].
 const USER_DEFINED_TOKEN: i32 = 4;
 const UNUSED_TOKEN: i32 = 5;
 
-/// Splits of text before byte-pair encoding.
+/// Regular expressions that split text before byte-pair encoding.
 const LLAMA3_SPLIT: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|",
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -102,24 +102,24 @@ impl PreTokenizer {
     }
 }
 
-/// Returns the name in GGUF files of the pre-tokenizer of a `tokenizer.json`, or `None` if it has no
-/// known name.
+/// Returns the name in GGUF files of the pre-tokenizer of a `tokenizer.json`, or `None` if it is
+/// not one of the known ones.
 pub(crate) fn pre_tokenizer_name(pre_tokenizer: &Value) -> Option<&'static str> {
     let kind = |value: &Value, kind: &str| value["type"] == kind;
-    let is_bytes = |value: &Value, splits: bool| {
+    let is_byte_level = |value: &Value, splits: bool| {
         let prefix = value["add_prefix_space"].as_bool().unwrap_or(true);
         let regex = value["use_regex"].as_bool().unwrap_or(true);
         kind(value, "ByteLevel") && !prefix && regex == splits
     };
-    if is_bytes(pre_tokenizer, true) {
+    if is_byte_level(pre_tokenizer, true) {
         return Some("gpt-2");
     }
     let [first, last] = pre_tokenizer["pretokenizers"].as_array()?.as_slice() else { return None };
-    if kind(first, "Digits") && first["individual_digits"] == true && is_bytes(last, true) {
+    if kind(first, "Digits") && first["individual_digits"] == true && is_byte_level(last, true) {
         return Some("smollm");
     }
     let isolated = first["behavior"] == "Isolated" && first["invert"] != true;
-    if !kind(first, "Split") || !isolated || !is_bytes(last, false) {
+    if !kind(first, "Split") || !isolated || !is_byte_level(last, false) {
         return None;
     }
     match first["pattern"]["Regex"].as_str()? {
@@ -135,18 +135,25 @@ impl<'a> TokenizerParts<'a> {
         let key = |name: &str| format!("tokenizer.ggml.{name}");
         let strings = |name: &str| {
             let values = file.get(&key(name)).and_then(GgufValue::as_strings);
-            values.ok_or_else(|| format!("metadata {} is missing or no list of texts", key(name)))
+            values.ok_or_else(|| {
+                format!("metadata {} is missing or not an array of strings", key(name))
+            })
         };
         let text = |name: &str| file.get(&key(name)).and_then(GgufValue::as_str);
         match text("model") {
             Some("gpt2") => {}
             Some("llama") => {
-                return Err(
-                    "the tokenizer is a SentencePiece model; put tokenizer.json beside the file"
-                        .to_owned(),
-                );
+                return Err("the tokenizer is a SentencePiece model, which is not supported; put \
+                     tokenizer.json beside the file"
+                    .to_owned());
             }
-            other => {
+            None => {
+                return Err(format!(
+                    "metadata {} is missing; put tokenizer.json beside the file",
+                    key("model")
+                ));
+            }
+            Some(other) => {
                 return Err(format!(
                     "tokenizer {other:?} is not supported, expected \"gpt2\"; put tokenizer.json \
                      beside the file"
@@ -165,7 +172,12 @@ impl<'a> TokenizerParts<'a> {
             Some(GgufValue::Array(GgufArray::I32(types))) if types.len() == tokens.len() => {
                 types.as_slice()
             }
-            _ => return Err(format!("metadata {} has no type per token", key("token_type"))),
+            _ => {
+                return Err(format!(
+                    "metadata {} is missing or does not have one i32 per token",
+                    key("token_type")
+                ));
+            }
         };
         let token = |name: &str| {
             let id = file.get(&key(&format!("{name}_token_id")))?.as_u64()?;

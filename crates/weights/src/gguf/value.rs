@@ -46,7 +46,7 @@ pub enum GgufArray {
 const MAX_DEPTH: usize = 4;
 
 impl GgufValue {
-    /// Returns an unsigned integer of any width, or a signed one that is not negative.
+    /// Returns the value if it is an integer of any width and not negative.
     #[must_use]
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
@@ -62,7 +62,7 @@ impl GgufValue {
         }
     }
 
-    /// Returns a float.
+    /// Returns the value if it is a float.
     #[must_use]
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
@@ -72,7 +72,7 @@ impl GgufValue {
         }
     }
 
-    /// Returns a boolean.
+    /// Returns the value if it is a boolean.
     #[must_use]
     pub fn as_bool(&self) -> Option<bool> {
         match *self {
@@ -81,7 +81,7 @@ impl GgufValue {
         }
     }
 
-    /// Returns a string.
+    /// Returns the value if it is a string.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         match self {
@@ -90,7 +90,7 @@ impl GgufValue {
         }
     }
 
-    /// Returns an array of strings.
+    /// Returns the value if it is an array of strings.
     #[must_use]
     pub fn as_strings(&self) -> Option<&[String]> {
         match self {
@@ -257,7 +257,7 @@ fn read_bool(cursor: &mut GgufCursor<'_>) -> Result<bool, ParseError> {
 }
 
 fn unknown_type(number: u32) -> ParseError {
-    format!("value type {number} is unknown").into()
+    format!("value type {number} is unknown, expected 0 to 12").into()
 }
 
 macro_rules! from_value {

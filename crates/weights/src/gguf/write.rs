@@ -63,7 +63,12 @@ impl GgufWriter {
         };
         let row = shape.last().copied().unwrap_or(1);
         if shape.len() > MAX_DIMENSIONS || !row.is_multiple_of(dtype.block_len()) {
-            return invalid(format!("{} cannot have shape {shape:?}", dtype.name()));
+            return invalid(format!(
+                "{} cannot have shape {shape:?}, expected at most {MAX_DIMENSIONS} dimensions and \
+                 rows of whole blocks of {} elements",
+                dtype.name(),
+                dtype.block_len()
+            ));
         }
         let count = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
         let Some(len) = count.and_then(|count| dtype.byte_len(count)) else {
@@ -112,7 +117,7 @@ impl GgufWriter {
                     Ok(()) if counted.written == tensor.len => {}
                     Ok(()) => {
                         let (written, len) = (counted.written, tensor.len);
-                        let reason = format!("{written} bytes were written, it has {len}");
+                        let reason = format!("{written} bytes were written, expected {len}");
                         failed = Some(Error::invalid_tensor(&tensor.name, reason));
                         return Err(io::Error::other("wrong size of a tensor"));
                     }

@@ -1,5 +1,6 @@
-//! Searches for the scales of groups of weights, in the way of llama.cpp's k-quants: several
-//! roundings of a group are tried, each with its least-squares scale, and the best is kept.
+//! Searches for the scales of groups of weights as llama.cpp does for k-quants: rounds a group with
+//! several trial scales, computes the least-squares scale of each rounding, and keeps the one with
+//! the smallest error.
 //!
 //! Sums are accumulated in lanes, so that the compiler vectorizes them.
 
@@ -24,6 +25,7 @@ pub(super) fn fit_affine<const N: usize>(values: &[f32; N], max: f32) -> AffineF
     let mean_square = sum(|i| values[i] * values[i], N) / N as f32;
     let base = mean_square.sqrt();
     let weights: [f32; N] = std::array::from_fn(|i| base + values[i].abs());
+    // In the names of sums, w is a weight of the error, x a value and l an integer.
     let sum_w = sum(|i| weights[i], N);
     let sum_x = sum(|i| weights[i] * values[i], N);
     let low = values.iter().fold(0.0_f32, |low, value| low.min(*value));
@@ -32,7 +34,7 @@ pub(super) fn fit_affine<const N: usize>(values: &[f32; N], max: f32) -> AffineF
     if range <= 0.0 {
         return AffineFit { scale: 0.0, min: -low };
     }
-    // The error after rounding again, with the scale and the minimum that belong to a rounding.
+    // The weighted squared error of the integers that `scale` and `low` give.
     let error = |scale: f32, low: f32| {
         let factor = 1.0 / scale;
         let squares = |i: usize| {
@@ -86,7 +88,7 @@ pub(super) fn fit_scale<const N: usize>(values: &[f32; N], max: f32) -> f32 {
     if largest.abs() < TINY {
         return 0.0;
     }
-    // Reduction of the squared error by a scale, and the scale.
+    // The best scale so far, after the amount by which it reduces the squared error.
     let mut best = (0.0, 0.0);
     for step in -9_i8..=9 {
         let factor = -(max + 0.1 * f32::from(step)) / largest;

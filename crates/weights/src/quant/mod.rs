@@ -101,8 +101,8 @@ impl BlockFormat {
 
     /// Encodes whole blocks.
     ///
-    /// The scales are f16: values beyond ±65504 times the largest integer of the format, infinity
-    /// and NaN decode to values that are not finite or are wrong.
+    /// The scales are f16. Values beyond ±65504 times the largest integer of the format, infinity
+    /// and NaN decode to numbers that are wrong or not finite.
     ///
     /// # Panics
     /// If `values` does not consist of whole blocks, or `out` does not have their size.
@@ -119,13 +119,14 @@ impl BlockFormat {
     /// Returns whether all weights of the blocks are finite, which their f16 scales determine.
     #[must_use]
     pub fn is_finite(self, bytes: &[u8]) -> bool {
+        // Offsets of the f16 scales in a block.
         let scales: &[usize] = match self {
             Self::Q8_0 | Self::Q4_0 => &[0],
             Self::Q4K => &[0, 2],
             Self::Q6K => &[208],
         };
         bytes.chunks_exact(self.block_bytes()).all(|block| {
-            // A finite f16 number does not have all bits of its exponent.
+            // A finite f16 number does not have all bits of its exponent set.
             scales.iter().all(|at| block[at + 1] & 0x7C != 0x7C)
         })
     }

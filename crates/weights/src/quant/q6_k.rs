@@ -27,8 +27,8 @@ pub(super) fn decode(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let halves = low.as_chunks::<64>().0.iter().zip(high.as_chunks::<32>().0);
     for (half, (low, high)) in halves.enumerate() {
         for quarter in 0..4 {
-            // The quarters of 32 weights: low nibbles of the two halves of `low`, then the high
-            // nibbles; two bits of `high` each.
+            // Quarters 0 and 1 have the low nibbles of the first and the last 32 bytes of `low`,
+            // quarters 2 and 3 the high nibbles. Each has two bits of every byte of `high`.
             let nibbles = &low[quarter % 2 * 32..][..32];
             let first = half * 128 + quarter * 32;
             for group in 0..2 {

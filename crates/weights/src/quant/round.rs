@@ -6,7 +6,7 @@
 /// Rounds to the nearest integer, ties to even. `value` must be within ±2²².
 #[inline]
 pub(super) fn ties_to_even(value: f32) -> f32 {
-    // The sum has no fractional bits, so the addition rounds.
+    // 1.5 · 2²³: the sum has no fractional bits, so the addition rounds.
     const MAGIC: f32 = 12_582_912.0;
     (value + MAGIC) - MAGIC
 }
@@ -16,7 +16,7 @@ pub(super) fn ties_to_even(value: f32) -> f32 {
 #[expect(clippy::cast_possible_truncation, reason = "the integer part; casts saturate")]
 pub(super) fn ties_away(value: f32) -> i8 {
     let whole = value as i32;
-    // Exact: the two numbers have the same exponent, or the difference is `value` itself.
+    // Exact for values that do not saturate: the fraction consists of the lowest bits of `value`.
     let fraction = value - whole as f32;
     let step = i32::from(fraction >= 0.5) - i32::from(fraction <= -0.5);
     whole.saturating_add(step).clamp(i8::MIN.into(), i8::MAX.into()) as i8

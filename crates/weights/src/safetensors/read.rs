@@ -35,7 +35,7 @@ pub struct TensorFile {
     pub(super) data_start: usize,
 }
 
-/// Where the bytes of a file are.
+/// Source of a file's bytes.
 #[derive(Debug)]
 pub(super) enum TensorFileBytes {
     File(File),

@@ -189,7 +189,7 @@ fn tensors_that_cannot_be_written_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.gguf");
     let error = writer.write(&path, |_, out| Ok(out.write_all(&[0; 7])?)).unwrap_err();
-    assert!(error.to_string().contains("7 bytes were written, it has 8"), "{error}");
+    assert!(error.to_string().contains("7 bytes were written, expected 8"), "{error}");
     let error = writer.write(&path, |_, _| Err(Error::bad_file("source", "gone").into()));
     assert!(error.unwrap_err().to_string().contains("source"));
     assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none());
