@@ -63,8 +63,8 @@ pub enum Error {
         /// Description of the problem.
         reason: String,
     },
-    /// The target of an export exists, and [`AdapterExport::replace`](crate::AdapterExport::replace)
-    /// was not set.
+    /// The target of an export exists, and the export may not
+    /// [replace](crate::AdapterExport::replace) it.
     #[error("cannot write {}: it already exists", path.display())]
     AlreadyExists {
         /// Path of the target.

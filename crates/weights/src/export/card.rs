@@ -38,8 +38,9 @@ impl CardDetails {
             self.table(&base)
         );
         if self.unties {
-            text += "\nThe base model shares one tensor between embedding and unembedding. The adapter \
-                     changes only\nthe unembedding, so this model has a separate `lm_head.weight`.\n";
+            text += "\nThe base model shares one tensor between embedding and unembedding. The \
+                     adapter changes only\nthe unembedding, so this model has a separate \
+                     `lm_head.weight`.\n";
         }
         text += "
 ## Use
@@ -101,10 +102,10 @@ model = AutoPeftModelForCausalLM.from_pretrained(\".\")  # the folder of this fi
         text
     }
 
-    /// Returns the metadata that the hub reads.
+    /// Returns the YAML metadata of the card, which the Hugging Face hub reads.
     fn front_matter(&self, library: &str, relation: &str) -> String {
         let mut text = "---\n".to_owned();
-        // The hub accepts only names of its repositories here.
+        // The Hugging Face hub accepts only names of its repositories as `base_model`.
         if let Some(name) = self.repository() {
             let _ = writeln!(text, "base_model: {name}\nbase_model_relation: {relation}");
         }

@@ -19,7 +19,8 @@ pub enum ExportDType {
     Bf16,
     /// 8-bit integers with one scale per 32 weights, 8.5 bits per weight; only in GGUF.
     Q8_0,
-    /// The mix of llama.cpp of 4-bit and 6-bit integers, about 4.9 bits per weight; only in GGUF.
+    /// llama.cpp's `Q4_K_M`, a mix of 4-bit and 6-bit integers, about 4.9 bits per weight; only in
+    /// GGUF.
     Q4KM,
 }
 
@@ -49,7 +50,7 @@ impl ExportDType {
         }
     }
 
-    /// Returns the type's name in the configuration of a model.
+    /// Returns the type's name in a `config.json`, or `None` if only GGUF has the type.
     pub(super) fn torch_name(self) -> Option<&'static str> {
         match self {
             Self::F32 => Some("float32"),
@@ -77,8 +78,8 @@ impl FromStr for ExportDType {
     }
 }
 
-/// Appends finite values to `out` as little-endian elements of a type, rounded to the nearest, ties
-/// to even. `name` is used in errors.
+/// Appends finite values to `out` as little-endian elements of type `dtype`. Floats are rounded to
+/// the nearest, ties to even. `name` is used in errors.
 ///
 /// # Errors
 /// [`Error::InvalidTensor`] if a value is outside the range of the type.
@@ -97,7 +98,7 @@ pub(super) fn encode(name: &str, values: &[f32], dtype: DType, out: &mut Vec<u8>
             rounded.to_le_bytes()
         })),
         DType::Block(format) => {
-            // The scales are f16.
+            // The scales are f16. All formats can represent values up to the largest f16 number.
             let is_large = |value: &&f32| value.abs() > f16::MAX.to_f32();
             too_large = values.iter().find(is_large).copied();
             let Some(len) = format.byte_len(values.len()) else {
@@ -108,7 +109,7 @@ pub(super) fn encode(name: &str, values: &[f32], dtype: DType, out: &mut Vec<u8>
             format.encode(values, &mut out[start..]);
         }
         _ => {
-            let reason = format!("{} is no element type of a merged tensor", dtype.name());
+            let reason = format!("merged tensors cannot be stored as {}", dtype.name());
             return Err(Error::invalid_tensor(name, reason));
         }
     }

@@ -1,6 +1,5 @@
 //! A GGUF file with merged weights, tokenizer and chat template.
 
-use std::f64;
 use std::io::Write;
 use std::path::Path;
 
@@ -17,9 +16,9 @@ use crate::{
     RopeScaling, StoredAdapter, gguf_tensor_name,
 };
 
-/// Size of the rows that are computed at a time, in elements.
+/// Number of elements that are computed at a time, rounded to whole rows or heads.
 const CHUNK: usize = 1 << 22;
-/// Factors of the rotary frequencies.
+/// Name of the tensor with the factors of the rotary frequencies.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// The content of a GGUF file.
@@ -94,7 +93,7 @@ impl GgufContent {
             let tensor = &plan.tensors()[i];
             write_tensor(plan, adapter, tensor, self.dtypes[i], out, &mut count_more)
         })?;
-        // Header and padding.
+        // Count the header and the padding, which were written too.
         count(self.bytes().saturating_sub(counted))
     }
 }
@@ -112,7 +111,7 @@ fn write_tensor(
     let (name, config) = (&tensor.name, plan.config());
     let is_rotated = config.architecture == Architecture::Llama
         && [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
-    // Whole heads, whose rows change places.
+    // Read whole heads if their rows are reordered.
     let unit = if is_rotated && merged.rows() > 1 { config.head_dim } else { 1 };
     let rows = (CHUNK / merged.columns().max(1) / unit).max(1) * unit;
     let (mut values, mut bytes) = (Vec::new(), Vec::new());
@@ -121,7 +120,7 @@ fn write_tensor(
         let end = merged.rows().min(at + rows);
         merged.read_rows(name, at..end, &mut values)?;
         if is_rotated {
-            // The elements of a bias change places like the rows of a matrix.
+            // The elements of a bias are reordered like the rows of a matrix.
             let width = if merged.rows() > 1 { merged.columns() } else { 1 };
             values = interleave(&values, config.head_dim, width);
         }
@@ -134,8 +133,9 @@ fn write_tensor(
     Ok(())
 }
 
-/// Reorders the rows of each head from halves to pairs of neighbours: llama.cpp rotates neighbours,
-/// Hugging Face models the first half with the second.
+/// Reorders the rows of each head, which have `width` elements, so that rows that are rotated
+/// together become neighbours, as llama.cpp expects. In Hugging Face models they are half a head
+/// apart.
 fn interleave(values: &[f32], head_dim: usize, width: usize) -> Vec<f32> {
     let mut out = Vec::with_capacity(values.len());
     for head in values.chunks(head_dim * width) {
@@ -148,8 +148,8 @@ fn interleave(values: &[f32], head_dim: usize, width: usize) -> Vec<f32> {
     out
 }
 
-/// Returns the element type of a tensor: that of the export, unless the tensor is a vector or its
-/// rows are not whole blocks.
+/// Returns the element type of a tensor: that of the export, but f32 for vectors, and `Q8_0` or f16
+/// for matrices whose rows are not whole blocks.
 fn tensor_dtype(
     name: &str,
     shape: &[usize],
@@ -198,7 +198,7 @@ fn describe(
         Architecture::Qwen2 => "qwen2",
         Architecture::Qwen3 => "qwen3",
     };
-    // Numbers of llama.cpp.
+    // Values of llama.cpp's `enum llama_ftype`.
     let file_type: u32 = match dtype {
         ExportDType::F32 => 0,
         ExportDType::F16 => 1,
@@ -247,7 +247,7 @@ fn describe(
             truncate,
         } => {
             if !truncate {
-                return Err("YaRN without truncation cannot be stored in GGUF".to_owned());
+                return Err("rope_scaling with truncate false cannot be stored in GGUF".to_owned());
             }
             float("rope.scaling.factor", *factor);
             float("rope.scaling.yarn_beta_fast", *beta_fast);
@@ -266,13 +266,14 @@ fn describe(
             writer.metadata(key("type"), "yarn");
             writer.metadata(key("original_context_length"), original);
         }
-        // Stored as factors of the frequencies, or nothing.
+        // `rope_factors` stores the other extensions as a tensor.
         _ => {}
     }
     Ok(())
 }
 
-/// Returns the factors of the rotary frequencies of models whose extension GGUF has no metadata for.
+/// Returns the factors of the rotary frequencies if GGUF has no metadata for the model's context
+/// extension; otherwise none.
 fn rope_factors(config: &ModelConfig) -> Vec<f32> {
     if !matches!(config.rope.scaling, RopeScaling::Llama3 { .. } | RopeScaling::Factors(_)) {
         return Vec::new();

@@ -8,7 +8,7 @@ use super::gguf::read_json;
 use crate::gguf::pre_tokenizer_name;
 use crate::{Error, GgufWriter, ModelConfig, Result};
 
-/// Types of tokens.
+/// Numbers of token types in the metadata.
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
@@ -49,7 +49,8 @@ impl GgufTokenizer {
         Ok(parsed)
     }
 
-    /// Returns a description of the first problem.
+    /// Converts the contents of `tokenizer.json` and `tokenizer_config.json`. Returns a description
+    /// of the first problem.
     fn parse(tokenizer: &Value, config: &Value, model: &ModelConfig) -> Result<Self, String> {
         match tokenizer["model"]["type"].as_str() {
             Some("BPE") | None => {}
@@ -60,8 +61,8 @@ impl GgufTokenizer {
             }
         }
         let pre = pre_tokenizer_name(&tokenizer["pre_tokenizer"]).ok_or_else(|| {
-            "llama.cpp has no name for its pre-tokenizer; known: those of gpt-2, llama-bpe, qwen2 \
-             and smollm"
+            "llama.cpp has no name for its pre-tokenizer, expected that of gpt-2, llama-bpe, qwen2 \
+             or smollm"
                 .to_owned()
         })?;
         let mut tokens: Vec<Option<String>> = vec![None; model.vocab_size];
@@ -149,7 +150,7 @@ impl GgufTokenizer {
     }
 }
 
-/// Returns a merge as text. Files have texts or pairs.
+/// Returns a merge as two tokens separated by a space. Files contain this text or a pair of tokens.
 fn merge(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

@@ -25,10 +25,11 @@ const COPIED: [&str; 10] = [
     "chat_template.jinja",
     "chat_template.json",
 ];
-/// Beginnings of the names of licence files, which are copied too.
+/// Prefixes of the names of licence files, which are copied too.
 const LICENCES: [&str; 3] = ["LICENSE", "NOTICE", "USE_POLICY"];
 
-/// Returns the files of the folder: weights last, so that faults of small files appear early.
+/// Returns the files of the folder. Small files precede the weights, so that their errors appear
+/// early.
 pub(super) fn files(
     plan: &MergePlan,
     card: &CardDetails,
@@ -88,8 +89,8 @@ fn config(plan: &MergePlan) -> Result<Vec<u8>> {
     let mut config: Map<String, Value> = serde_json::from_slice(&text)
         .map_err(|e| Error::bad_file(&path, format!("not a model configuration: {e}")))?;
     let mut changed = false;
-    // A base model whose files have a different unembedding is untied whatever its configuration
-    // says.
+    // `ModelFolder::open` treats a base model whose unembedding differs from its embedding as
+    // untied, even if its configuration says that it is tied.
     let is_tied = plan.config().tied && !plan.unties();
     let says_tied = config.get("tie_word_embeddings") == Some(&Value::Bool(true));
     let mut set = |name: &str, value: Value| {

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use crate::{Error, Result, StoredLoraPair, StoredTensor};
 
-/// Rows per thread below which threads cost more time than they save, in multiply-adds.
+/// Minimum number of multiply-adds per thread. Starting a thread for fewer costs more time than it
+/// saves.
 const MIN_WORK_PER_THREAD: usize = 1 << 22;
 
 /// A tensor of the merged model. Its rows are read from the base model and computed on demand.
@@ -63,8 +64,8 @@ impl<'a> MergedTensor<'a> {
 
     /// Computes rows into `out`, which is resized. `name` is used in errors.
     ///
-    /// Every element is one chain of operations in a fixed order, so the result does not depend on
-    /// the range of rows or on the number of threads.
+    /// Every element is computed with the same operations in the same order, so the result does not
+    /// depend on the range of rows or on the number of threads.
     ///
     /// # Errors
     /// [`Error::Io`] if a file cannot be read; [`Error::InvalidTensor`] if a value is not finite.
@@ -87,8 +88,8 @@ impl<'a> MergedTensor<'a> {
             Some(at) => {
                 let (value, index) = (out[at], elements.start + at);
                 let reason = match &self.delta {
-                    Some(_) => "base model and adapter add up to",
-                    None => "the base model has",
+                    Some(_) => "the sum of base model and adapter is",
+                    None => "the weight of the base model is",
                 };
                 Err(Error::invalid_tensor(name, format!("{reason} {value} at index {index}")))
             }
@@ -97,7 +98,7 @@ impl<'a> MergedTensor<'a> {
 }
 
 impl Delta<'_> {
-    /// Adds the delta to rows of the tensor, whose rows of B are `b`.
+    /// Adds the delta to `out`, rows of the tensor. `b` has the same rows of B.
     fn add(&self, b: &[f32], columns: usize, threads: usize, out: &mut [f32]) {
         let rows = out.len() / columns;
         let work = out.len() * self.rank;

@@ -1,7 +1,8 @@
 //! Export of LoRA adapters: merged into their base model, or as PEFT folders.
 //!
-//! [`plan`] checks everything that can be known before the first byte is written, [`merge`] computes
-//! the merged tensors row by row, and [`hf`], [`gguf`] and [`peft_folder`] describe the files.
+//! [`plan`] checks the adapter against the base model before the first byte is written, [`merge`]
+//! computes the merged tensors row by row, [`hf`], [`gguf`] and [`peft_folder`] list the files of
+//! the three formats, and [`output`] writes them.
 
 mod card;
 mod dtype;
@@ -28,7 +29,7 @@ use card::CardDetails;
 use output::OutputFile;
 use plan::MergePlan;
 
-/// Default limit of the size of a safetensors file, in bytes. The same as in `transformers`.
+/// Default limit of the size of a safetensors file, in bytes; that of `transformers` 4.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
 /// Format of an export.
@@ -81,12 +82,12 @@ impl FromStr for ExportFormat {
 /// Exports a LoRA adapter: merges it into its base model, or writes it as a PEFT folder.
 ///
 /// Merging adds `alpha / rank · B · A` to the weights in f32 and rounds each result once to the
-/// element type of the export. It holds a few rows of one tensor in memory at a time. If the adapter
-/// changes the unembedding of a model with tied embeddings, the merged model is untied: it has a
-/// separate `lm_head.weight`, and its configuration says so.
+/// element type of the export. It holds a few rows of one tensor in memory at a time. If the
+/// adapter changes the unembedding of a model with tied embeddings, the merged model is untied: it
+/// has a separate `lm_head.weight`, and its configuration says so.
 ///
-/// [`prepare`](Self::prepare) checks everything before anything is written. The target folder appears
-/// when it is complete.
+/// [`prepare`](Self::prepare) checks the inputs and the free space before anything is written. The
+/// target folder appears when it is complete.
 ///
 /// ```no_run
 /// use std::ops::ControlFlow;
@@ -132,7 +133,7 @@ impl AdapterExport {
         }
     }
 
-    /// Sets the folder of the adapter, in place of that of [`new`](Self::new).
+    /// Replaces the adapter folder that was passed to [`new`](Self::new).
     pub fn adapter(mut self, folder: impl Into<PathBuf>) -> Self {
         self.adapter = folder.into();
         self
@@ -150,9 +151,11 @@ impl AdapterExport {
         self
     }
 
-    /// Sets the element type of the weights. [`ExportFormat::Hf`] defaults to that of the base model,
-    /// tensor by tensor, and [`ExportFormat::Gguf`] to f16. Only [`ExportFormat::Gguf`] has
-    /// quantized types. [`ExportFormat::Peft`] keeps the type of the adapter and accepts no other.
+    /// Sets the element type of the weights.
+    ///
+    /// [`ExportFormat::Hf`] by default keeps the type that each tensor has in the base model, and
+    /// cannot store quantized types. [`ExportFormat::Gguf`] defaults to f16. With
+    /// [`ExportFormat::Peft`], which keeps the types of the adapter, setting one is an error.
     pub fn dtype(mut self, dtype: ExportDType) -> Self {
         self.dtype = Some(dtype);
         self
@@ -177,13 +180,13 @@ impl AdapterExport {
         self
     }
 
-    /// Opens adapter and base model and checks everything that can be known before writing: the
-    /// target, the options, headers and shapes of all tensors, the values of the adapter, and the
-    /// free space.
+    /// Opens the adapter and the base model, and checks everything that can be checked before
+    /// writing: the target, the options, the headers and shapes of all tensors, the values of the
+    /// adapter, and the free space.
     ///
     /// # Errors
     /// - [`Error::AlreadyExists`] if the target exists and may not be replaced.
-    /// - [`Error::InvalidExport`] if an option does not fit the format.
+    /// - [`Error::InvalidExport`] if an option does not suit the format, or no base model was set.
     /// - [`Error::NotEnoughSpace`] if the file system of the target is too full.
     /// - [`Error::BadFile`] if the adapter does not fit the base model.
     /// - As [`StoredAdapter::open`] and [`ModelFolder::open`](crate::ModelFolder::open).
@@ -228,7 +231,8 @@ impl AdapterExport {
             (None, None) => peft_folder::files(&self.adapter, &adapter, &card)?,
             (None, Some(dtype)) => {
                 let reason = format!(
-                    "format peft keeps the element type of the adapter, and cannot convert to {dtype}"
+                    "format peft keeps the element type of the adapter and cannot convert it to \
+                     {dtype}"
                 );
                 return Err(Error::invalid_export(&self.adapter, reason));
             }
@@ -285,14 +289,15 @@ impl PreparedExport {
         self.files.iter().map(OutputFile::bytes).sum()
     }
 
-    /// Writes the files to a temporary folder beside the target, which then becomes the target.
+    /// Writes the files to a temporary folder beside the target, then renames it to the target.
     ///
     /// Calls `progress` at least every few megabytes. If it returns [`ControlFlow::Break`], the
-    /// export stops. After an error nothing remains.
+    /// export stops. After an error the temporary folder is removed and the target is unchanged.
     ///
     /// # Errors
     /// - [`Error::Cancelled`] if `progress` stopped the export.
-    /// - [`Error::InvalidTensor`] if a merged value is not finite, or too large for the element type.
+    /// - [`Error::InvalidTensor`] if a merged value is not finite or outside the range of the
+    ///   element type.
     /// - [`Error::AlreadyExists`] if the target appeared meanwhile and may not be replaced.
     /// - [`Error::Io`] if a file cannot be read or written.
     pub fn write(

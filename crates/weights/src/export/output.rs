@@ -12,7 +12,7 @@ use super::plan::{MergePlan, PlannedTensor};
 use crate::safetensors::{TensorInfo, header};
 use crate::{DType, Error, Result, StoredAdapter};
 
-/// Size of the rows that are computed at a time, in bytes of f32.
+/// Size of the f32 elements that are computed at a time, in bytes, rounded to whole rows.
 const CHUNK_BYTES: usize = 1 << 24;
 /// Size of the buffer through which files are copied, in bytes.
 const COPY_BUFFER: usize = 1 << 20;
@@ -67,7 +67,8 @@ impl OutputFile {
         Ok(Self { name: name.into(), content: Content::Merged { header, tensors }, bytes })
     }
 
-    /// Creates a safetensors file with tensors of the adapter: their names there and in the file.
+    /// Creates a safetensors file with tensors of the adapter. `tensors` has the name of each in
+    /// the adapter and in the file.
     pub(super) fn adapter(
         name: impl Into<String>,
         adapter: &StoredAdapter,
@@ -145,6 +146,7 @@ impl OutputFile {
         match &self.content {
             Content::Merged { header, tensors } => {
                 out.write_header(header)?;
+                // Unreachable: only exports with a plan have merged files.
                 let plan = plan.ok_or(Error::Cancelled)?;
                 for tensor in tensors.iter().map(|&i| &plan.tensors()[i]) {
                     write_merged(plan, adapter, tensor, &mut out)?;
@@ -226,5 +228,5 @@ fn copy<W: Write>(from: &Path, bytes: u64, out: &mut CountedWriter<'_, W>) -> Re
     if copied == bytes {
         return Ok(());
     }
-    Err(Error::bad_file(from, "the file changed during the export"))
+    Err(Error::bad_file(from, "its length changed during the export"))
 }

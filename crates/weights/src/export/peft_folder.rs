@@ -7,8 +7,8 @@ use super::output::OutputFile;
 use crate::adapter::{CONFIG, TENSORS, matrix_name};
 use crate::{AdapterConversion, Result, StoredAdapter};
 
-/// Returns the files of the folder. The tensors keep their values and element types. An adapter that
-/// `peft` reads already is copied unchanged.
+/// Returns the files of the folder. The tensors keep their values and element types. The file of an
+/// adapter whose tensors already have the names of `peft` is copied unchanged.
 pub(super) fn files(
     folder: &Path,
     adapter: &StoredAdapter,

@@ -28,9 +28,10 @@ pub(super) struct PlannedTensor {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
-    /// Name in the base model. Differs from `name` for the unembedding of a model that is untied.
+    /// Name in the base model. Differs from `name` only for the unembedding of a model that the
+    /// export unties, which starts as a copy of the embedding.
     source: String,
-    /// Module of the adapter that changes the tensor.
+    /// Module of the adapter that changes the tensor, if any does.
     module: Option<String>,
 }
 
@@ -83,7 +84,8 @@ impl MergePlan {
         }
         if let Some(module) = modules.first() {
             let reason = format!(
-                "it adapts {module}, which is no linear layer of the base model in {} ({} layers); {}",
+                "it adapts {module}, which is not a linear layer of the base model in {} \
+                 ({} layers); {}",
                 folder.display(),
                 config.layers,
                 trained_on(adapter)
@@ -136,7 +138,8 @@ impl MergePlan {
     }
 }
 
-/// Describes matrices that do not fit their module.
+/// Describes the LoRA matrices of `module`, which are for a layer of shape `size`, while the base
+/// model has `shape`.
 fn mismatch(
     folder: &Path,
     adapter: &StoredAdapter,

@@ -207,8 +207,8 @@ impl<'a> TokenizerParts<'a> {
             if *kind == UNUSED_TOKEN {
                 continue;
             }
-            // The vocabulary has the added tokens too: the `tokenizers` library ignores the id of an
-            // added token that the vocabulary lacks, and assigns the next free id.
+            // The vocabulary has the added tokens too: the `tokenizers` library ignores the id of
+            // an added token that the vocabulary lacks, and assigns the next free id.
             vocab.insert(text.clone(), json!(id));
             if matches!(*kind, CONTROL_TOKEN | USER_DEFINED_TOKEN) {
                 added.push(json!({

@@ -15,10 +15,10 @@ use crate::{Error, Result};
 const BUFFER: usize = 1 << 20;
 
 impl TensorFile {
-    /// Writes a copy of the file to `path`, with the names that `rename` returns. Atomically replaces
-    /// the file at `path`, which may be this one.
+    /// Writes a copy of the file to `path`, with the names that `rename` returns. Atomically
+    /// replaces the file at `path`, which may be this one.
     ///
-    /// The data is copied in pieces. The copy has the same length if the names are not longer.
+    /// The data is copied in pieces of 1 MiB.
     ///
     /// ```
     /// # use tinkex_weights::{NamedTensor, TensorFile, TensorSlice, write_tensors};

@@ -147,7 +147,7 @@ pub(crate) fn header(tensors: &[TensorInfo<'_>], metadata: &[(&str, &str)]) -> R
     }
     let mut text =
         serde_json::to_vec(&entries).expect("maps of strings and numbers serialize to JSON");
-    // The data starts at a multiple of eight bytes, so that readers that map the file find it aligned.
+    // The data starts at a multiple of eight bytes: programs that map the file need it aligned.
     text.resize(text.len().next_multiple_of(8), b' ');
     Ok(text)
 }

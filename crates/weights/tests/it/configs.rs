@@ -205,7 +205,8 @@ fn token_ids_of_minus_one_are_no_tokens() {
     assert_eq!(ids(json!({"bos_token_id": 0, "eos_token_id": [5, -1, 9]})), (Some(0), vec![5, 9]));
 }
 
-/// `transformers` gives a window to the layers from `max_window_layers` on, if `use_sliding_window`.
+/// If `use_sliding_window` is true, `transformers` gives a window to the layers from
+/// `max_window_layers` on.
 #[test]
 fn windows_that_no_layer_uses_are_accepted() {
     let qwen = |changes: Value| {

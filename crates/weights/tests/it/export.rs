@@ -243,7 +243,7 @@ fn faults_are_found_before_anything_is_written() {
     fs::write(&path, config.to_string()).unwrap();
     refused(
         export().base(shallow.path()),
-        "it adapts model.layers.1.mlp.down_proj, which is no linear layer of the base model",
+        "it adapts model.layers.1.mlp.down_proj, which is not a linear layer of the base model",
     );
     let truncated = copy_of("llama");
     let path = truncated.path().join("model.safetensors");
