@@ -105,21 +105,22 @@ impl PreTokenizer {
 /// Returns the name in GGUF files of the pre-tokenizer of a `tokenizer.json`, or `None` if it is
 /// not one of the known ones.
 pub(crate) fn pre_tokenizer_name(pre_tokenizer: &Value) -> Option<&'static str> {
-    let kind = |value: &Value, kind: &str| value["type"] == kind;
+    let has_type = |value: &Value, name: &str| value["type"] == name;
     let is_byte_level = |value: &Value, splits: bool| {
         let prefix = value["add_prefix_space"].as_bool().unwrap_or(true);
         let regex = value["use_regex"].as_bool().unwrap_or(true);
-        kind(value, "ByteLevel") && !prefix && regex == splits
+        has_type(value, "ByteLevel") && !prefix && regex == splits
     };
     if is_byte_level(pre_tokenizer, true) {
         return Some("gpt-2");
     }
     let [first, last] = pre_tokenizer["pretokenizers"].as_array()?.as_slice() else { return None };
-    if kind(first, "Digits") && first["individual_digits"] == true && is_byte_level(last, true) {
+    if has_type(first, "Digits") && first["individual_digits"] == true && is_byte_level(last, true)
+    {
         return Some("smollm");
     }
     let isolated = first["behavior"] == "Isolated" && first["invert"] != true;
-    if !kind(first, "Split") || !isolated || !is_byte_level(last, false) {
+    if !has_type(first, "Split") || !isolated || !is_byte_level(last, false) {
         return None;
     }
     match first["pattern"]["Regex"].as_str()? {

@@ -19,14 +19,16 @@ const VERSION: u32 = 3;
 #[derive(Clone, Debug, Default)]
 pub struct GgufWriter {
     metadata: Vec<(String, GgufValue)>,
-    tensors: Vec<PlannedTensor>,
+    tensors: Vec<TensorDescription>,
 }
 
-/// A tensor to write.
+/// Name, type, shape and size of a tensor to write.
 #[derive(Clone, Debug)]
-struct PlannedTensor {
+struct TensorDescription {
     name: String,
+    /// Number of the tensor type.
     kind: u32,
+    /// Dimensions, outermost first.
     shape: Vec<usize>,
     /// Size in bytes.
     len: u64,
@@ -75,7 +77,7 @@ impl GgufWriter {
             return invalid(format!("shape {shape:?} is too large"));
         };
         let (name, shape) = (name.to_owned(), shape.to_vec());
-        self.tensors.push(PlannedTensor { name, kind, shape, len: len as u64 });
+        self.tensors.push(TensorDescription { name, kind, shape, len: len as u64 });
         Ok(self)
     }
 
@@ -112,7 +114,7 @@ impl GgufWriter {
         let written = write_file(path.as_ref(), |out| {
             out.write_all(&self.header())?;
             for (i, tensor) in self.tensors.iter().enumerate() {
-                let mut counted = CountedWriter { out: &mut *out, written: 0 };
+                let mut counted = ByteCounter { out: &mut *out, written: 0 };
                 match fill(i, &mut counted) {
                     Ok(()) if counted.written == tensor.len => {}
                     Ok(()) => {
@@ -188,13 +190,13 @@ fn aligned(len: u64) -> u64 {
     len.next_multiple_of(DEFAULT_ALIGNMENT)
 }
 
-/// Counts the bytes that are written.
-struct CountedWriter<'a> {
+/// Writer that counts the bytes written through it.
+struct ByteCounter<'a> {
     out: &'a mut dyn Write,
     written: u64,
 }
 
-impl Write for CountedWriter<'_> {
+impl Write for ByteCounter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = self.out.write(bytes)?;
         self.written += count as u64;
