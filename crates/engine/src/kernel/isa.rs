@@ -62,8 +62,8 @@ impl Isa {
         self.0
     }
 
-    /// Largest number of left-hand rows for which micro-kernels decode weights of this format in
-    /// registers. For more rows the weights are decoded once into a buffer.
+    /// Returns the largest number of left-hand rows for which micro-kernels decode weights of this
+    /// format in registers. For more rows the weights are decoded once into a buffer.
     pub(super) fn max_rows_decoded_in_registers(self, format: WeightFormat) -> usize {
         match (self.0, format) {
             (_, WeightFormat::F32) => usize::MAX,

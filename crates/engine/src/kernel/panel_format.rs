@@ -29,11 +29,13 @@
 use super::simd::Simd16;
 
 /// Storage format of a panel, read in blocks. A block consists of `SCALES` parts with a common
-/// scale, a part of `CHUNKS` chunks, and a chunk of `CHUNK` inputs.
+/// scale, a part consists of `CHUNKS` chunks, and a chunk of `CHUNK` inputs.
 ///
 /// # Safety
-/// The CPU must have the instructions of `W` when a method is called, and `block` must be the
-/// address of `BYTES` readable bytes.
+/// The CPU must have the instructions of `W` when a method is called. `block` must be the address
+/// of `BYTES` readable bytes, with any alignment. `part` must be less than `SCALES`, and `I` less
+/// than `CHUNK`. `from` must be the address of a chunk in such a block. The block must stay
+/// readable while the result of `chunk` is used, which may be its address.
 pub(super) trait PanelFormat {
     /// Number of inputs in a block.
     const INPUTS: usize;
@@ -49,8 +51,8 @@ pub(super) trait PanelFormat {
     const CHUNK_BYTES: usize;
     /// Whether the weights are quantized.
     const QUANTIZED: bool = true;
-    /// Distance in blocks between the weights that are read and those that are prefetched: about
-    /// 2 KiB.
+    /// Distance in blocks between the weights that are read and those that are prefetched: one
+    /// block, or as many as have about 2 KiB.
     const BLOCKS_AHEAD: usize;
 
     /// Scale of one part.
@@ -58,10 +60,11 @@ pub(super) trait PanelFormat {
     /// Stored weights of one chunk.
     type Chunk<W: Simd16>: Copy;
 
+    /// Loads the scale of part `part`.
     unsafe fn scale<W: Simd16>(block: *const u8, part: usize) -> Self::Scale<W>;
     /// Returns the offset in bytes of a chunk in its block.
     fn chunk_offset(part: usize, chunk: usize) -> usize;
-    /// Loads the chunk at `from`, which is in a valid block.
+    /// Loads the chunk at `from`.
     unsafe fn chunk<W: Simd16>(from: *const u8) -> Self::Chunk<W>;
     /// Decodes the weights of input `I` of a chunk.
     unsafe fn weights<W: Simd16, const I: usize>(chunk: Self::Chunk<W>, scale: Self::Scale<W>)

@@ -1,9 +1,9 @@
 //! [`PanelMemory`]: memory of packed weights, aligned to cache lines and on huge pages if possible.
 //!
-//! Matrix products with few rows read all weights once, so their speed is that of the memory. With
-//! pages of 4 KiB the address translation limits it: reading a model from huge pages is up to 1.6
-//! times as fast. A matrix is often smaller than a huge page (2 MiB). The matrices of a model
-//! therefore share the chunks of an [`Arena`].
+//! Memory bandwidth limits the speed of matrix products with few rows, which read every weight
+//! once. With pages of 4 KiB, address translation limits the bandwidth: reading a model from huge
+//! pages is up to 1.6 times as fast. A matrix is often smaller than a huge page (2 MiB). The
+//! matrices of a model therefore share the chunks of an [`Arena`].
 
 #![expect(unsafe_code, reason = "hands out disjoint parts of memory that the system provides")]
 
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Alignment of every allocation in bytes: a cache line, which no aligned load crosses.
 pub(super) const LINE: usize = 64;
-/// Size of a chunk in bytes. Larger allocations have a chunk of their own.
+/// Minimum size in bytes of a chunk of an [`Arena`]. A larger allocation creates a larger chunk.
 const CHUNK: usize = 64 << 20;
 /// Size of a huge page in bytes.
 #[cfg(target_os = "linux")]
@@ -101,11 +101,14 @@ pub(super) struct Arena(Arc<Mutex<Option<OpenChunk>>>);
 #[derive(Debug)]
 struct OpenChunk {
     chunk: Arc<Chunk>,
+    /// Number of bytes from the start that are allocated: a multiple of [`LINE`], at most the
+    /// length of the chunk. It only grows, so allocations never overlap.
     used: usize,
 }
 
 impl OpenChunk {
-    /// Allocates a chunk of at least `len` bytes. Returns `None` where there are no huge pages.
+    /// Allocates a chunk of at least `len` bytes. Returns `None` if the system refuses, or if it is
+    /// not Linux.
     fn new(len: usize) -> Option<Self> {
         #[cfg(target_os = "linux")]
         return Some(Self { chunk: Arc::new(Chunk::on_huge_pages(len)?), used: 0 });
@@ -118,9 +121,11 @@ impl OpenChunk {
 }
 
 impl Arena {
-    /// Returns `len` zeroed bytes.
+    /// Returns `len` zeroed bytes from the open chunk, from a new chunk if it is full, or from the
+    /// heap if the system provides no chunk.
     fn allocate(&self, len: usize) -> PanelMemory {
-        let size = len.next_multiple_of(LINE);
+        // If the size wrapped around, the part would extend past the end of the chunk.
+        let size = len.checked_next_multiple_of(LINE).expect("a matrix in memory");
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |open: &OpenChunk| size <= open.chunk.len - open.used;
         if !open.as_ref().is_some_and(fits) {
@@ -137,7 +142,9 @@ impl Arena {
 #[derive(Debug)]
 pub(super) struct PanelMemory {
     chunk: Arc<Chunk>,
+    /// Offset of the part in the chunk in bytes, a multiple of [`LINE`].
     start: usize,
+    /// Length of the part in bytes. The part ends inside the chunk.
     len: usize,
 }
 
@@ -156,8 +163,9 @@ impl PanelMemory {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the part is inside the chunk, whose memory is initialized and lives as long as
-        // `self`. No other `PanelMemory` overlaps it, and it is written through `&mut self` only.
+        // SAFETY: the part is inside the chunk, whose memory is initialized (zeroed) and lives as
+        // long as `self`. No other `PanelMemory` overlaps it, and it is written through `&mut self`
+        // only.
         unsafe { std::slice::from_raw_parts(self.chunk.start.as_ptr().add(self.start), self.len) }
     }
 

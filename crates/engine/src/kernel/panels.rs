@@ -11,13 +11,13 @@ use super::{Isa, Kernel, PANEL, WeightFormat};
 thread_local! {
     /// Buffer for the rows of one panel, as f32.
     static PANEL_VALUES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    /// Buffer for source rows that are quantized.
+    /// Buffer for source rows that are to be quantized, as f32.
     static VALUES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     /// Buffer for the source rows of one panel, as GGUF blocks.
     static BLOCKS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Storage format of frozen model weights. Accumulation is always in f32.
+/// Storage format of frozen model weights that are not quantized. Accumulation is always in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Precision {
@@ -44,10 +44,10 @@ pub(crate) struct MatrixSource<'a, E> {
     pub(crate) read: ReadRows<'a, E>,
 }
 
-/// Reads rows, from the given one on, into a buffer.
+/// A function `read(first, buffer)` that reads rows, from row `first` on, until the buffer is full.
 type ReadInto<'a, T, E> = &'a (dyn Fn(usize, &mut [T]) -> Result<(), E> + Sync);
 
-/// Reads whole rows of a matrix, from the given row on, until the buffer is full.
+/// How whole rows of a matrix are read.
 #[derive(Clone, Copy)]
 pub(crate) enum ReadRows<'a, E> {
     /// As f32, converted to the storage format.
@@ -90,8 +90,8 @@ impl Segment {
 }
 
 impl Panels {
-    /// Packs a matrix whose rows `first..` are written into a buffer of whole rows by
-    /// `read(first, buffer)`.
+    /// Packs a matrix. `read(first, buffer)` fills a buffer of whole rows with the rows of the
+    /// matrix from row `first` on.
     ///
     /// # Errors
     /// An error of `read`.
@@ -134,8 +134,8 @@ impl Panels {
     /// An error of a source.
     ///
     /// # Panics
-    /// If a source reads blocks of a format that has none, or `cols` is not a multiple of the block
-    /// of a quantized format.
+    /// If a source reads blocks of a format that has none, if `cols` is not a multiple of the block
+    /// of a quantized format, or if the size of the matrix exceeds the address space.
     pub(crate) fn stack<E: Send>(
         kernel: &Kernel,
         cols: usize,
@@ -151,7 +151,10 @@ impl Panels {
         let mut segments = Vec::new();
         for (panels, format) in stack.segments() {
             let panel_bytes = format.panel_bytes(cols);
-            let mut memory = PanelMemory::new(kernel.arena(), panels.len() * panel_bytes);
+            // The micro-kernel reads several panels from the address of the first one, so the size
+            // must not wrap around.
+            let len = panels.len().checked_mul(panel_bytes).expect("a matrix in memory");
+            let mut memory = PanelMemory::new(kernel.arena(), len);
             if cols > 0 {
                 let bytes = memory.bytes_mut();
                 kernel.pool().for_each_row(bytes, panel_bytes, PANEL * cols, |index, out| {
@@ -240,6 +243,7 @@ impl<E> SourceStack<'_, E> {
         })
     }
 
+    /// Returns the rows of a panel; the last panel may have fewer than sixteen.
     fn panel_rows(&self, panel: usize) -> Range<usize> {
         panel * PANEL..self.rows.min((panel + 1) * PANEL)
     }
@@ -294,7 +298,10 @@ impl<E> SourceStack<'_, E> {
 }
 
 impl<E> MatrixSource<'_, E> {
-    /// Reads rows as f32. The source must have values.
+    /// Reads rows as f32.
+    ///
+    /// # Panics
+    /// If the source reads blocks.
     fn read_values(&self, first: usize, out: &mut [f32]) -> Result<(), E> {
         match self.read {
             ReadRows::Values(read) => read(first, out),
@@ -303,6 +310,7 @@ impl<E> MatrixSource<'_, E> {
     }
 
     /// Reads rows of `cols` weights as GGUF blocks of the format, which must be a quantized one.
+    /// Quantizes them if the source reads values.
     fn read_blocks(&self, first: usize, cols: usize, out: &mut [u8]) -> Result<(), E> {
         if let ReadRows::Blocks(read) = self.read {
             return read(first, out);

@@ -33,11 +33,11 @@ macro_rules! for_each_isa {
 
                 match isa.level() {
                     Level::Portable => body($($arg),*),
-                    // SAFETY: an `Isa` of this level proves that the CPU has AVX2 and FMA.
+                    // SAFETY: an `Isa` of this level proves that the CPU has AVX2, FMA and F16C.
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx2 => unsafe { avx2($($arg),*) },
-                    // SAFETY: an `Isa` of this level proves that the CPU has AVX-512F, AVX2 and
-                    // FMA.
+                    // SAFETY: an `Isa` of this level proves that the CPU has AVX-512F, AVX2, FMA
+                    // and F16C.
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx512 => unsafe { avx512($($arg),*) },
                 }
@@ -47,8 +47,9 @@ macro_rules! for_each_isa {
 }
 
 for_each_isa! {
-    /// Converts groups of sixteen f32 values, one for each input, to pairs of bf16: the words of two
-    /// inputs, little-endian, the first one in the lower halves. Rounds to nearest, ties to even.
+    /// Converts groups of sixteen f32 values, one group for each input, to bf16. The result has
+    /// sixteen little-endian words for every two inputs, with the first input in the lower halves.
+    /// Rounds to nearest, ties to even.
     fn narrow_pairs(from: &[f32], to: &mut [u8]) {
         let from = from.as_chunks::<PANEL>().0.as_chunks::<2>().0;
         let to = to.as_chunks_mut::<{ PANEL * 4 }>().0;

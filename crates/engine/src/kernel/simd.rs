@@ -18,9 +18,9 @@ use super::PANEL;
 /// valid for sixteen elements of the type that the method reads; any alignment is allowed.
 pub(super) trait Simd16: Copy {
     /// Panels per tile, indexed by the number of rows, chosen so that the accumulators fill the
-    /// registers. 0 means that there are no tiles of so many rows.
+    /// registers. 0 means that there are no tiles with this number of rows.
     const PANELS: [usize; 9];
-    /// Panels per tile of one row if the weights are quantized: their scales need registers, too.
+    /// Panels per tile of one row if the weights are quantized. Their scales occupy registers, too.
     const QUANTIZED_PANELS: usize;
     /// Maximum number of rows of a tile if the weights are quantized. 0 means that they are decoded
     /// into a buffer.
@@ -51,8 +51,9 @@ pub(super) trait Simd16: Copy {
     unsafe fn lower_bf16(words: Self::Words) -> Self;
     /// Returns the bf16 values in the upper half of each word.
     unsafe fn upper_bf16(words: Self::Words) -> Self;
-    /// Returns the number that the `bits` bits of each word from bit `shift` on encode, minus
-    /// `offset`. `bits` is at most 8. All arguments but the words must be constants.
+    /// Returns the unsigned number in the `bits` bits of each word from bit `shift` on, minus
+    /// `offset`. `bits` is at most 8. `shift`, `bits` and `offset` should be constants, so that the
+    /// compiler removes the branches on them.
     unsafe fn field(words: Self::Words, shift: u32, bits: u32, offset: u8) -> Self;
     /// Returns words with bits 30 and 31 of each of the given words in bits 0 to 5.
     unsafe fn join_top_bits(words: [Self::Words; 3]) -> Self::Words;
@@ -347,8 +348,9 @@ mod x86 {
 
     /// Implements [`Simd16::field`] for eight words.
     ///
-    /// Inserts the field into the mantissa of a power of two, whose subtraction leaves the number.
-    /// This replaces the conversion from integers, and the shift of fields inside the mantissa.
+    /// Inserts the field into the mantissa of a power of two and subtracts this power, which leaves
+    /// the number. This needs no conversion from integers, and no shift if the field lies in the
+    /// lower 23 bits, which are those of a mantissa.
     #[inline(always)]
     unsafe fn field256(words: __m256i, shift: u32, bits: u32, offset: u8) -> __m256 {
         // SAFETY: the caller promises AVX2.
@@ -482,7 +484,7 @@ mod x86 {
                     let numbers = _mm512_sub_ps(numbers, _mm512_set1_ps(f32::from(offset)));
                     return Self(_mm512_permutexvar_ps(shift512(words, shift), numbers));
                 }
-                // As `field256`.
+                // The same method as in `field256`.
                 let (by, shift) = if shift + bits > MANTISSA { (shift, 0) } else { (0, shift) };
                 let mask = _mm512_set1_epi32((((1_u32 << bits) - 1) << shift).cast_signed());
                 let power = exponent_bits(shift);

@@ -12,9 +12,9 @@ use super::panel_format::PanelFormat;
 use super::simd::{Avx2, Avx512};
 use super::simd::{Portable, Simd16};
 
-/// Maximum number of rows in a tile of many.
+/// Maximum number of rows of a tile if the rows of a block are divided into several tiles.
 pub(super) const ROWS: usize = 6;
-/// Maximum number of rows in a single tile, on CPUs with enough registers.
+/// Maximum number of rows of a block that is a single tile, on CPUs with enough registers.
 pub(super) const MAX_ROWS: usize = 8;
 /// Size of a cache line in bytes.
 const LINE: usize = 64;
@@ -72,7 +72,8 @@ macro_rules! unroll {
     };
 }
 
-/// Operands of one micro-kernel call: `c[i, p] (+)= Σ_k a[i, k] · b[k, p]`.
+/// Operands of one micro-kernel call, which computes `c[i, p] = Σ_k a[i, k] · b[k, p]` or adds this
+/// sum to `c[i, p]`.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     /// Length of the reduction.
@@ -85,7 +86,7 @@ pub(super) struct Tile {
     pub(super) b: *const u8,
     pub(super) b_panel: usize,
     pub(super) b_block: usize,
-    /// Memory to prefetch if `next_blocks` is null.
+    /// Memory to prefetch if `next_blocks` is null and the weights are not quantized.
     pub(super) prefetch: Prefetch,
     /// Weights that are read after those of this tile: the address of the first panel, which need
     /// not be valid. If not null, the tile prefetches its own later blocks and then these.
@@ -99,8 +100,8 @@ pub(super) struct Tile {
     pub(super) zero_init: bool,
 }
 
-/// Returns the number of panels that a tile of `rows` rows covers, so that its accumulators fill the
-/// registers, or 0 if there are no tiles of so many rows.
+/// Returns the number of panels that a tile of `rows` rows covers, so that its accumulators fill
+/// the registers, or 0 if there are no tiles with this number of rows.
 pub(super) fn tile_panels(isa: Isa, rows: usize, quantized: bool) -> usize {
     match isa.level() {
         Level::Portable => panels::<Portable>(rows, quantized),
@@ -126,10 +127,11 @@ impl Tile {
     /// or the result of [`tile_panels`], which must not be 0.
     ///
     /// # Safety
-    /// Every address that the fields describe for `rows` rows, `panels` panels and `depth` steps
-    /// must be valid: readable for `a` and `b`, readable and writable for `c`. Meanwhile no other
-    /// thread may write the operands or access the output. `depth` must be a multiple of the
-    /// format's block if the format is quantized.
+    /// Every address that the fields `a`, `b` and `c` describe for `rows` rows, `panels` panels and
+    /// `depth` steps must be valid: readable for `a` and `b`, readable and writable for `c`. `a`
+    /// must be aligned for f32; `b` and `c` may have any alignment. `b_block` must be the size of
+    /// the format's block. Until the call returns, no other thread may write the operands or access
+    /// the output. `depth` must be a multiple of the format's block if the format is quantized.
     pub(super) unsafe fn run<F: PanelFormat>(self, isa: Isa, rows: usize, panels: usize) {
         // SAFETY: the caller promises valid addresses, and an `Isa` proves that the CPU has the
         // instructions.
@@ -154,7 +156,8 @@ impl Tile {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx2,fma,f16c")]
     unsafe fn avx512<F: PanelFormat>(self, rows: usize, panels: usize) {
-        // SAFETY: the caller promises valid addresses, and the function enables AVX-512F.
+        // SAFETY: the caller promises valid addresses, and the function enables AVX-512F and what
+        // it includes.
         unsafe { self.dispatch::<Avx512, F>(rows, panels) }
     }
 
@@ -232,7 +235,7 @@ impl Tile {
                         }
                         if prefetches {
                             for p in 0..PANELS {
-                                for line in 0..F::CHUNK_BYTES / LINE {
+                                for line in 0..F::CHUNK_BYTES.div_ceil(LINE) {
                                     let offset = p * self.b_panel + offset + line * LINE;
                                     prefetch(later.wrapping_add(offset));
                                 }
@@ -250,7 +253,7 @@ impl Tile {
                 }
                 block = block.wrapping_add(self.b_block);
             }
-            // The first half of a pair of inputs.
+            // The last input has no second one to form a pair with.
             if F::INPUTS == 2 && self.depth % 2 == 1 {
                 let scales = [F::scale::<W>(block, 0); PANELS];
                 let mut chunks = [F::chunk::<W>(block); PANELS];
@@ -302,10 +305,12 @@ impl Tile {
 /// Decodes the weights of one panel for `out.len() / 16` inputs from input `first` on.
 ///
 /// # Panics
-/// If the panel has fewer inputs, or `first` or the number of inputs is not a multiple of the
-/// format's chunk. The last input of a pair may be missing.
+/// If `out` does not have sixteen elements for each input, if the panel has fewer inputs, or if
+/// `first` or the number of inputs is not a multiple of the format's chunk. A chunk of two inputs
+/// may end after the first one.
 pub(super) fn decode_panel<F: PanelFormat>(isa: Isa, panel: &[u8], first: usize, out: &mut [f32]) {
     let inputs = out.len() / PANEL;
+    assert!(out.len().is_multiple_of(PANEL), "sixteen elements for each input");
     assert!(first.is_multiple_of(F::CHUNK), "the first input of a chunk");
     assert!(F::CHUNK <= 2 || inputs.is_multiple_of(F::CHUNK), "whole chunks");
     assert!(
@@ -329,7 +334,8 @@ pub(super) fn decode_panel<F: PanelFormat>(isa: Isa, panel: &[u8], first: usize,
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn decode_avx2<F: PanelFormat>(panel: &[u8], first: usize, out: &mut [f32]) {
-    // SAFETY: the caller promises that the panel has the inputs; the function enables AVX2.
+    // SAFETY: the caller promises that the panel has the inputs; the function enables AVX2, FMA and
+    // F16C.
     unsafe { decode::<Avx2, F>(panel, first, out) }
 }
 
@@ -343,7 +349,8 @@ unsafe fn decode_avx512<F: PanelFormat>(panel: &[u8], first: usize, out: &mut [f
 /// Implements [`decode_panel`].
 ///
 /// # Safety
-/// The CPU must have the instructions of `W`. The blocks of all inputs must be inside the panel.
+/// The CPU must have the instructions of `W`. The blocks of all inputs must be inside the panel,
+/// and `out` must have sixteen elements for each input.
 #[inline(always)]
 unsafe fn decode<W: Simd16, F: PanelFormat>(panel: &[u8], first: usize, out: &mut [f32]) {
     let chunks_per_block = F::INPUTS / F::CHUNK;

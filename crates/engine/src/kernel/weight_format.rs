@@ -80,17 +80,18 @@ impl WeightFormat {
         with_panel_format!(self, F => F::BYTES)
     }
 
-    /// Returns the size of a panel of `cols` inputs in bytes.
+    /// Returns the size of a panel of `cols` inputs in bytes, or `usize::MAX` if it is larger.
     pub(super) fn panel_bytes(self, cols: usize) -> usize {
-        cols.div_ceil(self.block_inputs()) * self.block_bytes()
+        cols.div_ceil(self.block_inputs()).saturating_mul(self.block_bytes())
     }
 
-    /// Returns the size in bytes of a packed matrix of `rows` outputs and `cols` inputs.
+    /// Returns the size in bytes of a packed matrix of `rows` outputs and `cols` inputs, or
+    /// `usize::MAX` if it is larger.
     pub(crate) fn matrix_bytes(self, rows: usize, cols: usize) -> usize {
         rows.div_ceil(PANEL).saturating_mul(self.panel_bytes(cols))
     }
 
-    /// Returns the format of GGUF rows with these weights. Only quantized formats have one.
+    /// Returns the GGUF block format of these weights, or `None` if they are not quantized.
     pub(super) fn block_format(self) -> Option<BlockFormat> {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => None,
@@ -120,8 +121,9 @@ impl WeightFormat {
         bytes.expect("rows of whole blocks of a quantized format")
     }
 
-    /// Packs up to sixteen GGUF rows of `row_bytes` bytes, stored one after the other, into `panel`,
-    /// which must be zeroed.
+    /// Packs up to sixteen GGUF rows of `row_bytes` bytes, stored one after the other, into
+    /// `panel`, which must be zeroed: lanes without a row stay 0. Does nothing if the format is not
+    /// quantized.
     pub(super) fn pack_blocks(self, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
         let Some(block_bytes) = self.block_format().map(BlockFormat::block_bytes) else { return };
         for (index, panel) in panel.chunks_exact_mut(self.block_bytes()).enumerate() {
@@ -138,8 +140,9 @@ impl WeightFormat {
         }
     }
 
-    /// Packs up to sixteen rows of `cols` f32 weights, stored one after the other, into `panel`. A
-    /// format with 16 bits rounds to nearest, ties to even. Quantized formats are not supported.
+    /// Packs up to sixteen rows of `cols` f32 weights, stored one after the other, into `panel`.
+    /// `F16` and `Bf16` round to nearest, ties to even. The format must not be a quantized one, and
+    /// `cols` must not be 0.
     pub(super) fn pack_values(self, isa: Isa, rows: &[f32], cols: usize, panel: &mut [u8]) {
         // Transpose blocks of sixteen rows and sixteen inputs.
         let block_bytes = PANEL / self.block_inputs() * self.block_bytes();
@@ -185,11 +188,12 @@ impl WeightFormat {
     }
 }
 
+/// Returns the `N` bytes at offset `at`.
 fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     *bytes[at..].first_chunk().expect("a whole block")
 }
 
-/// Returns lane `lane` of sixteen f16 values.
+/// Returns the f16 value of lane `lane` at the start of `block`.
 fn half_at(block: &[u8], lane: usize) -> f32 {
     f16::from_le_bytes(bytes_at(block, 2 * lane)).to_f32()
 }
@@ -222,7 +226,7 @@ fn field(word: u32, shift: usize, bits: u32) -> f32 {
     f32::from(((word >> shift) & ((1 << bits) - 1)) as u8)
 }
 
-/// A block: the scale (f16), then 32 signed bytes.
+/// Packs a `Q8_0` block of a row: the scale (f16), then 32 signed bytes.
 fn pack_q8_0(row: &[u8], lane: usize, panel: &mut [u8]) {
     let (scale, numbers) = row.split_at(2);
     panel[2 * lane..][..2].copy_from_slice(scale);
@@ -238,8 +242,8 @@ fn unpack_q8_0(block: &[u8], lane: usize, out: &mut [f32]) {
     }
 }
 
-/// A block: the scale (f16), then 16 bytes. The lower halves of the bytes are weights 0 to 15, the
-/// upper halves weights 16 to 31.
+/// Packs a `Q4_0` block of a row: the scale (f16), then 16 bytes. The lower halves of the bytes are
+/// weights 0 to 15, the upper halves weights 16 to 31.
 fn pack_q4_0(row: &[u8], lane: usize, panel: &mut [u8]) {
     let (scale, numbers) = row.split_at(2);
     panel[2 * lane..][..2].copy_from_slice(scale);
@@ -260,9 +264,9 @@ fn unpack_q4_0(block: &[u8], lane: usize, out: &mut [f32]) {
     }
 }
 
-/// A block: the scale and the minimum scale (f16), the factors of 8 parts (12 bytes), then 128
-/// bytes. Of every 32 bytes, the lower halves are the weights of one part, the upper halves those
-/// of the next part.
+/// Packs a `Q4_K` block of a row: the scale and the minimum scale (f16), the factors of 8 parts (12
+/// bytes), then 128 bytes. Of every 32 bytes, the lower halves are the weights of one part, the
+/// upper halves those of the next part.
 fn pack_q4_k(row: &[u8], lane: usize, panel: &mut [u8]) {
     panel[2 * lane..][..2].copy_from_slice(&row[..2]);
     panel[32 + 2 * lane..][..2].copy_from_slice(&row[2..4]);
@@ -298,15 +302,15 @@ fn unpack_q4_k(block: &[u8], lane: usize, out: &mut [f32]) {
         for (chunk, out) in out.chunks_exact_mut(Q4K::CHUNK).enumerate() {
             let word = word_at(block, Q4K::chunk_offset(part, chunk), lane);
             for (i, out) in out.iter_mut().enumerate() {
-                // The product is exact.
+                // The product is exact, so this has the bits of a fused multiply-subtract.
                 *out = scale * field(word, 4 * i, 4) - minimum;
             }
         }
     }
 }
 
-/// A block: the lower 4 bits of all weights (128 bytes), their upper 2 bits (64 bytes), the factors
-/// of 16 parts (signed bytes), and the scale (f16).
+/// Packs a `Q6_K` block of a row: the lower 4 bits of all weights (128 bytes), their upper 2 bits
+/// (64 bytes), the factors of 16 parts (signed bytes), and the scale (f16).
 fn pack_q6_k(row: &[u8], lane: usize, panel: &mut [u8]) {
     let (lower, rest) = row.split_at(128);
     let (upper, rest) = rest.split_at(64);

@@ -202,7 +202,7 @@ impl CheckedGemm<'_> {
         }
     }
 
-    /// Computes one tile, whose last panel may be partial.
+    /// Computes one tile, whose last panel may be partial. `operands` must be those of `area`.
     fn compute_tile(&self, area: &TileArea, operands: TileOperands<'_>) {
         let TileArea { rows, group, .. } = area;
         if self.cols_from(*group) < group.count * PANEL {
@@ -211,7 +211,7 @@ impl CheckedGemm<'_> {
         let start = self.out.element_ptr(self.out_offset(rows.start, *group));
         let out = TileOutput { start, row_stride: self.out_stride };
         // SAFETY: `check_bounds` proved that `out` holds these columns of these rows, and no other
-        // task computes them.
+        // task computes them. `compute_tiles` created the operands for this area.
         unsafe { self.run_tile(area, operands, out) }
     }
 
@@ -229,7 +229,8 @@ impl CheckedGemm<'_> {
             }
         }
         let local = TileOutput { start: edge.as_mut_ptr(), row_stride: width };
-        // SAFETY: `edge` holds the rows and panels of every tile and is local.
+        // SAFETY: `edge` holds the rows and panels of every tile and is local. `compute_tiles`
+        // created the operands for this area.
         unsafe { self.run_tile(area, operands, local) };
         for (row, edge) in rows.clone().zip(edge.chunks_exact(width)) {
             // SAFETY: no other task computes these columns of this row.
@@ -278,8 +279,10 @@ impl CheckedGemm<'_> {
             zero_init: self.initial_sum(steps) == InitialSum::Zero,
         };
         // SAFETY: `check_bounds` proved that the left operand holds every element of these rows and
-        // steps; a copy holds the same elements. `with_panels` provides these panels for at least
-        // these steps, which start and end with a block. The caller promises that `out` is valid.
+        // steps; a copy holds the same elements. `with_panels` provides these panels, which follow
+        // one another in memory, for at least these steps. Steps start with a block, and end with
+        // one or with the last input. The number of inputs of quantized weights is a multiple of
+        // their block, which `Panels::stack` checked. The caller promises that `out` is valid.
         unsafe {
             with_panel_format!(rhs.format, F => tile.run::<F>(self.isa, rows.len(), group.count));
         }

@@ -17,7 +17,8 @@ use super::{Lhs, Rhs};
 /// Distance in reduction steps between the weights that a single tile reads and those that it
 /// prefetches.
 const PREFETCH_STEPS: usize = 128;
-/// Size in bytes of a panel that ends before the hardware recognizes the stream.
+/// Maximum size in bytes of a panel that ends before the hardware prefetcher recognizes that it is
+/// read sequentially.
 const SHORT_PANEL: usize = 4096;
 /// Minimum number of panels that a block of a row-major left operand must be multiplied by, so that
 /// copying the block saves more time than it costs.
@@ -26,7 +27,7 @@ const MIN_PANELS_FOR_LHS_COPY: usize = 8;
 const MIN_STEPS_FOR_LHS_COPY: usize = 64;
 
 thread_local! {
-    /// Copied or converted panels of the right operand.
+    /// Copied or decoded panels of the right operand.
     static PANEL_BUFFER: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
     /// Copied block of the left operand.
     static LHS_BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -144,8 +145,8 @@ impl CheckedGemm<'_> {
         in_segments.chain(whole)
     }
 
-    /// Calls `then` with these steps of `group`, which has the format `format`. Decodes or copies
-    /// the panels first if `copy` is set.
+    /// Calls `then` with these steps of `group`, whose panels must have the same format. Decodes or
+    /// copies them first if `copy` is set.
     pub(super) fn with_panels(
         &self,
         copy: bool,
@@ -157,7 +158,8 @@ impl CheckedGemm<'_> {
             let panel = from / PANEL + group.first;
             let segment = weights.segment(panel);
             let format = segment.format;
-            // The first step is a multiple of `BLOCK_DEPTH`, of which every block is a divisor.
+            // The first step is a multiple of `BLOCK_DEPTH`, and so of the number of inputs in a
+            // block of any format.
             let offset = steps.start / format.block_inputs() * format.block_bytes();
             let start = segment.panel(panel)[offset..].as_ptr();
             return then(RhsPanels { format, start, panel_stride: segment.panel_bytes });
@@ -242,8 +244,8 @@ impl CheckedGemm<'_> {
     }
 }
 
-/// Returns whether the hardware does not prefetch these panels well enough when they are streamed:
-/// quantized ones, whose reads are irregular, and short ones.
+/// Returns whether panels that are streamed must be prefetched by the tiles, because the hardware
+/// prefetcher is not sufficient: quantized ones, whose reads are irregular, and short ones.
 pub(super) fn needs_prefetch(rhs: RhsPanels) -> bool {
     rhs.format.is_quantized() || rhs.panel_stride <= SHORT_PANEL
 }
