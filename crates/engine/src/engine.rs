@@ -20,10 +20,11 @@ use tinkex_weights::{AdapterFile, GgufModel, ModelConfig, ModelFolder};
 pub struct EngineOptions {
     /// Number of compute threads; 0 (the default) means one per core. Does not affect results.
     pub threads: usize,
-    /// Storage format of the frozen weights. Defaults to [`Precision::F32`]. The weights of a GGUF
-    /// file keep the format that they have there.
+    /// Storage format of the frozen weights that are not quantized. Defaults to [`Precision::F32`].
+    /// The weights of a GGUF file keep the format that they have in the file.
     pub precision: Precision,
-    /// Quantization of the frozen weights that are not quantized in their file. Defaults to `None`.
+    /// Quantization of the frozen weights that are not quantized in their file, including those of
+    /// a GGUF file. Defaults to `None`.
     pub quantization: Option<Quantization>,
     /// Memory limit in bytes for the activations that a training pass keeps for its backward pass.
     /// A batch that needs more is divided into micro-batches, and activations that still do not fit
@@ -33,12 +34,14 @@ pub struct EngineOptions {
     /// results.
     pub cache_memory: usize,
     /// Name of the base model that saved adapters contain. Defaults to the name of the model's
-    /// folder, or to [`builtin::NAME`](crate::builtin::NAME) for the built-in model.
+    /// folder or of its GGUF file without the extension, or to
+    /// [`builtin::NAME`](crate::builtin::NAME) for the built-in model.
     pub name: Option<String>,
 }
 
 impl Default for EngineOptions {
-    /// Returns one thread per core, f32 weights, 4 GiB for training and 2 GiB for the KV cache.
+    /// Returns one thread per core, f32 weights without quantization, 4 GiB for training and 2 GiB
+    /// for the KV cache.
     fn default() -> Self {
         Self {
             threads: 0,
@@ -132,8 +135,8 @@ impl Engine {
         &self.model.config
     }
 
-    /// Returns what is unusual about the files of the model without preventing its use, as
-    /// [`ModelFolder::warnings`].
+    /// Returns warnings about the files of the model: what is unusual but does not prevent its use.
+    /// See [`ModelFolder::warnings`] and [`GgufModel::warnings`].
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings

@@ -3,9 +3,9 @@
 //! The crate has no network and no asynchronous code. Scheduling and access control are the task of
 //! its caller, for example `tinkex-server`.
 //!
-//! An [`Engine`] holds a model: a Hugging Face folder of the Llama, Qwen2 or Qwen3 architecture, or
-//! the [built-in](builtin) model. A [`Trainer`] trains a LoRA adapter; a [`Sampler`] generates
-//! completions with the base model or with any number of adapters.
+//! An [`Engine`] holds a model of the Llama, Qwen2 or Qwen3 architecture, from a Hugging Face
+//! folder or a GGUF file, or the [built-in](builtin) model. A [`Trainer`] trains a LoRA adapter; a
+//! [`Sampler`] generates completions with the base model or with any number of adapters.
 //!
 //! ```
 //! use tinkex_engine::loss::Loss;

@@ -6,15 +6,17 @@ use crate::Precision;
 
 /// Quantization of the frozen weight matrices while a model is loaded.
 ///
-/// Norms and biases stay f32. Adapters are always f32, and gradients are those of the quantized
-/// model. Training and sampling use the same weights.
+/// Norms and biases stay f32. A matrix whose number of inputs is not a multiple of 32 is not
+/// quantized. Adapters are always f32, and gradients are those of the quantized model. Training and
+/// sampling use the same weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Quantization {
     /// 8.5 bits per weight: GGUF's `Q8_0`.
     Q8,
-    /// About 4.5 bits per weight: GGUF's `Q4_K`, and `Q6_K` for embedding and unembedding. Matrices
-    /// whose number of inputs is not a multiple of 256 use `Q4_0` and `Q8_0`.
+    /// 4.5 bits per weight: GGUF's `Q4_K`. The embedding and the unembedding use `Q6_K` (6.6 bits).
+    /// If the number of inputs is not a multiple of 256, `Q4_0` replaces `Q4_K`, and `Q8_0`
+    /// replaces `Q6_K`.
     Q4,
 }
 

@@ -12,19 +12,20 @@ use crate::quantization::WeightStorage;
 
 /// Provides tensors by name.
 pub(crate) trait TensorSource: Sync {
-    /// Returns the values of tensor `name`.
+    /// Returns tensor `name`.
     ///
     /// # Errors
     /// [`Error::File`](crate::Error::File) if there is no such tensor.
     fn values(&self, name: &str) -> Result<SourceTensor<'_>>;
 
-    /// Returns whether matrices keep the precision in which they are stored.
+    /// Returns whether matrices that are not quantized keep the precision in which they are stored,
+    /// instead of the one that the caller wants.
     fn keeps_precision(&self) -> bool {
         false
     }
 }
 
-/// The values of a tensor, converted to f32 when they are read.
+/// A tensor in memory or in a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SourceTensor<'a> {
     F32(&'a [f32]),
@@ -197,8 +198,8 @@ struct Matrix<'a> {
     rows: usize,
     cols: usize,
     format: WeightFormat,
-    /// Whether the file contains blocks of this format. Otherwise values are converted to it.
-    is_quantized: bool,
+    /// Whether the file contains blocks of this format. Otherwise the values are converted to it.
+    stored_as_blocks: bool,
 }
 
 impl<'a> Matrix<'a> {
@@ -214,7 +215,8 @@ impl<'a> Matrix<'a> {
             SourceTensor::Stored(tensor) => tensor.dtype(),
             SourceTensor::F32(_) => DType::F32,
         };
-        // Errors of the embeddings affect every token more than those of a layer.
+        // Rounding errors of the embedding and of the unembedding affect the result more than those
+        // of one layer.
         let is_embedding = !name.contains(".layers.");
         let quantized = storage.quantization.and_then(|to| to.block_format(cols, is_embedding));
         let format = match (stored, quantized) {
@@ -224,8 +226,8 @@ impl<'a> Matrix<'a> {
             (DType::Bf16, None) if source.keeps_precision() => WeightFormat::Bf16,
             (_, None) => storage.precision.into(),
         };
-        let is_quantized = matches!(stored, DType::Block(_));
-        Ok(Self { tensor, rows, cols, format, is_quantized })
+        let stored_as_blocks = matches!(stored, DType::Block(_));
+        Ok(Self { tensor, rows, cols, format, stored_as_blocks })
     }
 
     /// Returns the size of the packed matrix in bytes.
@@ -263,7 +265,7 @@ fn pack(kernel: &Kernel, cols: usize, matrices: &[Matrix<'_>]) -> Result<Panels>
         .map(|(matrix, (values, blocks))| MatrixSource {
             rows: matrix.rows,
             format: matrix.format,
-            read: if matrix.is_quantized {
+            read: if matrix.stored_as_blocks {
                 ReadRows::Blocks(blocks)
             } else {
                 ReadRows::Values(values)
