@@ -1,11 +1,11 @@
-//! Measures one workload: `engine FOLDER PRECISION WORKLOAD [ROUNDS]`.
+//! Measures one workload: `engine MODEL PRECISION WORKLOAD [ROUNDS]`.
 //!
-//! `cargo xtask bench engine` runs this program and its peer (`peer.py`) alternately and prints the
-//! ratios. Workloads: `train` (4 × 256 tokens), `ragged` (32 completions of 4 prompts), `decodeN`
-//! (N prompts of 64 tokens, 128 new tokens each), `adaptersN` (32 completions with N adapters),
-//! `liveN` (N adapters that sample one after the other), `contextN` (tokens after a context of N
-//! tokens), `load`. Prints the best round: wall-clock seconds, CPU seconds, and the peak memory in
-//! MiB.
+//! `cargo xtask bench engine` runs this program and its peer (`peer.py` or `peer_llama.py`)
+//! alternately and prints the ratios. MODEL is a Hugging Face folder or a GGUF file. Workloads:
+//! `train` (4 × 256 tokens), `ragged` (32 completions of 4 prompts), `decodeN` (N prompts of 64
+//! tokens, 128 new tokens each), `adaptersN` (32 completions with N adapters), `liveN` (N adapters
+//! that sample one after the other), `contextN` (tokens after a context of N tokens), `load`.
+//! Prints the best round: wall-clock seconds, CPU seconds, and the peak memory in MiB.
 
 #![expect(clippy::print_stdout, reason = "the benchmark prints its result")]
 
@@ -22,7 +22,7 @@ type BenchResult<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> BenchResult<()> {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
-    let [folder, precision, workload, rest @ ..] = &arguments[..] else {
+    let [model, precision, workload, rest @ ..] = &arguments[..] else {
         println!(
             "usage: engine MODEL f32|bf16|q8_0|q4_k WORKLOAD [ROUNDS]; see cargo xtask bench engine"
         );
@@ -30,8 +30,8 @@ fn main() -> BenchResult<()> {
     };
     let rounds: usize = rest.first().map_or(Ok(3), |rounds| rounds.parse())?;
     let quantization = match precision.as_str() {
-        // A GGUF file has its own formats.
-        _ if Path::new(folder).extension().is_some_and(|extension| extension == "gguf") => None,
+        // The weights of a GGUF file keep their formats.
+        _ if Path::new(model).extension().is_some_and(|extension| extension == "gguf") => None,
         "q8_0" => Some(Quantization::Q8),
         "q4_k" => Some(Quantization::Q4),
         _ => None,
@@ -39,7 +39,7 @@ fn main() -> BenchResult<()> {
     let precision = if precision == "bf16" { Precision::Bf16 } else { Precision::F32 };
     let options = EngineOptions { precision, quantization, ..EngineOptions::default() };
     let start = Instant::now();
-    let engine = Engine::open(folder, options)?;
+    let engine = Engine::open(model, options)?;
     let loaded = start.elapsed().as_secs_f64();
     let mut bench = Bench::new(&engine, workload)?;
     if workload == "load" {
@@ -59,6 +59,7 @@ fn main() -> BenchResult<()> {
     Ok(())
 }
 
+/// A workload and its inputs.
 enum Bench {
     Train(Box<Trainer>, Vec<Vec<u32>>),
     Decode(Box<Decode>),

@@ -167,8 +167,8 @@ impl Tools {
                 command
             }
             _ => {
-                // Quantized weights are those of llama.cpp's file, if it could be made. Otherwise
-                // the engine quantizes the folder.
+                // Quantized weights come from llama.cpp's GGUF file if it exists. Otherwise the
+                // engine quantizes the model of the folder.
                 let file = gguf(&self.models, row.model, precision);
                 let model = if is_quantized(precision) && file.exists() { file } else { folder };
                 let mut command = Command::new(&self.engine);

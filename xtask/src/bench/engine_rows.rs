@@ -6,7 +6,7 @@ use crate::step::XtaskError;
 /// Program that runs a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Peer {
-    /// The engine itself, with another workload.
+    /// The engine itself, with another workload or weight format.
     Engine,
     /// torch, transformers and peft.
     Torch,
@@ -146,7 +146,7 @@ const fn engine_row(
     Row { peer_work: Some(peer_work), ..row }
 }
 
-/// Creates a row that compares the engine with itself with bf16 weights.
+/// Creates a row that compares quantized weights with bf16 weights, both in the engine.
 const fn bf16_row(
     kind: WorkloadKind,
     model: BenchModel,
@@ -163,8 +163,8 @@ const TRAINING: PerformanceTarget =
 /// The time per token grows at most linearly with the length of the context.
 const LINEAR: PerformanceTarget = PerformanceTarget::Speed(2048.0 / 4032.0);
 
-/// All rows, in the order in which they are printed. The columns are the parameters of [`row`] and
-/// [`engine_row`].
+/// All rows, in the order in which they are printed. The columns are the parameters of [`row`],
+/// [`engine_row`] and [`bf16_row`].
 pub(super) const ROWS: [Row; 32] = {
     use Peer::{Llama, Torch};
     use PerformanceTarget::{ReportOnly, Seconds, Speed};
@@ -224,7 +224,7 @@ impl Row {
 
     /// Returns whether the row matches the labels `wanted`: for each group of labels (workload,
     /// model, weight format) of which any is wanted, the row has one of them. For example,
-    /// `decode train B` selects the rows of both workloads for model B, in both formats.
+    /// `decode train B` selects the rows of both workloads for model B, in all formats.
     pub(super) fn matches(&self, wanted: &[&str]) -> bool {
         let kinds = WorkloadKind::ALL.map(WorkloadKind::label);
         let groups: [(&[&str], &str); 3] =
