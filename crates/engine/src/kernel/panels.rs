@@ -84,8 +84,16 @@ impl Segment {
     /// # Panics
     /// If the panel is not in this segment.
     pub(super) fn panel(&self, panel: usize) -> &[u8] {
-        let start = (panel - self.panels.start) * self.panel_bytes;
-        &self.memory.bytes()[start..start + self.panel_bytes]
+        self.panel_group(panel, 1)
+    }
+
+    /// Returns the bytes of `count` panels of the matrix, from panel `first` on.
+    ///
+    /// # Panics
+    /// If a panel is not in this segment.
+    pub(super) fn panel_group(&self, first: usize, count: usize) -> &[u8] {
+        let start = (first - self.panels.start) * self.panel_bytes;
+        &self.memory.bytes()[start..start + count * self.panel_bytes]
     }
 }
 
@@ -151,8 +159,7 @@ impl Panels {
         let mut segments = Vec::new();
         for (panels, format) in stack.segments() {
             let panel_bytes = format.panel_bytes(cols);
-            // The micro-kernel reads several panels from the address of the first one, so the size
-            // must not wrap around.
+            // A size that wrapped around would be too small for the panels.
             let len = panels.len().checked_mul(panel_bytes).expect("a matrix in memory");
             let mut memory = PanelMemory::new(kernel.arena(), len);
             if cols > 0 {

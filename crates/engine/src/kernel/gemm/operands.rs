@@ -161,7 +161,8 @@ impl CheckedGemm<'_> {
             // The first step is a multiple of `BLOCK_DEPTH`, and so of the number of inputs in a
             // block of any format.
             let offset = steps.start / format.block_inputs() * format.block_bytes();
-            let start = segment.panel(panel)[offset..].as_ptr();
+            // The slice has all panels of the group: the micro-kernel reads them from one address.
+            let start = segment.panel_group(panel, group.count)[offset..].as_ptr();
             return then(RhsPanels { format, start, panel_stride: segment.panel_bytes });
         }
         PANEL_BUFFER.with_borrow_mut(|buffer| {
