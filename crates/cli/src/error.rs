@@ -280,7 +280,13 @@ impl From<Error> for CommandError {
         let source = root_cause(&error).map(ToString::to_string);
         let detail = error.body().and_then(|body| ErrorBody::message(body.as_bytes()));
         let message = match source.filter(|_| error.status().is_none()) {
-            Some(source) if error.kind() != ErrorKind::Decode => format!("{error}: {source}"),
+            // An error of files repeats the text of its source.
+            Some(source)
+                if error.kind() != ErrorKind::Decode
+                    && !error.to_string().ends_with(source.as_str()) =>
+            {
+                format!("{error}: {source}")
+            }
             _ if is_html(&error) => {
                 error.to_string().replace(detail.as_deref().unwrap_or_default(), "an HTML page")
             }

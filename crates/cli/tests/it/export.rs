@@ -66,10 +66,10 @@ async fn errors_of_an_export_say_what_to_do() {
         .run("export nowhere --to x")
         .await
         .fails(2, &["nowhere is neither a checkpoint path nor a folder"]);
-    sandbox
-        .run("export adapter --to x --format peft --dtype f16")
-        .await
-        .fails(2, &["format peft keeps the element type of the adapter"]);
+    let reason = "format peft keeps the element type of the adapter";
+    let refused = sandbox.run("export adapter --to x --format peft --dtype f16").await;
+    let refused = refused.fails(2, &[reason]);
+    assert_eq!(refused.err.matches(reason).count(), 1, "{}", refused.err);
     sandbox.run("export adapter --to x --base gone").await.fails(1, &["gone/config.json"]);
     let config = sandbox.read("adapter/adapter_config.json").replace("tinkex/tiny", "org/gone");
     sandbox.write("adapter/adapter_config.json", &config);
