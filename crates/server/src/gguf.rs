@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tinkex_weights::{Error, GgufModel, ModelConfig, write_file};
 
-/// What the server needs to know about a GGUF file.
+/// Configuration and tokenizer of a GGUF file that the server offers as a base model.
 pub(crate) struct GgufBase {
     pub(crate) config: ModelConfig,
     /// Folder of the tokenizer.
@@ -36,6 +36,8 @@ pub(crate) fn open(name: &str, path: &Path, tokenizer_dir: &Path) -> Result<Gguf
                 replace(&folder.join("tokenizer_config.json"), &files.config)?;
             }
             Err(error) => {
+                // Another file may have been served under this name: its tokenizer must not be used.
+                let _ = std::fs::remove_dir_all(&folder);
                 warnings.push(format!("clients cannot use the tokenizer of {name}: {error}"));
             }
         }
@@ -53,7 +55,8 @@ fn replace(path: &Path, text: &str) -> Result<(), Error> {
     write_file(path, |out| out.write_all(text.as_bytes()))
 }
 
-/// Returns a file name that is different for different model names.
+/// Returns a file name for a model name, distinct from those of other names: other bytes than
+/// letters, digits, `-` and `_` are percent-encoded.
 fn file_name(name: &str) -> String {
     let mut out = String::new();
     for byte in name.bytes() {

@@ -44,12 +44,13 @@ pub(crate) struct BaseModel {
 
 impl BaseModels {
     /// Finds the built-in model, the models of a hub cache and the models of `mapped` (name, and
-    /// folder or GGUF file); later ones replace earlier ones of the same name. Writes the built-in tokenizer to
-    /// `tokenizer_dir`, so that other programs can load it.
+    /// folder or GGUF file); later ones replace earlier ones of the same name. Writes the tokenizers
+    /// of the built-in model and of GGUF files to `tokenizer_dir`, so that other programs can load
+    /// them.
     ///
     /// # Errors
-    /// [`StartError::InvalidModel`] if a mapped folder cannot be used. A model in the hub cache
-    /// that cannot be used is skipped and logged.
+    /// [`StartError::InvalidModel`] if a mapped folder or file cannot be used. A model in the hub
+    /// cache that cannot be used is skipped and logged.
     pub(crate) fn find(
         tokenizer_dir: &Path,
         mapped: &[(String, PathBuf)],
@@ -150,7 +151,7 @@ impl BaseModel {
         Ok(Self { name, folder, weights, built_in: false, config, warnings, vocabulary })
     }
 
-    /// Logs a warning if stop strings or prompts of the tokenizer cannot be used.
+    /// Logs a warning if the tokenizer cannot be read, or has tokens that the model does not have.
     fn check_tokenizer(&self) {
         let consequence = "requests with stop strings are rejected";
         match self.vocabulary() {

@@ -35,9 +35,10 @@ pub struct ServerOptions {
     /// Number of compute threads; 0 (the default) uses one per core.
     pub threads: usize,
     /// Stores frozen weights as bf16 (default false): half the memory, and faster on CPUs with bf16
-    /// instructions.
+    /// instructions. The weights of a GGUF file keep their format.
     pub bf16: bool,
-    /// Quantizes the frozen weights of models that are not GGUF files (default `None`).
+    /// Quantizes the frozen weights of all models (default `None`). Weights that are quantized in a
+    /// GGUF file keep their format.
     pub quantize: Option<Quantization>,
     /// Reports log-probabilities of sampled tokens before the temperature is applied (default
     /// false).

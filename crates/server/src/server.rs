@@ -102,7 +102,7 @@ pub enum StartError {
     InvalidModel {
         /// Name of the base model.
         name: String,
-        /// Folder of its files.
+        /// Folder of its files, or GGUF file.
         folder: PathBuf,
         /// The problem. It is part of the message and therefore not the
         /// [`source`](std::error::Error::source).
@@ -156,8 +156,8 @@ impl StartError {
     /// `None` for other errors.
     #[must_use]
     pub fn model_hint(&self) -> Option<String> {
-        let Self::InvalidModel { folder, error, .. } = self else { return None };
-        let folder = folder.display();
+        let Self::InvalidModel { folder: path, error, .. } = self else { return None };
+        let shown = path.display();
         Some(match &**error {
             tinkex_engine::Error::File(FileError::UnknownArchitecture { .. }) => {
                 "Choose a model of a supported architecture.".to_owned()
@@ -166,11 +166,16 @@ impl StartError {
                 if source.kind() == io::ErrorKind::NotFound =>
             {
                 format!(
-                    "Check the path {folder}: a model folder has config.json, *.safetensors and \
-                     tokenizer.json."
+                    "Check the path {shown}: expected a folder with config.json, *.safetensors and \
+                     tokenizer.json, or a GGUF file."
                 )
             }
-            _ => format!("Download the files in {folder} again, or correct the one at fault."),
+            _ if path.is_file() => {
+                format!(
+                    "Download {shown} again, or choose a GGUF file with supported tensor types."
+                )
+            }
+            _ => format!("Download the files in {shown} again, or correct the one at fault."),
         })
     }
 }

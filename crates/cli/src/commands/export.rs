@@ -46,7 +46,8 @@ pub(crate) struct ExportArgs {
     #[arg(long)]
     force: bool,
     /// Print JSON
-    // Passed on to the global option. Unlike that one, it does not conflict with --format.
+    // clap passes the value to the global --json, which this option replaces: the global one
+    // conflicts with --format.
     #[arg(long)]
     json: bool,
 }
@@ -55,7 +56,7 @@ impl ExportArgs {
     fn export_format(&self) -> ExportFormat {
         match self.format {
             Some(FormatOption::Export(format)) => format,
-            // The format of the result, or none.
+            // `--format json` and the like select only the output format.
             _ => ExportFormat::default(),
         }
     }

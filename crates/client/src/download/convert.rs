@@ -15,9 +15,9 @@ use super::resume::blocking;
 
 /// Checks and converts the adapter among the complete files of `staging`, if there is one.
 ///
-/// Converted and damaged files lose their entity tags: a later download must not take them for
-/// content of the server, and requests them again. The conversion is repeated after an
-/// interruption; converted files stay as they are.
+/// The entity tags of converted and of damaged files are removed, so that a later download requests
+/// these files again instead of taking them for content of the server. An interrupted conversion
+/// is repeated; it does not change files that are already converted.
 ///
 /// # Errors
 /// [`ErrorKind::Decode`] if the adapter is damaged or its tensors do not match its configuration;

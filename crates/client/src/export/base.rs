@@ -20,7 +20,7 @@ impl BaseFinder<'_> {
     /// Returns the folder of the base model `name`.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if it is nowhere. The message says where it was looked for.
+    /// [`ErrorKind::NotFound`] if it is in none of the places. The message names the hub cache.
     pub(super) async fn find(&self, name: &str) -> Result<PathBuf> {
         // Servers append variants after a colon.
         let name = name.split(':').next().unwrap_or(name);
@@ -49,8 +49,8 @@ impl BaseFinder<'_> {
         Err(Error::new(ErrorKind::NotFound, message).with_hint(HINT))
     }
 
-    /// Returns the folder from which a server on this machine serves the model. Such a server names
-    /// it as the tokenizer.
+    /// Returns the folder from which a server on this machine serves the model. A `tinkex` server
+    /// returns this folder as the identifier of the tokenizer.
     async fn served_folder(&self, name: &str) -> Option<PathBuf> {
         let service = self.service.filter(|service| service.base_url().is_loopback())?;
         let sampler = service.create_sampling_client(name).await.ok()?;

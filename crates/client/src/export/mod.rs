@@ -34,18 +34,21 @@ type FindBase = Box<dyn FnOnce(&str) -> io::Result<Option<PathBuf>> + Send>;
 ///
 /// The default format, [`ExportFormat::Hf`], is a Hugging Face folder with the adapter merged into
 /// the base model. It contains the base model's configuration, tokenizer and chat template, and a
-/// model card. [`ExportFormat::Peft`] is the adapter alone, [`ExportFormat::Gguf`] a folder with one
-/// GGUF file for llama.cpp.
+/// model card. [`ExportFormat::Peft`] is the adapter alone, [`ExportFormat::Gguf`] a folder with
+/// one GGUF file for llama.cpp.
 ///
 /// The base model is taken from the first of these that has it:
 ///
 /// 1. the folder of [`base`](Self::base);
-/// 2. the folder that a server on this machine serves;
-/// 3. the local hub cache;
-/// 4. a folder whose path is the name of the base model.
+/// 2. the function of [`find_base`](Self::find_base);
+/// 3. the folder that the server of the checkpoint serves, if that server is on this machine;
+/// 4. the local hub cache;
+/// 5. a folder whose path is the name of the base model.
 ///
-/// Everything that can be known is checked before the first file is written, and the target folder
-/// appears when it is complete.
+/// It must be a Hugging Face folder. GGUF files are not accepted.
+///
+/// Headers and shapes of all tensors, the values of the adapter and the free space are checked
+/// before the first file is written. The target folder appears when it is complete.
 ///
 /// ```no_run
 /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
@@ -66,8 +69,9 @@ type FindBase = Box<dyn FnOnce(&str) -> io::Result<Option<PathBuf>> + Send>;
 /// [`ErrorKind::Conflict`] if the folder exists and may not be replaced; [`ErrorKind::NotFound`] if
 /// checkpoint or base model do not exist; [`ErrorKind::InvalidInput`] if an option does not fit the
 /// format, or the checkpoint is not a LoRA adapter; [`ErrorKind::Decode`] if a file is damaged or
-/// the adapter belongs to another base model; [`ErrorKind::Config`] if files cannot be written or the
-/// disk is too full; any error of the requests.
+/// the adapter does not fit the base model; [`ErrorKind::Config`] if files cannot be read or
+/// written, or the disk is too full; [`ErrorKind::Closed`] if [`cancel_on`](Self::cancel_on) stopped
+/// it; any error of the requests.
 ///
 /// # Cancel safety
 /// Dropping the future stops the export. A thread may still remove the temporary folder beside the
@@ -89,8 +93,8 @@ pub struct CheckpointExport {
 
 /// Where the adapter is.
 enum ExportSource {
-    /// A checkpoint on a server. The path is an error if the argument is not one; the export returns
-    /// it.
+    /// A checkpoint on a server: its path, or the error if the argument is not one, which the export
+    /// returns.
     Checkpoint { service: ServiceClient, path: Result<TinkerPath> },
     /// A local PEFT folder.
     Adapter(PathBuf),
@@ -172,7 +176,8 @@ impl CheckpointExport {
         self
     }
 
-    /// Sets a function that finds the folder of a base model by its name, which is asked first.
+    /// Sets a function that returns the folder of a base model by its name, or `None`. It is called
+    /// before the search by name, and not at all if [`base`](Self::base) is set.
     pub fn find_base(
         mut self,
         find: impl FnOnce(&str) -> io::Result<Option<PathBuf>> + Send + 'static,
@@ -234,7 +239,7 @@ impl CheckpointExport {
     async fn run(mut self) -> Result<ExportedModel> {
         let cancel = self.cancel.take().unwrap_or_else(|| Box::pin(pending()));
         let mut cancel = pin!(cancel);
-        // Dropping the work stops the thread that writes; it reports when it has cleaned up.
+        // The thread that writes stops at the flag and removes its files before `work` resolves.
         let stop = StopFlag::default();
         let work = pin!(self.execute(stop.clone()));
         match select(work, cancel.as_mut()).await {
@@ -242,7 +247,7 @@ impl CheckpointExport {
             Either::Right((_, work)) => {
                 stop.set();
                 if stop.is_writing() {
-                    // The thread ends within a few megabytes.
+                    // The thread checks the flag after every few megabytes.
                     let _ = work.await;
                 }
                 Err(Error::new(ErrorKind::Closed, "the export was cancelled"))
@@ -362,7 +367,8 @@ impl IntoFuture for CheckpointExport {
     }
 }
 
-/// Tells the thread that writes an export to stop.
+/// Two flags shared with the thread that writes an export: whether it has to stop, and whether it
+/// has started.
 #[derive(Clone, Debug, Default)]
 struct StopFlag(Arc<(AtomicBool, AtomicBool)>);
 
@@ -384,7 +390,7 @@ impl StopFlag {
     }
 }
 
-/// Sets a flag when it is dropped.
+/// Stops the thread that writes when the future of the export is dropped.
 struct StopOnDrop(StopFlag);
 
 impl Drop for StopOnDrop {

@@ -71,7 +71,7 @@ impl AdapterImport {
         let files = blocking(move || read_files(&folder)).await?;
         let request = ImportAdapter::new(Uuid::new_v4().to_string(), self.options, files);
         self.rest.call("import_adapter", &request).await.map_err(|error| match error.status() {
-            // The server answers every fault of a request with another status.
+            // A `tinkex` server rejects invalid requests of this route with other statuses.
             Some(404 | 405 | 501) => {
                 let message = "this server cannot import adapters";
                 Error::new(ErrorKind::Rejected, message).with_source(error).with_hint(
@@ -114,7 +114,7 @@ fn read_files(folder: &Path) -> Result<Bytes> {
     let mut body = AdapterFiles::start(&std::fs::read(&config).map_err(failed(&config))?);
     let mut file = File::open(&tensors).map_err(failed(&tensors))?;
     let length = file.metadata().map_err(failed(&tensors))?.len();
-    // With the final capacity: growing the buffer would copy the file.
+    // Reserve the final capacity: growing the buffer would copy what was read so far.
     body.reserve_exact(usize::try_from(length).unwrap_or(0));
     file.read_to_end(&mut body).map_err(failed(&tensors))?;
     Ok(body.into())

@@ -111,11 +111,11 @@ impl Engines {
     }
 }
 
-/// Loads the weights of a base model from its folder.
+/// Loads the weights of a base model from its folder or GGUF file.
 ///
 /// # Errors
-/// As [`Engine::open`]; also if the model in the folder is not the one that the server found there
-/// when it started. Admitted requests are valid only for that one.
+/// As [`Engine::open`]; also if the configuration is not the one that the server found when it
+/// started. Admitted requests were validated against that one.
 fn open(base: &BaseModel, options: EngineOptions) -> tinkex_engine::Result<Engine> {
     let engine = Engine::open(&base.weights, options)?;
     let found = ModelConfig { tied: base.config.tied, ..engine.config().clone() };
