@@ -36,7 +36,7 @@ pub(crate) fn open(name: &str, path: &Path, tokenizer_dir: &Path) -> Result<Gguf
                 replace(&folder.join("tokenizer_config.json"), &files.config)?;
             }
             Err(error) => {
-                // Another file may have been served under this name: its tokenizer must not be used.
+                // An earlier file of this name may have left a tokenizer there.
                 let _ = std::fs::remove_dir_all(&folder);
                 warnings.push(format!("clients cannot use the tokenizer of {name}: {error}"));
             }

@@ -44,9 +44,9 @@ pub(crate) struct BaseModel {
 
 impl BaseModels {
     /// Finds the built-in model, the models of a hub cache and the models of `mapped` (name, and
-    /// folder or GGUF file); later ones replace earlier ones of the same name. Writes the tokenizers
-    /// of the built-in model and of GGUF files to `tokenizer_dir`, so that other programs can load
-    /// them.
+    /// folder or GGUF file); later ones replace earlier ones of the same name. Writes the
+    /// tokenizers of the built-in model and of GGUF files to `tokenizer_dir`, so that other
+    /// programs can load them.
     ///
     /// # Errors
     /// [`StartError::InvalidModel`] if a mapped folder or file cannot be used. A model in the hub

@@ -70,8 +70,8 @@ type FindBase = Box<dyn FnOnce(&str) -> io::Result<Option<PathBuf>> + Send>;
 /// checkpoint or base model do not exist; [`ErrorKind::InvalidInput`] if an option does not fit the
 /// format, or the checkpoint is not a LoRA adapter; [`ErrorKind::Decode`] if a file is damaged or
 /// the adapter does not fit the base model; [`ErrorKind::Config`] if files cannot be read or
-/// written, or the disk is too full; [`ErrorKind::Closed`] if [`cancel_on`](Self::cancel_on) stopped
-/// it; any error of the requests.
+/// written, or the disk is too full; [`ErrorKind::Closed`] if [`cancel_on`](Self::cancel_on)
+/// stopped it; any error of the requests.
 ///
 /// # Cancel safety
 /// Dropping the future stops the export. A thread may still remove the temporary folder beside the
@@ -93,8 +93,8 @@ pub struct CheckpointExport {
 
 /// Where the adapter is.
 enum ExportSource {
-    /// A checkpoint on a server: its path, or the error if the argument is not one, which the export
-    /// returns.
+    /// A checkpoint on a server: its path, or the error if the argument is not one, which the
+    /// export returns.
     Checkpoint { service: ServiceClient, path: Result<TinkerPath> },
     /// A local PEFT folder.
     Adapter(PathBuf),
