@@ -449,6 +449,11 @@ fn file_error(error: FileError) -> Error {
         FileError::InvalidTensor { .. } => {
             (ErrorKind::Decode, "Choose another element type, or an earlier checkpoint.")
         }
+        FileError::BadFile { path, .. } if path.ends_with("tokenizer.json") => (
+            ErrorKind::Decode,
+            "Choose the format hf: GGUF files support the tokenizers of Llama 3, Qwen2, Qwen3, GPT-2 \
+             and SmolLM.",
+        ),
         _ => (
             ErrorKind::Decode,
             "Check that adapter and base model belong together and are complete.",
