@@ -51,7 +51,8 @@ pub(super) async fn import(
     if let Some(imported) = target.existing(state) {
         // This is a retry. Read the body: the client does not expect a response before its end.
         while upload.fill().await? {}
-        return to_json(&imported);
+        // Without records, this waits for the write of the first request.
+        return to_json(&durable::create(state, |_| Ok((Vec::new(), imported))).await?);
     }
 
     let folder = UnfinishedFolder::new(state, target.folder());
@@ -186,6 +187,10 @@ impl ImportTarget {
             (checkpoint(CheckpointKind::Training)?, checkpoint(CheckpointKind::Sampler)?);
         let response = self.response(&weights)?;
         durable::change(state, |store| {
+            // Another attempt of the same import may have ended while this one was checked.
+            if let Some(entry) = store.checkpoint(&weights.path) {
+                return Ok((Vec::new(), self.response(&entry.row)?));
+            }
             if store.runs.contains_key(&run.id) {
                 let message = format!("training run {} already exists", run.id);
                 return Err(ServerError::Conflict(message));

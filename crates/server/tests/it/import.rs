@@ -139,6 +139,20 @@ async fn a_retried_import_creates_one_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn concurrent_attempts_of_an_import_get_the_same_response() {
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
+    let path = format!("/api/v1/imports/some-id?base_model={MODEL}");
+    let body = body_of(&adapter("qwen3"));
+    let (first, second) = tokio::join!(
+        http.send("PUT", &path, &[], body.clone()),
+        http.send("PUT", &path, &[], body.clone())
+    );
+    assert_eq!(first.0, 200, "{}", first.1);
+    assert_eq!(first, second);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_adapter_with_the_names_of_the_hosted_service_is_converted() {
     let test_server = TestServer::new().await;
     let tensors =
