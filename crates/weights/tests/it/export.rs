@@ -228,7 +228,7 @@ fn faults_are_found_before_anything_is_written() {
     };
     refused(export(), "format hf needs the folder of the base model");
     let peft = export().format(ExportFormat::Peft);
-    refused(peft.dtype(ExportDType::F16), "cannot convert to f16");
+    refused(peft.dtype(ExportDType::F16), "cannot convert it to f16");
     refused(export().base(out.path().join("gone")), "gone/config.json");
     refused(AdapterExport::new(out.path().join("gone"), &to).base(&base), "gone/adapter_config");
     refused(
