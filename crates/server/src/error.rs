@@ -77,6 +77,14 @@ impl ServerError {
         Self::Busy { message: message.into(), retry_after: Duration::from_secs(1) }
     }
 
+    /// Creates the error for every request after the worker thread has panicked.
+    pub(crate) fn worker_panicked() -> Self {
+        Self::Unavailable(
+            "the server has an internal error and must be restarted; accepted requests are kept"
+                .to_owned(),
+        )
+    }
+
     pub(crate) fn shutting_down() -> Self {
         Self::busy("the server is shutting down")
     }

@@ -51,6 +51,7 @@ mod durable;
 mod error;
 mod expiry;
 mod gguf;
+mod inference;
 pub mod log;
 mod metrics;
 mod models;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct ServerMetrics {
     pub(crate) http_requests: AtomicMetric,
     pub(crate) rejected: AtomicMetric,
-    /// Number of requests with a future that have finished.
+    /// Number of requests with a future and of inference requests that have finished.
     pub(crate) requests: AtomicMetric,
     pub(crate) failed_requests: AtomicMetric,
     pub(crate) trained_tokens: AtomicMetric,
@@ -50,6 +50,14 @@ pub(crate) struct GaugeValues {
 }
 
 impl ServerMetrics {
+    /// Counts a finished request.
+    pub(crate) fn count_request(&self, successful: bool) {
+        self.requests.add(1);
+        if !successful {
+            self.failed_requests.add(1);
+        }
+    }
+
     /// Formats all metrics in the Prometheus text format.
     pub(crate) fn to_text(&self, gauges: &GaugeValues) -> String {
         let mut out = String::new();

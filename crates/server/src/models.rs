@@ -92,6 +92,11 @@ impl BaseModels {
         Ok(all)
     }
 
+    /// Returns the names of the usable models, in alphabetical order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.usable.keys().map(String::as_str)
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&Arc<BaseModel>> {
         self.usable.get(name)
     }
@@ -106,7 +111,7 @@ impl BaseModels {
 
     /// Returns the error message for a base model that this server does not have.
     pub(crate) fn unavailable_message(&self, name: &str) -> String {
-        let known: Vec<&str> = self.usable.keys().map(String::as_str).collect();
+        let known: Vec<&str> = self.names().collect();
         if let Some(reason) = self.skipped.get(name) {
             return format!(
                 "base model {name:?} of the Hugging Face cache cannot be used: {reason}; \

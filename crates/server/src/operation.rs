@@ -8,10 +8,11 @@ use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_wire::{
     CheckpointKind, ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, ModelId,
-    OptimParams, PassMode, RequestId, SamplerId, TensorData, TinkerPath,
+    OptimParams, PassMode, RequestId, SamplerId, SessionId, TensorData, TinkerPath,
 };
 
 use crate::error::ServerError;
+use crate::inference::TokenSink;
 use crate::models::BaseModels;
 use crate::store::{FailureCategory, RunRecord, Store, loss_prefix};
 use crate::training_data::TrainingData;
@@ -30,6 +31,8 @@ pub(crate) enum Operation {
     Model { model: ModelId, seq: u64, operation: ModelOperation },
     /// Draws samples, in any order.
     Sample(Box<QueuedSample>),
+    /// Samples tokens for an inference request, in any order.
+    Generate(Box<QueuedGeneration>),
 }
 
 impl Operation {
@@ -37,7 +40,7 @@ impl Operation {
     pub(crate) fn extra_bytes(&self) -> usize {
         match self {
             Self::Model { operation: ModelOperation::Pass(pass), .. } => pass.data.extra_bytes(),
-            Self::Model { .. } => 0,
+            Self::Model { .. } | Self::Generate(_) => 0,
             Self::Sample(sample) => sample.extra_bytes,
         }
     }
@@ -117,6 +120,23 @@ pub(crate) struct QueuedSample {
     pub(crate) targets: Option<TensorData>,
     /// Memory of the requested tables about the prompt, in bytes.
     pub(crate) extra_bytes: usize,
+}
+
+/// Weights to sample from: a base model, and the folder of an adapter under `weights/`, if any.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SamplingWeights {
+    pub(crate) base_model: String,
+    pub(crate) folder: Option<String>,
+}
+
+/// An inference request: its tokens are delivered while they are sampled, and neither the request
+/// nor its result is stored.
+pub(crate) struct QueuedGeneration {
+    pub(crate) weights: SamplingWeights,
+    /// Session whose usage the tokens count for.
+    pub(crate) session: SessionId,
+    pub(crate) request: SampleRequest,
+    pub(crate) sink: TokenSink,
 }
 
 impl PassObjective {

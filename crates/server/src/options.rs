@@ -29,6 +29,9 @@ pub struct ServerOptions {
     pub api_key: Option<Secret>,
     /// Base models to serve: name, and Hugging Face model folder or GGUF file.
     pub models: Vec<(String, PathBuf)>,
+    /// Further names of models for inference requests: alias, and the base model, `tinker://` path
+    /// or training run that it stands for.
+    pub aliases: Vec<(String, String)>,
     /// Hugging Face hub cache (default `None`). Every model in it that has weights is served under
     /// its repository name.
     pub hub_cache: Option<PathBuf>,
@@ -142,6 +145,7 @@ impl ServerOptions {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             api_key: None,
             models: Vec::new(),
+            aliases: Vec::new(),
             hub_cache: None,
             threads: 0,
             bf16: false,
@@ -159,6 +163,14 @@ impl ServerOptions {
     #[must_use]
     pub fn model(mut self, name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         self.models.push((name.into(), path.into()));
+        self
+    }
+
+    /// Serves `target`, a base model, `tinker://` path or training run, as `alias` to inference
+    /// requests.
+    #[must_use]
+    pub fn alias(mut self, alias: impl Into<String>, target: impl Into<String>) -> Self {
+        self.aliases.push((alias.into(), target.into()));
         self
     }
 

@@ -10,6 +10,7 @@ use serde::Serialize;
 use tinkex_engine::ErrorKind;
 use tinkex_wire::RequestId;
 
+use crate::error::ServerError;
 use crate::log;
 use crate::state::ServerState;
 use crate::store::{FailureCategory, Record, ResultKind, ResultRecord, Store, UsageKey, now};
@@ -76,6 +77,19 @@ impl Outcome {
         self
     }
 
+    /// Converts a failed outcome to the error of a request whose outcome is not stored.
+    pub(crate) fn into_error(self) -> ServerError {
+        match self.result {
+            ResultKind::Failed { error, category } => match category {
+                FailureCategory::User | FailureCategory::Conflict => ServerError::Invalid(error),
+                FailureCategory::Server => ServerError::Internal(error),
+            },
+            ResultKind::Json | ResultKind::Proto => {
+                ServerError::Internal("the request did not fail".to_owned())
+            }
+        }
+    }
+
     /// Replaces a result of more than `limit` bytes by a failure. Changes to the model, usage and
     /// records are kept, because they have already happened.
     fn limited_to(self, limit: usize) -> Self {
@@ -124,10 +138,7 @@ pub(crate) fn record_outcome(
 ) {
     let Outcome { result, payload, model_changed, usage, records } =
         outcome.limited_to(MAX_RESULT_BYTES);
-    state.metrics.requests.add(1);
-    if matches!(result, ResultKind::Failed { .. }) {
-        state.metrics.failed_requests.add(1);
-    }
+    state.metrics.count_request(!matches!(result, ResultKind::Failed { .. }));
     let Some(request) = store.requests.get(id).map(|entry| Arc::clone(&entry.row)) else { return };
     let (number, size, at) = (store.disk.next_payload_number(), payload.len(), now());
     let record =

@@ -3,7 +3,7 @@
 //! Requests of a model are dispatched by sequence number, regardless of the order in which they
 //! arrive. A request that arrives early is held until the missing numbers arrive or the gap timeout
 //! passes: a client may assign a number and never send its request. Models are served round-robin.
-//! Samples have no order.
+//! Samples and generations have no order.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -181,7 +181,7 @@ impl Queue {
     pub(crate) fn push(&self, request: QueuedRequest, now: Instant) -> Result<(), LateRequest> {
         let mut pending = self.lock();
         match &request.operation {
-            Operation::Sample(_) => {
+            Operation::Sample(_) | Operation::Generate(_) => {
                 pending.count += 1;
                 pending.bytes += request.bytes;
                 pending.samples.push_back(request);

@@ -33,6 +33,8 @@ pub(crate) enum Record {
     Request(Arc<RequestRecord>),
     /// The result of an admitted request.
     Result(ResultRecord),
+    /// Amounts to add to the hourly usage counters, of a request that is not stored.
+    Usage(Vec<(UsageKey, u64)>),
     /// Removes requests whose results were acknowledged or have expired.
     RequestsRemoved {
         ids: Vec<RequestId>,
@@ -252,6 +254,10 @@ impl FailureCategory {
         }
     }
 }
+
+/// Session of the usage of inference requests that name no sampling session. No session has this
+/// id: those of clients are UUIDs.
+pub(crate) const INFERENCE_SESSION: &str = "inference";
 
 /// Key of an hourly usage counter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

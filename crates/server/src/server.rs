@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::admit;
-use crate::error::with_causes;
+use crate::error::{ServerError, with_causes};
 use crate::expiry;
 use crate::log;
 use crate::models::BaseModels;
@@ -275,6 +275,7 @@ impl Server {
         // Sending fails if the accept task has already ended; then no connection is accepted.
         let _ = self.stop.send(true);
         self.handles.state.queue.stop();
+        self.handles.state.generations.fail_all(&ServerError::shutting_down());
         let worker = self.handles.worker.take();
         let saved =
             tokio::task::spawn_blocking(move || worker.and_then(|worker| worker.join().ok()));
@@ -294,6 +295,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.stop.send(true);
         self.handles.state.queue.stop();
+        self.handles.state.generations.fail_all(&ServerError::shutting_down());
         self.handles.accept_task.abort();
         self.handles.expiry_task.abort();
         // Wait for the disk but not for the worker: a training pass may take minutes. The worker's

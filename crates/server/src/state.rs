@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use tokio::sync::{Semaphore, watch};
 
+use crate::inference::Generations;
 use crate::metrics::ServerMetrics;
 use crate::models::BaseModels;
 use crate::options::ServerOptions;
@@ -18,6 +19,8 @@ pub(crate) struct ServerState {
     pub(crate) options: ServerOptions,
     store: Mutex<Store>,
     pub(crate) queue: Queue,
+    /// Inference requests that are not finished.
+    pub(crate) generations: Generations,
     pub(crate) models: BaseModels,
     pub(crate) metrics: ServerMetrics,
     /// Parent folder of all adapter folders.
@@ -56,6 +59,7 @@ impl ServerState {
         Self {
             store: Mutex::new(store),
             queue: Queue::new(options.timeouts.sequence_gap),
+            generations: Generations::default(),
             models,
             metrics: ServerMetrics::default(),
             weights_dir,

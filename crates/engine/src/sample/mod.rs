@@ -1,6 +1,7 @@
 //! Sampling: generates the completions of many requests in shared batches.
 
 mod kv_cache;
+mod observer;
 mod request;
 mod sampler;
 mod sequence;
@@ -9,6 +10,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+pub use observer::{SampledToken, TokenObserver};
 pub use request::{
     ModelWeights, PromptScores, PromptScoring, SampleOutput, SampleRequest, SampleRequestId,
     SampledCompletion, StopReason, TopK,

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::kv_cache::KvCache;
+use super::observer::TokenObserver;
 use super::request::{ModelWeights, SampleOutput, SampleRequest, SampleRequestId};
 use super::sequence::RunningSequence;
 use super::state::ActiveRequest;
@@ -82,6 +83,29 @@ impl Sampler {
         weights: &ModelWeights,
         request: SampleRequest,
     ) -> Result<SampleRequestId> {
+        self.add_request(weights, request, None)
+    }
+
+    /// Adds a request whose tokens `observer` receives while they are sampled. A later
+    /// [`step`](Self::step) returns its output.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    pub fn add_observed(
+        &mut self,
+        weights: &ModelWeights,
+        request: SampleRequest,
+        observer: Box<dyn TokenObserver>,
+    ) -> Result<SampleRequestId> {
+        self.add_request(weights, request, Some(observer))
+    }
+
+    fn add_request(
+        &mut self,
+        weights: &ModelWeights,
+        request: SampleRequest,
+        observer: Option<Box<dyn TokenObserver>>,
+    ) -> Result<SampleRequestId> {
         let limit = request.check(&self.model.config)?;
         // The last sampled token is not computed.
         let pages = (request.prompt.len() + limit - 1).div_ceil(PAGE_POSITIONS);
@@ -96,7 +120,8 @@ impl Sampler {
         }
         self.last_id += 1;
         let id = SampleRequestId(self.last_id);
-        self.requests.insert(id, ActiveRequest::new(weights.clone(), request, limit));
+        let request = ActiveRequest::new(weights.clone(), request, limit, observer);
+        self.requests.insert(id, request);
         self.waiting.push_back(id);
         Ok(id)
     }

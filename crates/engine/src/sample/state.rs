@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::observer::{SampledToken, TokenObserver};
 use super::request::{
     ModelWeights, PromptScores, SampleOutput, SampleRequest, SampledCompletion, StopReason, TopK,
 };
@@ -36,11 +37,17 @@ pub(super) struct ActiveRequest {
     sampler: TokenSampler,
     /// Finished completions, by index.
     samples: Vec<Option<SampledCompletion>>,
+    observer: Option<Box<dyn TokenObserver>>,
     error: Option<Error>,
 }
 
 impl ActiveRequest {
-    pub(super) fn new(weights: ModelWeights, spec: SampleRequest, limit: usize) -> Self {
+    pub(super) fn new(
+        weights: ModelWeights,
+        spec: SampleRequest,
+        limit: usize,
+        observer: Option<Box<dyn TokenObserver>>,
+    ) -> Self {
         let len = spec.prompt.len();
         let scoring = &spec.scoring;
         let table = |k: usize, rows: usize| {
@@ -61,6 +68,7 @@ impl ActiveRequest {
             sampler: TokenSampler::default(),
             samples: vec![None; spec.samples],
             cached_tokens: 0,
+            observer,
             error: None,
             weights,
             spec,
@@ -174,6 +182,22 @@ impl ActiveRequest {
         })
     }
 
+    /// Passes the scores of the prompt to the observer.
+    pub(super) fn observe_prompt(&mut self) {
+        if let Some(observer) = &mut self.observer {
+            observer.prompt(&self.scores, self.cached_tokens);
+        }
+    }
+
+    /// Passes the last token of a completion to the observer.
+    pub(super) fn observe_token(&mut self, writer: &CompletionWriter) {
+        if let Some(observer) = &mut self.observer
+            && let Some(sampled) = writer.last_token()
+        {
+            observer.token(sampled);
+        }
+    }
+
     /// Stores the finished completion with index `sample`.
     pub(super) fn complete(&mut self, sample: usize, sampled: SampledCompletion) {
         self.samples[sample] = Some(sampled);
@@ -262,6 +286,23 @@ impl CompletionWriter {
             self.reason = Some(StopReason::Length);
         }
         Ok(token)
+    }
+
+    /// Returns the token that was sampled last.
+    fn last_token(&self) -> Option<SampledToken<'_>> {
+        let row = self.out.tokens.len().checked_sub(1)?;
+        let (top_tokens, top_logprobs) = match &self.out.top_k {
+            Some(table) => (&table.tokens[row * table.k..], &table.logprobs[row * table.k..]),
+            None => (&[][..], &[][..]),
+        };
+        Some(SampledToken {
+            completion: self.sample,
+            token: self.out.tokens[row],
+            logprob: self.out.logprobs[row],
+            top_tokens,
+            top_logprobs,
+            stop: self.reason,
+        })
     }
 
     pub(super) fn sample(&self) -> usize {

@@ -105,11 +105,19 @@ impl Sampler {
         let Some(request) = self.requests.get_mut(&sequence.request) else { return };
         if let Some(writer) = &mut sequence.writer {
             match writer.write(isa, &request.spec, logits) {
-                Ok(token) => sequence.tokens.push(token),
+                Ok(token) => {
+                    sequence.tokens.push(token);
+                    request.observe_token(writer);
+                }
                 Err(error) => request.fail(error),
             }
             return;
         }
+        // A prompt whose scores failed has no result to observe.
+        if request.failed() {
+            return;
+        }
+        request.observe_prompt();
         // The prompt is complete: fork it. The first completion continues in the prompt's sequence.
         let mut others: Vec<RunningSequence> = Vec::new();
         let mut first = None;
@@ -119,6 +127,7 @@ impl Sampler {
                 Ok(token) => token,
                 Err(error) => return request.fail(error),
             };
+            request.observe_token(&writer);
             if sample == 0 {
                 first = Some((writer, token));
             } else if writer.is_done() {

@@ -32,11 +32,11 @@ use crate::store::{
 
 pub(crate) use self::load::load_weights;
 pub(crate) use self::loss::create_custom_loss;
-pub(crate) use self::sampling::sample;
+pub(crate) use self::sampling::{EngineSample, check_tokens, engine_sample, sample, stop_at};
 pub(crate) use self::save::{
     save_weights, save_weights_external, save_weights_for_sampler, validate_name, validate_ttl,
 };
-pub(crate) use self::training::{create_model, forward_backward, optim_step};
+pub(crate) use self::training::{create_model, forward_backward, optim_step, random_seed};
 
 /// Sequence number of the request that creates a model.
 const CREATION_SEQ: u64 = 0;
@@ -224,7 +224,7 @@ fn next_seq(state: &ServerState, store: &Store, scope: &SequenceScope) -> u64 {
 
 /// Checks that the queue has space for a request of `bytes` bytes. An empty queue accepts a request
 /// of any size: otherwise a request above the byte limit would be retried forever.
-fn check_capacity(state: &ServerState, bytes: usize) -> Result<(), ServerError> {
+pub(crate) fn check_capacity(state: &ServerState, bytes: usize) -> Result<(), ServerError> {
     let limits = &state.options.limits;
     let (count, queued) = state.queue.size();
     if count >= limits.queued_requests {

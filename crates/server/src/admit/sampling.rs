@@ -85,8 +85,7 @@ pub(super) fn restore(
     Ok(NextStep::Enqueue(Operation::Sample(Box::new(sample))))
 }
 
-/// Validates a request against the model and the server's limits, and converts it to the engine's
-/// form.
+/// Validates the request of a sampling session and converts it to the worker's form.
 fn prepare(
     state: &ServerState,
     base: &BaseModel,
@@ -94,12 +93,38 @@ fn prepare(
     request: SampleRequest,
     seed: u64,
 ) -> Result<QueuedSample, ServerError> {
+    let stop = stop_conditions(base, request.sampling_params.stop.clone())?;
+    let EngineSample { request: engine_request, extra_bytes } =
+        engine_sample(state, base, &request, stop, seed)?;
+    let targets = request.target_prompt_logprobs;
+    Ok(QueuedSample { sampler, request: engine_request, targets, extra_bytes })
+}
+
+/// A validated sampling request in the engine's form.
+pub(crate) struct EngineSample {
+    pub(crate) request: EngineRequest,
+    /// Memory of the requested tables about the prompt, in bytes.
+    pub(crate) extra_bytes: usize,
+}
+
+/// Stop conditions, with the vocabulary if they contain strings.
+pub(crate) type StopRule = (StopConditions, Option<Arc<Vocabulary>>);
+
+/// Validates a request against the model and the server's limits, and converts it to the engine's
+/// form. `stop` replaces the stop condition of the request.
+pub(crate) fn engine_sample(
+    state: &ServerState,
+    base: &BaseModel,
+    request: &SampleRequest,
+    (stop, vocabulary): StopRule,
+    seed: u64,
+) -> Result<EngineSample, ServerError> {
     let Some(prompt) = request.prompt.to_tokens() else {
         return Err(unsupported_chunk("prompt", &request.prompt));
     };
     let prompt = prompt.to_vec();
     let params = &request.sampling_params;
-    check_context(base, prompt.len(), &request)?;
+    check_context(base, prompt.len(), request)?;
     if request.num_samples == 0 {
         return Err(ServerError::invalid("num_samples: expected at least 1, got 0"));
     }
@@ -113,14 +138,13 @@ fn prepare(
     }
     let vocab = base.config.vocab_size;
     check_tokens("prompt", &prompt, vocab)?;
-    let (stop, vocabulary) = stop_conditions(base, params.stop.clone())?;
     let decoding = DecodingParams {
         temperature: params.temperature,
         top_k: params.top_k.map_or(-1, i64::from),
         top_p: params.top_p,
     };
     decoding.check()?;
-    let elements = check_tables(&request, prompt.len(), samples * max_tokens, vocab)?;
+    let elements = check_tables(request, prompt.len(), samples * max_tokens, vocab)?;
     let targets = match &request.target_prompt_logprobs {
         Some(targets) => Some(dense_targets(targets, prompt.len())?),
         None => None,
@@ -146,8 +170,7 @@ fn prepare(
     };
     // Each element is a token and a log-probability, or a target and its log-probability.
     let extra_bytes = elements * (size_of::<i64>() + size_of::<f32>());
-    let targets = request.target_prompt_logprobs;
-    Ok(QueuedSample { sampler, request: engine_request, targets, extra_bytes })
+    Ok(EngineSample { request: engine_request, extra_bytes })
 }
 
 /// Checks that the prompt and at least one sampled token, or `max_tokens` of them, fit into the
@@ -184,7 +207,7 @@ fn check_context(
 }
 
 /// Checks that all tokens of a field are in the vocabulary.
-fn check_tokens(field: &str, tokens: &[u32], vocab: usize) -> Result<(), ServerError> {
+pub(crate) fn check_tokens(field: &str, tokens: &[u32], vocab: usize) -> Result<(), ServerError> {
     let Some(at) = tokens.iter().position(|token| *token as usize >= vocab) else { return Ok(()) };
     // Ids are signed on the wire.
     let token = tokens[at].cast_signed();
@@ -242,7 +265,7 @@ fn check_tables(
 fn stop_conditions(
     base: &BaseModel,
     stop: Option<StopCondition>,
-) -> Result<(StopConditions, Option<Arc<Vocabulary>>), ServerError> {
+) -> Result<StopRule, ServerError> {
     let eos = base.config.eos.iter().copied();
     let texts = match stop {
         None => return Ok((StopConditions::new(eos, [""; 0])?, None)),
@@ -259,13 +282,22 @@ fn stop_conditions(
         Some(StopCondition::Texts(texts)) => texts,
         Some(StopCondition::Text(text)) => vec![text],
     };
+    stop_at("sampling_params.stop", base, eos, &texts)
+}
+
+/// Creates stop conditions from tokens and the strings of `field`, of which there is at least one.
+pub(crate) fn stop_at(
+    field: &str,
+    base: &BaseModel,
+    tokens: impl IntoIterator<Item = u32>,
+    texts: &[String],
+) -> Result<StopRule, ServerError> {
     let vocabulary = base.vocabulary().map_err(|error| {
         ServerError::invalid(format!(
-            "sampling_params.stop: cannot read the tokenizer that stop strings need: {error}; use \
-             stop token ids"
+            "{field}: cannot read the tokenizer that stop strings need: {error}; use stop token ids"
         ))
     })?;
-    Ok((StopConditions::new(eos, &texts)?, Some(vocabulary)))
+    Ok((StopConditions::new(tokens, texts)?, Some(vocabulary)))
 }
 
 /// Converts the targets to a dense matrix, with −1 for elements without a target.

@@ -241,7 +241,7 @@ pub(super) fn validate_optimizer(config: &OptimizerConfig) -> Result<(), ServerE
 }
 
 /// Returns a seed from the system's random number generator.
-pub(super) fn random_seed() -> u64 {
+pub(crate) fn random_seed() -> u64 {
     let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
     // A version 4 UUID has fixed bits in both halves; the rotation aligns them with random ones.
     high ^ low.rotate_left(32)

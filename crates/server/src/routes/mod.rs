@@ -98,11 +98,7 @@ async fn drain(body: &mut Incoming) {
 async fn dispatch(state: &Arc<ServerState>, parts: &Parts, body: &mut Incoming) -> RouteResult {
     let path = parts.uri.path();
     if *state.broken.borrow() {
-        return Err(ServerError::Unavailable(
-            "the server has an internal error and must be restarted; accepted requests are kept"
-                .to_owned(),
-        )
-        .into());
+        return Err(ServerError::worker_panicked().into());
     }
     if path.starts_with(FILES) && parts.method == http::Method::GET {
         return file::download(state, &path[FILES.len()..], &parts.headers).await;

@@ -12,7 +12,7 @@ use super::session::{OWNER, string_metadata};
 use super::{RouteResult, from_query, to_json};
 use crate::error::ServerError;
 use crate::state::ServerState;
-use crate::store::{UsageMeter, timestamp};
+use crate::store::{INFERENCE_SESSION, UsageMeter, timestamp};
 
 /// One hour in microseconds.
 const HOUR: i64 = 3_600_000_000;
@@ -39,9 +39,13 @@ pub(super) fn events(state: &ServerState, query: &str) -> RouteResult {
             continue;
         }
         let session = store.sessions.get(&key.session);
+        // Inference requests without a sampling session belong to no session.
+        let session_id = (key.session.as_str() != INFERENCE_SESSION).then(|| key.session.clone());
         let user_metadata =
             session.and_then(|entry| string_metadata(entry.row.user_metadata.as_ref()));
-        sessions.insert(key.session.clone(), UsageSession::default().user_metadata(user_metadata));
+        if let Some(id) = &session_id {
+            sessions.insert(id.clone(), UsageSession::default().user_metadata(user_metadata));
+        }
         let event_info = match key.meter {
             UsageMeter::Training => UsageKind::Training { token_count: count },
             UsageMeter::Prefill => UsageKind::SamplingPrefill { cached: false, token_count: count },
@@ -55,7 +59,7 @@ pub(super) fn events(state: &ServerState, query: &str) -> RouteResult {
             UsageEvent::new(timestamp(start), timestamp(start.saturating_add(HOUR)), event_info)
                 .base_model(Some(key.base_model.clone()))
                 .user_id(Some(OWNER.to_owned()))
-                .session_id(Some(key.session.clone()))
+                .session_id(session_id)
                 .project_id(session.and_then(|entry| entry.row.project_id.clone()))
                 .estimated_cost_usd(Some(0.0))
                 .effective_rate_usd_per_million_tokens(Some(0.0)),

@@ -149,6 +149,7 @@ impl Store {
                 self.requests.insert(id, RequestEntry { row, phase, changed });
             }
             Record::Result(result) => self.apply_result(&result),
+            Record::Usage(amounts) => self.add_usage(&amounts),
             Record::RequestsRemoved { ids } => self.drop_requests(&ids),
         }
     }

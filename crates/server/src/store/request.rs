@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use super::{
     ChangeRecord, Record, RequestRecord, ResultKind, ResultRecord, SequenceScope, Store,
-    UnixMicros, now,
+    UnixMicros, UsageKey, now,
 };
 use crate::disk::{StoredResult, WriteCallback};
 
@@ -261,11 +261,16 @@ impl Store {
         }
     }
 
-    /// Applies the effects of a result on usage counters and on its run.
-    pub(super) fn apply_result(&mut self, result: &ResultRecord) {
-        for (key, count) in &result.usage {
+    /// Adds amounts to the hourly usage counters.
+    pub(super) fn add_usage(&mut self, amounts: &[(UsageKey, u64)]) {
+        for (key, count) in amounts {
             *self.usage.entry(key.clone()).or_default() += count;
         }
+    }
+
+    /// Applies the effects of a result on usage counters and on its run.
+    pub(super) fn apply_result(&mut self, result: &ResultRecord) {
+        self.add_usage(&result.usage);
         let row = &result.request;
         let SequenceScope::Model(model) = &row.scope else { return };
         let Some(run) = self.runs.get_mut(model) else { return };

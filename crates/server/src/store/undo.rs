@@ -49,6 +49,7 @@ impl Store {
                 Record::SessionsRemoved { .. }
                 | Record::Request(_)
                 | Record::Result(_)
+                | Record::Usage(_)
                 | Record::RequestsRemoved { .. } => {}
             }
         }

@@ -7,7 +7,9 @@
 mod engines;
 mod model;
 mod sample;
+mod sample_response;
 mod train;
+mod weights_cache;
 
 use std::collections::HashMap;
 use std::io;
@@ -21,6 +23,7 @@ use tinkex_wire::{ModelId, SessionId};
 use self::engines::Engines;
 use self::model::LiveModel;
 use self::sample::RunningSamples;
+use crate::error::ServerError;
 use crate::expiry;
 use crate::log;
 use crate::operation::{Operation, QueuedRequest};
@@ -61,6 +64,7 @@ impl Worker {
                  requests"
             );
             self.state.broken.send_replace(true);
+            self.state.generations.fail_all(&ServerError::worker_panicked());
             0
         })
     }

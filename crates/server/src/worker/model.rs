@@ -233,7 +233,7 @@ impl Worker {
     pub(super) fn unload_idle(&mut self) {
         let idle = self.state.options.timeouts.idle_model;
         self.models.retain(|_, model| model.last_used.elapsed() < idle);
-        self.drop_ended_weights();
+        self.drop_removed_weights();
         let store = self.state.store();
         let in_use: HashSet<String> = self
             .models
@@ -242,7 +242,7 @@ impl Worker {
             .collect();
         drop(store);
         for name in self.engines.unload_idle(idle, &in_use) {
-            self.samples.drop_weights_of(&name);
+            self.samples.weights.drop_base(&name);
             tracing::info!(target: log::MODEL, base_model = %name, "unloaded base model");
         }
         self.state.metrics.loaded_models.set(self.engines.count());

@@ -1,29 +1,24 @@
-//! Sampling: all requests of a base model run in one batch.
+//! Sampling: all requests of a base model run in one batch, those of the Tinker API, whose results
+//! are durable, and generations, whose tokens are delivered while they are sampled.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use tinkex_engine::decode::NO_LOGPROB;
-use tinkex_engine::sample::{
-    ModelWeights, SampleOutput, SampleRequestId, StopReason as EngineStopReason, TopK,
-};
-use tinkex_wire::{
-    PromptAltTokens, RequestId, SampleResponse, SampledSequence, SamplerId, StopReason, TensorData,
-    TensorValues, TopkLogprobs,
-};
+use tinkex_engine::sample::{ModelWeights, SampleOutput, SampleRequest, SampleRequestId};
+use tinkex_wire::{RequestId, SamplerId, SessionId, TensorData};
 
 use super::Worker;
+use super::sample_response::response;
 use super::train::folder_size;
+use super::weights_cache::WeightsCache;
+use crate::inference::TokenSink;
 use crate::log;
-use crate::operation::{Operation, QueuedRequest, QueuedSample};
+use crate::operation::{Operation, QueuedGeneration, QueuedRequest, QueuedSample, SamplingWeights};
 use crate::outcome::{Outcome, record_outcome};
 use crate::store::{
-    FailureCategory, ResultKind, SamplerRecord, UsageKey, UsageMeter, current_hour,
+    FailureCategory, Record, ResultKind, Store, UsageKey, UsageMeter, current_hour,
 };
-
-/// Maximum number of adapters that are cached for sampling.
-const MAX_CACHED_WEIGHTS: usize = 64;
 
 /// Base model and the engine's id of a sample.
 type SampleKey = (String, SampleRequestId);
@@ -34,179 +29,175 @@ pub(super) struct RunningSamples {
     by_key: HashMap<SampleKey, ActiveSample>,
     /// Keys of the samples in `by_key`, by request.
     keys: HashMap<RequestId, SampleKey>,
-    weights: HashMap<SamplerId, CachedWeights>,
-    /// Number of uses of weights so far; orders them by their last use.
-    uses: u64,
+    pub(super) weights: WeightsCache,
 }
 
 /// A request whose samples are being drawn.
 struct ActiveSample {
-    id: RequestId,
-    sampler: SamplerRecord,
+    info: SampleInfo,
+    recipient: Recipient,
     prompt_tokens: usize,
-    targets: Option<TensorData>,
     start: Instant,
     /// Memory that the request counts for in the queue, in bytes.
     bytes: usize,
 }
 
-/// Weights of a sampling session in memory.
-struct CachedWeights {
-    base_model: String,
-    weights: ModelWeights,
-    /// Approximate memory in bytes.
-    bytes: usize,
-    /// Value of [`RunningSamples::uses`] at the last use.
-    last_used: u64,
+/// Identifies a request in log events and usage counters.
+#[derive(Clone)]
+struct SampleInfo {
+    id: RequestId,
+    weights: SamplingWeights,
+    /// Sampling session of a Tinker sample.
+    sampler: Option<SamplerId>,
+    session: SessionId,
 }
 
-impl RunningSamples {
-    /// Caches weights and evicts the least recently used ones beyond `limit` bytes.
-    fn insert_weights(&mut self, id: &SamplerId, mut cached: CachedWeights, limit: usize) {
-        self.uses += 1;
-        cached.last_used = self.uses;
-        self.weights.insert(id.clone(), cached);
-        let bytes = |all: &HashMap<_, CachedWeights>| {
-            all.values().map(|cached| cached.bytes).sum::<usize>()
-        };
-        while self.weights.len() > MAX_CACHED_WEIGHTS || bytes(&self.weights) > limit {
-            let others = self.weights.iter().filter(|(other, _)| *other != id);
-            let oldest = others.min_by_key(|(_, cached)| cached.last_used);
-            let Some(oldest) = oldest.map(|(id, _)| id.clone()) else { break };
-            self.weights.remove(&oldest);
-        }
-    }
-
-    /// Drops the weights of sampling sessions for which `keep` returns false.
-    fn retain_weights(&mut self, keep: impl Fn(&SamplerId) -> bool) {
-        self.weights.retain(|id, _| keep(id));
-    }
-
-    /// Drops the weights of a base model.
-    pub(super) fn drop_weights_of(&mut self, base_model: &str) {
-        self.weights.retain(|_, cached| cached.base_model != base_model);
-    }
-
-    fn weights(&mut self, id: &SamplerId) -> Option<ModelWeights> {
-        self.uses += 1;
-        let cached = self.weights.get_mut(id)?;
-        cached.last_used = self.uses;
-        Some(cached.weights.clone())
-    }
+/// Where the tokens of a sample go.
+enum Recipient {
+    /// The future of a Tinker sample, with the requested targets.
+    Future(Option<TensorData>),
+    Generation(TokenSink),
 }
 
 impl Worker {
     /// Adds a sampling request to the batch of its base model.
     pub(super) fn begin_sample(&mut self, request: QueuedRequest) {
         let QueuedRequest { id, bytes, operation } = request;
-        let Operation::Sample(sample) = operation else { return };
-        let sampler = sample.sampler.clone();
-        if let Err(failed) = self.try_begin(&id, bytes, *sample) {
-            if let ResultKind::Failed { error, .. } = &failed.result {
-                tracing::info!(
-                    target: log::REQUEST,
-                    operation = "sample",
-                    request_id = %id,
-                    sampling_session_id = %sampler,
-                    error,
-                    "request failed"
-                );
-            }
-            self.state.queue.sample_finished(bytes);
-            record_outcome(&self.state, &mut self.state.store(), &id, failed);
+        match operation {
+            Operation::Sample(sample) => self.begin_tinker_sample(id, bytes, *sample),
+            Operation::Generate(generation) => self.begin_generation(id, bytes, *generation),
+            Operation::Model { .. } => {}
         }
     }
 
-    fn try_begin(
-        &mut self,
-        id: &RequestId,
-        bytes: usize,
-        sample: QueuedSample,
-    ) -> Result<(), Outcome> {
+    fn begin_tinker_sample(&mut self, id: RequestId, bytes: usize, sample: QueuedSample) {
         let row = self.state.store().samplers.get(&sample.sampler).map(|entry| entry.row.clone());
         let Some(row) = row else {
             let message = format!("sampling session {} no longer exists", sample.sampler);
-            return Err(Outcome::failed(FailureCategory::User, message));
+            tracing::info!(
+                target: log::REQUEST,
+                operation = "sample",
+                request_id = %id,
+                sampling_session_id = %sample.sampler,
+                error = message,
+                "request failed"
+            );
+            self.state.queue.sample_finished(bytes);
+            let failed = Outcome::failed(FailureCategory::User, message);
+            return record_outcome(&self.state, &mut self.state.store(), &id, failed);
         };
-        let Some(base) = self.state.models.get(&row.base_model).cloned() else {
-            let message = self.state.models.unavailable_message(&row.base_model);
-            return Err(Outcome::failed(FailureCategory::User, message));
-        };
-        let weights = match self.samples.weights(&row.id) {
-            Some(weights) => weights,
-            None => self.load_weights(&row)?,
-        };
-        let prompt_tokens = sample.request.prompt.len();
-        let engine_id = self.engines.get(&base)?.sampler.add(&weights, sample.request)?;
-        self.state.metrics.loaded_models.set(self.engines.count());
-        let key = (row.base_model.clone(), engine_id);
-        let active = ActiveSample {
-            id: id.clone(),
-            sampler: row,
-            prompt_tokens,
-            targets: sample.targets,
-            start: Instant::now(),
-            bytes,
-        };
-        self.samples.keys.insert(id.clone(), key.clone());
-        self.samples.by_key.insert(key, active);
-        Ok(())
+        let weights = SamplingWeights { base_model: row.base_model, folder: row.folder };
+        let info = SampleInfo { id, weights, sampler: Some(row.id), session: row.session };
+        self.begin(info, Recipient::Future(sample.targets), sample.request, bytes);
     }
 
-    fn load_weights(&mut self, row: &SamplerRecord) -> Result<ModelWeights, Outcome> {
-        let engine = self.engine(&row.base_model)?;
-        let (weights, bytes) = match &row.folder {
+    fn begin_generation(&mut self, id: RequestId, bytes: usize, generation: QueuedGeneration) {
+        let QueuedGeneration { weights, session, request, sink } = generation;
+        if sink.has_ended() {
+            return self.state.queue.sample_finished(bytes);
+        }
+        let info = SampleInfo { id, weights, sampler: None, session };
+        self.begin(info, Recipient::Generation(sink), request, bytes);
+    }
+
+    fn begin(
+        &mut self,
+        info: SampleInfo,
+        recipient: Recipient,
+        request: SampleRequest,
+        bytes: usize,
+    ) {
+        let prompt_tokens = request.prompt.len();
+        let added = self.add_to_batch(&info.weights, &recipient, request);
+        let sample = ActiveSample { info, recipient, prompt_tokens, start: Instant::now(), bytes };
+        match added {
+            Ok(engine_id) => {
+                let key = (sample.info.weights.base_model.clone(), engine_id);
+                self.samples.keys.insert(sample.info.id.clone(), key.clone());
+                self.samples.by_key.insert(key, sample);
+            }
+            Err(failed) => {
+                self.state.queue.sample_finished(bytes);
+                self.deliver(&mut self.state.store(), sample, Err(failed));
+            }
+        }
+    }
+
+    fn add_to_batch(
+        &mut self,
+        key: &SamplingWeights,
+        recipient: &Recipient,
+        request: SampleRequest,
+    ) -> Result<SampleRequestId, Outcome> {
+        let Some(base) = self.state.models.get(&key.base_model).cloned() else {
+            let message = self.state.models.unavailable_message(&key.base_model);
+            return Err(Outcome::failed(FailureCategory::User, message));
+        };
+        let weights = match self.samples.weights.get(key) {
+            Some(weights) => weights,
+            None => self.load_weights(key)?,
+        };
+        let sampler = &mut self.engines.get(&base)?.sampler;
+        let id = match recipient {
+            Recipient::Future(_) => sampler.add(&weights, request)?,
+            Recipient::Generation(sink) => {
+                sampler.add_observed(&weights, request, Box::new(sink.clone()))?
+            }
+        };
+        self.state.metrics.loaded_models.set(self.engines.count());
+        Ok(id)
+    }
+
+    fn load_weights(&mut self, key: &SamplingWeights) -> Result<ModelWeights, Outcome> {
+        let engine = self.engine(&key.base_model)?;
+        let (weights, bytes) = match &key.folder {
             Some(folder) => {
                 let folder = self.state.weights_dir.join(folder);
                 (engine.load_weights(&folder)?, folder_size(&folder)?)
             }
             None => (engine.base_weights(), 0),
         };
-        self.cache_weights(&row.id, &row.base_model, weights.clone(), bytes);
+        self.cache_weights(key.clone(), weights.clone(), bytes);
         Ok(weights)
     }
 
-    /// Caches weights of `bytes` bytes for a sampling session.
-    pub(super) fn cache_weights(
-        &mut self,
-        id: &SamplerId,
-        base_model: &str,
-        weights: ModelWeights,
-        bytes: u64,
-    ) {
-        self.drop_ended_weights();
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let cached =
-            CachedWeights { base_model: base_model.to_owned(), weights, bytes, last_used: 0 };
-        self.samples.insert_weights(id, cached, self.state.options.limits.sampler_weight_bytes);
+    /// Caches weights of `bytes` bytes for sampling.
+    pub(super) fn cache_weights(&mut self, key: SamplingWeights, weights: ModelWeights, bytes: u64) {
+        self.drop_removed_weights();
+        let limit = self.state.options.limits.sampler_weight_bytes;
+        self.samples.weights.insert(key, weights, bytes, limit);
     }
 
-    /// Drops the weights of sampling sessions that no longer exist.
-    pub(super) fn drop_ended_weights(&mut self) {
-        let store = self.state.store();
-        self.samples.retain_weights(|id| store.samplers.contains_key(id));
+    /// Drops the weights whose folder no longer exists.
+    pub(super) fn drop_removed_weights(&mut self) {
+        self.samples.weights.drop_removed(&self.state.weights_dir);
     }
 
     /// Removes a sample from the running samples and from the queue's count.
     fn end_sample(&mut self, key: &SampleKey) -> Option<ActiveSample> {
         let sample = self.samples.by_key.remove(key)?;
-        self.samples.keys.remove(&sample.id);
+        self.samples.keys.remove(&sample.info.id);
         self.state.queue.sample_finished(sample.bytes);
         Some(sample)
     }
 
-    /// Cancels a sample. Requests of models are not cancelled, because later requests depend on
-    /// their effect.
+    /// Cancels a sample and releases its pages. Requests of models are not cancelled, because later
+    /// requests depend on their effect.
     pub(super) fn cancel_sample(&mut self, id: &RequestId) {
         let Some(key) = self.samples.keys.get(id).cloned() else { return };
-        self.end_sample(&key);
         if let Some(model) = self.engines.get_loaded(&key.0) {
             model.sampler.cancel(key.1);
         }
-        record_outcome(&self.state, &mut self.state.store(), id, Outcome::cancelled());
+        let Some(sample) = self.end_sample(&key) else { return };
+        match sample.recipient {
+            Recipient::Future(_) => {
+                record_outcome(&self.state, &mut self.state.store(), id, Outcome::cancelled());
+            }
+            Recipient::Generation(_) => self.state.metrics.count_request(false),
+        }
     }
 
-    /// Computes one step of every base model that is sampling, and records finished requests.
+    /// Computes one step of every base model that is sampling, and delivers finished samples.
     pub(super) fn step_samples(&mut self) {
         let mut finished = Vec::new();
         let mut panicked = Vec::new();
@@ -223,66 +214,77 @@ impl Worker {
         for name in panicked {
             self.fail_samples_of(&name);
         }
-        let mut outcomes = Vec::with_capacity(finished.len());
-        for (key, output) in finished {
-            let Some(sample) = self.end_sample(&key) else { continue };
-            let outcome = match output {
-                Ok(output) => self.finish_sample(&sample, output),
-                Err(error) => {
-                    log_failure(&sample, &error);
-                    error.into()
-                }
-            };
-            outcomes.push((sample.id, outcome));
-        }
-        if outcomes.is_empty() {
+        let ended: Vec<_> = finished
+            .into_iter()
+            .filter_map(|(key, output)| Some((self.end_sample(&key)?, output)))
+            .collect();
+        if ended.is_empty() {
             return;
         }
         let mut store = self.state.store();
-        for (id, outcome) in outcomes {
-            record_outcome(&self.state, &mut store, &id, outcome);
+        for (sample, output) in ended {
+            self.deliver(&mut store, sample, output.map_err(Outcome::from));
         }
     }
 
     /// Fails all samples of a base model whose sampler panicked, and unloads the model.
     fn fail_samples_of(&mut self, name: &str) {
         self.engines.unload(name);
-        self.samples.drop_weights_of(name);
+        self.samples.weights.drop_base(name);
         let keys: Vec<SampleKey> =
             self.samples.by_key.keys().filter(|key| key.0 == name).cloned().collect();
         for key in keys {
             let Some(sample) = self.end_sample(&key) else { continue };
             let message = "internal error: sampling panicked";
-            log_failure(&sample, &message);
             let failed = Outcome::failed(FailureCategory::Server, message);
-            record_outcome(&self.state, &mut self.state.store(), &sample.id, failed);
+            self.deliver(&mut self.state.store(), sample, Err(failed));
         }
     }
 
-    /// Logs a finished sample, adds it to the metrics, and returns its outcome.
-    fn finish_sample(&self, sample: &ActiveSample, output: SampleOutput) -> Outcome {
-        let sampled: usize = output.samples.iter().map(|sample| sample.tokens.len()).sum();
-        let seconds = sample.start.elapsed().as_secs_f64();
-        #[expect(clippy::cast_precision_loss, reason = "a rate in a log event")]
-        let tokens_per_second = sampled as f64 / seconds.max(1e-9);
-        tracing::info!(
-            target: log::REQUEST,
-            operation = "sample",
-            request_id = %sample.id,
-            sampling_session_id = %sample.sampler.id,
-            session_id = %sample.sampler.session,
-            prompt_tokens = sample.prompt_tokens,
-            tokens = sampled,
-            seconds,
-            tokens_per_second,
-            "request finished"
-        );
+    /// Logs a finished sample, adds it to metrics and usage, and delivers its output or failure.
+    fn deliver(
+        &self,
+        store: &mut Store,
+        sample: ActiveSample,
+        output: Result<SampleOutput, Outcome>,
+    ) {
+        let usage = match &output {
+            Ok(output) => {
+                log_finished(&sample, output);
+                self.count_tokens(&sample, output)
+            }
+            Err(failed) => {
+                log_failed(&sample, failed);
+                Vec::new()
+            }
+        };
+        match sample.recipient {
+            Recipient::Future(targets) => {
+                let outcome = output
+                    .map(|output| Outcome::proto(response(output, targets.as_ref()).to_proto()))
+                    .map(|outcome| outcome.with_usage(usage));
+                let outcome = outcome.unwrap_or_else(|failed| failed);
+                record_outcome(&self.state, store, &sample.info.id, outcome);
+            }
+            Recipient::Generation(sink) => {
+                self.state.metrics.count_request(output.is_ok());
+                if !usage.is_empty() {
+                    store.put_unconfirmed(Record::Usage(usage));
+                }
+                sink.finish(output.map(drop).map_err(Outcome::into_error));
+            }
+        }
+    }
+
+    /// Adds the tokens of a sample to the metrics. Returns its usage.
+    fn count_tokens(&self, sample: &ActiveSample, output: &SampleOutput) -> Vec<(UsageKey, u64)> {
+        let sampled = sampled_tokens(output);
         let to_u64 = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         self.state.metrics.prompt_tokens.add(to_u64(sample.prompt_tokens));
         self.state.metrics.sampled_tokens.add(to_u64(sampled));
         let cached = output.cache_hits.min(sample.prompt_tokens);
         let hour = current_hour();
-        let usage = [
+        [
             (UsageMeter::Prefill, sample.prompt_tokens - cached),
             (UsageMeter::CachedPrefill, cached),
             (UsageMeter::Sampled, sampled),
@@ -290,92 +292,62 @@ impl Worker {
         .into_iter()
         .filter(|(_, n)| *n > 0)
         .map(|(meter, n)| {
-            let (session, base_model) =
-                (sample.sampler.session.clone(), sample.sampler.base_model.clone());
+            let SampleInfo { session, weights, .. } = &sample.info;
+            let (session, base_model) = (session.clone(), weights.base_model.clone());
             (UsageKey { hour, session, base_model, meter }, to_u64(n))
         })
-        .collect();
-        Outcome::proto(response(sample, output).to_proto()).with_usage(usage)
+        .collect()
     }
 }
 
-/// Emits the event for a sample that failed while it was being drawn.
-fn log_failure(sample: &ActiveSample, error: &dyn std::fmt::Display) {
+impl ActiveSample {
+    /// Returns the operation's name for log events.
+    fn operation(&self) -> &'static str {
+        match self.recipient {
+            Recipient::Future(_) => "sample",
+            Recipient::Generation(_) => "generate",
+        }
+    }
+}
+
+fn sampled_tokens(output: &SampleOutput) -> usize {
+    output.samples.iter().map(|sample| sample.tokens.len()).sum()
+}
+
+/// Emits the event for a finished sample.
+fn log_finished(sample: &ActiveSample, output: &SampleOutput) {
+    let tokens = sampled_tokens(output);
+    let seconds = sample.start.elapsed().as_secs_f64();
+    #[expect(clippy::cast_precision_loss, reason = "a rate in a log event")]
+    let tokens_per_second = tokens as f64 / seconds.max(1e-9);
     tracing::info!(
         target: log::REQUEST,
-        operation = "sample",
-        request_id = %sample.id,
-        sampling_session_id = %sample.sampler.id,
-        session_id = %sample.sampler.session,
-        seconds = sample.start.elapsed().as_secs_f64(),
-        %error,
-        "request failed"
+        operation = sample.operation(),
+        request_id = %sample.info.id,
+        sampling_session_id = sample.info.sampler.as_ref().map(tracing::field::display),
+        session_id = %sample.info.session,
+        prompt_tokens = sample.prompt_tokens,
+        tokens,
+        seconds,
+        tokens_per_second,
+        "request finished"
     );
 }
 
-fn response(sample: &ActiveSample, output: SampleOutput) -> SampleResponse {
-    let sequences = output
-        .samples
-        .into_iter()
-        .map(|sample| {
-            let stop_reason = match sample.reason {
-                EngineStopReason::Stop => StopReason::Stop,
-                EngineStopReason::Length => StopReason::Length,
-            };
-            let topk = sample.top_k.as_ref().map(topk_logprobs);
-            SampledSequence::default()
-                .stop_reason(stop_reason)
-                .tokens(sample.tokens)
-                .logprobs(Some(sample.logprobs.into()))
-                .topk_logprobs(topk)
-        })
-        .collect();
-    let scores = output.prompt;
-    SampleResponse::default()
-        .sequences(sequences)
-        .prompt_logprobs(scores.logprobs.map(Into::into))
-        .topk_prompt_logprobs(scores.top_k.as_ref().map(topk_logprobs))
-        .prompt_cache_hit_tokens(u32::try_from(output.cache_hits).unwrap_or(u32::MAX))
-        .target_prompt_logprobs(
-            scores
-                .targets
-                .zip(sample.targets.as_ref())
-                .and_then(|(scores, targets)| with_layout_of(scores, targets)),
-        )
-        .prompt_alt_tokens(scores.alternatives.and_then(|table| alternatives(&table)))
-}
-
-fn topk_logprobs(table: &TopK) -> TopkLogprobs {
-    let rows = table.tokens.chunks(table.k.max(1)).zip(table.logprobs.chunks(table.k.max(1)));
-    TopkLogprobs::from_rows(rows.map(|(tokens, logprobs)| {
-        let pairs = tokens.iter().copied().zip(logprobs.iter().copied());
-        // The engine fills empty entries with this pair.
-        let known: Vec<(u32, f32)> = pairs.filter(|pair| *pair != (0, NO_LOGPROB)).collect();
-        (!known.is_empty()).then_some(known)
-    }))
-}
-
-fn alternatives(table: &TopK) -> Option<PromptAltTokens> {
-    let shape = [table.tokens.len() / table.k.max(1), table.k];
-    let tokens: Vec<i64> = table.tokens.iter().map(|token| i64::from(*token)).collect();
-    let tokens = TensorData::new(TensorValues::Int64(tokens.into()), shape).ok()?;
-    let logprobs =
-        TensorData::new(TensorValues::Float32(table.logprobs.clone().into()), shape).ok()?;
-    Some(PromptAltTokens::new(tokens, logprobs))
-}
-
-/// Returns dense scores in the layout of the requested targets, dense or sparse.
-fn with_layout_of(scores: Vec<f32>, targets: &TensorData) -> Option<TensorData> {
-    let &[rows, width] = targets.shape().dims() else { return None };
-    let (Some(starts), Some(columns)) = (targets.row_starts(), targets.columns()) else {
-        return TensorData::new(TensorValues::Float32(scores.into()), [rows, width]).ok();
+/// Emits the event for a sample that failed.
+fn log_failed(sample: &ActiveSample, failed: &Outcome) {
+    let error = match &failed.result {
+        ResultKind::Failed { error, .. } => error,
+        ResultKind::Json | ResultKind::Proto => return,
     };
-    let mut values = Vec::with_capacity(columns.len());
-    for (row, bounds) in starts.windows(2).enumerate() {
-        let (from, to) = (usize::try_from(bounds[0]).ok()?, usize::try_from(bounds[1]).ok()?);
-        for column in &columns[from..to] {
-            values.push(*scores.get(row * width + usize::try_from(*column).ok()?)?);
-        }
-    }
-    TensorData::sparse(values, starts.to_vec(), columns.to_vec(), [rows, width]).ok()
+    tracing::info!(
+        target: log::REQUEST,
+        operation = sample.operation(),
+        request_id = %sample.info.id,
+        sampling_session_id = sample.info.sampler.as_ref().map(tracing::field::display),
+        session_id = %sample.info.session,
+        seconds = sample.start.elapsed().as_secs_f64(),
+        error,
+        "request failed"
+    );
 }

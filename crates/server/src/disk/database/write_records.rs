@@ -10,7 +10,7 @@ use crate::record::{
     SessionRecord, UnixMicros, UsageKey,
 };
 
-/// Writes records, and the usage of the results among them.
+/// Writes records, and the usage that they contain.
 pub(super) fn write_records<'a>(
     transaction: &Transaction<'_>,
     records: impl Iterator<Item = &'a Record>,
@@ -19,10 +19,13 @@ pub(super) fn write_records<'a>(
     let mut usage: BTreeMap<&UsageKey, u64> = BTreeMap::new();
     for record in records {
         write_record(transaction, record)?;
-        if let Record::Result(result) = record {
-            for (key, count) in &result.usage {
-                *usage.entry(key).or_default() += count;
-            }
+        let amounts = match record {
+            Record::Result(result) => &result.usage[..],
+            Record::Usage(amounts) => amounts,
+            _ => &[],
+        };
+        for (key, count) in amounts {
+            *usage.entry(key).or_default() += count;
         }
     }
     for (key, count) in usage {
@@ -50,6 +53,8 @@ fn write_record(transaction: &Transaction<'_>, record: &Record) -> rusqlite::Res
         }
         Record::Request(row) => write_request(transaction, row),
         Record::Result(result) => write_result(transaction, result),
+        // `write_records` adds it to the counters.
+        Record::Usage(_) => Ok(()),
         Record::RequestsRemoved { ids } => {
             let mut delete = transaction.prepare_cached("DELETE FROM requests WHERE id = ?")?;
             ids.iter().try_for_each(|id| delete.execute([id.as_str()]).map(drop))

@@ -1,0 +1,146 @@
+//! [`Generation`]: a running inference request.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use tinkex_wire::RequestId;
+
+use super::model_name::NamedModel;
+use super::request::{GenerationRequest, PreparedGeneration};
+use super::token_buffer::{Progress, TokenBuffer, TokenSink};
+use crate::admit::check_capacity;
+use crate::error::ServerError;
+use crate::operation::{Operation, QueuedGeneration, QueuedRequest};
+use crate::state::ServerState;
+
+/// An inference request that is queued or being sampled.
+///
+/// Dropping it cancels the request: the worker removes it before its next step, which releases its
+/// pages of the KV cache and its share of the queue limits.
+pub(crate) struct Generation {
+    id: RequestId,
+    state: Arc<ServerState>,
+    buffer: Arc<TokenBuffer>,
+    /// Whether the end was returned, so that there is nothing to cancel.
+    ended: bool,
+}
+
+impl Generation {
+    /// Validates a request and enqueues it. Does not wait.
+    ///
+    /// # Errors
+    /// - [`ServerError::Invalid`] if the request is not valid for the model.
+    /// - [`ServerError::Busy`] if the queue is full or the server is shutting down.
+    /// - [`ServerError::Unavailable`] if the worker has panicked.
+    pub(crate) fn start(
+        state: &Arc<ServerState>,
+        model: &NamedModel,
+        request: GenerationRequest,
+    ) -> Result<Self, ServerError> {
+        let PreparedGeneration { request, bytes } = request.prepare(state, &model.base)?;
+        let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
+        let buffer = Arc::new(TokenBuffer::default());
+        let queued = QueuedGeneration {
+            weights: model.weights.clone(),
+            session: model.session.clone(),
+            request,
+            sink: TokenSink(Arc::clone(&buffer)),
+        };
+        let operation = Operation::Generate(Box::new(queued));
+        // Hold the store's lock from the check to the push, as admission of other requests does:
+        // concurrent requests would exceed the limits otherwise.
+        let mut store = state.store();
+        check_capacity(state, bytes)?;
+        state.generations.insert(&id, &buffer)?;
+        store.touch(&model.session);
+        let request = QueuedRequest { id: id.clone(), bytes, operation };
+        // Only requests of models can be late.
+        let _ = state.queue.push(request, Instant::now());
+        drop(store);
+        Ok(Self { id, state: Arc::clone(state), buffer, ended: false })
+    }
+
+    /// Returns the id of the request, which log events contain.
+    pub(crate) fn id(&self) -> &RequestId {
+        &self.id
+    }
+
+    /// Waits for new tokens. Returns `None` after the last one, which has a stop reason in every
+    /// completion.
+    ///
+    /// # Errors
+    /// - [`ServerError::Invalid`] if the weights produce logits that are not finite.
+    /// - [`ServerError::Internal`] if the weights cannot be loaded or the sampler panicked.
+    /// - [`ServerError::Busy`] if the server shuts down.
+    /// - [`ServerError::Unavailable`] if the worker panicked.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no token.
+    pub(crate) async fn progress(&mut self) -> Result<Option<Progress>, ServerError> {
+        std::future::poll_fn(|context| self.poll_progress(context)).await
+    }
+
+    /// As [`progress`](Self::progress), for response bodies, which are polled.
+    pub(crate) fn poll_progress(
+        &mut self,
+        context: &Context<'_>,
+    ) -> Poll<Result<Option<Progress>, ServerError>> {
+        let progress = self.buffer.poll(context);
+        self.ended |= matches!(progress, Poll::Ready(Ok(None) | Err(_)));
+        progress
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.state.generations.remove(&self.id);
+        if !self.ended {
+            self.buffer.end(Ok(()));
+            self.state.queue.cancel(self.id.clone());
+        }
+    }
+}
+
+/// All generations of a server, to end them when no worker will.
+#[derive(Default)]
+pub(crate) struct Generations(Mutex<GenerationTable>);
+
+#[derive(Default)]
+struct GenerationTable {
+    active: HashMap<RequestId, Arc<TokenBuffer>>,
+    /// Error of all generations from now on.
+    closed: Option<ServerError>,
+}
+
+impl Generations {
+    fn lock(&self) -> MutexGuard<'_, GenerationTable> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(&self, id: &RequestId, buffer: &Arc<TokenBuffer>) -> Result<(), ServerError> {
+        let mut table = self.lock();
+        match &table.closed {
+            Some(error) => Err(error.clone()),
+            None => {
+                table.active.insert(id.clone(), Arc::clone(buffer));
+                Ok(())
+            }
+        }
+    }
+
+    fn remove(&self, id: &RequestId) {
+        self.lock().active.remove(id);
+    }
+
+    /// Fails all generations, and rejects new ones, with `error`. Called when the server stops and
+    /// when the worker has panicked.
+    pub(crate) fn fail_all(&self, error: &ServerError) {
+        let mut table = self.lock();
+        table.closed.get_or_insert_with(|| error.clone());
+        for buffer in table.active.values() {
+            buffer.end(Err(error.clone()));
+        }
+    }
+}

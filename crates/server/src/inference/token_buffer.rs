@@ -1,0 +1,143 @@
+//! Tokens on their way from the worker to a connection.
+//!
+//! The worker must not wait for a client that reads slowly, so the buffer accepts every token. Its
+//! size is bounded by the number of tokens that the request asked for, which the queue has counted
+//! when it admitted the request.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use tinkex_engine::decode::NO_LOGPROB;
+use tinkex_engine::sample::{PromptScores, SampledToken, StopReason, TokenObserver};
+
+use crate::error::ServerError;
+
+/// A sampled token.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct GeneratedToken {
+    /// Index of the completion in its request.
+    pub(crate) completion: u32,
+    pub(crate) token: u32,
+    /// Log-probability as the Tinker API reports it: at the temperature of the request, unless the
+    /// server has `--raw-logprobs`.
+    pub(crate) logprob: f32,
+    /// Most probable tokens with their log-probabilities, in descending order; empty if the request
+    /// has no `top_logprobs`.
+    pub(crate) top: Box<[(u32, f32)]>,
+    /// Reason why the completion ends with this token; `None` if it continues.
+    pub(crate) stop: Option<StopReason>,
+}
+
+/// What is known about the prompt before the first token.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PromptReport {
+    /// Requested scores.
+    pub(crate) scores: PromptScores,
+    /// Number of prompt tokens that were found in the KV cache.
+    pub(crate) cached_tokens: usize,
+}
+
+/// What a generation has produced since the previous call.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Report about the prompt; in the first progress only.
+    pub(crate) prompt: Option<PromptReport>,
+    /// New tokens, in the order in which they were sampled.
+    pub(crate) tokens: Vec<GeneratedToken>,
+}
+
+/// Buffer between the worker and one reader.
+#[derive(Debug, Default)]
+pub(super) struct TokenBuffer(Mutex<BufferState>);
+
+#[derive(Debug, Default)]
+struct BufferState {
+    progress: Progress,
+    /// Set when no token follows.
+    end: Option<Result<(), ServerError>>,
+    /// Wakes the reader.
+    reader: Option<Waker>,
+}
+
+impl TokenBuffer {
+    fn lock(&self) -> MutexGuard<'_, BufferState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the generation, unless it has ended.
+    pub(super) fn end(&self, end: Result<(), ServerError>) {
+        let mut state = self.lock();
+        state.end.get_or_insert(end);
+        state.wake();
+    }
+
+    /// Returns the buffered progress; `None` after the last token.
+    pub(super) fn poll(
+        &self,
+        context: &Context<'_>,
+    ) -> Poll<Result<Option<Progress>, ServerError>> {
+        let mut state = self.lock();
+        if state.progress.prompt.is_some() || !state.progress.tokens.is_empty() {
+            return Poll::Ready(Ok(Some(std::mem::take(&mut state.progress))));
+        }
+        if let Some(end) = &state.end {
+            return Poll::Ready(end.clone().map(|()| None));
+        }
+        state.reader = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    fn has_ended(&self) -> bool {
+        self.lock().end.is_some()
+    }
+}
+
+impl BufferState {
+    fn wake(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
+        }
+    }
+}
+
+/// The worker's end of a generation: receives the tokens from the engine.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenSink(pub(super) Arc<TokenBuffer>);
+
+impl TokenSink {
+    /// Returns whether the generation needs no further token: its reader is gone, or the server is
+    /// shutting down.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.has_ended()
+    }
+
+    /// Ends the generation after its last token, or with an error.
+    pub(crate) fn finish(&self, end: Result<(), ServerError>) {
+        self.0.end(end);
+    }
+}
+
+impl TokenObserver for TokenSink {
+    fn prompt(&mut self, scores: &PromptScores, cache_hits: usize) {
+        // The first token follows in the same step and wakes the reader.
+        let report = PromptReport { scores: scores.clone(), cached_tokens: cache_hits };
+        self.0.lock().progress.prompt = Some(report);
+    }
+
+    fn token(&mut self, sampled: SampledToken<'_>) {
+        let top = sampled.top_tokens.iter().copied().zip(sampled.top_logprobs.iter().copied());
+        let token = GeneratedToken {
+            completion: u32::try_from(sampled.completion).unwrap_or(u32::MAX),
+            token: sampled.token,
+            logprob: sampled.logprob,
+            // The engine fills empty entries with this pair.
+            top: top.filter(|pair| *pair != (0, NO_LOGPROB)).collect(),
+            stop: sampled.stop,
+        };
+        let mut state = self.0.lock();
+        if state.end.is_none() {
+            state.progress.tokens.push(token);
+            state.wake();
+        }
+    }
+}
