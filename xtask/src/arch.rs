@@ -56,7 +56,13 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex",
         folder: "crates/client",
-        may_use: &["tinkex-autodiff", "tinkex-files", "tinkex-weights", "tinkex-wire"],
+        may_use: &[
+            "tinkex-autodiff",
+            "tinkex-files",
+            "tinkex-text",
+            "tinkex-weights",
+            "tinkex-wire",
+        ],
         must_not_use: &["aws-lc-sys", "axum", "clap", "native-tls", "onig_sys", "openssl-sys"],
         unsafe_code: Unsafe::Forbidden,
     },
@@ -69,6 +75,7 @@ const RULES: &[CrateRule] = &[
             "tinkex-engine",
             "tinkex-files",
             "tinkex-server",
+            "tinkex-text",
             "tinkex-weights",
             "tinkex-wire",
         ],
@@ -96,11 +103,19 @@ const RULES: &[CrateRule] = &[
             "tinkex-autodiff",
             "tinkex-engine",
             "tinkex-files",
+            "tinkex-text",
             "tinkex-weights",
             "tinkex-wire",
         ],
         // The server never sends HTTP requests.
-        must_not_use: &["clap", "openssl-sys", "reqwest", "rustls"],
+        must_not_use: &["clap", "onig_sys", "openssl-sys", "reqwest", "rustls"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-text",
+        folder: "crates/text",
+        may_use: &["tinkex-autodiff", "tinkex-wire"],
+        must_not_use: ASYNC,
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {

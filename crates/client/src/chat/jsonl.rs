@@ -6,9 +6,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read as _};
 use std::path::Path;
 
-use minijinja::Value;
 use serde::Deserialize;
 use serde_json::Value as Json;
+use serde_json::value::RawValue;
 use tinkex_wire::Datum;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -204,7 +204,7 @@ fn apply_limit(
 #[derive(Deserialize)]
 struct JsonlLine {
     messages: Option<Vec<Message>>,
-    tools: Option<Value>,
+    tools: Option<Box<RawValue>>,
     prompt: Option<String>,
     completion: Option<String>,
 }
@@ -222,7 +222,11 @@ impl Chat {
             serde_json::from_slice(line).map_err(|error| invalid(describe(line, &error)))?;
         match (line.messages, line.prompt, line.completion) {
             (Some(messages), None, None) => {
-                self.with_tools(line.tools).examples(&messages, train_on)
+                let chat = match line.tools {
+                    Some(tools) => &self.clone().tools_json(tools.get())?,
+                    None => self,
+                };
+                chat.examples(&messages, train_on)
             }
             (None, Some(prompt), Some(completion)) => Ok(vec![self.pair(&prompt, &completion)?]),
             _ => Err(invalid(r#"expected "messages", or "prompt" and "completion""#.to_owned())),
@@ -235,8 +239,8 @@ impl Chat {
             return Err(Error::new(ErrorKind::InvalidInput, "\"completion\" is empty"));
         }
         let mut text = format!("{prompt}{completion}");
-        if let Some(end) = &self.tokenizer.special().eos_token
-            && !text.ends_with(end.as_str())
+        if let Some(end) = self.tokenizer.inner().eos_token()
+            && !text.ends_with(end)
         {
             text.push_str(end);
         }

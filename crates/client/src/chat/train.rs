@@ -1,22 +1,14 @@
 //! Training examples from conversations: the tokens of the rendered text, with weight 1 for the
 //! messages of the assistant.
-//!
-//! A message of the assistant begins where the prompt for it ends, so that training and sampling
-//! see the same tokens. Its position comes from the template if it marks generated text, else from
-//! a [`MessageLocator`]. Some templates render a message differently once others follow, for
-//! example without its thinking: where the position is still certain the message is learned as
-//! rendered, otherwise the conversation is rejected.
 
 use std::ops::Range;
 
-use minijinja::Value;
 use tinkex_wire::{Datum, Tokens};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::tokenizer::Tokenizer;
 
-use super::locate::MessageLocator;
-use super::{Chat, Message, values};
+use super::{Chat, Message};
 
 /// Selection of the messages of a conversation to train on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -113,12 +105,11 @@ impl Chat {
             let message = "the conversation has no message of the assistant";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         };
-        let values = values(messages);
         match train_on {
-            TrainOn::AllAssistant => Ok(vec![self.example(&values[..=last], &assistant_indices)?]),
-            TrainOn::LastAssistant => Ok(vec![self.example(&values[..=last], &[last])?]),
+            TrainOn::AllAssistant => Ok(vec![self.example(&messages[..=last], &assistant_indices)?]),
+            TrainOn::LastAssistant => Ok(vec![self.example(&messages[..=last], &[last])?]),
             TrainOn::EachAssistant => {
-                let example = |index: &usize| self.example(&values[..=*index], &[*index]);
+                let example = |index: &usize| self.example(&messages[..=*index], &[*index]);
                 assistant_indices.iter().map(example).collect()
             }
         }
@@ -126,48 +117,10 @@ impl Chat {
 
     /// Creates an example of a conversation that ends with the last of the `learned` messages.
     /// `learned` are the indices of the messages to train on, in ascending order.
-    fn example(&self, messages: &[Value], learned: &[usize]) -> Result<TrainingExample> {
-        let rendered = self.render_values(messages, false)?;
-        let spans = if self.template().marks_generation() {
-            self.marked_spans(messages, learned, rendered.generated)?
-        } else {
-            let locate = |index: &usize| {
-                let (rendered, index) = (&*rendered.text, *index);
-                MessageLocator { chat: self, messages, rendered, index }.locate()
-            };
-            learned.iter().map(locate).collect::<Result<_>>()?
-        };
-        encode(&self.tokenizer, &rendered.text, &spans, false)
+    fn example(&self, messages: &[Message], learned: &[usize]) -> Result<TrainingExample> {
+        let located = self.format.assistant_spans(messages, learned)?;
+        encode(&self.tokenizer, &located.text, &located.spans, false)
     }
-
-    /// Returns the byte ranges that the template marks as generated, from the first of the
-    /// `learned` messages on. `generated` are the ranges in all `messages`.
-    fn marked_spans(
-        &self,
-        messages: &[Value],
-        learned: &[usize],
-        mut generated: Vec<Range<usize>>,
-    ) -> Result<Vec<Range<usize>>> {
-        let first = learned.first().copied().unwrap_or_default();
-        let earlier = &messages[..first];
-        // A message may have several ranges, so render the earlier messages to count theirs.
-        let earlier_ranges = if earlier.iter().any(is_assistant) {
-            self.render_values(earlier, false)?.generated.len()
-        } else {
-            0
-        };
-        generated.drain(..earlier_ranges.min(generated.len()));
-        generated.retain(|span| !span.is_empty());
-        if generated.is_empty() {
-            let message = "the chat template marks no text of this conversation as generated";
-            return Err(Error::new(ErrorKind::InvalidInput, message));
-        }
-        Ok(generated)
-    }
-}
-
-fn is_assistant(message: &Value) -> bool {
-    message.get_attr("role").is_ok_and(|role| role.as_str() == Some("assistant"))
 }
 
 /// Encodes a text with weight 1 within `spans`, which must be in order and not overlap.
@@ -177,57 +130,8 @@ pub(crate) fn encode(
     spans: &[Range<usize>],
     add_special_tokens: bool,
 ) -> Result<TrainingExample> {
-    if spans.windows(2).any(|pair| pair[0].end > pair[1].start) {
-        return Err(Error::new(
-            ErrorKind::InvalidInput,
-            "messages overlap in the rendered conversation",
-        ));
-    }
-    match tokenizer.encodes_piecewise() {
-        true => encode_piecewise(tokenizer, text, spans, add_special_tokens),
-        false => encode_whole(tokenizer, text, spans, add_special_tokens),
-    }
-}
-
-/// Encodes each span, and each text between two spans, separately, so that no token crosses the
-/// boundary of a span.
-fn encode_piecewise(
-    tokenizer: &Tokenizer,
-    text: &str,
-    spans: &[Range<usize>],
-    add_special_tokens: bool,
-) -> Result<TrainingExample> {
-    let (mut ids, mut weights) = (Vec::new(), Vec::new());
-    let mut add = |piece: &str, weight: f32, add_special_tokens: bool| -> Result<()> {
-        if !piece.is_empty() || add_special_tokens {
-            ids.extend(tokenizer.ids(piece, add_special_tokens)?);
-            weights.resize(ids.len(), weight);
-        }
-        Ok(())
-    };
-    let mut encoded = 0;
-    for span in spans {
-        add(&text[encoded..span.start], 0.0, add_special_tokens && encoded == 0)?;
-        add(&text[span.clone()], 1.0, false)?;
-        encoded = span.end;
-    }
-    add(&text[encoded..], 0.0, false)?;
-    Ok(TrainingExample { tokens: ids.into(), weights })
-}
-
-/// Encodes the text in one piece, for tokenizers that encode the beginning of a text differently. A
-/// token belongs to the span in which it ends.
-fn encode_whole(
-    tokenizer: &Tokenizer,
-    text: &str,
-    spans: &[Range<usize>],
-    add_special_tokens: bool,
-) -> Result<TrainingExample> {
-    let (mut ids, mut weights) = (Vec::new(), Vec::new());
-    for (id, end) in tokenizer.ids_with_ends(text, add_special_tokens)? {
-        let within = spans.iter().any(|span| span.start < end && end <= span.end);
-        ids.push(id);
-        weights.push(f32::from(u8::from(within)));
-    }
-    Ok(TrainingExample { tokens: ids.into(), weights })
+    let tokens = tokenizer.inner().encode_spans(text, spans, add_special_tokens)?;
+    let weights = tokens.iter().map(|(_, learned)| f32::from(u8::from(*learned))).collect();
+    let tokens: Vec<u32> = tokens.into_iter().map(|(id, _)| id).collect();
+    Ok(TrainingExample { tokens: tokens.into(), weights })
 }

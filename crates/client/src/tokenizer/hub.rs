@@ -266,10 +266,10 @@ impl Hub {
 /// Reads a tokenizer, which is megabytes of text, on the blocking thread pool.
 async fn read(folder: PathBuf, name: Option<String>) -> Result<Tokenizer> {
     cache_io(move || {
-        let read = Tokenizer::from_folder(&folder);
-        Ok(read.map(|tokenizer| match name {
-            Some(name) => tokenizer.with_name(name),
-            None => tokenizer,
+        let read = tinkex_text::Tokenizer::from_folder(&folder);
+        Ok(read.map_err(Error::from).map(|tokenizer| match name {
+            Some(name) => Tokenizer(tokenizer.with_name(name)),
+            None => Tokenizer(tokenizer),
         }))
     })
     .await?

@@ -1,33 +1,27 @@
 //! [`Tokenizer`]: converts text to a model's tokens and back.
 //!
-//! [`hub`] finds a tokenizer's files; the `chat` feature formats conversations. Python code that
-//! comes with a model is never run.
+//! [`tinkex_text`] implements it; [`hub`] finds a tokenizer's files; the `chat` feature formats
+//! conversations.
 
 mod cache;
-pub(crate) mod files;
 mod hub;
 mod hub_file;
 mod hub_snapshot;
 mod id;
-mod tiktoken;
-mod token_bytes;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 
+use tinkex_text::files;
 use tinkex_wire::{ModelInput, Tokens};
-use tokenizers::Tokenizer as Core;
 
 use crate::config::Env;
 use crate::error::{Error, ErrorKind, Result};
 
-use files::{SpecialTokens, TokenizerFiles};
 pub use hub::Hub;
 pub(crate) use hub::OfflineSource;
 pub use id::TokenizerId;
 pub(crate) use id::before_colon;
-use token_bytes::TokenBytes;
 
 /// A model's tokenizer. Cheap to clone, and safe to share between threads.
 ///
@@ -45,14 +39,7 @@ use token_bytes::TokenBytes;
 /// # Ok::<_, tinkex::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Tokenizer(Arc<TokenizerInner>);
-
-struct TokenizerInner {
-    name: String,
-    core: Core,
-    files: TokenizerFiles,
-    token_bytes: TokenBytes,
-}
+pub struct Tokenizer(tinkex_text::Tokenizer);
 
 impl Tokenizer {
     /// Loads the tokenizer of a model, or of a folder, with the settings of the process
@@ -83,25 +70,7 @@ impl Tokenizer {
     /// [`ErrorKind::NotFound`] if the folder has no tokenizer, [`ErrorKind::Decode`] if a file is
     /// malformed.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
-        let read = |file: &str| {
-            let path = folder.join(file);
-            std::fs::read(&path).map_err(|error| {
-                let message = format!("cannot read {}: {error}", path.display());
-                let hint = "Pass a folder that contains a tokenizer.json.";
-                Error::new(ErrorKind::NotFound, message).with_hint(hint)
-            })
-        };
-        let name = folder.display().to_string();
-        let (file, core) = match read(files::TOKENIZER) {
-            Ok(json) => (files::TOKENIZER, Core::from_bytes(json)),
-            Err(missing) => {
-                let model = read(files::TIKTOKEN).map_err(|_| missing)?;
-                (files::TIKTOKEN, tiktoken::read(&model, &read(files::CONFIG)?))
-            }
-        };
-        let core = core.map_err(|error| malformed(&folder.join(file).display(), &*error))?;
-        Self::new(name, core, TokenizerFiles::read(folder)?)
+        Ok(Self(tinkex_text::Tokenizer::from_folder(folder)?))
     }
 
     /// Creates a tokenizer from the text of a `tokenizer.json`, without named special tokens and
@@ -110,31 +79,13 @@ impl Tokenizer {
     /// # Errors
     /// [`ErrorKind::Decode`] if the text is not a tokenizer.
     pub fn from_json(json: impl AsRef<[u8]>) -> Result<Self> {
-        let name = files::TOKENIZER.to_owned();
-        let core = Core::from_bytes(json).map_err(|error| malformed(&name, &*error))?;
-        Self::new(name, core, TokenizerFiles::default())
-    }
-
-    fn new(name: String, mut core: Core, files: TokenizerFiles) -> Result<Self> {
-        // Some files carry the truncation and padding of a training job; text is never cut here.
-        core.with_truncation(None).map_err(|error| malformed(&name, &*error))?;
-        core.with_padding(None);
-        let token_bytes = TokenBytes::new(&core);
-        Ok(Self(Arc::new(TokenizerInner { name, core, files, token_bytes })))
-    }
-
-    /// Renames a tokenizer that has not been cloned yet.
-    fn with_name(mut self, name: String) -> Self {
-        if let Some(inner) = Arc::get_mut(&mut self.0) {
-            inner.name = name;
-        }
-        self
+        Ok(Self(tinkex_text::Tokenizer::from_json(json)?))
     }
 
     /// Returns the repository or folder that the tokenizer was loaded from.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.0.name
+        self.0.name()
     }
 
     /// Encodes a text, with the special tokens that the tokenizer adds to every text (often one at
@@ -144,7 +95,7 @@ impl Tokenizer {
     /// [`ErrorKind::InvalidInput`] if the tokenizer cannot encode the text; byte-level and
     /// SentencePiece tokenizers can encode every text.
     pub fn encode(&self, text: &str) -> Result<Tokens> {
-        self.ids(text, true).map(Tokens::from)
+        Ok(self.0.encode(text)?)
     }
 
     /// Encodes a piece of a larger text, without the special tokens that [`encode`](Self::encode)
@@ -153,7 +104,7 @@ impl Tokenizer {
     /// # Errors
     /// Fails like [`Tokenizer::encode`].
     pub fn encode_piece(&self, text: &str) -> Result<Tokens> {
-        self.ids(text, false).map(Tokens::from)
+        Ok(self.0.encode_piece(text)?)
     }
 
     /// Encodes a text as a model input with one chunk.
@@ -181,7 +132,7 @@ impl Tokenizer {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the tokenizer cannot decode them.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        self.text(tokens, false)
+        Ok(self.0.decode(tokens)?)
     }
 
     /// Decodes tokens without special tokens, for display.
@@ -189,19 +140,19 @@ impl Tokenizer {
     /// # Errors
     /// Fails like [`Tokenizer::decode`].
     pub fn decode_text(&self, tokens: &[u32]) -> Result<String> {
-        self.text(tokens, true)
+        Ok(self.0.decode_text(tokens)?)
     }
 
     /// Returns the id of a token, written as in the vocabulary.
     #[must_use]
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.0.core.token_to_id(token)
+        self.0.token_id(token)
     }
 
     /// Returns a token as the vocabulary writes it, which may differ from its text.
     #[must_use]
     pub fn token(&self, id: u32) -> Option<String> {
-        self.0.core.id_to_token(id)
+        self.0.token(id)
     }
 
     /// Returns the bytes of a token, which may be a part of a UTF-8 character. `None` for an id
@@ -209,110 +160,69 @@ impl Tokenizer {
     /// their own.
     #[must_use]
     pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
-        let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();
-        match added.get(&id) {
-            Some(added) => Some(added.content.clone().into_bytes()),
-            None => self.0.token_bytes.get(&self.0.core.id_to_token(id)?),
-        }
+        self.0.token_bytes(id)
     }
 
     /// Returns whether a token is special, such as the end token, and therefore not part of the
     /// text.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {
-        let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();
-        added.get(&id).is_some_and(|token| token.special)
+        self.0.is_special(id)
     }
 
     /// Returns the number of tokens, special tokens included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
-        self.0.core.get_vocab_size(true)
+        self.0.vocab_size()
     }
 
     /// Returns the id of the token that begins a text.
     #[must_use]
     pub fn bos_id(&self) -> Option<u32> {
-        self.token_id(self.special().bos_token.as_deref()?)
+        self.0.bos_id()
     }
 
     /// Returns the id of the token that ends a text, or a turn of a conversation.
     #[must_use]
     pub fn eos_id(&self) -> Option<u32> {
-        self.token_id(self.special().eos_token.as_deref()?)
+        self.0.eos_id()
     }
 
     /// Returns the id of the padding token.
     #[must_use]
     pub fn pad_id(&self) -> Option<u32> {
-        self.token_id(self.special().pad_token.as_deref()?)
+        self.0.pad_id()
     }
 
-    pub(crate) fn special(&self) -> &SpecialTokens {
-        &self.0.files.special
-    }
-
+    /// Returns the implementation.
     #[cfg(feature = "chat")]
-    pub(crate) fn files(&self) -> &TokenizerFiles {
-        &self.0.files
-    }
-
-    /// Returns whether a piece is encoded in the same way at the beginning of a text and in its
-    /// middle, so that pieces of a text can be encoded separately.
-    #[cfg(feature = "chat")]
-    pub(crate) fn encodes_piecewise(&self) -> bool {
-        self.0.token_bytes.encodes_piecewise()
-    }
-
-    /// Returns whether a text ends with a special token.
-    #[cfg(feature = "chat")]
-    pub(crate) fn ends_with_special(&self, text: &str) -> bool {
-        let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();
-        added.values().any(|token| token.special && text.ends_with(&token.content))
-    }
-
-    /// Encodes a text; returns the ids of its tokens.
-    pub(crate) fn ids(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        let encoding = self
-            .0
-            .core
-            .encode_fast(text, add_special_tokens)
-            .map_err(|error| self.failed(&*error))?;
-        Ok(encoding.get_ids().to_vec())
-    }
-
-    /// Encodes a text; returns each token with its end in the text, in bytes.
-    #[cfg(feature = "chat")]
-    pub(crate) fn ids_with_ends(
-        &self,
-        text: &str,
-        add_special_tokens: bool,
-    ) -> Result<Vec<(u32, usize)>> {
-        let encoding =
-            self.0.core.encode(text, add_special_tokens).map_err(|error| self.failed(&*error))?;
-        let ends = encoding.get_offsets().iter().map(|(_, end)| *end);
-        Ok(encoding.get_ids().iter().copied().zip(ends).collect())
-    }
-
-    fn text(&self, tokens: &[u32], skip_special_tokens: bool) -> Result<String> {
-        self.0.core.decode(tokens, skip_special_tokens).map_err(|error| self.failed(&*error))
-    }
-
-    fn failed(&self, error: &(dyn std::error::Error + Send + Sync)) -> Error {
-        let message = format!("tokenizer of {} failed: {error}", self.name());
-        Error::new(ErrorKind::InvalidInput, message)
+    pub(crate) fn inner(&self) -> &tinkex_text::Tokenizer {
+        &self.0
     }
 }
 
-fn malformed(file: &dyn fmt::Display, error: &(dyn std::error::Error + Send + Sync)) -> Error {
-    Error::new(ErrorKind::Decode, format!("cannot parse {file}: {error}"))
+/// Converts errors of tokenizers and chat templates.
+impl From<tinkex_text::Error> for Error {
+    fn from(error: tinkex_text::Error) -> Self {
+        let kind = match error.kind() {
+            tinkex_text::ErrorKind::Malformed => ErrorKind::Decode,
+            tinkex_text::ErrorKind::NotFound => ErrorKind::NotFound,
+            tinkex_text::ErrorKind::Unreadable => ErrorKind::Config,
+            _ => ErrorKind::InvalidInput,
+        };
+        let mut converted = Self::new(kind, error.message());
+        if let Some(operation) = error.operation() {
+            converted = converted.during(operation);
+        }
+        match error.hint() {
+            Some(hint) => converted.with_hint(hint),
+            None => converted,
+        }
+    }
 }
 
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokenizer")
-            .field("name", &self.0.name)
-            .field("vocab_size", &self.vocab_size())
-            .finish_non_exhaustive()
+        self.0.fmt(f)
     }
 }

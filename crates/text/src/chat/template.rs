@@ -142,7 +142,7 @@ impl fmt::Display for RaisedException {
 impl std::error::Error for RaisedException {}
 
 fn malformed(error: &minijinja::Error) -> Error {
-    Error::new(ErrorKind::Decode, format!("cannot parse the chat template: {error}"))
+    Error::new(ErrorKind::Malformed, format!("cannot parse the chat template: {error}"))
 }
 
 fn failed(error: &minijinja::Error) -> Error {
@@ -220,7 +220,7 @@ mod tests {
         let error = render("{{ missing.field }}", context!()).unwrap_err();
         assert!(error.to_string().contains("failed on this conversation"), "{error}");
         let error = render("{% if %}", context!()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Decode);
+        assert_eq!(error.kind(), ErrorKind::Malformed);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The files beside a `tokenizer.json`: named special tokens and chat templates.
+//! Files of a tokenizer: their names, named special tokens and chat templates.
 
 use std::path::Path;
 
@@ -8,15 +8,15 @@ use serde::{Deserialize, de};
 use crate::error::{Error, ErrorKind};
 
 /// The tokenizer itself.
-pub(crate) const TOKENIZER: &str = "tokenizer.json";
-/// A tokenizer in tiktoken's format; see [`super::tiktoken`].
-pub(crate) const TIKTOKEN: &str = "tiktoken.model";
+pub const TOKENIZER: &str = "tokenizer.json";
+/// A tokenizer in tiktoken's format, as the Kimi models have it.
+pub const TIKTOKEN: &str = "tiktoken.model";
 /// Named special tokens and, in some repositories, chat templates.
-pub(crate) const CONFIG: &str = "tokenizer_config.json";
+pub const CONFIG: &str = "tokenizer_config.json";
 /// Named special tokens, in older repositories.
-pub(crate) const SPECIAL: &str = "special_tokens_map.json";
+pub const SPECIAL: &str = "special_tokens_map.json";
 /// The chat template, in newer repositories.
-pub(crate) const TEMPLATE: &str = "chat_template.jinja";
+pub const TEMPLATE: &str = "chat_template.jinja";
 
 /// Named special tokens and chat templates of a tokenizer.
 #[derive(Debug, Default)]
@@ -71,7 +71,8 @@ enum ChatTemplates {
 }
 
 /// Returns whether a folder has a tokenizer in either format.
-pub(crate) fn has_tokenizer(folder: &Path) -> bool {
+#[must_use]
+pub fn has_tokenizer(folder: &Path) -> bool {
     [TOKENIZER, TIKTOKEN].iter().any(|file| folder.join(file).is_file())
 }
 
@@ -94,7 +95,7 @@ impl TokenizerFiles {
         // A template in a file of its own takes precedence over the one in the settings.
         if let Some(source) = read(&folder.join(TEMPLATE))? {
             let source = String::from_utf8(source).map_err(|error| {
-                Error::new(ErrorKind::Decode, format!("{TEMPLATE} is not UTF-8: {error}"))
+                Error::new(ErrorKind::Malformed, format!("{TEMPLATE} is not UTF-8: {error}"))
             })?;
             templates.retain(|template| template.name != NamedTemplate::DEFAULT);
             templates.push(NamedTemplate::default_with(source));
@@ -115,7 +116,7 @@ impl NamedTemplate {
 fn read_json<T: de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
     let Some(text) = read(path)? else { return Ok(None) };
     let parsed = serde_json::from_slice(&text).map_err(|error| {
-        Error::new(ErrorKind::Decode, format!("cannot parse {}: {error}", path.display()))
+        Error::new(ErrorKind::Malformed, format!("cannot parse {}: {error}", path.display()))
     })?;
     Ok(Some(parsed))
 }
@@ -126,7 +127,7 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => {
             let message = format!("cannot read {}: {error}", path.display());
-            Err(Error::new(ErrorKind::Config, message))
+            Err(Error::new(ErrorKind::Unreadable, message))
         }
     }
 }

@@ -48,7 +48,12 @@ impl TokenBytes {
     /// middle.
     #[cfg_attr(not(feature = "chat"), expect(dead_code, reason = "only used by the chat feature"))]
     pub(crate) fn encodes_piecewise(&self) -> bool {
-        matches!(self.alphabet, TokenAlphabet::ByteLevel(_)) && !self.marks_start
+        self.is_byte_level() && !self.marks_start
+    }
+
+    /// Returns whether each character of a token is one byte.
+    pub(crate) fn is_byte_level(&self) -> bool {
+        matches!(self.alphabet, TokenAlphabet::ByteLevel(_))
     }
 
     /// Returns the bytes of a token; `None` if it has no bytes of its own.
@@ -96,7 +101,7 @@ fn prepends(normalizer: &NormalizerWrapper) -> bool {
 }
 
 /// Parses a byte written as `<0x0A>`.
-fn raw_byte(token: &str) -> Option<u8> {
+pub(crate) fn raw_byte(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
     let two = hex.len() == 2 && hex.bytes().all(|c| c.is_ascii_hexdigit());
     if two { u8::from_str_radix(hex, 16).ok() } else { None }

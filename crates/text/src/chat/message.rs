@@ -11,7 +11,7 @@ use serde::ser::{Serialize, SerializeMap as _, Serializer};
 /// reads, such as tool calls. Fields keep their order.
 ///
 /// ```
-/// use tinkex::Message;
+/// use tinkex_text::Message;
 ///
 /// let question = Message::user("What is the weather in Ulm?");
 /// let tool_calls = serde_json::json!([{"function": {"name": "weather"}}]);
@@ -83,7 +83,9 @@ impl Message {
         self.fields.iter().find(|(name, _)| name == "content")?.1.as_str()
     }
 
-    pub(crate) fn is_assistant(&self) -> bool {
+    /// Returns whether the role is `assistant`.
+    #[must_use]
+    pub fn is_assistant(&self) -> bool {
         self.role == ASSISTANT
     }
 

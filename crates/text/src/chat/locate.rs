@@ -37,14 +37,14 @@ use minijinja::Value;
 
 use crate::error::{Error, ErrorKind, Result};
 
-use super::{Chat, Message};
+use super::{ChatFormat, Message};
 
 /// Content of a message that is rendered to find the text that the template writes around it.
 pub(crate) const PROBE: &str = "tinkex-9f4b1c-probe";
 
 /// Finds one message of the assistant in a rendered conversation.
 pub(super) struct MessageLocator<'a> {
-    pub(super) chat: &'a Chat,
+    pub(super) format: &'a ChatFormat,
     pub(super) messages: &'a [Value],
     /// Text of all `messages`.
     pub(super) rendered: &'a str,
@@ -70,7 +70,7 @@ impl MessageLocator<'_> {
         let end = self.end(start)?;
         // The model does not generate the white space after the token that ends the message.
         let trimmed = self.rendered[start..end].trim_end();
-        let ends_with_token = self.chat.tokenizer.ends_with_special(trimmed);
+        let ends_with_token = self.format.tokenizer.ends_with_special(trimmed);
         let end = if ends_with_token { start + trimmed.len() } else { end };
         if start == end {
             return Err(self.uncertain("renders nothing for it"));
@@ -155,7 +155,7 @@ impl MessageLocator<'_> {
     }
 
     fn render(&self, messages: &[Value], generation_prompt: bool) -> Result<String> {
-        Ok(self.chat.render_values(messages, generation_prompt)?.text)
+        Ok(self.format.render_values(messages, generation_prompt)?.text)
     }
 
     /// Error returned when the position of the message is not certain.
