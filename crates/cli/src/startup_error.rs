@@ -19,7 +19,9 @@ pub(crate) enum Starter {
 /// that started the server.
 pub(crate) fn startup_error(error: &StartError, starter: Starter) -> CommandError {
     let exit = match error {
-        StartError::UnprotectedAddress(_) | StartError::EmptyApiKey => Exit::Usage,
+        StartError::UnprotectedAddress(_)
+        | StartError::EmptyApiKey
+        | StartError::InvalidOrigin(_) => Exit::Usage,
         _ => Exit::Failed,
     };
     let message = format!("cannot start the server: {error}");
@@ -40,6 +42,9 @@ fn hint(error: &StartError, starter: Starter) -> String {
         }
         (StartError::EmptyApiKey, _) => {
             "Write an API key that starts with tml- into the file of --api-key-file.".to_owned()
+        }
+        (StartError::InvalidOrigin(_), _) => {
+            "Pass an origin such as --allow-origin http://localhost:3000.".to_owned()
         }
         (StartError::DataDirInUse(_), Starter::Serve) => {
             format!("Use the running server with --local, or {other_folder}.")
@@ -120,6 +125,7 @@ mod tests {
         vec![
             StartError::UnprotectedAddress(([0, 0, 0, 0], 8080).into()),
             StartError::EmptyApiKey,
+            StartError::InvalidOrigin("*".to_owned()),
             StartError::DataDirInUse("/data".into()),
             StartError::MissingModel { name: "Qwen/Qwen3-8B".to_owned(), requests: 3 },
             no_model,

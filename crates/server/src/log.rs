@@ -14,7 +14,7 @@
 //! | [`MODEL`] | INFO | base model loaded or unloaded, model restored from disk, model autosaved |
 //! | [`MODEL`] | INFO | the architecture of a model in the hub cache is not supported |
 //! | [`MODEL`] | WARN | snapshot or autosave failed, base model of unfinished requests missing |
-//! | [`MODEL`] | WARN | model of the hub cache skipped, files of a base model unusual |
+//! | [`MODEL`] | WARN | model of the hub cache skipped, files of a base model unusual, alias without a model |
 //! | [`MODEL`] | ERROR | the worker thread panicked |
 //! | [`STORAGE`] | INFO | database migrated, writes succeed again after a failure |
 //! | [`STORAGE`] | WARN | a write failed, a stored payload cannot be read |

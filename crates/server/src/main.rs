@@ -22,12 +22,16 @@ Listening:
                            [default: 127.0.0.1]
   --port PORT              Port to listen on; 0 picks a free one [default: 8080]
   --api-key-file FILE      File with the API key that clients must send
+  --allow-origin ORIGIN    Let web pages of this origin, such as http://localhost:3000, use the
+                           inference endpoints; repeatable
   --plain                  Disable the protocol features that reduce traffic
 
 Models:
   --model NAME=PATH        Serve a Hugging Face model folder or GGUF file under a name; repeatable
   --hub-cache DIR          Serve the models of a Hugging Face hub cache [default: the user's cache]
   --no-hub-cache           Do not serve models of a hub cache
+  --alias NAME=PATH        Serve a base model, tinker:// path or training run to inference requests
+                           under another name; repeatable
   --threads N              Number of compute threads; 0 uses one per core [default: 0]
   --bf16                   Store frozen weights as bf16
   --quantize FORMAT        Quantize frozen weights: q8 or q4
@@ -127,6 +131,9 @@ fn hint(error: &StartError) -> Option<String> {
             "Pass --model {name}=FOLDER, --drop-undone to let the requests fail, or another \
              --data-dir."
         ),
+        StartError::InvalidOrigin(_) => {
+            "Pass an origin such as --allow-origin http://localhost:3000.".to_owned()
+        }
         StartError::InvalidModel { .. } => return error.model_hint(),
         _ => return None,
     })
@@ -164,6 +171,13 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
                     text.split_once('=').ok_or_else(|| invalid(&text, "NAME=PATH"))?;
                 options = options.model(model, path);
             }
+            "--alias" => {
+                let text = value()?;
+                let (alias, target) =
+                    text.split_once('=').ok_or_else(|| invalid(&text, "NAME=PATH"))?;
+                options = options.alias(alias, target);
+            }
+            "--allow-origin" => options = options.allow_origin(value()?),
             "--hub-cache" => options.hub_cache = Some(value()?.into()),
             "--no-hub-cache" => options.hub_cache = None,
             "--snapshot-after" => {

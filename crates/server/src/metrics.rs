@@ -16,6 +16,8 @@ pub(crate) struct ServerMetrics {
     pub(crate) sampled_tokens: AtomicMetric,
     /// Time in which the worker was busy, in microseconds.
     pub(crate) busy_micros: AtomicMetric,
+    /// Number of pages of the KV caches that hold running samples.
+    pub(crate) cache_pages: AtomicMetric,
     /// Number of base models in memory.
     pub(crate) loaded_models: AtomicMetric,
 }
@@ -88,6 +90,7 @@ impl ServerMetrics {
             ("answers", "requests known, finished or not", to_u64(gauges.requests)),
             ("answer_bytes", "size of the results in memory", to_u64(gauges.result_bytes)),
             ("payload_bytes", "size of the payload file", gauges.payload_bytes),
+            ("cache_pages", "pages of the KV cache in use", self.cache_pages.get()),
             ("loaded_models", "base models in memory", self.loaded_models.get()),
         ];
         for (kind, rows) in [("counter", &counters[..]), ("gauge", &gauges[..])] {

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use tinkex_engine::builtin;
 use tinkex_engine::tokenizer::Vocabulary;
 use tinkex_files::HubCache;
+use tinkex_text::Tokenizer;
 use tinkex_weights::{Error as FileError, ModelConfig, ModelFolder, write_file};
 use tinkex_wire::SupportedModel;
 
@@ -40,6 +41,7 @@ pub(crate) struct BaseModel {
     /// Warnings about the files that were logged at the start.
     pub(crate) warnings: Vec<String>,
     vocabulary: OnceLock<Result<Arc<Vocabulary>, String>>,
+    tokenizer: OnceLock<Option<Tokenizer>>,
 }
 
 impl BaseModels {
@@ -152,8 +154,9 @@ impl BaseModel {
             (files.config().clone(), files.warnings().to_vec(), weights.clone())
         };
         warnings.iter().for_each(|warning| warn(name, warning));
-        let (name, vocabulary) = (name.to_owned(), OnceLock::new());
-        Ok(Self { name, folder, weights, built_in: false, config, warnings, vocabulary })
+        let (name, vocabulary, tokenizer) = (name.to_owned(), OnceLock::new(), OnceLock::new());
+        let built_in = false;
+        Ok(Self { name, folder, weights, built_in, config, warnings, vocabulary, tokenizer })
     }
 
     /// Logs a warning if the tokenizer cannot be read, or has tokens that the model does not have.
@@ -181,8 +184,9 @@ impl BaseModel {
             std::path::absolute(tokenizer_dir).unwrap_or_else(|_| tokenizer_dir.to_owned());
         write_tokenizer(&folder)?;
         let (name, config) = (builtin::NAME.to_owned(), builtin::config()?);
-        let (weights, warnings, vocabulary) = (folder.clone(), Vec::new(), OnceLock::new());
-        Ok(Self { name, folder, weights, built_in: true, config, warnings, vocabulary })
+        let (weights, warnings, built_in) = (folder.clone(), Vec::new(), true);
+        let (vocabulary, tokenizer) = (OnceLock::new(), OnceLock::new());
+        Ok(Self { name, folder, weights, built_in, config, warnings, vocabulary, tokenizer })
     }
 
     /// Returns the identifier for tokenizer libraries: the folder if it has a tokenizer, so that
@@ -193,6 +197,26 @@ impl BaseModel {
         } else {
             self.name.clone()
         }
+    }
+
+    /// Returns the tokenizer if it is in memory, or that there is none; `None` if it was not read
+    /// yet.
+    pub(crate) fn loaded_tokenizer(&self) -> Option<Option<Tokenizer>> {
+        self.tokenizer.get().cloned()
+    }
+
+    /// Returns the tokenizer, read on first use, which blocks. If it cannot be read, logs the reason
+    /// once and returns `None`.
+    pub(crate) fn tokenizer(&self) -> Option<Tokenizer> {
+        let read = || {
+            let tokenizer = Tokenizer::from_folder(&self.folder);
+            let tokenizer = tokenizer.map_err(|error| {
+                let consequence = "inference requests must send token ids and receive no text";
+                warn(&self.name, &format!("{error}; {consequence}"));
+            });
+            tokenizer.ok()
+        };
+        self.tokenizer.get_or_init(read).clone()
     }
 
     /// Returns the vocabulary, read on first use.

@@ -124,7 +124,7 @@ pub(crate) struct QueuedSample {
 
 /// Weights to sample from: a base model, and the folder of an adapter under `weights/`, if any.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct SamplingWeights {
+pub(crate) struct WeightsKey {
     pub(crate) base_model: String,
     pub(crate) folder: Option<String>,
 }
@@ -132,7 +132,7 @@ pub(crate) struct SamplingWeights {
 /// An inference request: its tokens are delivered while they are sampled, and neither the request
 /// nor its result is stored.
 pub(crate) struct QueuedGeneration {
-    pub(crate) weights: SamplingWeights,
+    pub(crate) weights: WeightsKey,
     /// Session whose usage the tokens count for.
     pub(crate) session: SessionId,
     pub(crate) request: SampleRequest,

@@ -32,6 +32,9 @@ pub struct ServerOptions {
     /// Further names of models for inference requests: alias, and the base model, `tinker://` path
     /// or training run that it stands for.
     pub aliases: Vec<(String, String)>,
+    /// Origins of web pages that may use the inference endpoints, such as `http://localhost:3000`
+    /// (default none). Browsers send other origins to a server with an API key only.
+    pub allow_origins: Vec<String>,
     /// Hugging Face hub cache (default `None`). Every model in it that has weights is served under
     /// its repository name.
     pub hub_cache: Option<PathBuf>,
@@ -146,6 +149,7 @@ impl ServerOptions {
             api_key: None,
             models: Vec::new(),
             aliases: Vec::new(),
+            allow_origins: Vec::new(),
             hub_cache: None,
             threads: 0,
             bf16: false,
@@ -171,6 +175,13 @@ impl ServerOptions {
     #[must_use]
     pub fn alias(mut self, alias: impl Into<String>, target: impl Into<String>) -> Self {
         self.aliases.push((alias.into(), target.into()));
+        self
+    }
+
+    /// Lets web pages of `origin`, such as `http://localhost:3000`, use the inference endpoints.
+    #[must_use]
+    pub fn allow_origin(mut self, origin: impl Into<String>) -> Self {
+        self.allow_origins.push(origin.into());
         self
     }
 

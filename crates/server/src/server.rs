@@ -15,6 +15,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::admit;
 use crate::error::{ServerError, with_causes};
 use crate::expiry;
+use crate::inference::NamedModel;
 use crate::log;
 use crate::models::BaseModels;
 use crate::options::ServerOptions;
@@ -75,6 +76,9 @@ pub enum StartError {
     /// The API key is an empty string.
     #[error("the API key is empty")]
     EmptyApiKey,
+    /// An allowed origin is not of the form `http://HOST:PORT`.
+    #[error("invalid origin {0:?}: expected the scheme, host and port of a web page")]
+    InvalidOrigin(String),
     /// The data folder or the address cannot be used, or the worker thread cannot be started.
     #[error("cannot {action} {target}: {source}")]
     Io {
@@ -193,6 +197,9 @@ impl Server {
         if options.api_key.as_ref().is_some_and(|key| key.expose().is_empty()) {
             return Err(StartError::EmptyApiKey);
         }
+        if let Some(origin) = options.allow_origins.iter().find(|origin| !is_origin(origin)) {
+            return Err(StartError::InvalidOrigin(origin.clone()));
+        }
         let data_dir = options.data_dir.clone();
         let weights_dir = data_dir.join(crate::disk::WEIGHTS);
         create_private_folder(&data_dir)
@@ -221,6 +228,7 @@ impl Server {
             listener.local_addr().map_err(StartError::io(StartAction::Listen, options.address))?;
         let state = Arc::new(ServerState::new(options, store, models, weights_dir));
         restore_requests(&state);
+        check_aliases(&state);
         let expiry_state = Arc::clone(&state);
         // Use the blocking pool: removing files blocks.
         let _ = tokio::task::spawn_blocking(move || expiry::remove_expired(&expiry_state)).await;
@@ -326,6 +334,26 @@ fn check_needed_models(
         );
     }
     Ok(())
+}
+
+/// Returns whether a text is an origin as browsers send it: scheme, host, and port unless it is the
+/// default. A wildcard is not: any web page could use a server without a key.
+fn is_origin(text: &str) -> bool {
+    let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    host.is_some_and(|host| {
+        let allowed = |byte: u8| byte.is_ascii_graphic() && !b"/?#@*".contains(&byte);
+        !host.is_empty() && host.bytes().all(allowed)
+    })
+}
+
+/// Logs a warning about aliases that name no model. A checkpoint may be saved later.
+fn check_aliases(state: &ServerState) {
+    for (alias, target) in &state.options.aliases {
+        if let Err(error) = NamedModel::resolve(state, alias) {
+            let error = error.error;
+            tracing::warn!(target: log::MODEL, alias, model = target, %error, "alias has no model");
+        }
+    }
 }
 
 /// Enqueues the requests that were accepted before the restart and have no result.

@@ -145,7 +145,7 @@ pub use optim::{
 pub use output::{LossOutput, LossOutputs, LossRecord};
 pub use path::{CheckpointKind, TinkerPath};
 pub use request::{ApiRequest, ApiResponse, JSON, PROTO, RequestBody, SubmitRequest};
-pub use route::{BodyCodec, Method, ResponseCodec, Route, RouteMatch};
+pub use route::{BodyCodec, Method, ResponseCodec, Route, RouteMatch, percent_decode};
 pub use sampled::{PromptAltTokens, SampleResponse, SampledSequence, StopReason};
 pub use sampling::{
     CreateSamplingSession, JoinSamplingSession, SampleRequest, SamplingParams,

@@ -343,7 +343,14 @@ fn percent_encode(out: &mut String, text: &str) {
     }
 }
 
-fn percent_decode(text: &str) -> Option<String> {
+/// Decodes a percent-encoded path segment; `None` if an escape is not two hexadecimal digits, or
+/// the decoded bytes are not UTF-8.
+///
+/// ```
+/// assert_eq!(tinkex_wire::percent_decode("a%2Fb").as_deref(), Some("a/b"));
+/// ```
+#[must_use]
+pub fn percent_decode(text: &str) -> Option<String> {
     if !text.contains('%') {
         return Some(text.to_owned());
     }

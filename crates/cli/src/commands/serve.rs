@@ -51,6 +51,10 @@ pub(crate) struct ServeArgs {
         help_heading = "Network"
     )]
     port: u16,
+    /// Let web pages of this origin, such as http://localhost:3000, use the inference endpoints;
+    /// repeatable
+    #[arg(long = "allow-origin", value_name = "ORIGIN", help_heading = "Network")]
+    allow_origins: Vec<String>,
     /// Disable extensions of the protocol that older clients may not support
     #[arg(long, help_heading = "Network")]
     plain: bool,
@@ -62,6 +66,15 @@ pub(crate) struct ServeArgs {
         help_heading = "Models"
     )]
     models: Vec<(String, PathBuf)>,
+    /// Serve a base model, tinker:// path or training run to inference requests under another name;
+    /// repeatable
+    #[arg(
+        long = "alias",
+        value_name = "NAME=PATH",
+        value_parser = alias,
+        help_heading = "Models"
+    )]
+    aliases: Vec<(String, String)>,
     /// Serve the models of this Hugging Face hub cache [default: the user's cache]
     #[arg(long, value_name = "DIR", help_heading = "Models", conflicts_with = "no_hub_cache")]
     hub_cache: Option<PathBuf>,
@@ -114,9 +127,13 @@ pub(crate) struct ServeArgs {
 }
 
 fn named_path(text: &str) -> Result<(String, PathBuf), String> {
+    alias(text).map(|(name, path)| (name, path.into()))
+}
+
+fn alias(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
-        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
-            Ok((name.to_owned(), path.into()))
+        Some((name, target)) if !name.is_empty() && !target.is_empty() => {
+            Ok((name.to_owned(), target.to_owned()))
         }
         _ => Err("expected NAME=PATH".to_owned()),
     }
@@ -157,6 +174,7 @@ pub(super) async fn run(
     options.address = (args.host, args.port).into();
     let resolve = |(name, folder): (String, PathBuf)| (name, context.environment.path(&folder));
     options.models = args.models.into_iter().map(resolve).collect();
+    (options.aliases, options.allow_origins) = (args.aliases, args.allow_origins);
     options.hub_cache = match args.hub_cache {
         Some(folder) => Some(context.environment.path(&folder)),
         None if args.no_hub_cache => None,

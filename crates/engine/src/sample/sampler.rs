@@ -142,6 +142,13 @@ impl Sampler {
         self.requests.is_empty()
     }
 
+    /// Returns the number of pages of the KV cache that hold running sequences. Pages that are only
+    /// cached do not count.
+    #[must_use]
+    pub fn pages_in_use(&self) -> usize {
+        self.cache.capacity() - self.cache.available()
+    }
+
     /// Computes one batch and returns the outputs of the requests that it completed.
     ///
     /// A request fails with [`Error::NonFiniteResult`] if its weights produce logits that are not

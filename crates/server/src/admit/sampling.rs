@@ -262,10 +262,7 @@ fn check_tables(
 
 /// Converts the stop setting. The model's end tokens always stop a sample, except if the request
 /// has an empty list. The vocabulary is needed to match stop strings.
-fn stop_conditions(
-    base: &BaseModel,
-    stop: Option<StopCondition>,
-) -> Result<StopRule, ServerError> {
+fn stop_conditions(base: &BaseModel, stop: Option<StopCondition>) -> Result<StopRule, ServerError> {
     let eos = base.config.eos.iter().copied();
     let texts = match stop {
         None => return Ok((StopConditions::new(eos, [""; 0])?, None)),

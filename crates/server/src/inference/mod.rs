@@ -13,13 +13,20 @@
 //! 3. [`Generation::progress`] or [`Generation::poll_progress`] returns the tokens in the order in
 //!    which they are sampled.
 
+mod error;
+mod events;
 mod generation;
 mod model_name;
 mod nearest_names;
+pub(crate) mod openai;
+mod parameters;
 mod request;
 mod token_buffer;
 
+pub(crate) use self::error::{ErrorClass, InferenceError};
+pub(crate) use self::events::{EventSource, EventWriter, InferenceResponse};
 pub(crate) use self::generation::{Generation, Generations};
 pub(crate) use self::model_name::NamedModel;
+pub(crate) use self::parameters::Parameters;
 pub(crate) use self::request::GenerationRequest;
 pub(crate) use self::token_buffer::{GeneratedToken, Progress, TokenSink};

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use tinkex_text::Tokenizer;
 use tinkex_wire::{CheckpointKind, ModelId, SamplerId, SessionId, TinkerPath};
 
+use super::error::InferenceError;
 use super::nearest_names::nearest;
 use crate::admit::require_session;
 use crate::error::ServerError;
 use crate::models::BaseModel;
-use crate::operation::SamplingWeights;
+use crate::operation::WeightsKey;
 use crate::state::ServerState;
 use crate::store::{CheckpointRecord, INFERENCE_SESSION, Store, UnixMicros, now};
 
@@ -21,7 +23,7 @@ pub(crate) struct NamedModel {
     /// Name in the request; responses repeat it.
     pub(crate) name: String,
     pub(crate) base: Arc<BaseModel>,
-    pub(crate) weights: SamplingWeights,
+    pub(crate) weights: WeightsKey,
     /// Session whose usage the request counts for.
     pub(crate) session: SessionId,
     /// Time at which the weights were saved; the current time for base models.
@@ -35,14 +37,29 @@ impl NamedModel {
     /// # Errors
     /// - [`ServerError::NotFound`] with the nearest names if there is no such model.
     /// - [`ServerError::Forbidden`] if the session of the sampling session has ended.
-    pub(crate) fn resolve(state: &ServerState, name: &str) -> Result<Self, ServerError> {
+    pub(crate) fn resolve(state: &ServerState, name: &str) -> Result<Self, InferenceError> {
+        let param = Some("model".to_owned());
+        Self::find(state, name).map_err(|error| InferenceError { error, param })
+    }
+
+    /// Returns the tokenizer, reading it on the blocking pool on first use; `None` if the model has
+    /// none that can be read, which the log says.
+    pub(crate) async fn tokenizer(&self) -> Option<Tokenizer> {
+        if let Some(loaded) = self.base.loaded_tokenizer() {
+            return loaded;
+        }
+        let base = Arc::clone(&self.base);
+        tokio::task::spawn_blocking(move || base.tokenizer()).await.ok().flatten()
+    }
+
+    fn find(state: &ServerState, name: &str) -> Result<Self, ServerError> {
         let aliases = &state.options.aliases;
         let target = aliases.iter().find(|(alias, _)| alias == name);
         let target = target.map_or(name, |(_, target)| target);
         let inference = SessionId::from(INFERENCE_SESSION);
         let found = |base_model: String, folder, session, created_at| {
             let base = Arc::clone(state.models.require(&base_model)?);
-            let weights = SamplingWeights { base_model, folder };
+            let weights = WeightsKey { base_model, folder };
             Ok(Self { name: name.to_owned(), base, weights, session, created_at })
         };
         if state.models.get(target).is_some() {

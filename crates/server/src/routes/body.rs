@@ -16,10 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use super::error::HttpError;
 use crate::error::ServerError;
 use crate::state::{BODY_UNIT, ServerState};
-
-/// Maximum size of a body, in bytes, that is read without a permit of the body budget and decoded
-/// on the async thread.
-const SMALL: usize = 64 << 10;
+use crate::task::{SMALL, run_blocking};
 
 /// A body and its permit of the body budget.
 pub(super) struct ReceivedBody<'a> {
@@ -33,19 +30,19 @@ impl<'a> ReceivedBody<'a> {
         (self.bytes, self.permit)
     }
 
-    /// Reads a body and decompresses it.
+    /// Reads a body of at most `limit` bytes, before and after decompression, and decompresses it.
     pub(super) async fn read(
         state: &'a ServerState,
         parts: &Parts,
         body: &mut Incoming,
-        route: Route,
+        limit: usize,
+        codec: BodyCodec,
     ) -> Result<Self, HttpError> {
-        let limit = size_limit(state, route);
         let announced = announced_length(parts)?;
         if announced.is_some_and(|length| length > limit) {
             return Err(too_large(limit).into());
         }
-        if route.body() == BodyCodec::Empty && announced == Some(0) {
+        if codec == BodyCodec::Empty && announced == Some(0) {
             return Ok(Self { bytes: Bytes::new(), permit: None });
         }
         let zstd = match parts.headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes) {
@@ -90,14 +87,14 @@ impl<'a> ReceivedBody<'a> {
         if permit.is_none() && size > SMALL {
             permit = Some(acquire_budget(state, size).await?);
         }
-        let decompress = move || Ok(compress::decompress(&bytes, size)?);
+        let decompress = move || Ok::<_, ServerError>(compress::decompress(&bytes, size)?);
         let bytes = run_blocking(state, size, decompress).await?;
         Ok(Self { bytes, permit })
     }
 }
 
 /// Returns the maximum size of a body in bytes. Two routes carry training or sampling data.
-fn size_limit(state: &ServerState, route: Route) -> usize {
+pub(super) fn size_limit(state: &ServerState, route: Route) -> usize {
     let limits = &state.options.limits;
     match route {
         Route::ForwardBackward | Route::Sample => limits.body_bytes,
@@ -145,18 +142,4 @@ pub(super) async fn admit_large(
 ) -> Result<RequestId, ServerError> {
     let task_state = Arc::clone(state);
     run_blocking(state, body.len(), move || admit(&task_state, body)).await
-}
-
-/// Runs `work` on the blocking pool, with one permit per core, if it processes at least [`SMALL`]
-/// bytes; runs it directly otherwise.
-async fn run_blocking<T: Send + 'static>(
-    state: &ServerState,
-    size: usize,
-    work: impl FnOnce() -> Result<T, ServerError> + Send + 'static,
-) -> Result<T, ServerError> {
-    if size < SMALL {
-        return work();
-    }
-    let _permit = state.decode_permits.acquire().await.map_err(|_| ServerError::shutting_down())?;
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(ServerError::shutting_down()))
 }

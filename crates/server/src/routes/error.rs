@@ -13,6 +13,7 @@ use tinkex_wire::{DecodeError, ErrorBody, ErrorCode, InvalidInput, JSON, header}
 
 use super::{ResponseBody, respond};
 use crate::error::ServerError;
+use crate::inference::InferenceError;
 
 /// Time after which a client retries a request that the disk did not accept.
 const STORAGE_RETRY: Duration = Duration::from_millis(500);
@@ -22,17 +23,19 @@ const STORAGE_RETRY: Duration = Duration::from_millis(500);
 pub(crate) struct HttpError {
     pub(super) status: StatusCode,
     pub(super) detail: String,
+    /// Parameter of an inference request that caused the error.
+    pub(super) param: Option<String>,
     code: Option<ErrorCode>,
     retry_after: Option<Duration>,
 }
 
 impl HttpError {
     fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), code: None, retry_after: None }
+        Self { status, detail: detail.into(), param: None, code: None, retry_after: None }
     }
 
     pub(super) fn unauthorized() -> Self {
-        Self::new(StatusCode::UNAUTHORIZED, "invalid API key in x-api-key")
+        Self::new(StatusCode::UNAUTHORIZED, "invalid API key in x-api-key or authorization")
     }
 
     pub(super) fn method_not_allowed(detail: String) -> Self {
@@ -49,9 +52,15 @@ impl HttpError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail)
     }
 
+    /// Returns the response in the shape of the Tinker API.
     pub(super) fn into_response(self) -> Response<ResponseBody> {
-        let body = json::encode(&ErrorBody::new(self.detail).code(self.code));
+        let body = json::encode(&ErrorBody::new(self.detail.clone()).code(self.code));
         let body = body.unwrap_or_else(|_| Bytes::from_static(b"{\"detail\":\"?\"}"));
+        self.into_response_with(body)
+    }
+
+    /// Returns the response with a body in the shape of another API.
+    pub(super) fn into_response_with(self, body: Bytes) -> Response<ResponseBody> {
         let mut response = respond(JSON, body);
         *response.status_mut() = self.status;
         if let Some(after) = self.retry_after {
@@ -82,7 +91,19 @@ impl From<ServerError> for HttpError {
             ServerError::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
         let code = matches!(error, ServerError::Conflict(_)).then_some(ErrorCode::Conflict);
-        Self { status, detail: error.to_string(), code, retry_after }
+        Self { status, detail: error.to_string(), param: None, code, retry_after }
+    }
+}
+
+impl From<InferenceError> for HttpError {
+    fn from(InferenceError { error, param }: InferenceError) -> Self {
+        let malformed = matches!(error, ServerError::Malformed(_));
+        let mut error = Self { param, ..error.into() };
+        if malformed {
+            // Clients of these APIs expect 400 for every invalid request.
+            error.status = StatusCode::BAD_REQUEST;
+        }
+        error
     }
 }
 

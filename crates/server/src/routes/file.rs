@@ -65,7 +65,7 @@ pub(super) async fn download(state: &ServerState, path: &str, headers: &HeaderMa
     }
     let remaining = to - from;
     let body = FileBody { file, remaining, buffer: vec![0; BUFFER] };
-    let mut response = file_response(status, &tag, Either::Right(body));
+    let mut response = file_response(status, &tag, Either::Right(Either::Left(body)));
     response.headers_mut().insert(CONTENT_LENGTH, remaining.into());
     if status == StatusCode::PARTIAL_CONTENT {
         let range = format!("bytes {from}-{}/{length}", to - 1);

@@ -7,9 +7,11 @@
 mod body;
 mod checkpoint;
 mod error;
+mod event_body;
 mod file;
 mod future;
 mod import;
+mod inference;
 mod run;
 mod session;
 mod upload;
@@ -19,10 +21,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HOST, ORIGIN};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Either, Full};
 use hyper::body::Incoming;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -41,8 +43,8 @@ use crate::state::ServerState;
 use self::body::{ReceivedBody, admit_large};
 use self::error::HttpError;
 
-/// Body of a response: bytes in memory, or a file that is streamed.
-pub(crate) type ResponseBody = http_body_util::Either<Full<Bytes>, file::FileBody>;
+/// Body of a response: bytes in memory, a file that is streamed, or events.
+pub(crate) type ResponseBody = Either<Full<Bytes>, Either<file::FileBody, event_body::EventBody>>;
 type RouteResult = Result<Response<ResponseBody>, HttpError>;
 
 /// Path prefix of file downloads.
@@ -60,7 +62,12 @@ pub(crate) async fn handle(
 ) -> Response<ResponseBody> {
     state.metrics.http_requests.add(1);
     let (parts, mut body) = request.into_parts();
-    match dispatch(state, &parts, &mut body).await {
+    let endpoint = inference::Endpoint::find(parts.uri.path());
+    let handled = match &endpoint {
+        Some(endpoint) => inference::dispatch(state, &parts, &mut body, endpoint).await,
+        None => dispatch(state, &parts, &mut body).await,
+    };
+    let mut response = match handled {
         Ok(response) => response,
         Err(error) => {
             state.metrics.rejected.add(1);
@@ -79,9 +86,16 @@ pub(crate) async fn handle(
             // connection instead of the response.
             let limit = state.options.timeouts.client_io;
             let _ = tokio::time::timeout(limit, drain(&mut body)).await;
-            error.into_response()
+            match &endpoint {
+                Some(endpoint) => endpoint.error_response(error),
+                None => error.into_response(),
+            }
         }
+    };
+    if endpoint.is_some() {
+        inference::add_cors(state, &parts.headers, &mut response);
     }
+    response
 }
 
 /// Reads and drops the rest of a body, up to [`MAX_DRAIN`] bytes.
@@ -97,15 +111,13 @@ async fn drain(body: &mut Incoming) {
 /// Authorizes a request, finds its route, reads its body and calls the handler.
 async fn dispatch(state: &Arc<ServerState>, parts: &Parts, body: &mut Incoming) -> RouteResult {
     let path = parts.uri.path();
-    if *state.broken.borrow() {
-        return Err(ServerError::worker_panicked().into());
-    }
+    check_worker(state)?;
     if path.starts_with(FILES) && parts.method == http::Method::GET {
         return file::download(state, &path[FILES.len()..], &parts.headers).await;
     }
     let found = Route::find(parts.method.as_str(), path);
     if found.as_ref().is_none_or(|found| found.route != Route::Health) {
-        authorize(state, &parts.headers)?;
+        authorize(state, &parts.headers, false)?;
     }
     if path == "/metrics" && parts.method == http::Method::GET {
         return Ok(respond("text/plain; version=0.0.4", metrics(state).into()));
@@ -115,7 +127,8 @@ async fn dispatch(state: &Arc<ServerState>, parts: &Parts, body: &mut Incoming) 
         let id = found.params.first().map_or("", String::as_str);
         return import::import(state, parts, body, id).await;
     }
-    let body = ReceivedBody::read(state, parts, body, found.route).await?;
+    let limit = body::size_limit(state, found.route);
+    let body = ReceivedBody::read(state, parts, body, limit, found.route.body()).await?;
     let query = parts.uri.query().unwrap_or_default();
     // Hold the permit of the body budget until the request is handled.
     let (body, _permit) = body.split();
@@ -247,26 +260,51 @@ async fn acknowledge(state: &ServerState, admitted: Result<RequestId, ServerErro
     to_json(&admit::acknowledge(state, admitted?).await?)
 }
 
-/// Checks the API key, or the origin of the request if the server has no key.
-fn authorize(state: &ServerState, headers: &HeaderMap) -> Result<(), HttpError> {
+/// Checks that the worker thread is alive.
+fn check_worker(state: &ServerState) -> Result<(), HttpError> {
+    match *state.broken.borrow() {
+        true => Err(ServerError::worker_panicked().into()),
+        false => Ok(()),
+    }
+}
+
+/// Checks the API key in `x-api-key` or `authorization: Bearer`, or the origin of the request if the
+/// server has no key. `from_allowed_page` is true if the request comes from a web page of an
+/// allowed origin.
+fn authorize(
+    state: &ServerState,
+    headers: &HeaderMap,
+    from_allowed_page: bool,
+) -> Result<(), HttpError> {
     let Some(key) = &state.options.api_key else {
         // A web page can send requests to a local port, also through a domain name of its own that
         // resolves to this machine (DNS rebinding).
-        if headers.contains_key(ORIGIN) || !is_local_host(headers) {
+        let from_page = headers.contains_key(ORIGIN) && !from_allowed_page;
+        if from_page || !is_local_host(headers) {
             return Err(ServerError::forbidden(
                 "this server has no API key and rejects requests from web pages and for host names \
-                 other than localhost; start it with an API key",
+                 other than localhost; start it with an API key, or with --allow-origin for \
+                 inference requests from a web page",
             )
             .into());
         }
         return Ok(());
     };
-    let sent = headers.get(header::API_KEY).map(HeaderValue::as_bytes).unwrap_or_default();
+    let sent = sent_key(headers).unwrap_or_default();
     // Compare digests without an early exit, so that the response time reveals nothing about the
     // key.
     let (sent, expected) = (Sha256::digest(sent), Sha256::digest(key.expose()));
     let differences = sent.iter().zip(&expected).fold(0, |all, (a, b)| all | (a ^ b));
     if differences == 0 { Ok(()) } else { Err(HttpError::unauthorized()) }
+}
+
+/// Returns the API key of a request.
+fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
+    if let Some(key) = headers.get(header::API_KEY) {
+        return Some(key.as_bytes());
+    }
+    let (scheme, key) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
 }
 
 /// Returns whether the `host` header is absent, an IP address or `localhost`.
@@ -322,7 +360,7 @@ fn empty() -> RouteResult {
 }
 
 fn respond(content_type: &'static str, body: Bytes) -> Response<ResponseBody> {
-    let mut response = Response::new(http_body_util::Either::Left(Full::new(body)));
+    let mut response = Response::new(Either::Left(Full::new(body)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }

@@ -89,6 +89,11 @@ impl Engines {
         self.loaded.len()
     }
 
+    /// Returns the number of pages of all KV caches that hold running samples.
+    pub(super) fn pages_in_use(&self) -> usize {
+        self.loaded.values().map(|model| model.sampler.pages_in_use()).sum()
+    }
+
     /// Returns when each model was last used.
     pub(super) fn last_used(&self) -> impl Iterator<Item = Instant> {
         self.loaded.values().map(|model| model.last_used)

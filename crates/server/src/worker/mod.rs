@@ -110,6 +110,7 @@ impl Worker {
                 self.step_samples();
                 sampling_time += start.elapsed();
             }
+            self.state.metrics.cache_pages.set(self.engines.pages_in_use());
             self.state.metrics.busy_micros.add(micros(start.elapsed()));
         }
     }

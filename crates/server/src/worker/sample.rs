@@ -14,7 +14,7 @@ use super::train::folder_size;
 use super::weights_cache::WeightsCache;
 use crate::inference::TokenSink;
 use crate::log;
-use crate::operation::{Operation, QueuedGeneration, QueuedRequest, QueuedSample, SamplingWeights};
+use crate::operation::{Operation, QueuedGeneration, QueuedRequest, QueuedSample, WeightsKey};
 use crate::outcome::{Outcome, record_outcome};
 use crate::store::{
     FailureCategory, Record, ResultKind, Store, UsageKey, UsageMeter, current_hour,
@@ -46,7 +46,7 @@ struct ActiveSample {
 #[derive(Clone)]
 struct SampleInfo {
     id: RequestId,
-    weights: SamplingWeights,
+    weights: WeightsKey,
     /// Sampling session of a Tinker sample.
     sampler: Option<SamplerId>,
     session: SessionId,
@@ -86,7 +86,7 @@ impl Worker {
             let failed = Outcome::failed(FailureCategory::User, message);
             return record_outcome(&self.state, &mut self.state.store(), &id, failed);
         };
-        let weights = SamplingWeights { base_model: row.base_model, folder: row.folder };
+        let weights = WeightsKey { base_model: row.base_model, folder: row.folder };
         let info = SampleInfo { id, weights, sampler: Some(row.id), session: row.session };
         self.begin(info, Recipient::Future(sample.targets), sample.request, bytes);
     }
@@ -125,7 +125,7 @@ impl Worker {
 
     fn add_to_batch(
         &mut self,
-        key: &SamplingWeights,
+        key: &WeightsKey,
         recipient: &Recipient,
         request: SampleRequest,
     ) -> Result<SampleRequestId, Outcome> {
@@ -148,7 +148,7 @@ impl Worker {
         Ok(id)
     }
 
-    fn load_weights(&mut self, key: &SamplingWeights) -> Result<ModelWeights, Outcome> {
+    fn load_weights(&mut self, key: &WeightsKey) -> Result<ModelWeights, Outcome> {
         let engine = self.engine(&key.base_model)?;
         let (weights, bytes) = match &key.folder {
             Some(folder) => {
@@ -162,7 +162,7 @@ impl Worker {
     }
 
     /// Caches weights of `bytes` bytes for sampling.
-    pub(super) fn cache_weights(&mut self, key: SamplingWeights, weights: ModelWeights, bytes: u64) {
+    pub(super) fn cache_weights(&mut self, key: WeightsKey, weights: ModelWeights, bytes: u64) {
         self.drop_removed_weights();
         let limit = self.state.options.limits.sampler_weight_bytes;
         self.samples.weights.insert(key, weights, bytes, limit);

@@ -10,7 +10,7 @@ use tinkex_wire::{
 use super::Worker;
 use super::model::{LiveModel, lora_config, optimizer_kind};
 use crate::log;
-use crate::operation::{CheckpointSave, ModelOperation, SamplingWeights, TrainingPass};
+use crate::operation::{CheckpointSave, ModelOperation, TrainingPass, WeightsKey};
 use crate::outcome::Outcome;
 use crate::store::{
     CheckpointRecord, FailureCategory, Record, ResultKind, RunRecord, SamplerRecord, UsageKey,
@@ -208,10 +208,7 @@ impl Worker {
         let (folder, size) = self.write_adapter(run, CheckpointKind::Sampler, "ephemeral")?;
         let engine = self.engine(&run.base_model)?;
         let weights = engine.snapshot(&self.model(run)?.trainer);
-        let key = SamplingWeights {
-            base_model: run.base_model.clone(),
-            folder: Some(folder.clone()),
-        };
+        let key = WeightsKey { base_model: run.base_model.clone(), folder: Some(folder.clone()) };
         self.cache_weights(key, weights, size);
         let sampler = Record::Sampler(SamplerRecord {
             id: id.clone(),

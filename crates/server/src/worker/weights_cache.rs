@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tinkex_engine::sample::ModelWeights;
 
-use crate::operation::SamplingWeights;
+use crate::operation::WeightsKey;
 
 /// Maximum number of adapters that are cached for sampling.
 const MAX_CACHED_WEIGHTS: usize = 64;
@@ -14,7 +14,7 @@ const MAX_CACHED_WEIGHTS: usize = 64;
 /// their pages in the KV cache.
 #[derive(Default)]
 pub(super) struct WeightsCache {
-    cached: HashMap<SamplingWeights, CachedWeights>,
+    cached: HashMap<WeightsKey, CachedWeights>,
     /// Number of uses of weights so far; orders them by their last use.
     uses: u64,
 }
@@ -29,7 +29,7 @@ struct CachedWeights {
 
 impl WeightsCache {
     /// Returns weights if they are in memory.
-    pub(super) fn get(&mut self, key: &SamplingWeights) -> Option<ModelWeights> {
+    pub(super) fn get(&mut self, key: &WeightsKey) -> Option<ModelWeights> {
         self.uses += 1;
         let cached = self.cached.get_mut(key)?;
         cached.last_used = self.uses;
@@ -40,7 +40,7 @@ impl WeightsCache {
     /// bytes.
     pub(super) fn insert(
         &mut self,
-        key: SamplingWeights,
+        key: WeightsKey,
         weights: ModelWeights,
         bytes: u64,
         limit: usize,
@@ -81,8 +81,8 @@ mod tests {
 
     use super::*;
 
-    fn key(folder: &str) -> SamplingWeights {
-        SamplingWeights { base_model: "m".to_owned(), folder: Some(folder.to_owned()) }
+    fn key(folder: &str) -> WeightsKey {
+        WeightsKey { base_model: "m".to_owned(), folder: Some(folder.to_owned()) }
     }
 
     #[test]

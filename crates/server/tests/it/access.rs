@@ -84,7 +84,7 @@ async fn malformed_bodies_are_rejected_with_a_detail_on_every_route() {
     assert_eq!(sessions, json!({"sessions": []}), "no session was created");
     let (_, runs) = http.get("/api/v1/training_runs").await;
     assert_eq!(runs["cursor"]["total_count"], 0);
-    let (status, response) = http.get("/v1/models").await;
+    let (status, response) = http.get("/v2/models").await;
     assert_eq!(status, 404);
     assert!(response["detail"].as_str().unwrap().contains("/api/v1"), "{response}");
     assert_eq!(http.get("/api/v1/asample").await.0, 405);

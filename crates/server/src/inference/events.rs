@@ -1,0 +1,68 @@
+//! Server-sent events: their format, and the sources of streamed responses.
+
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use serde::Serialize;
+
+/// Response of an inference endpoint.
+pub(crate) enum InferenceResponse {
+    /// A complete JSON document.
+    Json(Bytes),
+    /// Events that are sent as they become available.
+    Events(Box<dyn EventSource>),
+}
+
+/// Produces the events of a streamed response.
+pub(crate) trait EventSource: Send {
+    /// Returns the next events in the format of [`EventWriter`]; `None` after the last one. Dropping
+    /// the source cancels its generations.
+    fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>>;
+}
+
+/// Writes events in the format of `text/event-stream`.
+#[derive(Default)]
+pub(crate) struct EventWriter(BytesMut);
+
+impl EventWriter {
+    /// Writes an event with a JSON document as its data.
+    pub(crate) fn data(&mut self, data: &impl Serialize) {
+        self.0.extend_from_slice(b"data: ");
+        // JSON on one line contains no line break, which would end the data.
+        match serde_json::to_vec(data) {
+            Ok(json) => self.0.extend_from_slice(&json),
+            Err(_) => self.0.extend_from_slice(b"null"),
+        }
+        self.0.extend_from_slice(b"\n\n");
+    }
+
+    /// Writes the event that ends a stream of the OpenAI API.
+    pub(crate) fn done(&mut self) {
+        self.0.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    /// Returns whether nothing was written since the last [`take`](Self::take).
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns what was written and leaves the writer empty.
+    pub(crate) fn take(&mut self) -> Bytes {
+        self.0.split().freeze()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_of_json() {
+        let mut writer = EventWriter::default();
+        writer.data(&serde_json::json!({"text": "a\nb"}));
+        writer.done();
+        let text = "data: {\"text\":\"a\\nb\"}\n\ndata: [DONE]\n\n";
+        assert_eq!(writer.take(), text);
+        assert!(writer.is_empty());
+    }
+}

@@ -1,0 +1,276 @@
+//! The `completions` endpoint.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use serde::Serialize;
+use tinkex_engine::sample::{PromptScores, TopK};
+use tinkex_text::Tokenizer;
+
+use super::choice::{ChoicePiece, ChoiceWriter};
+use super::completion_request::CompletionRequest;
+use super::error::with_document;
+use super::sampling::Delivery;
+use crate::error::ServerError;
+use crate::inference::{
+    EventSource, EventWriter, Generation, InferenceError, InferenceResponse, NamedModel, Progress,
+};
+use crate::state::ServerState;
+use crate::store::now;
+use crate::task::run_blocking;
+
+/// Handles a request to `completions`.
+///
+/// # Errors
+/// Fails if the request is invalid or cannot be enqueued, and unless it is streamed, if it fails.
+pub(crate) async fn completions(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<InferenceResponse, InferenceError> {
+    let size = body.len();
+    let request = run_blocking(state, size, move || CompletionRequest::parse(&body)).await?;
+    let model = NamedModel::resolve(state, &request.model)?;
+    let tokenizer = model.tokenizer().await;
+    let task_state = Arc::clone(state);
+    let start = move || Completion::start(&task_state, &model, tokenizer.as_ref(), request);
+    let completion = run_blocking(state, size, start).await?;
+    if completion.delivery.stream {
+        return Ok(InferenceResponse::Events(Box::new(completion)));
+    }
+    completion.collect().await
+}
+
+/// A request whose prompts are being completed.
+struct Completion {
+    id: String,
+    /// Time of the request in seconds since the Unix epoch.
+    created: i64,
+    model: String,
+    prompts: Vec<PromptCompletion>,
+    delivery: Delivery,
+    usage: Usage,
+    /// Whether the last event was returned.
+    ended: bool,
+}
+
+/// A prompt and its choices.
+struct PromptCompletion {
+    /// `None` after the last token.
+    generation: Option<Generation>,
+    choices: Vec<ChoiceWriter>,
+    prompt: Vec<u32>,
+    /// Text of the prompt, if the request has `echo`.
+    echo: Option<String>,
+}
+
+/// Number of tokens of a request.
+#[derive(Clone, Copy, Default, Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: PromptTokenDetails,
+}
+
+#[derive(Clone, Copy, Default, Serialize)]
+struct PromptTokenDetails {
+    /// Number of prompt tokens that were found in the KV cache.
+    cached_tokens: usize,
+}
+
+/// A response, or one event of a stream.
+#[derive(Serialize)]
+struct CompletionDocument<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: i64,
+    model: &'a str,
+    choices: &'a [ChoicePiece],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+}
+
+impl Completion {
+    /// Enqueues all prompts of a request. If one is rejected, dropping the others cancels them.
+    fn start(
+        state: &Arc<ServerState>,
+        model: &NamedModel,
+        tokenizer: Option<&Tokenizer>,
+        request: CompletionRequest,
+    ) -> Result<Self, InferenceError> {
+        let mut usage = Usage::default();
+        let mut prompts = Vec::with_capacity(request.prompts.len());
+        let mut first_choice = 0;
+        for prompt in &request.prompts {
+            let mut generation = request.generation.clone();
+            generation.prompt = prompt.tokens(tokenizer)?;
+            let tokens = generation.prompt.clone();
+            usage.prompt_tokens += tokens.len();
+            let count = usize::try_from(generation.completions).unwrap_or(usize::MAX);
+            let indices = first_choice..first_choice + count;
+            first_choice = indices.end;
+            let echo = request.echo.then(|| prompt.text(&tokens, tokenizer));
+            let eos = &model.base.config.eos;
+            let started = Generation::start(state, model, generation)?;
+            let new_choice = |index| {
+                ChoiceWriter::new(index, request.content, tokenizer, &request.generation, eos)
+            };
+            let choices = indices.map(new_choice).collect();
+            let generation = Some(started);
+            prompts.push(PromptCompletion { generation, choices, prompt: tokens, echo });
+        }
+        let first = prompts.iter().find_map(|prompt| prompt.generation.as_ref());
+        let id = first.map_or_else(String::new, |first| format!("cmpl-{}", first.id()));
+        let (created, model) = (now().div_euclid(1_000_000), model.name.clone());
+        Ok(Self { id, created, model, prompts, delivery: request.delivery, usage, ended: false })
+    }
+
+    /// Waits for all choices and returns them in one document.
+    async fn collect(mut self) -> Result<InferenceResponse, InferenceError> {
+        let mut choices: Vec<ChoicePiece> = Vec::new();
+        let mut prompts = std::mem::take(&mut self.prompts);
+        for prompt in &mut prompts {
+            let first = choices.len();
+            choices.resize_with(first + prompt.choices.len(), ChoicePiece::default);
+            let Some(mut generation) = prompt.generation.take() else { continue };
+            while let Some(progress) = generation.progress().await? {
+                for (piece, choice) in
+                    prompt.pieces(progress, &mut self.usage)?.into_iter().zip(&mut choices[first..])
+                {
+                    if let Some(piece) = piece {
+                        choice.index = piece.index;
+                        choice.append(piece);
+                    }
+                }
+            }
+            if self.delivery.return_token_ids {
+                for choice in &mut choices[first..] {
+                    choice.prompt_token_ids = Some(prompt.prompt.clone());
+                }
+            }
+        }
+        let document = self.document(&choices, Some(self.usage.total()));
+        let json = serde_json::to_vec(&document).map_err(|error| {
+            ServerError::Internal(format!("cannot encode the response: {error}"))
+        })?;
+        Ok(InferenceResponse::Json(json.into()))
+    }
+
+    fn document<'a>(
+        &'a self,
+        choices: &'a [ChoicePiece],
+        usage: Option<Usage>,
+    ) -> CompletionDocument<'a> {
+        let (id, created, model) = (&self.id, self.created, &self.model);
+        CompletionDocument { id, object: "text_completion", created, model, choices, usage }
+    }
+
+    /// Writes the events of everything that is available. Returns whether all tokens were sampled.
+    fn write_available(
+        &mut self,
+        context: &Context<'_>,
+        out: &mut EventWriter,
+    ) -> Result<bool, InferenceError> {
+        let mut ended = true;
+        let mut prompts = std::mem::take(&mut self.prompts);
+        for prompt in &mut prompts {
+            while let Some(generation) = &mut prompt.generation {
+                match generation.poll_progress(context)? {
+                    Poll::Pending => {
+                        ended = false;
+                        break;
+                    }
+                    Poll::Ready(None) => prompt.generation = None,
+                    Poll::Ready(Some(progress)) => {
+                        let pieces = prompt.pieces(progress, &mut self.usage)?;
+                        for piece in pieces.into_iter().flatten().filter(|piece| !piece.is_empty())
+                        {
+                            out.data(&self.document(&[piece], None));
+                        }
+                    }
+                }
+            }
+        }
+        self.prompts = prompts;
+        Ok(ended)
+    }
+}
+
+impl EventSource for Completion {
+    fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let mut out = EventWriter::default();
+        match self.write_available(context, &mut out) {
+            Ok(false) if out.is_empty() => return Poll::Pending,
+            Ok(false) => {}
+            Ok(true) => {
+                if self.delivery.include_usage {
+                    out.data(&self.document(&[], Some(self.usage.total())));
+                }
+                out.done();
+                self.ended = true;
+            }
+            Err(error) => {
+                with_document(&error, |document| out.data(document));
+                self.ended = true;
+                self.prompts.clear();
+            }
+        }
+        Poll::Ready(Some(out.take()))
+    }
+}
+
+impl PromptCompletion {
+    /// Converts new tokens to pieces, one per choice that has any.
+    fn pieces(
+        &mut self,
+        progress: Progress,
+        usage: &mut Usage,
+    ) -> Result<Vec<Option<ChoicePiece>>, InferenceError> {
+        let mut pieces: Vec<Option<ChoicePiece>> = Vec::new();
+        pieces.resize_with(self.choices.len(), || None);
+        if let Some(report) = progress.prompt {
+            usage.prompt_tokens_details.cached_tokens += report.cached_tokens;
+            if let Some(text) = &self.echo {
+                let (logprobs, top) = prompt_rows(&report.scores);
+                for (choice, piece) in self.choices.iter_mut().zip(&mut pieces) {
+                    *piece = Some(choice.echo(text, &self.prompt, &logprobs, &top)?);
+                }
+            }
+        }
+        for token in &progress.tokens {
+            let index = usize::try_from(token.completion).unwrap_or(usize::MAX);
+            let (Some(choice), Some(piece)) = (self.choices.get_mut(index), pieces.get_mut(index))
+            else {
+                continue;
+            };
+            choice.push(piece.get_or_insert_default(), token)?;
+            usage.completion_tokens += usize::from(choice.counts_tokens());
+        }
+        Ok(pieces)
+    }
+}
+
+/// Converts the scores of a prompt to one log-probability and one list of top tokens per token.
+fn prompt_rows(scores: &PromptScores) -> (Vec<Option<f32>>, Vec<Vec<(u32, f32)>>) {
+    let logprobs = scores.logprobs.iter().flatten();
+    let logprobs = logprobs.map(|logprob| Some(*logprob).filter(|x| !x.is_nan())).collect();
+    let top = scores.top_k.as_ref().map_or_else(Vec::new, |TopK { k, tokens, logprobs }| {
+        let rows = tokens.chunks(*k).zip(logprobs.chunks(*k));
+        rows.map(|(tokens, logprobs)| {
+            tokens.iter().copied().zip(logprobs.iter().copied()).collect()
+        })
+        .collect()
+    });
+    (logprobs, top)
+}
+
+impl Usage {
+    /// Returns the usage with the sum of all tokens.
+    fn total(self) -> Self {
+        Self { total_tokens: self.prompt_tokens + self.completion_tokens, ..self }
+    }
+}

@@ -1,0 +1,177 @@
+//! Inference endpoints: paths, access from web pages, and errors in the shape of each API.
+
+use std::sync::Arc;
+
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, CACHE_CONTROL, CONTENT_TYPE,
+    HeaderName, ORIGIN, VARY,
+};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use http_body_util::Either;
+use hyper::body::Incoming;
+use tinkex_wire::{BodyCodec, JSON, percent_decode};
+
+use super::body::ReceivedBody;
+use super::error::HttpError;
+use super::event_body::EventBody;
+use super::{ResponseBody, RouteResult, authorize, check_worker, respond, to_json};
+use crate::error::ServerError;
+use crate::inference::{ErrorClass, InferenceResponse, openai};
+use crate::state::ServerState;
+
+/// Prefixes of the paths of the OpenAI API.
+const OPENAI: [&str; 2] = ["/oai/api/v1/", "/v1/"];
+
+/// An inference endpoint.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Endpoint {
+    Completions,
+    Models,
+    /// Describes the model of this name.
+    Model(String),
+    /// A path under a prefix of an API that has no endpoint.
+    Unknown,
+}
+
+impl Endpoint {
+    /// Returns the endpoint of a path; `None` for paths outside of the inference APIs.
+    pub(super) fn find(path: &str) -> Option<Self> {
+        let name = OPENAI.iter().find_map(|prefix| path.strip_prefix(prefix))?;
+        Some(match name {
+            "completions" => Self::Completions,
+            "models" => Self::Models,
+            _ => match name.strip_prefix("models/").and_then(percent_decode) {
+                Some(model) if !model.is_empty() => Self::Model(model),
+                _ => Self::Unknown,
+            },
+        })
+    }
+
+    fn method(&self) -> Method {
+        match self {
+            Self::Completions => Method::POST,
+            Self::Models | Self::Model(_) | Self::Unknown => Method::GET,
+        }
+    }
+
+    /// Converts an error to a response in the shape of the endpoint's API.
+    pub(super) fn error_response(&self, error: HttpError) -> Response<ResponseBody> {
+        let class = ErrorClass::of_status(error.status.as_u16());
+        let document = openai::error_document(class, &error.detail, error.param.as_deref());
+        let body = serde_json::to_vec(&document).unwrap_or_default();
+        error.into_response_with(body.into())
+    }
+}
+
+/// Authorizes a request to an inference endpoint, reads its body and handles it.
+pub(super) async fn dispatch(
+    state: &Arc<ServerState>,
+    parts: &Parts,
+    body: &mut Incoming,
+    endpoint: &Endpoint,
+) -> RouteResult {
+    check_worker(state)?;
+    let from_allowed_page = allowed_origin(state, &parts.headers).is_some();
+    if parts.method == Method::OPTIONS && from_allowed_page {
+        // A browser sends no key with this request.
+        return Ok(preflight(&parts.headers));
+    }
+    authorize(state, &parts.headers, from_allowed_page)?;
+    let path = parts.uri.path();
+    if *endpoint == Endpoint::Unknown {
+        let path: String = path.chars().take(200).collect();
+        let message = format!("{path} does not exist; this server has completions and models");
+        return Err(ServerError::not_found(message).into());
+    }
+    if parts.method != endpoint.method() {
+        let detail = format!("{path} accepts {}, not {}", endpoint.method(), parts.method);
+        return Err(HttpError::method_not_allowed(detail));
+    }
+    let response = match endpoint {
+        Endpoint::Models => return to_json(&openai::list_models(state)),
+        Endpoint::Model(name) => return to_json(&openai::model(state, name)?),
+        Endpoint::Completions => {
+            let limit = state.options.limits.body_bytes;
+            let body = ReceivedBody::read(state, parts, body, limit, BodyCodec::Json).await?;
+            // Hold the permit of the body budget until the request is enqueued or finished.
+            let (body, _permit) = body.split();
+            openai::completions(state, body).await?
+        }
+        Endpoint::Unknown => return Err(ServerError::not_found("no such endpoint").into()),
+    };
+    Ok(match response {
+        InferenceResponse::Json(json) => respond(JSON, json),
+        InferenceResponse::Events(source) => {
+            let body = Either::Right(Either::Right(EventBody(source)));
+            let mut response = Response::new(body);
+            let headers = response.headers_mut();
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+            // Reverse proxies collect responses otherwise.
+            let buffering = HeaderName::from_static("x-accel-buffering");
+            headers.insert(buffering, HeaderValue::from_static("no"));
+            response
+        }
+    })
+}
+
+/// Returns the origin of a request from a web page that may use the inference endpoints.
+fn allowed_origin<'a>(state: &ServerState, headers: &'a HeaderMap) -> Option<&'a HeaderValue> {
+    let origin = headers.get(ORIGIN)?;
+    let allowed = &state.options.allow_origins;
+    allowed.iter().any(|allowed| allowed.as_bytes() == origin.as_bytes()).then_some(origin)
+}
+
+/// Answers the request by which a browser asks whether a page may send the actual one.
+fn preflight(headers: &HeaderMap) -> Response<ResponseBody> {
+    let mut response = respond(JSON, bytes::Bytes::new());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let out = response.headers_mut();
+    out.remove(CONTENT_TYPE);
+    out.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
+    out.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    if let Some(requested) = headers.get(ACCESS_CONTROL_REQUEST_HEADERS) {
+        out.insert(ACCESS_CONTROL_ALLOW_HEADERS, requested.clone());
+    }
+    response
+}
+
+/// Adds the headers that let an allowed web page read a response.
+pub(super) fn add_cors(
+    state: &ServerState,
+    request: &HeaderMap,
+    response: &mut Response<ResponseBody>,
+) {
+    if state.options.allow_origins.is_empty() {
+        return;
+    }
+    let headers = response.headers_mut();
+    headers.insert(VARY, HeaderValue::from_static("origin"));
+    if let Some(origin) = allowed_origin(state, request) {
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_prefixes_lead_to_the_same_endpoints() {
+        for prefix in OPENAI {
+            let find = |path: &str| Endpoint::find(&format!("{prefix}{path}")).unwrap();
+            assert_eq!(find("completions"), Endpoint::Completions);
+            assert_eq!(find("models"), Endpoint::Models);
+            let name = "Qwen/Qwen3-8B".to_owned();
+            assert_eq!(find("models/Qwen%2FQwen3-8B"), Endpoint::Model(name.clone()));
+            assert_eq!(find("models/Qwen/Qwen3-8B"), Endpoint::Model(name));
+            for unknown in ["", "models/", "models/%zz", "embeddings", "completions/"] {
+                assert_eq!(find(unknown), Endpoint::Unknown, "{unknown}");
+            }
+        }
+        assert_eq!(Endpoint::find("/api/v1/asample"), None);
+        assert_eq!(Endpoint::find("/oai"), None);
+    }
+}
