@@ -30,6 +30,8 @@ use crate::tokenizer::{Tokenizer, raw_byte};
 pub struct TextDecoder {
     tokenizer: Tokenizer,
     skip_special_tokens: bool,
+    /// Special tokens that are not skipped.
+    kept: Vec<u32>,
     pending: Pending,
     stops: StopStrings,
 }
@@ -55,6 +57,7 @@ impl TextDecoder {
         Self {
             tokenizer: tokenizer.clone(),
             skip_special_tokens: true,
+            kept: Vec::new(),
             pending,
             stops: StopStrings::default(),
         }
@@ -64,6 +67,15 @@ impl TextDecoder {
     #[must_use]
     pub fn skip_special_tokens(mut self, skip: bool) -> Self {
         self.skip_special_tokens = skip;
+        self
+    }
+
+    /// Sets special tokens that are not skipped, written as in the vocabulary. Tokens that do not
+    /// exist are ignored.
+    #[must_use]
+    pub fn keep_special_tokens<'a>(mut self, tokens: impl IntoIterator<Item = &'a str>) -> Self {
+        let ids = tokens.into_iter().filter_map(|token| self.tokenizer.token_id(token));
+        self.kept = ids.collect();
         self
     }
 
@@ -80,7 +92,9 @@ impl TextDecoder {
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the tokenizer cannot decode
     /// the token.
     pub fn push(&mut self, token: u32) -> Result<String> {
-        let skipped = self.skip_special_tokens && self.tokenizer.is_special(token);
+        let skipped = self.skip_special_tokens
+            && self.tokenizer.is_special(token)
+            && !self.kept.contains(&token);
         if skipped || self.stops.found().is_some() {
             return Ok(String::new());
         }
@@ -236,6 +250,8 @@ mod tests {
     fn special_tokens_are_skipped_by_choice() {
         let decoder = TextDecoder::new(&byte_level_tokenizer()).skip_special_tokens(false);
         assert_eq!(decode(decoder, &[256, 257, 258]), ["hell", "<end>", "<think é>", ""]);
+        let decoder = TextDecoder::new(&byte_level_tokenizer()).keep_special_tokens(["<end>", "x"]);
+        assert_eq!(decode(decoder, &[256, 257]), ["hell", "<end>", ""]);
     }
 
     #[test]

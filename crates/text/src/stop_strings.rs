@@ -129,7 +129,11 @@ mod tests {
     #[test]
     fn withheld_text_is_returned_at_the_end() {
         assert_eq!(search(&["stop"], &["a st", "o"]), ("a sto".to_owned(), None));
-        assert_eq!(search(&["", "x"], &["a"]), ("a".to_owned(), None), "an empty string is ignored");
+        assert_eq!(
+            search(&["", "x"], &["a"]),
+            ("a".to_owned(), None),
+            "an empty string is ignored"
+        );
     }
 
     #[test]

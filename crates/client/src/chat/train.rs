@@ -106,7 +106,9 @@ impl Chat {
             return Err(Error::new(ErrorKind::InvalidInput, message));
         };
         match train_on {
-            TrainOn::AllAssistant => Ok(vec![self.example(&messages[..=last], &assistant_indices)?]),
+            TrainOn::AllAssistant => {
+                Ok(vec![self.example(&messages[..=last], &assistant_indices)?])
+            }
             TrainOn::LastAssistant => Ok(vec![self.example(&messages[..=last], &[last])?]),
             TrainOn::EachAssistant => {
                 let example = |index: &usize| self.example(&messages[..=*index], &[*index]);

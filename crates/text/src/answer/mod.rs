@@ -8,7 +8,6 @@ use tool_call::{JsonObjectEnd, ToolCall};
 
 /// Part of an answer; returned by [`AnswerParser`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum AnswerEvent {
     /// Next text of the reasoning, which precedes the content.
     Reasoning(String),
@@ -112,8 +111,8 @@ enum ContentStart {
     BareCall,
 }
 
-const THINK: &str = "<think>";
-const THINK_END: &str = "</think>";
+pub(crate) const THINK: &str = "<think>";
+pub(crate) const THINK_END: &str = "</think>";
 const CALL: &str = "<tool_call>";
 const CALL_END: &str = "</tool_call>";
 
@@ -125,6 +124,14 @@ enum Progress {
 }
 
 impl AnswerParser {
+    /// Tags that the parser recognizes. A decoder must not skip them, also if they are special
+    /// tokens.
+    pub const TAGS: [&str; 4] = [THINK, THINK_END, CALL, CALL_END];
+
+    /// Tag before a tool call. A prompt that ends with it makes the model call a tool, if its
+    /// template writes tool calls in this way.
+    pub const TOOL_CALL_TAG: &str = CALL;
+
     /// Creates a parser that returns everything as content.
     #[must_use]
     pub fn new() -> Self {
@@ -160,7 +167,11 @@ impl AnswerParser {
 
     fn parse(&mut self, is_end: bool) -> Vec<AnswerEvent> {
         let mut events = Vec::new();
-        while !self.waiting.is_empty() && self.step(is_end, &mut events) == Progress::Again {}
+        // An unfinished call without text is content at the end.
+        while (!self.waiting.is_empty()
+            || is_end && matches!(self.state, ParserState::TaggedCall { .. }))
+            && self.step(is_end, &mut events) == Progress::Again
+        {}
         events
     }
 
@@ -195,12 +206,7 @@ impl AnswerParser {
         Progress::Again
     }
 
-    fn reason(
-        &mut self,
-        started: bool,
-        is_end: bool,
-        events: &mut Vec<AnswerEvent>,
-    ) -> Progress {
+    fn reason(&mut self, started: bool, is_end: bool, events: &mut Vec<AnswerEvent>) -> Progress {
         let end = self.waiting.find(THINK_END);
         let certain = match end {
             Some(end) => self.waiting[..end].trim_end().len(),

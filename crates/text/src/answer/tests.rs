@@ -43,7 +43,11 @@ fn call(index: usize, name: &str, arguments: &str) -> [AnswerEvent; 2] {
 #[test]
 fn reasoning_is_split_from_content() {
     for (start, text, expected) in [
-        (ReasoningStart::Tag, "<think>\na b\n</think>\n\nc\n", &[reasoning("a b"), content("c\n")][..]),
+        (
+            ReasoningStart::Tag,
+            "<think>\na b\n</think>\n\nc\n",
+            &[reasoning("a b"), content("c\n")][..],
+        ),
         (ReasoningStart::Tag, " <think>a", &[reasoning("a")]),
         (ReasoningStart::Tag, "<think>\n\n</think>\n\nc", &[content("c")]),
         (ReasoningStart::Tag, "a <think>b</think>", &[content("a <think>b</think>")]),
@@ -121,15 +125,8 @@ fn a_tag_that_is_split_over_pieces_waits() {
     let mut parser = parser(ReasoningStart::Tag);
     let pieces = ["<th", "ink>a", " </thi", "nk>", "b <", "c <tool", "_call>{\"na"];
     let events = pieces.map(|piece| parser.push(piece));
-    let expected: [&[AnswerEvent]; 7] = [
-        &[],
-        &[reasoning("a")],
-        &[],
-        &[],
-        &[content("b")],
-        &[content(" <c")],
-        &[],
-    ];
+    let expected: [&[AnswerEvent]; 7] =
+        [&[], &[reasoning("a")], &[], &[], &[content("b")], &[content(" <c")], &[]];
     for (events, expected) in events.iter().zip(expected) {
         assert_eq!(events, expected);
     }

@@ -4,6 +4,7 @@
 //! with [`locate`] where the template does not mark them. Nothing here depends on a particular
 //! model.
 
+mod answer_prompt;
 mod locate;
 mod message;
 mod python;

@@ -22,6 +22,7 @@ const NAME: &str = "chat_template";
 /// A compiled template.
 pub(crate) struct Template {
     environment: Environment<'static>,
+    source: String,
     /// Strings inserted before and after generated text, if the template marks it.
     marks: Option<(String, String)>,
 }
@@ -40,7 +41,7 @@ impl Template {
     }
 
     fn with_fuel(source: &str, fuel: u64) -> Result<Self> {
-        let (source, marked) = with_generation_as_filter(source);
+        let (converted, marked) = with_generation_as_filter(source);
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| malformed(&error))?);
@@ -62,8 +63,13 @@ impl Template {
             environment
                 .add_filter("generation", move |text: String| format!("{before}{text}{after}"));
         }
-        environment.add_template_owned(NAME, source).map_err(|error| malformed(&error))?;
-        Ok(Self { environment, marks })
+        environment.add_template_owned(NAME, converted).map_err(|error| malformed(&error))?;
+        Ok(Self { environment, source: source.to_owned(), marks })
+    }
+
+    /// Returns whether the source contains a text.
+    pub(crate) fn source_contains(&self, text: &str) -> bool {
+        self.source.contains(text)
     }
 
     /// Returns whether the template marks generated text.
