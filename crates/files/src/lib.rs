@@ -11,6 +11,7 @@
 //! | create or replace a folder as a whole | [`StagedFolder`] |
 //! | publish a folder that was filled over several runs | [`replace_folder`] |
 //! | exclude other processes | [`FileLock`] |
+//! | protect files from other users | [`folder_access`], [`no_follow`] |
 //! | check the free space of a disk | [`available_space`] |
 //! | find models that a hub client has downloaded | [`HubCache`] |
 //!
@@ -30,6 +31,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod file;
 mod folder;
 mod hub_cache;
@@ -37,6 +39,7 @@ mod lock;
 mod operations;
 mod space;
 
+pub use access::{FolderAccess, folder_access, no_follow};
 pub use file::{AtomicWrite, StagedFile, publish, write};
 pub use folder::{StagedFolder, create_private_folder, recover_folder, replace_folder};
 pub use hub_cache::{CachedRepo, HubCache, hub_home, is_model_folder};

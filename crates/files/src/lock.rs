@@ -6,6 +6,8 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::Path;
 
+use crate::access::no_follow;
+
 /// Exclusive lock on a file, held until the value is dropped or the process ends.
 ///
 /// ```
@@ -28,7 +30,7 @@ pub struct FileLock {
 
 impl FileLock {
     /// Locks the file at `path` without waiting. Creates the file if necessary. Neither locking nor
-    /// releasing changes or removes it.
+    /// releasing changes or removes it. A symbolic link is not followed.
     ///
     /// # Errors
     /// [`LockError::InUse`] if another process or another `FileLock` holds the lock,
@@ -36,7 +38,8 @@ impl FileLock {
     /// cannot be opened or locked for another reason.
     pub fn acquire(path: impl AsRef<Path>) -> Result<Self, LockError> {
         let mut options = OpenOptions::new();
-        let file = options.create(true).truncate(false).write(true).open(path);
+        options.create(true).truncate(false).write(true);
+        let file = no_follow(&mut options).open(path);
         let file = file.map_err(LockError::Io)?;
         try_lock(&file)?;
         Ok(Self { _file: file })

@@ -69,7 +69,7 @@ pub(crate) fn remove_expired(state: &Arc<ServerState>) {
         .map(|entry| entry.row.path.clone())
         .collect();
     for path in expired {
-        store.put_unconfirmed(Record::CheckpointDeleted { path });
+        store.put_unconfirmed(Record::CheckpointDeleted { path, at: now });
     }
     let retention = state.options.timeouts.ended_session_retention;
     if !retention.is_zero() {
@@ -175,9 +175,6 @@ fn remove_folders(state: &ServerState) {
     // list, so it cannot be removed by mistake.
     let mut referenced: HashSet<String> = {
         let mut store = state.store();
-        if store.has_unfinished_loads() {
-            return;
-        }
         store.disk.barrier(Box::new(move |written| drop(sender.send(written))));
         store.folders()
     };

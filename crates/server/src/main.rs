@@ -248,7 +248,7 @@ async fn serve(options: ServerOptions) -> Result<(), Box<dyn std::error::Error>>
     tokio::select! {
         interrupted = interrupted() => interrupted?,
         () = server.broken() => {
-            return Err("the worker thread panicked; start the server again".into());
+            return Err("an internal thread panicked; start the server again: accepted requests are durable".into());
         }
     }
     tracing::info!("shutting down gracefully; press Ctrl-C again to stop immediately");

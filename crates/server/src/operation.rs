@@ -22,7 +22,21 @@ pub(crate) struct QueuedRequest {
     pub(crate) id: RequestId,
     /// Memory that the request holds, in bytes.
     pub(crate) bytes: usize,
+    /// Number of starts after earlier restarts, for a request that was restored after a restart;
+    /// `None` for a request that was admitted since.
+    pub(crate) starts: Option<u32>,
     pub(crate) operation: Operation,
+}
+
+impl QueuedRequest {
+    pub(crate) fn new(id: RequestId, bytes: usize, operation: Operation) -> Self {
+        Self { id, bytes, starts: None, operation }
+    }
+
+    /// Returns whether the process has died while it executed the request after a restart.
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.starts.is_some_and(|starts| starts > 0)
+    }
 }
 
 /// Work of the worker thread for one request.

@@ -325,7 +325,7 @@ mod tests {
     fn request(model: &str, seq: u64) -> QueuedRequest {
         let operation =
             Operation::Model { model: model.into(), seq, operation: ModelOperation::Create };
-        QueuedRequest { id: format!("{model}{seq}").into(), bytes: 10, operation }
+        QueuedRequest::new(format!("{model}{seq}").into(), 10, operation)
     }
 
     fn take_id(queue: &Queue) -> Option<String> {
@@ -389,7 +389,7 @@ mod tests {
             extra_bytes: 0,
         };
         let operation = Operation::Sample(Box::new(sample));
-        let request = QueuedRequest { id: "r".into(), bytes: 10, operation };
+        let request = QueuedRequest::new("r".into(), 10, operation);
         assert!(queue.push(request, Instant::now()).is_ok());
         let samples = queue.take(true, None).samples;
         assert_eq!((samples.len(), queue.size()), (1, (1, 10)));

@@ -15,6 +15,9 @@ use tinkex_wire::{
 /// Microseconds since the Unix epoch.
 pub(crate) type UnixMicros = i64;
 
+/// Time in microseconds for which the deletion of a checkpoint is remembered: one day.
+pub(crate) const DELETION_RETENTION: UnixMicros = 24 * 3_600 * 1_000_000;
+
 /// One change to the durable state.
 #[derive(Clone, Debug)]
 pub(crate) enum Record {
@@ -28,9 +31,14 @@ pub(crate) enum Record {
     Checkpoint(CheckpointRecord),
     CheckpointDeleted {
         path: TinkerPath,
+        at: UnixMicros,
     },
     /// An admitted request.
     Request(Arc<RequestRecord>),
+    /// Counts one more start of requests that were restored after a restart.
+    RequestsStarted {
+        ids: Vec<RequestId>,
+    },
     /// The result of an admitted request.
     Result(ResultRecord),
     /// Amounts to add to the hourly usage counters, of a request that is not stored.
@@ -187,6 +195,10 @@ pub(crate) struct RequestRecord {
     pub(crate) seed: u64,
     /// Number of samples requested; 0 for other kinds of requests.
     pub(crate) samples: u32,
+    /// Folder under `weights/` that the request loads. It is fixed at admission: the checkpoint may
+    /// be deleted or overwritten before the request is executed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) source_folder: Option<String>,
     /// Time of admission.
     pub(crate) at: UnixMicros,
 }
@@ -314,6 +326,7 @@ mod tests {
             digest: "d".to_owned(),
             seed: u64::MAX,
             samples: 2,
+            source_folder: None,
             at: 5,
         };
         let stored = |line: Value| {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tinkex_files::{FileLock, LockError, create_private_folder};
+use tinkex_files::{FileLock, FolderAccess, LockError, create_private_folder};
 use tinkex_weights::Error as FileError;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -120,6 +120,8 @@ pub enum StartError {
 pub enum StartAction {
     /// Creating the data folder or a file in it.
     Create,
+    /// Using the data folder although other users can change it.
+    Use,
     /// Locking the data folder.
     Lock,
     /// Reading the data folder.
@@ -134,6 +136,7 @@ impl std::fmt::Display for StartAction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Create => "create",
+            Self::Use => "use",
             Self::Lock => "lock",
             Self::Read => "read",
             Self::Listen => "listen on",
@@ -205,6 +208,7 @@ impl Server {
         create_private_folder(&data_dir)
             .and_then(|()| create_private_folder(&weights_dir))
             .map_err(StartError::io(StartAction::Create, data_dir.display()))?;
+        check_access(&data_dir)?;
         let lock_path = data_dir.join("lock");
         let lock = match FileLock::acquire(&lock_path) {
             Ok(lock) => lock,
@@ -268,8 +272,9 @@ impl Server {
         all.into_iter().filter_map(|model| model.model_name).collect()
     }
 
-    /// Waits until the worker thread has panicked, which is a bug. From then on the server rejects
-    /// every request with 503 and must be started again; accepted requests are durable.
+    /// Waits until the worker thread or the writer thread has panicked, which is a bug. From then on
+    /// the server rejects every request with 503 and must be started again; accepted requests are
+    /// durable.
     pub async fn broken(&self) {
         let mut broken = self.handles.state.broken.subscribe();
         // The sender lives as long as `self`, so this cannot fail.
@@ -310,6 +315,21 @@ impl Drop for Server {
         // later writes are rejected.
         self.handles.state.close()();
     }
+}
+
+/// Checks that no other user can change the data folder, and warns if others can read it.
+fn check_access(data_dir: &Path) -> Result<(), StartError> {
+    let access = tinkex_files::folder_access(data_dir)
+        .map_err(StartError::io(StartAction::Use, data_dir.display()))?;
+    if let FolderAccess::Shared { mode } = access {
+        tracing::warn!(
+            target: log::STORAGE,
+            data_dir = %data_dir.display(),
+            mode = format!("{mode:o}"),
+            "other users of this machine can access the data folder; run `chmod 700` on it"
+        );
+    }
+    Ok(())
 }
 
 /// Checks that all base models of unfinished requests are available. Without the check, a start

@@ -31,7 +31,7 @@ pub(crate) struct ServerState {
     pub(crate) body_budget: Semaphore,
     /// Serializes changes to existing records: see [`durable`](crate::durable).
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
-    /// Becomes true when the worker thread has panicked.
+    /// Becomes true when the worker thread or the writer thread has panicked.
     pub(crate) broken: watch::Sender<bool>,
     /// Permits for decoding large bodies on the blocking pool: one per core. More concurrent
     /// decoding would delay small requests.
@@ -57,6 +57,7 @@ impl ServerState {
         weights_dir: PathBuf,
     ) -> Self {
         Self {
+            broken: store.disk.broken(),
             store: Mutex::new(store),
             queue: Queue::new(options.timeouts.sequence_gap),
             generations: Generations::default(),
@@ -65,7 +66,6 @@ impl ServerState {
             weights_dir,
             downloads: Mutex::default(),
             change_lock: Arc::default(),
-            broken: watch::Sender::new(false),
             body_budget: Semaphore::new((options.limits.total_body_bytes / BODY_UNIT).max(1)),
             decode_permits: Semaphore::new(
                 std::thread::available_parallelism().map_or(1, std::num::NonZero::get),

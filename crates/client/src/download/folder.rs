@@ -46,6 +46,11 @@ impl StagingFolder {
         let mut staging = name.to_owned();
         staging.push(".part");
         let folder = target.with_file_name(staging);
+        if folder.is_symlink() {
+            let message = format!("{} is a symbolic link", folder.display());
+            return Err(Error::new(ErrorKind::InvalidInput, message)
+                .with_hint("Remove the link: an unfinished download is kept under this name."));
+        }
         fs::create_dir_all(&folder).map_err(|error| write_error(&folder, &error))?;
         let lock_path = folder.join("lock");
         let lock = match FileLock::acquire(&lock_path) {

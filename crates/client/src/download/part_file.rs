@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::IF_NONE_MATCH;
 use http::{HeaderMap, HeaderValue, Request};
-use tinkex_files::remove_file_if_exists;
+use tinkex_files::{no_follow, remove_file_if_exists};
 use url::Url;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -157,7 +157,8 @@ impl PartFile {
                 fs::create_dir_all(folder)?;
             }
         }
-        let file = OpenOptions::new().create(true).append(true).open(&paths.part)?;
+        let mut options = OpenOptions::new();
+        let file = no_follow(options.create(true).append(true)).open(&paths.part)?;
         let length = file.metadata()?.len();
         let etag = paths.stored_etag();
         Ok((Self { paths, file, length }, etag))

@@ -105,7 +105,8 @@ impl TokenizerCache {
         if let Some(blob) = &expected.blob {
             let path = blobs.join(format!("{blob}.tinkex-incomplete"));
             let mut options = OpenOptions::new();
-            let file = options.read(true).write(true).create(true).truncate(false).open(&path)?;
+            options.read(true).write(true).create(true).truncate(false);
+            let file = tinkex_files::no_follow(&mut options).open(&path)?;
             match tinkex_files::try_lock(&file) {
                 Ok(()) => {
                     let length = file.metadata()?.len();

@@ -44,7 +44,7 @@ pub(crate) fn load_weights(
     }
 }
 
-/// Decodes a stored request to load weights and finds its checkpoint. Returns the step that
+/// Decodes a stored request to load weights, whose folder was fixed when it was admitted. Returns the step that
 /// enqueues it again.
 pub(super) fn restore(
     store: &Store,
@@ -53,16 +53,28 @@ pub(super) fn restore(
 ) -> Result<NextStep, ServerError> {
     let request: LoadWeights = json::decode(body)?;
     let path: TinkerPath = request.path.parse()?;
-    let source = store.checkpoint(&path).ok_or_else(|| ServerError::no_checkpoint(&path))?;
-    enqueue_restored(row, load_operation(&request, &source.row, row.seq))
+    let folder = match &row.source_folder {
+        Some(folder) => folder.clone(),
+        // An earlier version did not store the folder.
+        None => {
+            let source = store.checkpoint(&path);
+            source.ok_or_else(|| ServerError::no_checkpoint(&path))?.row.folder.clone()
+        }
+    };
+    enqueue_restored(row, load_operation(&request, folder, path, row.seq))
 }
 
-/// Returns the operation that loads the checkpoint `source` under sequence number `seq`, which
-/// tells whether it creates the model.
-fn load_operation(request: &LoadWeights, source: &CheckpointRecord, seq: u64) -> ModelOperation {
+/// Returns the operation that loads the checkpoint `path`, which is in `folder`, under sequence
+/// number `seq`, which tells whether it creates the model.
+fn load_operation(
+    request: &LoadWeights,
+    folder: String,
+    path: TinkerPath,
+    seq: u64,
+) -> ModelOperation {
     ModelOperation::Load {
-        folder: source.folder.clone(),
-        path: source.path.clone(),
+        folder,
+        path,
         optimizer: request.optimizer,
         creates: seq == CREATION_SEQ,
     }
@@ -156,7 +168,7 @@ impl LoadRequest<'_> {
             seq: Some(seq),
             digest: self.digest,
             body: self.body,
-            operation: load_operation(self.request, &source, seq),
+            operation: load_operation(self.request, source.folder, source.path, seq),
         };
         model_request.submit(state, store, &run)
     }
@@ -191,7 +203,7 @@ impl LoadRequest<'_> {
             last_seq: None,
             project_id: None,
         };
-        let operation = load_operation(self.request, &source, seq);
+        let operation = load_operation(self.request, source.folder, source.path, seq);
         let submission = Submission {
             kind: RequestKind::LoadWeights,
             session,

@@ -29,6 +29,7 @@ use crate::store::{
     FailureCategory, Record, RequestKind, RequestPhase, RequestRecord, RunRecord, SequenceScope,
     Store, UnfinishedRequest, WriteStatus, now,
 };
+use crate::worker::{KILLED_THE_PROCESS, MAX_STARTS};
 
 pub(crate) use self::load::load_weights;
 pub(crate) use self::loss::create_custom_loss;
@@ -118,6 +119,13 @@ fn submit(
         run.last_used = now();
     }
     let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
+    let source_folder = match &next {
+        NextStep::Enqueue(Operation::Model {
+            operation: ModelOperation::Load { folder, .. },
+            ..
+        }) => Some(folder.clone()),
+        _ => None,
+    };
     let row = RequestRecord {
         number: store.disk.next_payload_number(),
         id: id.clone(),
@@ -128,6 +136,7 @@ fn submit(
         digest,
         seed,
         samples,
+        source_folder,
         at: now(),
     };
     state.queue.write_started(bytes);
@@ -141,7 +150,7 @@ fn submit(
                     WriteStatus::Active => next,
                     WriteStatus::Cancelled => NextStep::Complete(Outcome::cancelled()),
                 };
-                proceed(&state, &mut store, callback_id, bytes, next);
+                proceed(&state, &mut store, callback_id, bytes, None, next);
             }
             Err(error) => {
                 tracing::warn!(
@@ -250,6 +259,7 @@ fn proceed(
     store: &mut Store,
     id: RequestId,
     bytes: usize,
+    starts: Option<u32>,
     next: NextStep,
 ) {
     let operation = match next {
@@ -261,7 +271,7 @@ fn proceed(
             return record_outcome(state, store, &id, outcome);
         }
     };
-    let request = QueuedRequest { id, bytes, operation };
+    let request = QueuedRequest { starts, ..QueuedRequest::new(id, bytes, operation) };
     if let Err(LateRequest(id)) = state.queue.push(request, Instant::now()) {
         let message = "the request arrived too late: the model continued with a later seq_id while \
                        the request was being persisted";
@@ -328,9 +338,17 @@ fn submit_response(row: &RequestRecord) -> SubmitResponse {
 
 /// Enqueues a request that was admitted before a restart.
 pub(crate) fn readmit(state: &Arc<ServerState>, unfinished: UnfinishedRequest) {
-    let UnfinishedRequest { row, body } = unfinished;
+    let UnfinishedRequest { row, starts, body } = unfinished;
     let bytes = body.as_ref().map_or(0, Bytes::len);
     let next = match body {
+        Ok(_) if starts >= MAX_STARTS => {
+            tracing::error!(
+                target: log::REQUEST,
+                request_id = %row.id,
+                "a request fails because the process ended each time it was executed"
+            );
+            Err((FailureCategory::Server, KILLED_THE_PROCESS.to_owned()))
+        }
         Ok(body) => {
             restore(state, &row, &body).map_err(|error| (FailureCategory::User, error.to_string()))
         }
@@ -357,7 +375,7 @@ pub(crate) fn readmit(state: &Arc<ServerState>, unfinished: UnfinishedRequest) {
         }
     });
     let bytes = bytes + next.extra_bytes();
-    proceed(state, &mut state.store(), row.id.clone(), bytes, next);
+    proceed(state, &mut state.store(), row.id.clone(), bytes, Some(starts), next);
 }
 
 /// Decodes and validates a stored request again.

@@ -18,18 +18,21 @@ mod payloads;
 mod writer;
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use bytes::Bytes;
+use tokio::sync::watch;
 
 use self::database::Database;
 pub(crate) use self::database::{StoredChange, StoredRequest, StoredResult, StoredRows, StoredRun};
 pub(crate) use self::payloads::PayloadReader;
 use self::payloads::Payloads;
 use self::writer::{DiskWriter, PendingWrite, WriterCommand};
+use crate::log;
 use crate::record::Record;
 
 /// Callback that runs on the writer thread once a write is durable or has failed.
@@ -51,6 +54,8 @@ pub(crate) struct Disk {
     sender: Option<Sender<WriterCommand>>,
     reader: PayloadReader,
     health: Arc<Mutex<WriterHealth>>,
+    /// Becomes true when the writer thread has panicked.
+    broken: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -93,10 +98,26 @@ impl Disk {
         let health = Arc::default();
         let reader = payloads.reader();
         let writer = DiskWriter::new(database, payloads, Arc::clone(&health));
-        let thread = std::thread::Builder::new()
-            .name("disk".to_owned())
-            .spawn(move || writer.run(&receiver))?;
-        Ok(Self { next, sender: Some(sender), reader, health, thread: Some(thread) })
+        let broken = watch::Sender::new(false);
+        let on_panic = broken.clone();
+        let run = move || {
+            if catch_unwind(AssertUnwindSafe(|| writer.run(&receiver))).is_err() {
+                tracing::error!(
+                    target: log::STORAGE,
+                    "the writer thread panicked; restart the server to continue with the accepted \
+                     requests"
+                );
+                on_panic.send_replace(true);
+            }
+        };
+        let thread = std::thread::Builder::new().name("disk".to_owned()).spawn(run)?;
+        Ok(Self { next, sender: Some(sender), reader, health, broken, thread: Some(thread) })
+    }
+
+    /// Returns the flag that becomes true when the writer thread has panicked. From then on every
+    /// write fails.
+    pub(crate) fn broken(&self) -> watch::Sender<bool> {
+        self.broken.clone()
     }
 
     /// Assigns the next payload number.

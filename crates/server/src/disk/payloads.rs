@@ -309,7 +309,7 @@ fn replacement(path: &Path) -> AtomicWrite {
 /// prompts.
 pub(super) fn private_file() -> OpenOptions {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false);
+    tinkex_files::no_follow(options.read(true).write(true).create(true).truncate(false));
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     options

@@ -22,6 +22,7 @@ pub(super) fn request(id: &str, number: u64) -> Arc<RequestRecord> {
         digest: "d".to_owned(),
         seed: u64::MAX,
         samples: 1,
+        source_folder: None,
         at: 1,
     })
 }
@@ -530,4 +531,16 @@ fn a_failed_commit_is_not_applied_after_a_crash() {
     assert_eq!(after(&Database::open(&crashed(&before).1).unwrap()), ["a"]);
     commit(&mut database, "c", 2);
     assert_eq!(after(&Database::open(&crashed(&before).1).unwrap()), ["a", "c"]);
+}
+
+#[test]
+fn bug_a_panic_of_the_writer_thread_went_unnoticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut disk, _) = Disk::open(folder.path()).unwrap();
+    let broken = disk.broken();
+    assert!(!*broken.borrow());
+    disk.barrier(Box::new(|_| panic!("a bug in a callback")));
+    disk.close()();
+    assert!(*broken.borrow());
+    assert!(append(&mut disk, "a", b"").is_err());
 }

@@ -55,7 +55,7 @@ impl Generation {
         check_capacity(state, bytes)?;
         state.generations.insert(&id, &buffer)?;
         store.touch(&model.session);
-        let request = QueuedRequest { id: id.clone(), bytes, operation };
+        let request = QueuedRequest::new(id.clone(), bytes, operation);
         // Only requests of models can be late.
         let _ = state.queue.push(request, Instant::now());
         drop(store);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
 use tinkex_weights::AdapterConversion;
 use tinkex_wire::codec::json;
 use tinkex_wire::rest::{
@@ -91,8 +92,12 @@ pub(super) async fn delete(
 ) -> RouteResult {
     let path = path_of(run, kind, name)?;
     durable::change(state, |store| {
-        find(store, &path)?;
-        Ok((vec![Record::CheckpointDeleted { path }], ()))
+        if let Err(missing) = find(store, &path) {
+            // The request may be a retry whose first response was lost.
+            let deleted = store.deleted_checkpoints.contains_key(&path);
+            return if deleted { Ok((Vec::new(), ())) } else { Err(missing) };
+        }
+        Ok((vec![Record::CheckpointDeleted { path, at: now() }], ()))
     })
     .await?;
     empty()
@@ -106,15 +111,9 @@ pub(super) async fn set_public(
     public: bool,
 ) -> RouteResult {
     let path = path_of(run, kind, name)?;
-    update(state, &path, |row| {
-        if row.public == public {
-            let visibility = if public { "public" } else { "private" };
-            return Err(ServerError::invalid(format!("checkpoint {path} is already {visibility}")));
-        }
-        row.public = public;
-        Ok(())
-    })
-    .await
+    // A checkpoint that already has the visibility is a success: the request may be a retry whose
+    // first response was lost.
+    update(state, &path, |row| row.public = public).await
 }
 
 pub(super) async fn set_ttl(
@@ -127,22 +126,18 @@ pub(super) async fn set_ttl(
     let request: CheckpointTtl = json::decode(body)?;
     validate_ttl(request.ttl_seconds)?;
     let path = path_of(run, kind, name)?;
-    update(state, &path, |row| {
-        row.expires_at = request.ttl_seconds.map(seconds_from_now);
-        Ok(())
-    })
-    .await
+    update(state, &path, |row| row.expires_at = request.ttl_seconds.map(seconds_from_now)).await
 }
 
 /// Applies `edit` to a checkpoint and waits until the change is durable.
 async fn update(
     state: &Arc<ServerState>,
     path: &TinkerPath,
-    edit: impl FnOnce(&mut CheckpointRecord) -> Result<(), ServerError>,
+    edit: impl FnOnce(&mut CheckpointRecord),
 ) -> RouteResult {
     durable::change(state, |store| {
         let mut row = find(store, path)?;
-        edit(&mut row)?;
+        edit(&mut row);
         Ok((vec![Record::Checkpoint(row)], ()))
     })
     .await?;
@@ -150,7 +145,13 @@ async fn update(
 }
 
 /// Copies a checkpoint into a new run that cannot be trained. The copy shares the files.
-pub(super) async fn copy(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
+///
+/// A retry, which has the same idempotency key or names the same new run, returns the existing copy.
+pub(super) async fn copy(
+    state: &Arc<ServerState>,
+    body: &Bytes,
+    idempotency_key: Option<&str>,
+) -> RouteResult {
     let request: CopyWeights = json::decode(body)?;
     validate_ttl(request.ttl_seconds)?;
     let source: TinkerPath = request.source_path.parse()?;
@@ -171,18 +172,24 @@ pub(super) async fn copy(state: &Arc<ServerState>, body: &Bytes) -> RouteResult 
                 }
                 (ModelId::in_session(session, n), session.clone())
             }
-            (_, _, Some(_)) => (format!("copy-{}:train:0", uuid::Uuid::new_v4()).into(), "".into()),
+            (_, _, Some(_)) => {
+                (format!("copy-{}:train:0", copy_id(idempotency_key)).into(), "".into())
+            }
             _ => {
                 return Err(ServerError::invalid(
                     "expected destination_project_id, or session_id and model_seq_id",
                 ));
             }
         };
+        let path = TinkerPath::new(id.clone(), source.kind(), source.name())?;
         if store.runs.contains_key(&id) {
-            return Err(ServerError::Conflict(format!("training run {id} already exists")));
+            return match store.checkpoint(&path) {
+                Some(existing) if existing.row.folder == row.folder => Ok((Vec::new(), path)),
+                _ => Err(ServerError::Conflict(format!("training run {id} already exists"))),
+            };
         }
         let run = RunRecord {
-            id: id.clone(),
+            id,
             session,
             number: request.model_seq_id.unwrap_or_default(),
             base_model: row.base_model.clone(),
@@ -199,7 +206,6 @@ pub(super) async fn copy(state: &Arc<ServerState>, body: &Bytes) -> RouteResult 
                 request.destination_project_id.unwrap_or_else(|| "default".to_owned()),
             ),
         };
-        let path = TinkerPath::new(id, source.kind(), source.name())?;
         let copy = CheckpointRecord {
             path: path.clone(),
             request: None,
@@ -213,6 +219,20 @@ pub(super) async fn copy(state: &Arc<ServerState>, body: &Bytes) -> RouteResult 
     })
     .await?;
     to_json(&WeightsCopied::new(path.to_string()))
+}
+
+/// Returns the unique part of the id of a copy: derived from the idempotency key, so that a retry
+/// finds the copy that the first attempt made, also after a restart.
+fn copy_id(idempotency_key: Option<&str>) -> uuid::Uuid {
+    match idempotency_key {
+        Some(key) => {
+            let digest = Sha256::digest(key);
+            let mut bytes = [0; 16];
+            bytes.copy_from_slice(&digest[..16]);
+            uuid::Builder::from_custom_bytes(bytes).into_uuid()
+        }
+        None => uuid::Uuid::new_v4(),
+    }
 }
 
 /// Renames the tensors of an adapter that an earlier version wrote with the names of the hosted

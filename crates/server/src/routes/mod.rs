@@ -202,7 +202,10 @@ async fn call_handler(
         Route::ListCheckpoints => checkpoint::list_of_run(state, param(0)),
         Route::ListUserCheckpoints => checkpoint::list(state, query),
         Route::WeightsInfo => checkpoint::info(state, &body),
-        Route::CopyWeights => checkpoint::copy(state, &body).await,
+        Route::CopyWeights => {
+            let key = headers.get(header::IDEMPOTENCY_KEY).and_then(|key| key.to_str().ok());
+            checkpoint::copy(state, &body, key).await
+        }
         Route::DeleteCheckpoint => checkpoint::delete(state, param(0), param(1), param(2)).await,
         Route::PublishCheckpoint => {
             checkpoint::set_public(state, param(0), param(1), param(2), true).await

@@ -29,6 +29,8 @@ pub(crate) struct Store {
     pub(crate) runs: HashMap<ModelId, Tracked<RunRecord>>,
     pub(crate) samplers: HashMap<SamplerId, Tracked<SamplerRecord>>,
     pub(crate) checkpoints: BTreeMap<TinkerPath, Tracked<CheckpointRecord>>,
+    /// Checkpoints that were deleted recently, with the times: a repeated deletion succeeds.
+    pub(crate) deleted_checkpoints: HashMap<TinkerPath, UnixMicros>,
     pub(crate) requests: HashMap<RequestId, RequestEntry>,
     /// Requests by scope and sequence number.
     pub(crate) sequences: HashMap<SequenceScope, BTreeMap<u64, RequestId>>,
@@ -162,14 +164,6 @@ impl Store {
         ended.map(|row| &row.id).filter(|id| !used.contains(id)).cloned().collect()
     }
 
-    /// Returns whether an unfinished request will load weights. Such a request needs the folder of
-    /// its checkpoint, even if the checkpoint is deleted meanwhile, so no folder may be removed
-    /// before the request is finished.
-    pub(crate) fn has_unfinished_loads(&self) -> bool {
-        let loads = |entry: &RequestEntry| entry.row.kind == RequestKind::LoadWeights;
-        self.requests.values().any(|entry| entry.finished_at().is_none() && loads(entry))
-    }
-
     /// Returns the names of all folders under `weights/` that are in use.
     pub(crate) fn folders(&self) -> HashSet<String> {
         let checkpoints = self.checkpoints.values().map(|entry| entry.row.folder.clone());
@@ -178,8 +172,13 @@ impl Store {
             .runs
             .values()
             .filter_map(|entry| Some(entry.row.snapshot.as_ref()?.folder.clone()));
+        // A load reads the folder that its checkpoint had at admission, even if the checkpoint is
+        // deleted or overwritten meanwhile.
+        let unfinished = self.requests.values().filter(|entry| entry.finished_at().is_none());
+        let loads = unfinished.filter_map(|entry| entry.row.source_folder.clone());
         checkpoints
             .chain(samplers)
+            .chain(loads)
             .chain(snapshots)
             .chain(self.unfinished_folders.iter().cloned())
             .collect()

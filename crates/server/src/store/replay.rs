@@ -10,14 +10,16 @@ use tinkex_wire::{ModelId, SessionId};
 use tokio::sync::Notify;
 
 use super::{
-    Record, RequestEntry, RequestPhase, RequestRecord, RunRecord, SequenceScope, Store, Tracked,
-    UnixMicros, loss_prefix, now,
+    DELETION_RETENTION, Record, RequestEntry, RequestPhase, RequestRecord, RunRecord,
+    SequenceScope, Store, Tracked, UnixMicros, loss_prefix, now,
 };
 use crate::disk::{Disk, StoredChange, StoredRequest, StoredResult, StoredRows, StoredRun};
 
 /// An admitted request without a result, and its body if that can be read.
 pub(crate) struct UnfinishedRequest {
     pub(crate) row: Arc<RequestRecord>,
+    /// Number of starts after earlier restarts. Each of them ended with the death of the process.
+    pub(crate) starts: u32,
     pub(crate) body: io::Result<Bytes>,
 }
 
@@ -32,6 +34,7 @@ impl Store {
             runs: Default::default(),
             samplers: Default::default(),
             checkpoints: Default::default(),
+            deleted_checkpoints: Default::default(),
             requests: Default::default(),
             sequences: Default::default(),
             losses: Default::default(),
@@ -47,8 +50,18 @@ impl Store {
 
     /// Fills the empty state from stored rows.
     fn replay(&mut self, rows: StoredRows) {
-        let StoredRows { sessions, runs, changes, samplers, checkpoints, requests, usage } = rows;
+        let StoredRows {
+            sessions,
+            runs,
+            changes,
+            samplers,
+            checkpoints,
+            deleted_checkpoints,
+            requests,
+            usage,
+        } = rows;
         self.usage = usage;
+        self.deleted_checkpoints = deleted_checkpoints.into_iter().collect();
         for StoredRun { row, last_used } in runs {
             self.runs.insert(row.id.clone(), Tracked { last_used, ..Tracked::new(row) });
         }
@@ -62,9 +75,13 @@ impl Store {
         // Apply sessions last: an ended session removes its sampling sessions and snapshots.
         self.apply_all(sessions.into_iter().map(Record::Session).collect());
         let mut finished = Vec::new();
-        for StoredRequest { row, result } in requests {
-            finished.extend(result.map(|result| (row.id.clone(), result)));
+        for StoredRequest { row, starts, result } in requests {
+            let id = row.id.clone();
+            finished.extend(result.map(|result| (id.clone(), result)));
             self.apply(Record::Request(Arc::new(row)));
+            if let Some(entry) = self.requests.get_mut(&id) {
+                entry.starts = starts;
+            }
         }
         // Add the results to their feeds in the order in which they were persisted.
         finished.sort_by_key(|(_, result)| result.number);
@@ -77,16 +94,19 @@ impl Store {
     /// Marks all requests without a result as queued and returns them in order of admission.
     pub(crate) fn requeue_unfinished(&mut self) -> Vec<UnfinishedRequest> {
         let reader = self.reader();
-        let mut unfinished: Vec<Arc<RequestRecord>> = Vec::new();
+        let mut unfinished: Vec<(Arc<RequestRecord>, u32)> = Vec::new();
         for entry in self.requests.values_mut() {
             if entry.finished_at().is_none() {
                 entry.phase = RequestPhase::Queued;
-                unfinished.push(Arc::clone(&entry.row));
+                unfinished.push((Arc::clone(&entry.row), entry.starts));
             }
         }
-        unfinished.sort_by_key(|row| row.number);
-        let read =
-            |row: Arc<RequestRecord>| UnfinishedRequest { body: reader.payload(row.number), row };
+        unfinished.sort_by_key(|(row, _)| row.number);
+        let read = |(row, starts): (Arc<RequestRecord>, u32)| UnfinishedRequest {
+            body: reader.payload(row.number),
+            row,
+            starts,
+        };
         unfinished.into_iter().map(read).collect()
     }
 
@@ -134,8 +154,18 @@ impl Store {
                 self.touch_run(row.path.run(), row.created_at);
                 self.checkpoints.insert(row.path.clone(), Tracked::new(row));
             }
-            Record::CheckpointDeleted { path } => {
+            Record::CheckpointDeleted { path, at } => {
                 self.checkpoints.remove(&path);
+                let oldest = at.saturating_sub(DELETION_RETENTION);
+                self.deleted_checkpoints.retain(|_, deleted_at| *deleted_at >= oldest);
+                self.deleted_checkpoints.insert(path, at);
+            }
+            Record::RequestsStarted { ids } => {
+                for id in ids {
+                    if let Some(entry) = self.requests.get_mut(&id) {
+                        entry.starts += 1;
+                    }
+                }
             }
             Record::Request(row) => {
                 if let SequenceScope::Model(id) = &row.scope {
@@ -146,7 +176,7 @@ impl Store {
                 let changed = Arc::new(Notify::new());
                 let phase = RequestPhase::Writing { cancelled: false };
                 let id = row.id.clone();
-                self.requests.insert(id, RequestEntry { row, phase, changed });
+                self.requests.insert(id, RequestEntry { row, starts: 0, phase, changed });
             }
             Record::Result(result) => self.apply_result(&result),
             Record::Usage(amounts) => self.add_usage(&amounts),

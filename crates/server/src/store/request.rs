@@ -17,6 +17,8 @@ use crate::disk::{StoredResult, WriteCallback};
 #[derive(Debug)]
 pub(crate) struct RequestEntry {
     pub(crate) row: Arc<RequestRecord>,
+    /// Number of starts after restarts of the server.
+    pub(crate) starts: u32,
     pub(crate) phase: RequestPhase,
     /// Notified whenever the phase changes.
     pub(crate) changed: Arc<Notify>,

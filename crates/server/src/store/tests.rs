@@ -2,7 +2,7 @@ use std::path::Path;
 use std::sync::mpsc;
 
 use bytes::Bytes;
-use tinkex_wire::OptimizerConfig;
+use tinkex_wire::{CheckpointKind, OptimizerConfig};
 
 use super::*;
 
@@ -49,6 +49,7 @@ fn request(id: &str, seq: u64) -> RequestRecord {
         digest: "d".to_owned(),
         seed: 0,
         samples: 0,
+        source_folder: None,
         at: 1,
     }
 }
@@ -303,7 +304,7 @@ fn undoing_a_change_keeps_a_checkpoint_saved_meanwhile() {
         |store: &Store| store.checkpoints.get(&path).map(|entry| entry.row.folder.clone());
     let changes = [
         Record::Checkpoint(CheckpointRecord { public: true, ..checkpoint("old") }),
-        Record::CheckpointDeleted { path: path.clone() },
+        Record::CheckpointDeleted { path: path.clone(), at: 1 },
     ];
     for change in changes {
         store.apply(Record::Checkpoint(checkpoint("old")));
@@ -342,13 +343,55 @@ fn folders_are_kept_until_pending_loads_have_run() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
     store.apply_all(vec![session(0), run()]);
-    add_request(&mut store, request("pass", 2));
-    assert!(!store.has_unfinished_loads());
-    add_request(&mut store, RequestRecord { kind: RequestKind::LoadWeights, ..request("load", 1) });
-    assert!(store.has_unfinished_loads());
+    let load = RequestRecord {
+        kind: RequestKind::LoadWeights,
+        source_folder: Some("source".to_owned()),
+        ..request("load", 1)
+    };
+    add_request(&mut store, load);
+    assert!(store.folders().contains("source"));
     let payload = Bytes::from_static(b"{}");
     let number = record_result(&mut store, "load", true, &payload);
-    assert!(store.has_unfinished_loads(), "the result is not durable yet");
+    assert!(store.folders().contains("source"), "the result is not durable yet");
     store.publish(&"load".into(), ResultKind::Json, payload, number);
-    assert!(!store.has_unfinished_loads());
+    assert!(!store.folders().contains("source"));
+}
+
+#[test]
+fn starts_of_unfinished_requests_are_counted_over_restarts() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    store.put_unconfirmed(session(0));
+    add_request(&mut store, request("a", 1));
+    add_request(&mut store, request("b", 2));
+    store.put_unconfirmed(Record::RequestsStarted { ids: vec!["b".into()] });
+    drop(store);
+    let mut store = open(folder.path());
+    store.put_unconfirmed(Record::RequestsStarted { ids: vec!["b".into()] });
+    drop(store);
+    let unfinished = open(folder.path()).requeue_unfinished();
+    let starts: Vec<_> = unfinished.iter().map(|r| (r.row.id.as_str(), r.starts)).collect();
+    assert_eq!(starts, [("a", 0), ("b", 2)]);
+}
+
+#[test]
+fn a_deletion_is_remembered_over_restarts_for_a_day() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| TinkerPath::new("s:train:0", CheckpointKind::Training, name).unwrap();
+    let mut store = open(folder.path());
+    store.put_unconfirmed(Record::CheckpointDeleted { path: path("old"), at: 1 });
+    store.put_unconfirmed(Record::CheckpointDeleted { path: path("a"), at: DELETION_RETENTION });
+    drop(store);
+    let mut store = open(folder.path());
+    assert_eq!(store.deleted_checkpoints.len(), 2);
+    let at = DELETION_RETENTION + 2;
+    store.put_unconfirmed(Record::CheckpointDeleted { path: path("b"), at });
+    let deleted = |store: &Store| {
+        let mut names: Vec<_> = store.deleted_checkpoints.keys().cloned().collect();
+        names.sort();
+        names
+    };
+    assert_eq!(deleted(&store), [path("a"), path("b")]);
+    drop(store);
+    assert_eq!(deleted(&open(folder.path())), [path("a"), path("b")]);
 }

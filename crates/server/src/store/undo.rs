@@ -27,7 +27,7 @@ impl Store {
                     undo.push(Box::new(move |store| restore(store.samplers.entry(id), old)));
                 }
                 Record::Checkpoint(CheckpointRecord { path, .. })
-                | Record::CheckpointDeleted { path } => {
+                | Record::CheckpointDeleted { path, .. } => {
                     let (path, old) = (path.clone(), self.checkpoints.get(path).cloned());
                     let written = match record {
                         Record::Checkpoint(row) => Some(row.folder.clone()),
@@ -40,6 +40,7 @@ impl Store {
                         if current != written.as_ref() {
                             return;
                         }
+                        store.deleted_checkpoints.remove(&path);
                         match old {
                             Some(old) => store.checkpoints.insert(path, old),
                             None => store.checkpoints.remove(&path),
@@ -48,6 +49,7 @@ impl Store {
                 }
                 Record::SessionsRemoved { .. }
                 | Record::Request(_)
+                | Record::RequestsStarted { .. }
                 | Record::Result(_)
                 | Record::Usage(_)
                 | Record::RequestsRemoved { .. } => {}

@@ -4,8 +4,10 @@
 //! other; if one of them has nothing to do, the other uses all the time. Samples of all sessions
 //! run in one batch per base model.
 
+mod autosave_retry;
 mod engines;
 mod model;
+mod restored;
 mod sample;
 mod sample_response;
 mod train;
@@ -20,8 +22,11 @@ use std::time::{Duration, Instant};
 
 use tinkex_wire::{ModelId, SessionId};
 
+use self::autosave_retry::AutosaveRetries;
 use self::engines::Engines;
 use self::model::LiveModel;
+use self::restored::Suspects;
+pub(crate) use self::restored::{KILLED_THE_PROCESS, MAX_STARTS};
 use self::sample::RunningSamples;
 use crate::error::ServerError;
 use crate::expiry;
@@ -41,6 +46,8 @@ pub(crate) struct Worker {
     /// Models in training that are in memory.
     models: HashMap<ModelId, LiveModel>,
     samples: RunningSamples,
+    suspects: Suspects,
+    autosave_retries: AutosaveRetries,
 }
 
 impl Worker {
@@ -48,8 +55,14 @@ impl Worker {
     /// number of models that it saved.
     pub(crate) fn start(state: Arc<ServerState>) -> io::Result<JoinHandle<usize>> {
         let engines = Engines::new(&state.options);
-        let mut worker =
-            Self { state, engines, models: HashMap::new(), samples: RunningSamples::default() };
+        let mut worker = Self {
+            state,
+            engines,
+            models: HashMap::new(),
+            samples: RunningSamples::default(),
+            suspects: Suspects::default(),
+            autosave_retries: AutosaveRetries::default(),
+        };
         std::thread::Builder::new().name("worker".to_owned()).spawn(move || worker.run_guarded())
     }
 
@@ -75,11 +88,9 @@ impl Worker {
         loop {
             let sampling = !self.engines.is_idle();
             let may_train = !sampling || training_time <= sampling_time;
-            let wait = (!sampling).then(|| self.max_sleep());
+            let wait = (!sampling && self.suspects.is_empty()).then(|| self.max_sleep());
             let dispatch = self.state.queue.take(may_train, wait);
-            for request in dispatch.samples {
-                self.begin_sample(request);
-            }
+            self.begin_samples(dispatch.samples);
             for id in dispatch.cancelled {
                 self.cancel_sample(&id);
             }
@@ -95,6 +106,7 @@ impl Worker {
             let start = Instant::now();
             match dispatch.model_request {
                 Some(request) => {
+                    self.prepare_restored(&request);
                     self.execute(request);
                     training_time += start.elapsed();
                 }
@@ -102,6 +114,7 @@ impl Worker {
                 None if may_train => training_time = training_time.max(sampling_time),
                 None => {}
             }
+            self.run_suspect_sample();
             if self.engines.is_idle() {
                 sampling_time = training_time;
                 self.unload_idle();
@@ -127,20 +140,50 @@ impl Worker {
         for id in sessions {
             // A request may have arrived after the session was reported.
             if !expiry::is_silent(&self.state, &id) {
-                continue;
-            }
-            let models: Vec<ModelId> = {
-                let store = self.state.store();
-                store.runs_of(&id).map(|run| run.id.clone()).collect()
-            };
-            let autosave = self.state.options.autosave_on_expiry;
-            // A session whose models cannot be saved remains open and is reported again.
-            if !autosave || models.iter().all(|model| self.autosave(model)) {
+                self.autosave_retries.forget(&id);
+            } else if !self.state.options.autosave_on_expiry || self.autosave_session(&id) {
+                self.autosave_retries.forget(&id);
                 ended.push((id, SessionEnd::Expired));
             }
         }
         let guard = Arc::clone(&self.state.change_lock).blocking_lock_owned();
         expiry::end_sessions(&self.state, guard, ended, Box::new(|_| {}));
+    }
+
+    /// Saves the models of a silent session. Returns whether the session can end: a session whose
+    /// models cannot be saved stays open, is reported again, and is tried again after a delay, until
+    /// the last attempt has failed.
+    fn autosave_session(&mut self, id: &SessionId) -> bool {
+        if !self.autosave_retries.is_due(id, Instant::now()) {
+            return false;
+        }
+        let models: Vec<ModelId> = {
+            let store = self.state.store();
+            store.runs_of(id).map(|run| run.id.clone()).collect()
+        };
+        if models.iter().all(|model| self.autosave(model)) {
+            return true;
+        }
+        match self.autosave_retries.failed(id, Instant::now()) {
+            Some(delay) => {
+                tracing::warn!(
+                    target: log::MODEL,
+                    session_id = %id,
+                    retry_in_seconds = delay.as_secs(),
+                    "cannot save the models of a silent session"
+                );
+                false
+            }
+            None => {
+                tracing::error!(
+                    target: log::MODEL,
+                    session_id = %id,
+                    "cannot save the models of a silent session; the session ends, and the \
+                     training since the last checkpoint is lost"
+                );
+                true
+            }
+        }
     }
 
     /// Executes a request of a model and records its outcome.

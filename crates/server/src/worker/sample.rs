@@ -62,7 +62,7 @@ enum Recipient {
 impl Worker {
     /// Adds a sampling request to the batch of its base model.
     pub(super) fn begin_sample(&mut self, request: QueuedRequest) {
-        let QueuedRequest { id, bytes, operation } = request;
+        let QueuedRequest { id, bytes, operation, .. } = request;
         match operation {
             Operation::Sample(sample) => self.begin_tinker_sample(id, bytes, *sample),
             Operation::Generate(generation) => self.begin_generation(id, bytes, *generation),
@@ -184,6 +184,9 @@ impl Worker {
     /// Cancels a sample and releases its pages. Requests of models are not cancelled, because later
     /// requests depend on their effect.
     pub(super) fn cancel_sample(&mut self, id: &RequestId) {
+        if self.cancel_suspect(id) {
+            return;
+        }
         let Some(key) = self.samples.keys.get(id).cloned() else { return };
         if let Some(model) = self.engines.get_loaded(&key.0) {
             model.sampler.cancel(key.1);

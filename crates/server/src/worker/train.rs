@@ -166,7 +166,7 @@ impl Worker {
                         model_id = %model,
                         session_id = %run.session,
                         error,
-                        "cannot save the model of an expired session; trying again later"
+                        "cannot save the model of a silent session"
                     );
                 }
                 false

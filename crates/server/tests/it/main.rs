@@ -23,6 +23,7 @@ mod invalid_data;
 mod logging;
 mod model_folders;
 mod order;
+mod poison;
 mod process;
 mod raw;
 mod restart;

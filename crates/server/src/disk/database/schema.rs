@@ -11,7 +11,7 @@ use rusqlite::{Connection, TransactionBehavior};
 const SCHEMA: &str = include_str!("schema.sql");
 
 /// Version of the current schema, stored as `user_version`.
-pub(super) const VERSION: i32 = 2;
+pub(super) const VERSION: i32 = 3;
 
 /// Oldest version that this server can convert.
 const OLDEST_VERSION: i32 = 1;
@@ -27,8 +27,10 @@ struct Migration {
 /// To change the schema, copy `schema.sql` to a file for the tests of the migration, as
 /// `schema_1.sql`, then edit it, increment [`VERSION`] and append a migration. Never edit an
 /// existing migration: it has already converted databases that are in use.
-const MIGRATIONS: &[Migration] =
-    &[Migration { from_version: 1, statements: include_str!("migrate_1_to_2.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { from_version: 1, statements: include_str!("migrate_1_to_2.sql") },
+    Migration { from_version: 2, statements: include_str!("migrate_2_to_3.sql") },
+];
 
 /// "TNKX", stored as `application_id` to recognize databases of this server.
 const APPLICATION: i32 = 0x544E_4B58;

@@ -47,6 +47,12 @@ CREATE TABLE checkpoints (
     size_bytes AS (record ->> 'size_bytes')
 );
 
+-- Checkpoints that were deleted recently, so that a repeated deletion succeeds.
+CREATE TABLE deleted_checkpoints (
+    path TEXT PRIMARY KEY,
+    deleted_at INTEGER NOT NULL
+) WITHOUT ROWID;
+
 -- Requests and their results, until a result is acknowledged or expires.
 CREATE TABLE requests (
     id TEXT PRIMARY KEY,
@@ -60,7 +66,8 @@ CREATE TABLE requests (
     session AS (record ->> 'session'),
     kind AS (record ->> 'kind'),
     seq AS (record ->> 'seq'),
-    admitted_at AS (record ->> 'at')
+    admitted_at AS (record ->> 'at'),
+    starts INTEGER NOT NULL DEFAULT 0  -- number of starts after restarts of the server
 );
 
 CREATE TABLE usage (

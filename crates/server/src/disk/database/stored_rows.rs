@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rusqlite::{Connection, Row};
-use tinkex_wire::{ModelId, SessionId};
+use tinkex_wire::{ModelId, SessionId, TinkerPath};
 
 use super::column::{read_json, read_optional_u64, read_u64, read_variant};
 use crate::record::{
@@ -19,6 +19,8 @@ pub(crate) struct StoredRows {
     pub(crate) changes: Vec<StoredChange>,
     pub(crate) samplers: Vec<SamplerRecord>,
     pub(crate) checkpoints: Vec<CheckpointRecord>,
+    /// Paths of checkpoints that were deleted recently, with the times.
+    pub(crate) deleted_checkpoints: Vec<(TinkerPath, UnixMicros)>,
     /// Requests in order of admission.
     pub(crate) requests: Vec<StoredRequest>,
     pub(crate) usage: BTreeMap<UsageKey, u64>,
@@ -44,6 +46,8 @@ pub(crate) struct StoredChange {
 #[derive(Debug)]
 pub(crate) struct StoredRequest {
     pub(crate) row: RequestRecord,
+    /// Number of starts after restarts of the server.
+    pub(crate) starts: u32,
     pub(crate) result: Option<StoredResult>,
 }
 
@@ -71,9 +75,17 @@ impl StoredRows {
             )?,
             samplers: query_all(connection, "SELECT record FROM samplers", read_record)?,
             checkpoints: query_all(connection, "SELECT record FROM checkpoints", read_record)?,
+            deleted_checkpoints: query_all(
+                connection,
+                "SELECT path, deleted_at FROM deleted_checkpoints",
+                read_deleted_checkpoint,
+            )?
+            .into_iter()
+            .flatten()
+            .collect(),
             requests: query_all(
                 connection,
-                "SELECT record, body_payload, \
+                "SELECT record, body_payload, starts, \
                         result_payload, result_bytes, finished_at, result_kind \
                  FROM requests ORDER BY body_payload",
                 read_request,
@@ -111,6 +123,13 @@ fn read_change(row: &Row<'_>) -> rusqlite::Result<StoredChange> {
     Ok(StoredChange { run: ModelId::from(run), seq: read_u64(row, "seq")?, change })
 }
 
+/// Returns `None` for a path that cannot be parsed: the row only serves repeated deletions.
+fn read_deleted_checkpoint(row: &Row<'_>) -> rusqlite::Result<Option<(TinkerPath, UnixMicros)>> {
+    let path: String = row.get("path")?;
+    let deleted_at = row.get("deleted_at")?;
+    Ok(path.parse().ok().map(|path| (path, deleted_at)))
+}
+
 fn read_request(row: &Row<'_>) -> rusqlite::Result<StoredRequest> {
     let request = RequestRecord { number: read_u64(row, "body_payload")?, ..read_record(row)? };
     let result = match read_optional_u64(row, "result_payload")? {
@@ -122,7 +141,7 @@ fn read_request(row: &Row<'_>) -> rusqlite::Result<StoredRequest> {
             result: read_json(row, "result_kind")?,
         }),
     };
-    Ok(StoredRequest { row: request, result })
+    Ok(StoredRequest { row: request, starts: row.get("starts")?, result })
 }
 
 fn read_usage(row: &Row<'_>) -> rusqlite::Result<(UsageKey, u64)> {

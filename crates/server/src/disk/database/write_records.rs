@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use rusqlite::{CachedStatement, Params, Transaction, params};
+use tinkex_wire::TinkerPath;
 
 use super::column::{to_i64, to_json, variant_name};
 use crate::record::{
-    CheckpointRecord, Record, RequestRecord, ResultRecord, RunRecord, SamplerRecord, SequenceScope,
-    SessionRecord, UnixMicros, UsageKey,
+    CheckpointRecord, DELETION_RETENTION, Record, RequestRecord, ResultRecord, RunRecord,
+    SamplerRecord, SequenceScope, SessionRecord, UnixMicros, UsageKey,
 };
 
 /// Writes records, and the usage that they contain.
@@ -48,10 +49,13 @@ fn write_record(transaction: &Transaction<'_>, record: &Record) -> rusqlite::Res
         Record::Run(row) => write_run(transaction, row),
         Record::Sampler(row) => write_sampler(transaction, row),
         Record::Checkpoint(row) => write_checkpoint(transaction, row),
-        Record::CheckpointDeleted { path } => {
-            execute(transaction, "DELETE FROM checkpoints WHERE path = ?", [path.to_string()])
-        }
+        Record::CheckpointDeleted { path, at } => delete_checkpoint(transaction, path, *at),
         Record::Request(row) => write_request(transaction, row),
+        Record::RequestsStarted { ids } => {
+            let sql = "UPDATE requests SET starts = starts + 1 WHERE id = ?";
+            let mut update = transaction.prepare_cached(sql)?;
+            ids.iter().try_for_each(|id| update.execute([id.as_str()]).map(drop))
+        }
         Record::Result(result) => write_result(transaction, result),
         // `write_records` adds it to the counters.
         Record::Usage(_) => Ok(()),
@@ -104,6 +108,20 @@ fn write_checkpoint(transaction: &Transaction<'_>, row: &CheckpointRecord) -> ru
     let sql = "INSERT INTO checkpoints (path, record) VALUES (?, ?) \
                ON CONFLICT DO UPDATE SET record = excluded.record";
     execute(transaction, sql, params![row.path.to_string(), to_json(row)])
+}
+
+/// Deletes a checkpoint, remembers the deletion, and forgets old ones.
+fn delete_checkpoint(
+    transaction: &Transaction<'_>,
+    path: &TinkerPath,
+    at: UnixMicros,
+) -> rusqlite::Result<()> {
+    let path = path.to_string();
+    execute(transaction, "DELETE FROM checkpoints WHERE path = ?", [&path])?;
+    let forget = "DELETE FROM deleted_checkpoints WHERE deleted_at < ?";
+    execute(transaction, forget, [at.saturating_sub(DELETION_RETENTION)])?;
+    let sql = "INSERT OR REPLACE INTO deleted_checkpoints (path, deleted_at) VALUES (?, ?)";
+    execute(transaction, sql, params![path, at])
 }
 
 fn write_request(transaction: &Transaction<'_>, row: &RequestRecord) -> rusqlite::Result<()> {
