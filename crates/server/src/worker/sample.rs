@@ -157,12 +157,12 @@ impl Worker {
             }
             None => (engine.base_weights(), 0),
         };
-        self.cache_weights(key.clone(), weights.clone(), bytes);
+        self.cache_weights(key, weights.clone(), bytes);
         Ok(weights)
     }
 
     /// Caches weights of `bytes` bytes for sampling.
-    pub(super) fn cache_weights(&mut self, key: WeightsKey, weights: ModelWeights, bytes: u64) {
+    pub(super) fn cache_weights(&mut self, key: &WeightsKey, weights: ModelWeights, bytes: u64) {
         self.drop_removed_weights();
         let limit = self.state.options.limits.sampler_weight_bytes;
         self.samples.weights.insert(key, weights, bytes, limit);

@@ -209,7 +209,7 @@ impl Worker {
         let engine = self.engine(&run.base_model)?;
         let weights = engine.snapshot(&self.model(run)?.trainer);
         let key = WeightsKey { base_model: run.base_model.clone(), folder: Some(folder.clone()) };
-        self.cache_weights(key, weights, size);
+        self.cache_weights(&key, weights, size);
         let sampler = Record::Sampler(SamplerRecord {
             id: id.clone(),
             session: run.session.clone(),

@@ -40,7 +40,7 @@ impl WeightsCache {
     /// bytes.
     pub(super) fn insert(
         &mut self,
-        key: WeightsKey,
+        key: &WeightsKey,
         weights: ModelWeights,
         bytes: u64,
         limit: usize,
@@ -50,7 +50,7 @@ impl WeightsCache {
         let cached = CachedWeights { weights, bytes, last_used: self.uses };
         self.cached.insert(key.clone(), cached);
         while self.cached.len() > MAX_CACHED_WEIGHTS || self.bytes() > limit {
-            let others = self.cached.iter().filter(|(other, _)| **other != key);
+            let others = self.cached.iter().filter(|(other, _)| *other != key);
             let oldest = others.min_by_key(|(_, cached)| cached.last_used);
             let Some(oldest) = oldest.map(|(key, _)| key.clone()) else { break };
             self.cached.remove(&oldest);
@@ -90,14 +90,14 @@ mod tests {
         let engine = Engine::builtin(EngineOptions::default()).unwrap();
         let mut cache = WeightsCache::default();
         for folder in ["a", "b"] {
-            cache.insert(key(folder), engine.base_weights(), 40, 100);
+            cache.insert(&key(folder), engine.base_weights(), 40, 100);
         }
         assert!(cache.get(&key("a")).is_some());
-        cache.insert(key("c"), engine.base_weights(), 40, 100);
+        cache.insert(&key("c"), engine.base_weights(), 40, 100);
         assert!(cache.get(&key("b")).is_none());
         assert!(cache.get(&key("a")).is_some());
         // Weights above the limit are kept while they are the only ones.
-        cache.insert(key("d"), engine.base_weights(), 400, 100);
+        cache.insert(&key("d"), engine.base_weights(), 400, 100);
         assert!(cache.get(&key("a")).is_none() && cache.get(&key("d")).is_some());
     }
 
@@ -108,7 +108,7 @@ mod tests {
         std::fs::create_dir(folders.path().join("kept")).unwrap();
         let mut cache = WeightsCache::default();
         for folder in ["kept", "removed"] {
-            cache.insert(key(folder), engine.base_weights(), 1, 100);
+            cache.insert(&key(folder), engine.base_weights(), 1, 100);
         }
         cache.drop_removed(folders.path());
         assert!(cache.get(&key("kept")).is_some() && cache.get(&key("removed")).is_none());

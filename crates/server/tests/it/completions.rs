@@ -126,7 +126,7 @@ async fn text_is_streamed_without_the_stop_string() {
     let test_server = TestServer::new().await;
     let mut request = json!({
         "model": BUILT_IN, "prompt": "Once upon a time", "max_tokens": 60, "temperature": 0,
-        "return_token_ids": true,
+        "return_token_ids": true, "ignore_eos": true,
     });
     let whole = complete(&test_server, &request).await["choices"][0].clone();
     let text = whole["text"].as_str().unwrap().to_owned();

@@ -135,7 +135,7 @@ async fn models_have_many_names() {
         .iter()
         .map(|model| model["id"].as_str().unwrap())
         .collect();
-    assert_eq!(names, [MODEL, BUILT_IN, "my/model", &path, &sampler_path]);
+    assert_eq!(names, [BUILT_IN, MODEL, "my/model", &path, &sampler_path]);
     let (status, one) = http.get("/v1/models/my%2Fmodel").await;
     assert_eq!((status, &one["id"], &one["root"]), (200, &json!("my/model"), &json!(MODEL)));
     assert_eq!(http.get(&format!("/v1/models/{sampler_path}")).await.1["id"], sampler_path);

@@ -1,7 +1,7 @@
 //! [`ChoiceWriter`]: turns the tokens of one completion into the pieces of a choice.
 
 use serde::Serialize;
-use tinkex_engine::sample::StopReason;
+use tinkex_engine::sample::{PromptScores, StopReason, TopK};
 use tinkex_text::{TextDecoder, Tokenizer};
 
 use super::logprobs::{LogprobColumns, LogprobRow};
@@ -90,20 +90,20 @@ impl ChoiceWriter {
         &mut self,
         text: &str,
         prompt: &[u32],
-        logprobs: &[Option<f32>],
-        top: &[Vec<(u32, f32)>],
+        scores: &PromptScores,
     ) -> Result<ChoicePiece, ServerError> {
         let mut columns = self.new_columns();
         if let Some(columns) = &mut columns {
             let mut decoder = self.tokenizer.as_ref().map(TextDecoder::new);
             let mut text_offset = 0;
             for (i, token) in prompt.iter().enumerate() {
-                let logprob = logprobs.get(i).copied().flatten();
-                let top = top.get(i).map_or(&[][..], Vec::as_slice);
-                let row = LogprobRow { token: *token, logprob, top, text_offset };
+                let logprob = scores.logprobs.as_ref().and_then(|all| all.get(i).copied());
+                let top = top_row(scores, i);
+                let row = LogprobRow { token: *token, logprob, top: &top, text_offset };
                 columns.push(self.tokenizer.as_ref(), &row);
                 if let Some(decoder) = &mut decoder {
-                    text_offset += count(&decoder.push(*token).map_err(cannot_decode)?);
+                    text_offset +=
+                        count(&decoder.push(*token).map_err(|error| cannot_decode(&error))?);
                 }
             }
         }
@@ -144,10 +144,10 @@ impl ChoiceWriter {
             let ends = token.stop == Some(StopReason::Stop);
             let mut text = String::new();
             if !(ends && self.end_tokens.contains(&token.token)) {
-                text = decoder.push(token.token).map_err(cannot_decode)?;
+                text = decoder.push(token.token).map_err(|error| cannot_decode(&error))?;
             }
             if token.stop.is_some() {
-                text.push_str(&decoder.finish().map_err(cannot_decode)?);
+                text.push_str(&decoder.finish().map_err(|error| cannot_decode(&error))?);
             }
             self.characters += count(&text);
             piece.text.push_str(&text);
@@ -169,10 +169,17 @@ impl ChoiceWriter {
     }
 }
 
+/// Returns the most probable tokens at position `row` of a prompt.
+fn top_row(scores: &PromptScores, row: usize) -> Vec<(u32, f32)> {
+    let Some(TopK { k, tokens, logprobs }) = &scores.top_k else { return Vec::new() };
+    let pairs = tokens.iter().copied().zip(logprobs.iter().copied());
+    pairs.skip(row * k).take(*k).collect()
+}
+
 fn count(text: &str) -> usize {
     text.chars().count()
 }
 
-fn cannot_decode(error: tinkex_text::Error) -> ServerError {
+fn cannot_decode(error: &tinkex_text::Error) -> ServerError {
     ServerError::Internal(format!("cannot decode the sampled tokens: {error}"))
 }

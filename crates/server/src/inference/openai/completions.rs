@@ -5,7 +5,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use serde::Serialize;
-use tinkex_engine::sample::{PromptScores, TopK};
 use tinkex_text::Tokenizer;
 
 use super::choice::{ChoicePiece, ChoiceWriter};
@@ -33,7 +32,7 @@ pub(crate) async fn completions(
     let model = NamedModel::resolve(state, &request.model)?;
     let tokenizer = model.tokenizer().await;
     let task_state = Arc::clone(state);
-    let start = move || Completion::start(&task_state, &model, tokenizer.as_ref(), request);
+    let start = move || Completion::start(&task_state, &model, tokenizer.as_ref(), &request);
     let completion = run_blocking(state, size, start).await?;
     if completion.delivery.stream {
         return Ok(InferenceResponse::Events(Box::new(completion)));
@@ -97,7 +96,7 @@ impl Completion {
         state: &Arc<ServerState>,
         model: &NamedModel,
         tokenizer: Option<&Tokenizer>,
-        request: CompletionRequest,
+        request: &CompletionRequest,
     ) -> Result<Self, InferenceError> {
         let mut usage = Usage::default();
         let mut prompts = Vec::with_capacity(request.prompts.len());
@@ -235,9 +234,8 @@ impl PromptCompletion {
         if let Some(report) = progress.prompt {
             usage.prompt_tokens_details.cached_tokens += report.cached_tokens;
             if let Some(text) = &self.echo {
-                let (logprobs, top) = prompt_rows(&report.scores);
                 for (choice, piece) in self.choices.iter_mut().zip(&mut pieces) {
-                    *piece = Some(choice.echo(text, &self.prompt, &logprobs, &top)?);
+                    *piece = Some(choice.echo(text, &self.prompt, &report.scores)?);
                 }
             }
         }
@@ -252,20 +250,6 @@ impl PromptCompletion {
         }
         Ok(pieces)
     }
-}
-
-/// Converts the scores of a prompt to one log-probability and one list of top tokens per token.
-fn prompt_rows(scores: &PromptScores) -> (Vec<Option<f32>>, Vec<Vec<(u32, f32)>>) {
-    let logprobs = scores.logprobs.iter().flatten();
-    let logprobs = logprobs.map(|logprob| Some(*logprob).filter(|x| !x.is_nan())).collect();
-    let top = scores.top_k.as_ref().map_or_else(Vec::new, |TopK { k, tokens, logprobs }| {
-        let rows = tokens.chunks(*k).zip(logprobs.chunks(*k));
-        rows.map(|(tokens, logprobs)| {
-            tokens.iter().copied().zip(logprobs.iter().copied()).collect()
-        })
-        .collect()
-    });
-    (logprobs, top)
 }
 
 impl Usage {

@@ -22,7 +22,7 @@ pub(super) struct LogprobColumns {
 /// A row of [`LogprobColumns`].
 pub(super) struct LogprobRow<'a> {
     pub(super) token: u32,
-    /// `None` if the log-probability is not known.
+    /// `None` or NaN if the log-probability is not known.
     pub(super) logprob: Option<f32>,
     /// Most probable tokens.
     pub(super) top: &'a [(u32, f32)],
