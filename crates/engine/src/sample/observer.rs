@@ -73,17 +73,23 @@ mod tests {
 
     /// Collects everything that is observed about one request.
     #[derive(Clone, Debug, Default)]
-    struct Collected(Arc<Mutex<(Vec<(PromptScores, usize)>, Vec<SampledCompletion>)>>);
+    struct Collected(Arc<Mutex<Observations>>);
+
+    #[derive(Debug, Default)]
+    struct Observations {
+        prompts: Vec<(PromptScores, usize)>,
+        completions: Vec<SampledCompletion>,
+    }
 
     impl TokenObserver for Collected {
         fn prompt(&mut self, scores: &PromptScores, cache_hits: usize) {
-            self.0.lock().unwrap().0.push((scores.clone(), cache_hits));
+            self.0.lock().unwrap().prompts.push((scores.clone(), cache_hits));
         }
 
         fn token(&mut self, sampled: SampledToken<'_>) {
             let mut collected = self.0.lock().unwrap();
-            assert_eq!(collected.0.len(), 1, "the prompt comes first, and once");
-            let completions = &mut collected.1;
+            assert_eq!(collected.prompts.len(), 1, "the prompt comes first, and once");
+            let completions = &mut collected.completions;
             while completions.len() <= sampled.completion {
                 completions.push(SampledCompletion {
                     tokens: Vec::new(),
@@ -129,8 +135,8 @@ mod tests {
             let output = output.unwrap();
             let (_, collected) = observed.iter().find(|(other, _)| *other == id).unwrap();
             let collected = collected.0.lock().unwrap();
-            assert_eq!(collected.1, output.samples);
-            let (scores, cache_hits) = &collected.0[0];
+            assert_eq!(collected.completions, output.samples);
+            let (scores, cache_hits) = &collected.prompts[0];
             assert_eq!(*cache_hits, output.cache_hits);
             let bits = |scores: &PromptScores| -> Vec<u32> {
                 scores.logprobs.as_ref().unwrap().iter().map(|x| x.to_bits()).collect()
