@@ -15,6 +15,7 @@ use tinkex_weights::{Error as FileError, ModelConfig, ModelFolder, write_file};
 use tinkex_wire::SupportedModel;
 
 use crate::error::{ServerError, with_causes};
+use crate::inference::ChatModel;
 use crate::server::StartError;
 use crate::{gguf, log};
 
@@ -40,8 +41,15 @@ pub(crate) struct BaseModel {
     pub(crate) config: ModelConfig,
     /// Warnings about the files that were logged at the start.
     pub(crate) warnings: Vec<String>,
+    on_first_use: LazyFiles,
+}
+
+/// Files of a base model that are read on first use.
+#[derive(Debug, Default)]
+struct LazyFiles {
     vocabulary: OnceLock<Result<Arc<Vocabulary>, String>>,
     tokenizer: OnceLock<Option<Tokenizer>>,
+    chat: OnceLock<Result<ChatModel, String>>,
 }
 
 impl BaseModels {
@@ -154,9 +162,8 @@ impl BaseModel {
             (files.config().clone(), files.warnings().to_vec(), weights.clone())
         };
         warnings.iter().for_each(|warning| warn(name, warning));
-        let (name, vocabulary, tokenizer) = (name.to_owned(), OnceLock::new(), OnceLock::new());
-        let built_in = false;
-        Ok(Self { name, folder, weights, built_in, config, warnings, vocabulary, tokenizer })
+        let (name, built_in, on_first_use) = (name.to_owned(), false, LazyFiles::default());
+        Ok(Self { name, folder, weights, built_in, config, warnings, on_first_use })
     }
 
     /// Logs a warning if the tokenizer cannot be read, or has tokens that the model does not have.
@@ -185,8 +192,8 @@ impl BaseModel {
         write_tokenizer(&folder)?;
         let (name, config) = (builtin::NAME.to_owned(), builtin::config()?);
         let (weights, warnings, built_in) = (folder.clone(), Vec::new(), true);
-        let (vocabulary, tokenizer) = (OnceLock::new(), OnceLock::new());
-        Ok(Self { name, folder, weights, built_in, config, warnings, vocabulary, tokenizer })
+        let on_first_use = LazyFiles::default();
+        Ok(Self { name, folder, weights, built_in, config, warnings, on_first_use })
     }
 
     /// Returns the identifier for tokenizer libraries: the folder if it has a tokenizer, so that
@@ -202,7 +209,7 @@ impl BaseModel {
     /// Returns the tokenizer if it is in memory, or that there is none; `None` if it was not read
     /// yet.
     pub(crate) fn loaded_tokenizer(&self) -> Option<Option<Tokenizer>> {
-        self.tokenizer.get().cloned()
+        self.on_first_use.tokenizer.get().cloned()
     }
 
     /// Returns the tokenizer, read on first use, which blocks. If it cannot be read, logs the reason
@@ -216,7 +223,19 @@ impl BaseModel {
             });
             tokenizer.ok()
         };
-        self.tokenizer.get_or_init(read).clone()
+        self.on_first_use.tokenizer.get_or_init(read).clone()
+    }
+
+    /// Returns the chat template or the reason why it cannot be used, if it has been read; `None`
+    /// if it has not been read yet.
+    pub(crate) fn loaded_chat(&self) -> Option<Result<ChatModel, String>> {
+        self.on_first_use.chat.get().cloned()
+    }
+
+    /// Returns the chat template, read on first use, which blocks. The error is the reason why it
+    /// cannot be used.
+    pub(crate) fn chat(&self) -> Result<ChatModel, String> {
+        self.on_first_use.chat.get_or_init(|| ChatModel::read(self)).clone()
     }
 
     /// Returns the vocabulary, read on first use.
@@ -226,7 +245,7 @@ impl BaseModel {
             Ok(vocabulary) => Ok(Arc::new(vocabulary)),
             Err(error) => Err(with_causes(&error)),
         };
-        self.vocabulary.get_or_init(read).clone()
+        self.on_first_use.vocabulary.get_or_init(read).clone()
     }
 }
 

@@ -16,6 +16,18 @@ impl InferenceError {
         let error = ServerError::invalid(format!("{param}: {reason}"));
         Self { error, param: Some(param.to_owned()) }
     }
+
+    /// Adds the path of the object whose field is invalid, for example `messages[2]`.
+    pub(crate) fn within(self, path: &str) -> Self {
+        match self.param {
+            Some(field) => {
+                let message = self.error.to_string();
+                let reason = message.strip_prefix(&field).and_then(|rest| rest.strip_prefix(": "));
+                Self::invalid(&format!("{path}.{field}"), reason.unwrap_or(&message))
+            }
+            None => Self::invalid(path, self.error),
+        }
+    }
 }
 
 impl From<ServerError> for InferenceError {

@@ -5,12 +5,44 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use serde::Serialize;
 
+use super::error::InferenceError;
+use crate::error::ServerError;
+
 /// Response of an inference endpoint.
-pub(crate) enum InferenceResponse {
+pub(crate) struct InferenceResponse {
+    /// Id of the response, which contains the id of the request in log events; `None` if nothing
+    /// was generated.
+    pub(crate) id: Option<String>,
+    pub(crate) body: InferenceBody,
+}
+
+/// Body of an [`InferenceResponse`].
+pub(crate) enum InferenceBody {
     /// A complete JSON document.
     Json(Bytes),
     /// Events that are sent as they become available.
     Events(Box<dyn EventSource>),
+}
+
+impl InferenceResponse {
+    /// Encodes a document.
+    ///
+    /// # Errors
+    /// [`ServerError::Internal`] if it cannot be encoded.
+    pub(crate) fn json(
+        id: Option<&str>,
+        document: &impl Serialize,
+    ) -> Result<Self, InferenceError> {
+        let json = serde_json::to_vec(document).map_err(|error| {
+            ServerError::Internal(format!("cannot encode the response: {error}"))
+        })?;
+        Ok(Self { id: id.map(str::to_owned), body: InferenceBody::Json(json.into()) })
+    }
+
+    /// Creates a streamed response.
+    pub(crate) fn events(id: &str, source: impl EventSource + 'static) -> Self {
+        Self { id: Some(id.to_owned()), body: InferenceBody::Events(Box::new(source)) }
+    }
 }
 
 /// Produces the events of a streamed response.
@@ -34,6 +66,14 @@ impl EventWriter {
             Err(_) => self.0.extend_from_slice(b"null"),
         }
         self.0.extend_from_slice(b"\n\n");
+    }
+
+    /// Writes an event with a name and a JSON document as its data.
+    pub(crate) fn event(&mut self, name: &str, data: &impl Serialize) {
+        self.0.extend_from_slice(b"event: ");
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.extend_from_slice(b"\n");
+        self.data(data);
     }
 
     /// Writes the event that ends a stream of the OpenAI API.

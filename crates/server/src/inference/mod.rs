@@ -13,6 +13,8 @@
 //! 3. [`Generation::progress`] or [`Generation::poll_progress`] returns the tokens in the order in
 //!    which they are sampled.
 
+pub(crate) mod anthropic;
+mod chat;
 mod error;
 mod events;
 mod generation;
@@ -23,8 +25,9 @@ mod parameters;
 mod request;
 mod token_buffer;
 
+pub(crate) use self::chat::ChatModel;
 pub(crate) use self::error::{ErrorClass, InferenceError};
-pub(crate) use self::events::{EventSource, EventWriter, InferenceResponse};
+pub(crate) use self::events::{EventSource, EventWriter, InferenceBody, InferenceResponse};
 pub(crate) use self::generation::{Generation, Generations};
 pub(crate) use self::model_name::NamedModel;
 pub(crate) use self::parameters::Parameters;

@@ -18,49 +18,99 @@ use super::error::HttpError;
 use super::event_body::EventBody;
 use super::{ResponseBody, RouteResult, authorize, check_worker, respond, to_json};
 use crate::error::ServerError;
-use crate::inference::{ErrorClass, InferenceResponse, openai};
+use crate::inference::{ErrorClass, InferenceBody, anthropic, openai};
 use crate::state::ServerState;
 
 /// Prefixes of the paths of the OpenAI API.
 const OPENAI: [&str; 2] = ["/oai/api/v1/", "/v1/"];
+/// Prefixes of the paths of the Anthropic API.
+const ANTHROPIC: [&str; 2] = ["/anthropic/api/v1/", "/v1/"];
 
 /// An inference endpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
+    ChatCompletions,
     Completions,
+    Messages,
+    CountTokens,
     Models,
     /// Describes the model of this name.
     Model(String),
     /// A path under a prefix of an API that has no endpoint.
-    Unknown,
+    Unknown(Api),
+}
+
+/// An API with its own form of errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Api {
+    OpenAi,
+    Anthropic,
+}
+
+impl Api {
+    /// Returns the name of the header with the id of a request.
+    fn request_id_header(self) -> HeaderName {
+        HeaderName::from_static(match self {
+            Self::OpenAi => "x-request-id",
+            Self::Anthropic => "request-id",
+        })
+    }
 }
 
 impl Endpoint {
     /// Returns the endpoint of a path; `None` for paths outside of the inference APIs.
     pub(super) fn find(path: &str) -> Option<Self> {
-        let name = OPENAI.iter().find_map(|prefix| path.strip_prefix(prefix))?;
+        let name =
+            |prefixes: [&str; 2]| prefixes.iter().find_map(|prefix| path.strip_prefix(prefix));
+        match name(ANTHROPIC) {
+            Some("messages") => return Some(Self::Messages),
+            Some("messages/count_tokens") => return Some(Self::CountTokens),
+            _ => {}
+        }
+        let Some(name) = name(OPENAI) else {
+            return name(ANTHROPIC).map(|_| Self::Unknown(Api::Anthropic));
+        };
         Some(match name {
+            "chat/completions" => Self::ChatCompletions,
             "completions" => Self::Completions,
             "models" => Self::Models,
             _ => match name.strip_prefix("models/").and_then(percent_decode) {
                 Some(model) if !model.is_empty() => Self::Model(model),
-                _ => Self::Unknown,
+                _ => Self::Unknown(Api::OpenAi),
             },
         })
     }
 
     fn method(&self) -> Method {
         match self {
-            Self::Completions => Method::POST,
-            Self::Models | Self::Model(_) | Self::Unknown => Method::GET,
+            Self::ChatCompletions | Self::Completions | Self::Messages | Self::CountTokens => {
+                Method::POST
+            }
+            Self::Models | Self::Model(_) | Self::Unknown(_) => Method::GET,
+        }
+    }
+
+    fn api(&self) -> Api {
+        match self {
+            Self::Messages | Self::CountTokens => Api::Anthropic,
+            Self::ChatCompletions | Self::Completions | Self::Models | Self::Model(_) => {
+                Api::OpenAi
+            }
+            Self::Unknown(api) => *api,
         }
     }
 
     /// Converts an error to a response in the shape of the endpoint's API.
     pub(super) fn error_response(&self, error: HttpError) -> Response<ResponseBody> {
         let class = ErrorClass::of_status(error.status.as_u16());
-        let document = openai::error_document(class, &error.detail, error.param.as_deref());
-        let body = serde_json::to_vec(&document).unwrap_or_default();
+        let body = match self.api() {
+            Api::OpenAi => {
+                let param = error.param.as_deref();
+                serde_json::to_vec(&openai::error_document(class, &error.detail, param))
+            }
+            Api::Anthropic => serde_json::to_vec(&anthropic::error_document(class, &error.detail)),
+        };
+        let body = body.unwrap_or_default();
         error.into_response_with(body.into())
     }
 }
@@ -80,9 +130,13 @@ pub(super) async fn dispatch(
     }
     authorize(state, &parts.headers, from_allowed_page)?;
     let path = parts.uri.path();
-    if *endpoint == Endpoint::Unknown {
+    if let Endpoint::Unknown(api) = endpoint {
         let path: String = path.chars().take(200).collect();
-        let message = format!("{path} does not exist; this server has completions and models");
+        let known = match api {
+            Api::OpenAi => "chat/completions, completions and models",
+            Api::Anthropic => "messages and messages/count_tokens",
+        };
+        let message = format!("{path} does not exist; this server has {known}");
         return Err(ServerError::not_found(message).into());
     }
     if parts.method != endpoint.method() {
@@ -92,18 +146,23 @@ pub(super) async fn dispatch(
     let response = match endpoint {
         Endpoint::Models => return to_json(&openai::list_models(state)),
         Endpoint::Model(name) => return to_json(&openai::model(state, name)?),
-        Endpoint::Completions => {
+        _ => {
             let limit = state.options.limits.body_bytes;
             let body = ReceivedBody::read(state, parts, body, limit, BodyCodec::Json).await?;
             // Hold the permit of the body budget until the request is enqueued or finished.
             let (body, _permit) = body.split();
-            openai::completions(state, body).await?
+            match endpoint {
+                Endpoint::ChatCompletions => openai::chat_completions(state, body).await?,
+                Endpoint::Messages => anthropic::messages(state, body).await?,
+                Endpoint::CountTokens => anthropic::count_tokens(state, body).await?,
+                _ => openai::completions(state, body).await?,
+            }
         }
-        Endpoint::Unknown => return Err(ServerError::not_found("no such endpoint").into()),
     };
-    Ok(match response {
-        InferenceResponse::Json(json) => respond(JSON, json),
-        InferenceResponse::Events(source) => {
+    let id = response.id;
+    let mut response = match response.body {
+        InferenceBody::Json(json) => respond(JSON, json),
+        InferenceBody::Events(source) => {
             let body = Either::Right(Either::Right(EventBody(source)));
             let mut response = Response::new(body);
             let headers = response.headers_mut();
@@ -114,7 +173,19 @@ pub(super) async fn dispatch(
             headers.insert(buffering, HeaderValue::from_static("no"));
             response
         }
-    })
+    };
+    if let Some(id) = id.and_then(|id| HeaderValue::try_from(id).ok()) {
+        response.headers_mut().insert(endpoint.api().request_id_header(), id);
+    }
+    Ok(response)
+}
+
+/// Adds the header with the id of the request, unless the response has one.
+pub(super) fn add_request_id(endpoint: &Endpoint, response: &mut Response<ResponseBody>) {
+    let id = format!("req_{}", uuid::Uuid::new_v4().simple());
+    if let Ok(id) = HeaderValue::try_from(id) {
+        response.headers_mut().entry(endpoint.api().request_id_header()).or_insert(id);
+    }
 }
 
 /// Returns the origin of a request from a web page that may use the inference endpoints.
@@ -167,10 +238,18 @@ mod tests {
             let name = "Qwen/Qwen3-8B".to_owned();
             assert_eq!(find("models/Qwen%2FQwen3-8B"), Endpoint::Model(name.clone()));
             assert_eq!(find("models/Qwen/Qwen3-8B"), Endpoint::Model(name));
+            assert_eq!(find("chat/completions"), Endpoint::ChatCompletions);
             for unknown in ["", "models/", "models/%zz", "embeddings", "completions/"] {
-                assert_eq!(find(unknown), Endpoint::Unknown, "{unknown}");
+                assert_eq!(find(unknown), Endpoint::Unknown(Api::OpenAi), "{unknown}");
             }
         }
+        for prefix in ANTHROPIC {
+            let find = |path: &str| Endpoint::find(&format!("{prefix}{path}")).unwrap();
+            assert_eq!(find("messages"), Endpoint::Messages);
+            assert_eq!(find("messages/count_tokens"), Endpoint::CountTokens);
+        }
+        let batches = Endpoint::find("/anthropic/api/v1/messages/batches");
+        assert_eq!(batches, Some(Endpoint::Unknown(Api::Anthropic)));
         assert_eq!(Endpoint::find("/api/v1/asample"), None);
         assert_eq!(Endpoint::find("/oai"), None);
     }

@@ -92,7 +92,8 @@ pub(crate) async fn handle(
             }
         }
     };
-    if endpoint.is_some() {
+    if let Some(endpoint) = &endpoint {
+        inference::add_request_id(endpoint, &mut response);
         inference::add_cors(state, &parts.headers, &mut response);
     }
     response

@@ -36,7 +36,12 @@ impl EventStream {
             self.buffer.extend_from_slice(&self.response.chunk().await.unwrap()?);
             while let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
                 let event: Vec<u8> = self.buffer.drain(..end + 2).collect();
-                let data = event.strip_prefix(b"data: ").unwrap();
+                // Events of the Anthropic API have a name, which their data repeat.
+                let name = match event.starts_with(b"event: ") {
+                    true => event.iter().position(|byte| *byte == b'\n').unwrap() + 1,
+                    false => 0,
+                };
+                let data = event[name..].strip_prefix(b"data: ").unwrap();
                 match data {
                     b"[DONE]\n\n" => self.done = true,
                     data => self.events.push_back(serde_json::from_slice(data).unwrap()),

@@ -11,7 +11,7 @@ use super::choice::{ChoicePiece, ChoiceWriter};
 use super::completion_request::CompletionRequest;
 use super::error::with_document;
 use super::sampling::Delivery;
-use crate::error::ServerError;
+use super::usage::UsageDocument;
 use crate::inference::{
     EventSource, EventWriter, Generation, InferenceError, InferenceResponse, NamedModel, Progress,
 };
@@ -35,7 +35,7 @@ pub(crate) async fn completions(
     let start = move || Completion::start(&task_state, &model, tokenizer.as_ref(), &request);
     let completion = run_blocking(state, size, start).await?;
     if completion.delivery.stream {
-        return Ok(InferenceResponse::Events(Box::new(completion)));
+        return Ok(InferenceResponse::events(&completion.id.clone(), completion));
     }
     completion.collect().await
 }
@@ -48,7 +48,7 @@ struct Completion {
     model: String,
     prompts: Vec<PromptCompletion>,
     delivery: Delivery,
-    usage: Usage,
+    usage: UsageDocument,
     /// Whether the last event was returned.
     ended: bool,
 }
@@ -63,21 +63,6 @@ struct PromptCompletion {
     echo: Option<String>,
 }
 
-/// Number of tokens of a request.
-#[derive(Clone, Copy, Default, Serialize)]
-struct Usage {
-    prompt_tokens: usize,
-    completion_tokens: usize,
-    total_tokens: usize,
-    prompt_tokens_details: PromptTokenDetails,
-}
-
-#[derive(Clone, Copy, Default, Serialize)]
-struct PromptTokenDetails {
-    /// Number of prompt tokens that were found in the KV cache.
-    cached_tokens: usize,
-}
-
 /// A response, or one event of a stream.
 #[derive(Serialize)]
 struct CompletionDocument<'a> {
@@ -87,7 +72,7 @@ struct CompletionDocument<'a> {
     model: &'a str,
     choices: &'a [ChoicePiece],
     #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Usage>,
+    usage: Option<UsageDocument>,
 }
 
 impl Completion {
@@ -98,7 +83,7 @@ impl Completion {
         tokenizer: Option<&Tokenizer>,
         request: &CompletionRequest,
     ) -> Result<Self, InferenceError> {
-        let mut usage = Usage::default();
+        let mut usage = UsageDocument::default();
         let mut prompts = Vec::with_capacity(request.prompts.len());
         let mut first_choice = 0;
         for prompt in &request.prompts {
@@ -149,17 +134,13 @@ impl Completion {
                 }
             }
         }
-        let document = self.document(&choices, Some(self.usage.total()));
-        let json = serde_json::to_vec(&document).map_err(|error| {
-            ServerError::Internal(format!("cannot encode the response: {error}"))
-        })?;
-        Ok(InferenceResponse::Json(json.into()))
+        InferenceResponse::json(Some(&self.id), &self.document(&choices, Some(self.usage.total())))
     }
 
     fn document<'a>(
         &'a self,
         choices: &'a [ChoicePiece],
-        usage: Option<Usage>,
+        usage: Option<UsageDocument>,
     ) -> CompletionDocument<'a> {
         let (id, created, model) = (&self.id, self.created, &self.model);
         CompletionDocument { id, object: "text_completion", created, model, choices, usage }
@@ -227,7 +208,7 @@ impl PromptCompletion {
     fn pieces(
         &mut self,
         progress: Progress,
-        usage: &mut Usage,
+        usage: &mut UsageDocument,
     ) -> Result<Vec<Option<ChoicePiece>>, InferenceError> {
         let mut pieces: Vec<Option<ChoicePiece>> = Vec::new();
         pieces.resize_with(self.choices.len(), || None);
@@ -249,12 +230,5 @@ impl PromptCompletion {
             usage.completion_tokens += usize::from(choice.counts_tokens());
         }
         Ok(pieces)
-    }
-}
-
-impl Usage {
-    /// Returns the usage with the sum of all tokens.
-    fn total(self) -> Self {
-        Self { total_tokens: self.prompt_tokens + self.completion_tokens, ..self }
     }
 }

@@ -1,5 +1,10 @@
-//! The OpenAI-compatible endpoints, without HTTP: `completions` and `models`.
+//! The OpenAI-compatible endpoints, without HTTP: `chat/completions`, `completions` and `models`.
 
+mod chat;
+mod chat_documents;
+mod chat_logprobs;
+mod chat_messages;
+mod chat_request;
 mod choice;
 mod completion_request;
 mod completions;
@@ -7,7 +12,9 @@ mod error;
 mod logprobs;
 mod models;
 mod sampling;
+mod usage;
 
+pub(crate) use self::chat::chat_completions;
 pub(crate) use self::completions::completions;
 pub(crate) use self::error::error_document;
 pub(crate) use self::models::{list_models, model};

@@ -1,0 +1,11 @@
+//! The Anthropic-compatible endpoints, without HTTP: `messages` and `messages/count_tokens`.
+
+mod documents;
+mod error;
+mod event_stream;
+mod messages;
+mod request;
+mod turns;
+
+pub(crate) use self::error::error_document;
+pub(crate) use self::messages::{count_tokens, messages};

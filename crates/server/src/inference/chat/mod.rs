@@ -1,0 +1,22 @@
+//! Answers to conversations, shared by the OpenAI- and the Anthropic-compatible endpoints.
+//!
+//! 1. An endpoint converts its request to a [`Conversation`] and a [`GenerationRequest`].
+//! 2. [`Answers::start`] renders the prompt with the chat template of the model and starts the
+//!    generation.
+//! 3. [`Answers::poll_updates`] returns the parts of the answers (reasoning, content, tool calls) as
+//!    they are sampled, and [`Answers::collect`] all of them at the end.
+//!
+//! [`GenerationRequest`]: super::GenerationRequest
+
+mod answers;
+mod chat_model;
+mod content;
+mod conversation;
+mod prompt;
+mod tools;
+
+pub(crate) use self::answers::{Answer, AnswerUpdate, AnswerUsage, Answers, FinishReason};
+pub(crate) use self::chat_model::ChatModel;
+pub(crate) use self::content::{TextOrParts, read_list};
+pub(crate) use self::conversation::{ChatMessage, Conversation, PastToolCall, PromptEnd};
+pub(crate) use self::tools::{Tool, ToolChoice};

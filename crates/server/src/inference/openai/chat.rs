@@ -1,0 +1,216 @@
+//! The `chat/completions` endpoint.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use tinkex_text::{AnswerEvent, Tokenizer};
+
+use super::chat_documents::{
+    ChatChoice, ChatChoiceDelta, ChatDocument, ChatMessageDocument, MessageDelta, ToolCallDocument,
+    finish_reason,
+};
+use super::chat_logprobs::ChatLogprobs;
+use super::chat_request::ChatCompletionRequest;
+use super::error::with_document;
+use super::usage::UsageDocument;
+use crate::inference::chat::{Answer, AnswerUpdate, Answers, ChatModel, FinishReason};
+use crate::inference::{EventSource, EventWriter, InferenceError, InferenceResponse, NamedModel};
+use crate::state::ServerState;
+use crate::store::now;
+use crate::task::run_blocking;
+
+/// Handles a request to `chat/completions`.
+///
+/// # Errors
+/// Fails if the request is invalid or cannot be enqueued, and unless it is streamed, if it fails.
+pub(crate) async fn chat_completions(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<InferenceResponse, InferenceError> {
+    let size = body.len();
+    let request = run_blocking(state, size, move || ChatCompletionRequest::read(&body)).await?;
+    let model = NamedModel::resolve(state, &request.model)?;
+    let chat = ChatModel::of(&model).await?;
+    let task_state = Arc::clone(state);
+    let start = move || ChatCompletion::start(&task_state, &model, &chat, request);
+    let (completion, answers) = run_blocking(state, size, start).await?;
+    match completion.stream {
+        true => {
+            let (id, started) = (completion.id.clone(), vec![false; completion.choices]);
+            let stream = ChatStream { completion, answers: Some(answers), started };
+            Ok(InferenceResponse::events(&id, stream))
+        }
+        false => completion.collect(answers).await,
+    }
+}
+
+/// What all documents of a response contain.
+struct ChatCompletion {
+    id: String,
+    created: i64,
+    model: String,
+    /// Number of answers.
+    choices: usize,
+    stream: bool,
+    include_usage: bool,
+    /// Tokenizer for the texts of tokens, if the response has log-probabilities.
+    logprobs: Option<Tokenizer>,
+}
+
+impl ChatCompletion {
+    fn start(
+        state: &Arc<ServerState>,
+        model: &NamedModel,
+        chat: &ChatModel,
+        mut request: ChatCompletionRequest,
+    ) -> Result<(Self, Answers), InferenceError> {
+        if let Some(effort) = request.reasoning_effort.take() {
+            if !chat.reads_variable("reasoning_effort") {
+                let reason = "the chat template of this model does not read it";
+                return Err(InferenceError::invalid("reasoning_effort", reason));
+            }
+            request.conversation.variables.push(("reasoning_effort".to_owned(), effort.into()));
+        }
+        let answers =
+            Answers::start(state, model, chat, &request.conversation, request.generation)?;
+        let completion = Self {
+            id: format!("chatcmpl-{}", answers.id()),
+            created: now().div_euclid(1_000_000),
+            model: model.name.clone(),
+            choices: answers.count(),
+            stream: request.delivery.stream,
+            include_usage: request.delivery.include_usage,
+            logprobs: request.logprobs.then(|| chat.tokenizer().clone()),
+        };
+        Ok((completion, answers))
+    }
+
+    /// Waits for all answers and returns them in one document.
+    async fn collect(self, answers: Answers) -> Result<InferenceResponse, InferenceError> {
+        let (answers, usage) = answers.collect().await?;
+        let choices = answers.into_iter().enumerate();
+        let choices = choices.map(|(index, answer)| self.choice(index, answer)).collect();
+        let usage = Some(Some(UsageDocument::from(usage)));
+        let document = self.document("chat.completion", choices, usage);
+        InferenceResponse::json(Some(&self.id), &document)
+    }
+
+    fn document<C>(
+        &self,
+        object: &'static str,
+        choices: Vec<C>,
+        usage: Option<Option<UsageDocument>>,
+    ) -> ChatDocument<'_, C> {
+        let (id, created, model) = (&self.id, self.created, &self.model);
+        ChatDocument { id, object, created, model, choices, usage }
+    }
+
+    fn choice(&self, index: usize, answer: Answer) -> ChatChoice {
+        let calls = answer.tool_calls.into_iter();
+        let tool_calls: Vec<_> =
+            calls.map(|(name, arguments)| ToolCallDocument::new(None, name, arguments)).collect();
+        let only_calls = !tool_calls.is_empty() && answer.content.is_empty();
+        let message = ChatMessageDocument {
+            role: "assistant",
+            content: (!only_calls).then_some(answer.content),
+            refusal: None,
+            reasoning_content: Some(answer.reasoning).filter(|text| !text.is_empty()),
+            tool_calls,
+        };
+        let logprobs = self.logprobs.as_ref();
+        let logprobs = logprobs.map(|tokenizer| ChatLogprobs::new(tokenizer, &answer.tokens));
+        let finish_reason = finish_reason(answer.finish.as_ref().unwrap_or(&FinishReason::Length));
+        ChatChoice { index, message, logprobs, finish_reason }
+    }
+}
+
+/// A response that is sent as it is sampled.
+struct ChatStream {
+    completion: ChatCompletion,
+    /// `None` after the last event.
+    answers: Option<Answers>,
+    /// Whether the event with the role was sent, by answer.
+    started: Vec<bool>,
+}
+
+impl EventSource for ChatStream {
+    fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let Some(answers) = &mut self.answers else { return Poll::Ready(None) };
+        let mut out = EventWriter::default();
+        while out.is_empty() {
+            match ready!(answers.poll_updates(context)) {
+                Ok(Some(updates)) => {
+                    for update in updates {
+                        let started = self.started.get_mut(update.index);
+                        let is_first = started.is_some_and(|sent| !std::mem::replace(sent, true));
+                        self.completion.write_update(update, is_first, &mut out);
+                    }
+                }
+                Ok(None) => {
+                    if self.completion.include_usage {
+                        let usage = Some(Some(answers.usage().into()));
+                        let choices: Vec<ChatChoiceDelta> = Vec::new();
+                        out.data(&self.completion.document(CHUNK, choices, usage));
+                    }
+                    out.done();
+                    self.answers = None;
+                    break;
+                }
+                Err(error) => {
+                    with_document(&error, |document| out.data(document));
+                    self.answers = None;
+                    break;
+                }
+            }
+        }
+        Poll::Ready(Some(out.take()))
+    }
+}
+
+/// Type of the events of a stream.
+const CHUNK: &str = "chat.completion.chunk";
+
+impl ChatCompletion {
+    /// Writes the events of an update: the role first, one event per part, and the reason at the
+    /// end. The first event after the role has the log-probabilities of the new tokens.
+    fn write_update(&self, update: AnswerUpdate, is_first: bool, out: &mut EventWriter) {
+        let index = update.index;
+        let tokenizer = self.logprobs.as_ref().filter(|_| !update.tokens.is_empty());
+        let mut logprobs = tokenizer.map(|tokenizer| ChatLogprobs::new(tokenizer, &update.tokens));
+        let mut write = |delta, logprobs, finish_reason| {
+            let choice = ChatChoiceDelta { index, delta, logprobs, finish_reason };
+            let usage = self.include_usage.then_some(None);
+            out.data(&self.document(CHUNK, vec![choice], usage));
+        };
+        if is_first {
+            let content = Some(String::new());
+            let role = Some("assistant");
+            write(MessageDelta { role, content, ..MessageDelta::default() }, None, None);
+        }
+        for part in update.parts {
+            write(MessageDelta::from(part), logprobs.take(), None);
+        }
+        let finish = update.finish.as_ref().map(finish_reason);
+        if finish.is_some() || logprobs.is_some() {
+            write(MessageDelta::default(), logprobs, finish);
+        }
+    }
+}
+
+impl From<AnswerEvent> for MessageDelta {
+    fn from(part: AnswerEvent) -> Self {
+        let mut delta = Self::default();
+        match part {
+            AnswerEvent::Reasoning(text) => delta.reasoning_content = Some(text),
+            AnswerEvent::Content(text) => delta.content = Some(text),
+            AnswerEvent::ToolCallStart { index, name } => {
+                delta.tool_calls = vec![ToolCallDocument::new(Some(index), name, String::new())];
+            }
+            AnswerEvent::ToolArguments { index, text } => {
+                delta.tool_calls = vec![ToolCallDocument::arguments(index, text)];
+            }
+        }
+        delta
+    }
+}
