@@ -69,19 +69,19 @@ impl MessageEvents {
                         thinking: String::new(),
                         signature: "",
                     });
-                    self.delta(BlockDelta::ThinkingDelta { thinking }, out);
+                    self.delta(BlockDelta::Thinking { thinking }, out);
                 }
                 AnswerEvent::Content(text) => {
                     let empty = || ContentBlock::Text { text: String::new() };
                     self.open(BlockKind::Text, out, empty);
-                    self.delta(BlockDelta::TextDelta { text }, out);
+                    self.delta(BlockDelta::Text { text }, out);
                 }
                 AnswerEvent::ToolCallStart { name, .. } => {
                     self.close(out);
                     self.open(BlockKind::ToolUse, out, || ContentBlock::tool_use(name, "{}"));
                 }
                 AnswerEvent::ToolArguments { text, .. } => {
-                    self.delta(BlockDelta::InputJsonDelta { partial_json: text }, out);
+                    self.delta(BlockDelta::InputJson { partial_json: text }, out);
                 }
             }
         }

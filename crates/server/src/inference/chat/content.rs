@@ -50,10 +50,10 @@ pub(crate) fn read_list<T>(
     objects: &[Box<RawValue>],
     read: impl Fn(&mut Parameters) -> Result<T, InferenceError>,
 ) -> Result<Vec<T>, InferenceError> {
-    let read = |(at, object): (usize, &Box<RawValue>)| {
+    let read = |(at, object): (usize, &RawValue)| {
         read_object(object, &read).map_err(|error| error.within(&format!("{name}[{at}]")))
     };
-    objects.iter().enumerate().map(read).collect()
+    objects.iter().map(|object| &**object).enumerate().map(read).collect()
 }
 
 fn read_object<T>(
