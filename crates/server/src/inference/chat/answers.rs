@@ -100,6 +100,7 @@ impl Answers {
         mut request: GenerationRequest,
     ) -> Result<Self, InferenceError> {
         let prompt = conversation.prompt(chat)?;
+        request.prompt = prompt.tokens(chat)?;
         if !request.ignore_eos {
             request.stop_tokens.extend(&*chat.end_tokens);
         }
@@ -114,8 +115,7 @@ impl Answers {
             has_ended: false,
         };
         let completions = usize::try_from(request.completions).unwrap_or(usize::MAX);
-        let usage = AnswerUsage { prompt_tokens: prompt.tokens.len(), ..AnswerUsage::default() };
-        request.prompt = prompt.tokens;
+        let usage = AnswerUsage { prompt_tokens: request.prompt.len(), ..AnswerUsage::default() };
         let generation = Generation::start(state, model, request)?;
         let readers = vec![reader; completions];
         let id = generation.id().clone();

@@ -9,7 +9,7 @@ use crate::inference::InferenceError;
 /// The prompt for an answer, and how to read the answer.
 #[derive(Debug)]
 pub(super) struct AnswerPrompt {
-    pub(super) tokens: Vec<u32>,
+    text: String,
     /// Parser of the answer, which has read the part of the answer that the prompt contains.
     pub(super) parser: AnswerParser,
 }
@@ -56,8 +56,7 @@ impl Conversation {
             // An incomplete call has no events.
             let _ = parser.push(&prefill);
         }
-        let tokens = model.tokenizer.encode_piece(&text).map_err(invalid)?;
-        Ok(AnswerPrompt { tokens: tokens.to_vec(), parser })
+        Ok(AnswerPrompt { text, parser })
     }
 
     /// Returns the number of tokens of the prompt.
@@ -65,6 +64,101 @@ impl Conversation {
     /// # Errors
     /// Names the parameter that is invalid or that the chat template rejects.
     pub(crate) fn count_tokens(&self, model: &ChatModel) -> Result<usize, InferenceError> {
-        Ok(self.prompt(model)?.tokens.len())
+        Ok(self.prompt(model)?.tokens(model)?.len())
+    }
+}
+
+impl AnswerPrompt {
+    /// Returns the tokens of the prompt. The template writes the special tokens itself.
+    pub(super) fn tokens(&self, model: &ChatModel) -> Result<Vec<u32>, InferenceError> {
+        let tokens = model.tokenizer.encode_piece(&self.text);
+        let tokens = tokens.map_err(|error| InferenceError::invalid("messages", error))?;
+        Ok(tokens.to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tinkex_text::{AnswerEvent, ChatFormat, Message, Tokenizer};
+
+    use super::*;
+    use crate::inference::chat::{Tool, ToolChoice};
+
+    /// A template with tools that lets the model reason if `think` is set.
+    const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}{% endif %}\
+        {% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}\
+        {% if add_generation_prompt %}<assistant>{% if think %}<think>\n{% endif %}{% endif %}\
+        {# <tool_call> </think> #}";
+
+    fn model(template: &str) -> ChatModel {
+        let json =
+            r#"{"version":"1.0","model":{"type":"WordLevel","unk_token":"?","vocab":{"?":0}}}"#;
+        let tokenizer = Tokenizer::from_json(json).unwrap();
+        let format = ChatFormat::with_template(&tokenizer, template).unwrap();
+        let has_tool_tags = format.template_contains("<tool_call>");
+        ChatModel { tokenizer, format, end_tokens: [].into(), has_tool_tags }
+    }
+
+    fn conversation(choice: ToolChoice, names: &[&str]) -> Conversation {
+        let mut conversation = Conversation::new(vec![Message::user("a")]);
+        let tool = |name: &&str| {
+            let schema = serde_json::value::to_raw_value(&serde_json::json!({})).unwrap();
+            Tool::function((*name).to_owned(), None, &schema).unwrap()
+        };
+        conversation.tools = names.iter().map(tool).collect();
+        conversation.tool_choice = choice;
+        conversation
+    }
+
+    fn prompt_text(conversation: &Conversation) -> String {
+        conversation.prompt(&model(TEMPLATE)).unwrap().text
+    }
+
+    #[test]
+    fn tools_are_part_of_the_prompt_unless_none_may_be_called() {
+        let auto = prompt_text(&conversation(ToolChoice::Auto, &["f"]));
+        let tools = r#"[{"type": "function", "function": {"name": "f", "parameters": {}}}]"#;
+        assert_eq!(auto, format!("{tools}<user>a</user><assistant>"));
+        let none = prompt_text(&conversation(ToolChoice::None, &["f"]));
+        assert_eq!(none, "<user>a</user><assistant>");
+    }
+
+    #[test]
+    fn a_call_is_forced_by_its_start() {
+        let named = conversation(ToolChoice::Named("f\"".to_owned()), &["f\"", "g"]);
+        let start = "<tool_call>\n{\"name\": \"f\\\"\", \"arguments\": ";
+        assert!(prompt_text(&named).ends_with(&format!("<assistant>{start}")));
+        let only = conversation(ToolChoice::Required, &["f"]);
+        assert!(prompt_text(&only).ends_with("{\"name\": \"f\", \"arguments\": "));
+        let mut any = conversation(ToolChoice::Required, &["f", "g"]);
+        assert!(prompt_text(&any).ends_with("<assistant><tool_call>\n{\"name\": \""));
+
+        // The call follows the reasoning, which the prompt has opened.
+        any.variables.push(("think".to_owned(), true.into()));
+        let mut prompt = any.prompt(&model(TEMPLATE)).unwrap();
+        assert!(prompt.text.ends_with("<think>\n\n</think>\n\n<tool_call>\n{\"name\": \""));
+        let mut events = prompt.parser.push("g\"}</tool_call>");
+        events.extend(prompt.parser.finish());
+        let start = AnswerEvent::ToolCallStart { index: 0, name: "g".to_owned() };
+        assert_eq!(events.first(), Some(&start));
+    }
+
+    #[test]
+    fn tool_choices_that_are_not_possible_are_refused() {
+        let refused = |conversation: &Conversation, template: &str| {
+            let error = conversation.prompt(&model(template)).unwrap_err();
+            error.param.unwrap()
+        };
+        let plain = "{{ messages[0].content }}";
+        assert_eq!(refused(&conversation(ToolChoice::Required, &["f"]), plain), "tool_choice");
+        assert_eq!(refused(&conversation(ToolChoice::Required, &[]), TEMPLATE), "tool_choice");
+        let other = conversation(ToolChoice::Named("g".to_owned()), &["f"]);
+        assert_eq!(refused(&other, TEMPLATE), "tool_choice");
+        assert_eq!(refused(&conversation(ToolChoice::Auto, &["f", "f"]), TEMPLATE), "tools");
+        let mut continued = conversation(ToolChoice::Required, &["f"]);
+        continued.end = PromptEnd::ContinueLast;
+        assert_eq!(refused(&continued, TEMPLATE), "tool_choice");
+        continued.tool_choice = ToolChoice::Auto;
+        assert_eq!(refused(&continued, TEMPLATE), "messages", "the last message is the user's");
     }
 }
