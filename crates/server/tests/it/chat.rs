@@ -65,7 +65,7 @@ fn joined(events: &[Value], index: u64) -> Value {
 
 fn weather(model: &str) -> Value {
     json!({
-        "model": model, "temperature": 0, "max_completion_tokens": 120, "tools": tools(),
+        "model": model, "temperature": 0, "max_completion_tokens": 250, "tools": tools(),
         "messages": [{"role": "user", "content": WEATHER}],
     })
 }

@@ -83,7 +83,7 @@ async fn messages_have_text_thinking_and_tool_blocks() {
         .map(|tool| json!({"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]}))
         .collect();
     let mut request = json!({
-        "model": model, "temperature": 0, "max_tokens": 120, "tools": tools,
+        "model": model, "temperature": 0, "max_tokens": 250, "tools": tools,
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "messages": [{"role": "user", "content": [{"type": "text", "text": WEATHER}]}],
     });
