@@ -28,14 +28,14 @@ pub(crate) struct ServerState {
     /// Download permissions by token.
     downloads: Mutex<HashMap<String, DownloadGrant>>,
     /// Budget for request bodies being read, in units of [`BODY_UNIT`] bytes.
-    pub(crate) body_budget: Semaphore,
+    pub(crate) body_budget: Arc<Semaphore>,
     /// Serializes changes to existing records: see [`durable`](crate::durable).
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
     /// Becomes true when the worker thread or the writer thread has panicked.
     pub(crate) broken: watch::Sender<bool>,
     /// Permits for decoding large bodies on the blocking pool: one per core. More concurrent
     /// decoding would delay small requests.
-    pub(crate) decode_permits: Semaphore,
+    pub(crate) decode_permits: Arc<Semaphore>,
 }
 
 /// Permission to download the files of a folder without an API key.
@@ -66,10 +66,12 @@ impl ServerState {
             weights_dir,
             downloads: Mutex::default(),
             change_lock: Arc::default(),
-            body_budget: Semaphore::new((options.limits.total_body_bytes / BODY_UNIT).max(1)),
-            decode_permits: Semaphore::new(
+            body_budget: Arc::new(Semaphore::new(
+                (options.limits.total_body_bytes / BODY_UNIT).max(1),
+            )),
+            decode_permits: Arc::new(Semaphore::new(
                 std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            ),
+            )),
             options,
         }
     }

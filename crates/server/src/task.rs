@@ -1,9 +1,11 @@
 //! Async tasks and the blocking pool. The only module that may call `tokio::spawn`.
 
 use std::future::Future;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
 
 use crate::error::ServerError;
-use crate::state::ServerState;
 
 /// Maximum size of a body, in bytes, that is read without a permit of the body budget and decoded
 /// on the async thread.
@@ -17,17 +19,50 @@ pub(crate) fn spawn(
     tokio::spawn(future)
 }
 
-/// Runs `work` on the blocking pool, with one permit per core, if it processes at least [`SMALL`]
+/// Runs `work` on the blocking pool, with one of `permits`, if it processes at least [`SMALL`]
 /// bytes; runs it directly otherwise.
 pub(crate) async fn run_blocking<T: Send + 'static, E: From<ServerError> + Send + 'static>(
-    state: &ServerState,
+    permits: &Arc<Semaphore>,
     size: usize,
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, E> {
     if size < SMALL {
         return work();
     }
-    let _permit = state.decode_permits.acquire().await.map_err(|_| ServerError::shutting_down())?;
-    let done = tokio::task::spawn_blocking(work).await;
+    let permit = Arc::clone(permits).acquire_owned().await;
+    let permit = permit.map_err(|_| ServerError::shutting_down())?;
+    // The job keeps the permit: it continues if the client disconnects, which drops this future.
+    let job = move || {
+        let result = work();
+        drop(permit);
+        result
+    };
+    let done = tokio::task::spawn_blocking(job).await;
     done.unwrap_or_else(|_| Err(ServerError::shutting_down().into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn bug_a_disconnected_client_released_the_permit_of_a_running_job() {
+        let permits = Arc::new(Semaphore::new(1));
+        let (started, has_started) = tokio::sync::oneshot::channel();
+        let (finish, may_finish) = mpsc::channel::<()>();
+        let work = move || {
+            let _ = started.send(());
+            let _ = may_finish.recv();
+            Ok::<_, ServerError>(())
+        };
+        tokio::select! {
+            _ = run_blocking(&permits, SMALL, work) => panic!("the job waits"),
+            started = has_started => started.unwrap(),
+        }
+        assert_eq!(permits.available_permits(), 0, "the job still runs");
+        drop(finish);
+        drop(permits.acquire().await.unwrap());
+    }
 }

@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tinkex_wire::codec::compress;
 use tinkex_wire::{BodyCodec, RequestId, Route};
-use tokio::sync::SemaphorePermit;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use super::error::HttpError;
@@ -19,20 +19,29 @@ use crate::state::{BODY_UNIT, ServerState};
 use crate::task::{SMALL, run_blocking};
 
 /// A body and its permit of the body budget.
-pub(super) struct ReceivedBody<'a> {
-    bytes: Bytes,
-    permit: Option<SemaphorePermit<'a>>,
+pub(super) struct ReceivedBody {
+    pub(super) bytes: Bytes,
+    pub(super) permit: BodyPermit,
 }
 
-impl<'a> ReceivedBody<'a> {
-    /// Returns the bytes, and a guard to hold while they are in use.
-    pub(super) fn split(self) -> (Bytes, impl Sized + use<'a>) {
-        (self.bytes, self.permit)
+/// Permit of the body budget, to be held while the body is in use. Small bodies need none.
+pub(super) type BodyPermit = Option<OwnedSemaphorePermit>;
+
+impl AsRef<[u8]> for ReceivedBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl ReceivedBody {
+    /// Returns the bytes. The permit is released when their last clone is dropped.
+    pub(super) fn into_bytes(self) -> Bytes {
+        Bytes::from_owner(self)
     }
 
     /// Reads a body of at most `limit` bytes, before and after decompression, and decompresses it.
     pub(super) async fn read(
-        state: &'a ServerState,
+        state: &ServerState,
         parts: &Parts,
         body: &mut Incoming,
         limit: usize,
@@ -87,8 +96,10 @@ impl<'a> ReceivedBody<'a> {
         if permit.is_none() && size > SMALL {
             permit = Some(acquire_budget(state, size).await?);
         }
-        let decompress = move || Ok::<_, ServerError>(compress::decompress(&bytes, size)?);
-        let bytes = run_blocking(state, size, decompress).await?;
+        // The job holds the permit, because it continues if the client disconnects.
+        let decompress =
+            move || Ok::<_, ServerError>((compress::decompress(&bytes, size)?, permit));
+        let (bytes, permit) = run_blocking(&state.decode_permits, size, decompress).await?;
         Ok(Self { bytes, permit })
     }
 }
@@ -124,22 +135,31 @@ fn declared_size(body: &[u8], limit: usize) -> usize {
 async fn acquire_budget(
     state: &ServerState,
     bytes: usize,
-) -> Result<SemaphorePermit<'_>, ServerError> {
+) -> Result<OwnedSemaphorePermit, ServerError> {
     let max = (state.options.limits.total_body_bytes / BODY_UNIT).max(1);
     let units = u32::try_from((bytes / BODY_UNIT).clamp(1, max)).unwrap_or(u32::MAX);
-    state.body_budget.acquire_many(units).await.map_err(|_| ServerError::shutting_down())
+    let budget = Arc::clone(&state.body_budget);
+    budget.acquire_many_owned(units).await.map_err(|_| ServerError::shutting_down())
 }
 
 pub(super) fn too_large(limit: impl std::fmt::Display) -> ServerError {
     ServerError::TooLarge(format!("the body exceeds the limit of {limit} bytes"))
 }
 
-/// Runs an admission function, on the blocking pool if the body is large.
+/// Runs an admission function, on the blocking pool if the body is large. The permit of the body is
+/// held until the request is admitted, also if the client disconnects before; from then on, the
+/// request counts towards the limits of the queue.
 pub(super) async fn admit_large(
     state: &Arc<ServerState>,
-    body: Bytes,
+    body: ReceivedBody,
     admit: fn(&Arc<ServerState>, Bytes) -> Result<RequestId, ServerError>,
 ) -> Result<RequestId, ServerError> {
     let task_state = Arc::clone(state);
-    run_blocking(state, body.len(), move || admit(&task_state, body)).await
+    let (size, ReceivedBody { bytes, permit }) = (body.bytes.len(), body);
+    let admit = move || {
+        let admitted = admit(&task_state, bytes);
+        drop(permit);
+        admitted
+    };
+    run_blocking(&state.decode_permits, size, admit).await
 }

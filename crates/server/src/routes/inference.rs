@@ -149,8 +149,7 @@ pub(super) async fn dispatch(
         _ => {
             let limit = state.options.limits.body_bytes;
             let body = ReceivedBody::read(state, parts, body, limit, BodyCodec::Json).await?;
-            // Hold the permit of the body budget until the request is enqueued or finished.
-            let (body, _permit) = body.split();
+            let body = body.into_bytes();
             match endpoint {
                 Endpoint::ChatCompletions => openai::chat_completions(state, body).await?,
                 Endpoint::Messages => anthropic::messages(state, body).await?,

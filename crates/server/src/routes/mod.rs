@@ -131,8 +131,6 @@ async fn dispatch(state: &Arc<ServerState>, parts: &Parts, body: &mut Incoming) 
     let limit = body::size_limit(state, found.route);
     let body = ReceivedBody::read(state, parts, body, limit, found.route.body()).await?;
     let query = parts.uri.query().unwrap_or_default();
-    // Hold the permit of the body budget until the request is handled.
-    let (body, _permit) = body.split();
     call_handler(state, &found, query, &parts.headers, body).await
 }
 
@@ -143,8 +141,9 @@ async fn call_handler(
     found: &RouteMatch,
     query: &str,
     headers: &HeaderMap,
-    body: Bytes,
+    received: ReceivedBody,
 ) -> RouteResult {
+    let body = received.bytes.clone();
     let param = |n: usize| found.params.get(n).map_or("", String::as_str);
     let unsupported = |message: &str| Err(ServerError::invalid(message).into());
     match found.route {
@@ -175,7 +174,7 @@ async fn call_handler(
 
         Route::CreateModel => acknowledge(state, admit::create_model(state, body)).await,
         Route::ForwardBackward => {
-            acknowledge(state, admit_large(state, body, admit::forward_backward).await).await
+            acknowledge(state, admit_large(state, received, admit::forward_backward).await).await
         }
         Route::OptimStep => acknowledge(state, admit::optim_step(state, body)).await,
         Route::SaveWeights => acknowledge(state, admit::save_weights(state, body)).await,
@@ -187,7 +186,9 @@ async fn call_handler(
         }
         Route::LoadWeights => acknowledge(state, admit::load_weights(state, body)).await,
         Route::CreateCustomLoss => acknowledge(state, admit::create_custom_loss(state, body)).await,
-        Route::Sample => acknowledge(state, admit_large(state, body, admit::sample).await).await,
+        Route::Sample => {
+            acknowledge(state, admit_large(state, received, admit::sample).await).await
+        }
         Route::GetInfo => run::info(state, &body),
 
         Route::CreateSamplingSession => run::create_sampler(state, &body).await,

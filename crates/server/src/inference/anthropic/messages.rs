@@ -24,7 +24,8 @@ pub(crate) async fn messages(
     body: Bytes,
 ) -> Result<InferenceResponse, InferenceError> {
     let size = body.len();
-    let request = run_blocking(state, size, move || MessagesRequest::read(&body)).await?;
+    let request =
+        run_blocking(&state.decode_permits, size, move || MessagesRequest::read(&body)).await?;
     let (stream, thinking) = (request.stream, request.thinking);
     let model = NamedModel::resolve(state, &request.model)?;
     let chat = ChatModel::of(&model).await?;
@@ -33,7 +34,7 @@ pub(crate) async fn messages(
         let MessagesRequest { conversation, generation, .. } = request;
         Answers::start(&task_state, &model, &chat, &conversation, generation)
     };
-    let answers = run_blocking(state, size, start).await?;
+    let answers = run_blocking(&state.decode_permits, size, start).await?;
     let id = format!("msg_{}", answers.id());
     let events = MessageEvents::new(id.clone(), name, thinking);
     if stream {
@@ -104,10 +105,12 @@ pub(crate) async fn count_tokens(
     body: Bytes,
 ) -> Result<InferenceResponse, InferenceError> {
     let size = body.len();
-    let request = run_blocking(state, size, move || MessagesRequest::read_count(&body)).await?;
+    let request =
+        run_blocking(&state.decode_permits, size, move || MessagesRequest::read_count(&body))
+            .await?;
     let model = NamedModel::resolve(state, &request.model)?;
     let chat = ChatModel::of(&model).await?;
     let count = move || request.conversation.count_tokens(&chat);
-    let input_tokens = run_blocking(state, size, count).await?;
+    let input_tokens = run_blocking(&state.decode_permits, size, count).await?;
     InferenceResponse::json(None, &TokenCount { input_tokens })
 }

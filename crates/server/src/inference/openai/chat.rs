@@ -29,12 +29,14 @@ pub(crate) async fn chat_completions(
     body: Bytes,
 ) -> Result<InferenceResponse, InferenceError> {
     let size = body.len();
-    let request = run_blocking(state, size, move || ChatCompletionRequest::read(&body)).await?;
+    let request =
+        run_blocking(&state.decode_permits, size, move || ChatCompletionRequest::read(&body))
+            .await?;
     let model = NamedModel::resolve(state, &request.model)?;
     let chat = ChatModel::of(&model).await?;
     let task_state = Arc::clone(state);
     let start = move || ChatCompletion::start(&task_state, &model, &chat, request);
-    let (completion, answers) = run_blocking(state, size, start).await?;
+    let (completion, answers) = run_blocking(&state.decode_permits, size, start).await?;
     match completion.stream {
         true => {
             let (id, started) = (completion.id.clone(), vec![false; completion.choices]);

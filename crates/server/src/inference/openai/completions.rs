@@ -28,12 +28,13 @@ pub(crate) async fn completions(
     body: Bytes,
 ) -> Result<InferenceResponse, InferenceError> {
     let size = body.len();
-    let request = run_blocking(state, size, move || CompletionRequest::parse(&body)).await?;
+    let request =
+        run_blocking(&state.decode_permits, size, move || CompletionRequest::parse(&body)).await?;
     let model = NamedModel::resolve(state, &request.model)?;
     let tokenizer = model.tokenizer().await;
     let task_state = Arc::clone(state);
     let start = move || Completion::start(&task_state, &model, tokenizer.as_ref(), &request);
-    let completion = run_blocking(state, size, start).await?;
+    let completion = run_blocking(&state.decode_permits, size, start).await?;
     if completion.delivery.stream {
         return Ok(InferenceResponse::events(&completion.id.clone(), completion));
     }
