@@ -7,6 +7,11 @@ use crate::Error;
 use crate::json_fields::{MAX_SIZE, read_small};
 use crate::{Result, Rope, config_json};
 
+/// Name of the embedding.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Name of the unembedding.
+pub(crate) const UNEMBEDDING: &str = "lm_head.weight";
+
 /// A supported model architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -22,11 +27,15 @@ pub enum Architecture {
 impl Architecture {
     /// Returns the architecture whose `model_type` in `transformers` is `name`, if it is supported.
     pub(crate) fn from_model_type(name: &str) -> Option<Self> {
-        match name {
-            "llama" => Some(Self::Llama),
-            "qwen2" => Some(Self::Qwen2),
-            "qwen3" => Some(Self::Qwen3),
-            _ => None,
+        [Self::Llama, Self::Qwen2, Self::Qwen3].into_iter().find(|one| one.model_type() == name)
+    }
+
+    /// Returns the `model_type` in `transformers`, which is also the name in GGUF files.
+    pub(crate) fn model_type(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
         }
     }
 
@@ -150,8 +159,8 @@ impl ModelConfig {
     pub fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> + '_ {
         let outer = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec());
         let (hidden, vocab) = (self.hidden_size, self.vocab_size);
-        let head = (!self.tied).then(|| outer("lm_head.weight", &[vocab, hidden]));
-        std::iter::once(outer("model.embed_tokens.weight", &[vocab, hidden]))
+        let head = (!self.tied).then(|| outer(UNEMBEDDING, &[vocab, hidden]));
+        std::iter::once(outer(EMBEDDING, &[vocab, hidden]))
             .chain((0..self.layers).flat_map(|layer| self.layer_tensors(layer)))
             .chain(std::iter::once(outer("model.norm.weight", &[hidden])))
             .chain(head)

@@ -24,20 +24,29 @@ pub(crate) fn read_small(path: &Path) -> Result<Vec<u8>> {
 ///
 /// Errors are descriptions that name the field and its value.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct JsonFields<'a>(&'a Map<String, Value>);
+pub(crate) struct JsonFields<'a> {
+    fields: &'a Map<String, Value>,
+    /// Name of the object if it is nested.
+    object: Option<&'static str>,
+}
 
 impl<'a> JsonFields<'a> {
     pub(crate) fn new(fields: &'a Map<String, Value>) -> Self {
-        Self(fields)
+        Self { fields, object: None }
+    }
+
+    /// Returns the name of a field for errors, for example `rope_scaling.factor`.
+    pub(crate) fn path(self, name: &str) -> String {
+        self.object.map_or_else(|| name.to_owned(), |object| format!("{object}.{name}"))
     }
 
     /// Returns whether the object has the field, even if it is `null`.
     pub(crate) fn contains(self, name: &str) -> bool {
-        self.0.contains_key(name)
+        self.fields.contains_key(name)
     }
 
     pub(crate) fn value(self, name: &str) -> Option<&'a Value> {
-        self.0.get(name).filter(|value| !value.is_null())
+        self.fields.get(name).filter(|value| !value.is_null())
     }
 
     /// Returns the field `name`, converted. `convert` returns `None` for an invalid value;
@@ -51,7 +60,7 @@ impl<'a> JsonFields<'a> {
         let Some(value) = self.value(name) else { return Ok(None) };
         match convert(value) {
             Some(converted) => Ok(Some(converted)),
-            None => Err(format!("{name} is {}, expected {expected}", shown(value))),
+            None => Err(format!("{} is {}, expected {expected}", self.path(name), shown(value))),
         }
     }
 
@@ -65,7 +74,7 @@ impl<'a> JsonFields<'a> {
 
     /// Returns a dimension that must be present.
     pub(crate) fn required_size(self, name: &str) -> Result<usize, String> {
-        self.size(name)?.ok_or_else(|| format!("{name} is missing"))
+        self.size(name)?.ok_or_else(|| format!("{} is missing", self.path(name)))
     }
 
     pub(crate) fn number(self, name: &str) -> Result<Option<f64>, String> {
@@ -86,12 +95,13 @@ impl<'a> JsonFields<'a> {
     }
 
     /// Returns a nested object. As in `transformers`, `false` and an empty object count as missing.
-    pub(crate) fn object(self, name: &str) -> Result<Option<Self>, String> {
+    pub(crate) fn object(self, name: &'static str) -> Result<Option<Self>, String> {
         if self.value(name) == Some(&Value::Bool(false)) {
             return Ok(None);
         }
         let object = self.read(name, "an object", Value::as_object)?;
-        Ok(object.filter(|fields| !fields.is_empty()).map(JsonFields))
+        let nested = |fields| Self { fields, object: Some(name) };
+        Ok(object.filter(|fields| !fields.is_empty()).map(nested))
     }
 
     /// Returns token ids, given as one number or as a list. Negative ids, with which some files
@@ -143,6 +153,10 @@ mod tests {
         let want = "ids is 2.5, expected a token id or a list of token ids";
         expect(fields.token_ids("ids").map(drop), want);
         assert!(fields.size("long").unwrap_err().contains("xx…, expected"));
+        let nested = json!({"outer": {"inner": "x"}});
+        let nested = JsonFields::new(nested.as_object().unwrap()).object("outer").unwrap().unwrap();
+        expect(nested.size("inner").map(drop), "outer.inner is \"x\", expected 1 to 16777216");
+        expect(nested.required_size("size").map(drop), "outer.size is missing");
     }
 
     #[test]

@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::config::{EMBEDDING, UNEMBEDDING};
 use crate::json_fields::{JsonFields, read_small};
 use crate::{Error, ModelConfig, Result, StoredTensor, TensorFile};
 
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const UNEMBEDDING: &str = "lm_head.weight";
 /// Prefix of the names of all tensors except the unembedding. Files of a model without the
 /// unembedding omit it.
 const PREFIX: &str = "model.";

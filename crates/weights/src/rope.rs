@@ -92,10 +92,12 @@ impl Rope {
         };
         let original = || {
             let name = "original_max_position_embeddings";
-            let stated = config.number(name)?.or(settings.number(name)?);
-            positive(name, Some(stated.unwrap_or(max_positions as f64)))
+            match config.number(name)? {
+                Some(length) => check_positive(&config.path(name), length),
+                None => positive_or(settings, name, max_positions as f64),
+            }
         };
-        let factor = || positive("factor", settings.number("factor")?);
+        let factor = || positive(settings, "factor");
         let scaling = match kind {
             "default" => RopeScaling::None,
             "linear" => RopeScaling::Linear { factor: factor()? },
@@ -105,11 +107,12 @@ impl Rope {
                 RopeScaling::None
             }
             "llama3" => {
-                let low = positive("low_freq_factor", settings.number("low_freq_factor")?)?;
-                let high = positive("high_freq_factor", settings.number("high_freq_factor")?)?;
+                let low = positive(settings, "low_freq_factor")?;
+                let high = positive(settings, "high_freq_factor")?;
                 if high <= low {
                     return Err(format!(
-                        "high_freq_factor is {high}, expected more than low_freq_factor {low}"
+                        "{} is {high}, expected more than low_freq_factor {low}",
+                        settings.path("high_freq_factor")
                     ));
                 }
                 RopeScaling::Llama3 { factor: factor()?, low, high, original: original()? }
@@ -117,8 +120,9 @@ impl Rope {
             "yarn" => yarn(settings, original()?, max_positions)?,
             other => {
                 return Err(format!(
-                    "rope_type {other:?} is not supported, expected default, linear, dynamic, \
-                     llama3 or yarn"
+                    "{} {other:?} is not supported, expected default, linear, dynamic, llama3 or \
+                     yarn",
+                    settings.path("rope_type")
                 ));
             }
         };
@@ -193,11 +197,15 @@ fn yarn(
 ) -> Result<RopeScaling, String> {
     let factor = match settings.number("factor")? {
         None if settings.contains("factor") => max_positions as f64 / original,
-        factor => positive("factor", factor)?,
+        _ => positive(settings, "factor")?,
     };
-    let number = |name: &str| settings.number(name);
     // `transformers` treats 0 in these fields as a missing value.
-    let nonzero = |name: &str| Ok::<_, String>(number(name)?.filter(|value| *value != 0.0));
+    let nonzero =
+        |name: &str| Ok::<_, String>(settings.number(name)?.filter(|value| *value != 0.0));
+    let beta = |name: &str, default: f64| match nonzero(name)? {
+        Some(beta) => check_positive(&settings.path(name), beta),
+        None => Ok(default),
+    };
     let magnitude = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
     let attention = match (nonzero("mscale")?, nonzero("mscale_all_dim")?) {
         (Some(scale), Some(all)) => magnitude(scale) / magnitude(all),
@@ -205,13 +213,10 @@ fn yarn(
     };
     Ok(RopeScaling::Yarn {
         factor,
-        beta_fast: positive("beta_fast", Some(nonzero("beta_fast")?.unwrap_or(32.0)))?,
-        beta_slow: positive("beta_slow", Some(nonzero("beta_slow")?.unwrap_or(1.0)))?,
+        beta_fast: beta("beta_fast", 32.0)?,
+        beta_slow: beta("beta_slow", 1.0)?,
         original,
-        attention_factor: positive(
-            "attention_factor",
-            Some(number("attention_factor")?.unwrap_or(attention)),
-        )?,
+        attention_factor: positive_or(settings, "attention_factor", attention)?,
         truncate: match settings.flag("truncate")? {
             Some(truncate) => truncate,
             None => !settings.contains("truncate"),
@@ -220,11 +225,21 @@ fn yarn(
 }
 
 /// Returns the value of a setting, which must be present, finite and positive.
-fn positive(name: &str, value: Option<f64>) -> Result<f64, String> {
-    match value {
-        Some(value) if value.is_finite() && value > 0.0 => Ok(value),
-        Some(value) => Err(format!("{name} is {value}, expected a positive number")),
-        None => Err(format!("{name} is missing")),
+fn positive(settings: JsonFields<'_>, name: &str) -> Result<f64, String> {
+    let path = settings.path(name);
+    check_positive(&path, settings.number(name)?.ok_or_else(|| format!("{path} is missing"))?)
+}
+
+/// Returns the value of a setting or its default, which must be finite and positive.
+fn positive_or(settings: JsonFields<'_>, name: &str, default: f64) -> Result<f64, String> {
+    check_positive(&settings.path(name), settings.number(name)?.unwrap_or(default))
+}
+
+fn check_positive(path: &str, value: f64) -> Result<f64, String> {
+    if value.is_finite() && value > 0.0 {
+        Ok(value)
+    } else {
+        Err(format!("{path} is {value}, expected a positive number"))
     }
 }
 
@@ -358,11 +373,15 @@ mod tests {
     fn invalid_settings_are_named() {
         for (config, want) in [
             (json!({"rope_scaling": [1]}), "rope_scaling is [1], expected an object"),
-            (json!({"rope_scaling": {"type": "linear"}}), "factor is missing"),
-            (json!({"rope_scaling": {"type": "yarn"}}), "factor is missing"),
+            (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor is missing"),
+            (json!({"rope_scaling": {"type": "yarn"}}), "rope_scaling.factor is missing"),
+            (
+                json!({"rope_parameters": {"rope_type": "linear", "factor": 0}}),
+                "rope_parameters.factor is 0, expected a positive number",
+            ),
             (
                 json!({"rope_scaling": {"type": "linear", "factor": "2.0"}}),
-                "factor is \"2.0\", expected a number",
+                "rope_scaling.factor is \"2.0\", expected a number",
             ),
             (json!({"rope_theta": 1.0}), "rope_theta is 1, expected more than 1"),
             (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5, expected 1"),
@@ -372,8 +391,8 @@ mod tests {
             ),
             (
                 json!({"rope_scaling": {"rope_type": "longrope"}}),
-                "rope_type \"longrope\" is not supported, expected default, linear, dynamic, \
-                 llama3 or yarn",
+                "rope_scaling.rope_type \"longrope\" is not supported, expected default, linear, \
+                 dynamic, llama3 or yarn",
             ),
         ] {
             assert_eq!(parse(&config).unwrap_err(), want);

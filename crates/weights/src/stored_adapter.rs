@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::adapter::{
     CONFIG, PREFIX, SERVICE_HEAD, TENSORS, matrix_name, parse_name, unsupported_part,
 };
-use crate::{Error, LoraPair, PeftConfig, Result, StoredTensor, TensorFile};
+use crate::{DType, Error, LoraPair, PeftConfig, Result, StoredTensor, TensorFile};
 
 /// An open adapter folder. Its matrices stay in the file until they are used.
 ///
@@ -122,6 +122,14 @@ impl StoredAdapter {
     pub fn pair(&self, module: &str) -> Option<StoredLoraPair<'_>> {
         let [a, b] = self.names.get(module)?;
         Some(StoredLoraPair { a: self.file.get(a)?, b: self.file.get(b)? })
+    }
+
+    /// Returns the element type of all matrices, or `None` if they differ.
+    #[must_use]
+    pub fn only_dtype(&self) -> Option<DType> {
+        let mut all = self.file.tensors().map(|tensor| tensor.dtype());
+        let first = all.next()?;
+        all.all(|dtype| dtype == first).then_some(first)
     }
 
     /// Reads the matrices of all modules, in the order of their names.

@@ -176,11 +176,14 @@ fn print(
     let mut table = Table::of_properties().title(format!("Export: {}", args.checkpoint));
     table.property("Checkpoint", &args.checkpoint);
     table.property("Format", format.as_str());
+    // Without --dtype, the tensors keep their types, which may differ.
+    let dtype = exported.dtype.map_or("mixed", ExportDType::as_str);
+    table.property("Element Type", dtype);
     table.property("Total Size", crate::format::bytes(exported.bytes));
     table.property("Written to", args.to.display().to_string());
     let json = json!({
         "checkpoint": args.checkpoint, "format": format.as_str(),
-        "dtype": args.dtype.map(ExportDType::as_str),
+        "dtype": dtype,
         "destination": args.to.display().to_string(), "files": exported.files,
         "file_size_bytes": exported.bytes, "has_tokenizer": exported.has_tokenizer,
         "is_untied": exported.is_untied,

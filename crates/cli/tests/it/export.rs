@@ -36,6 +36,7 @@ async fn checkpoints_of_the_built_in_model_are_exported() {
         ]
     );
     assert_eq!(exported["destination"], "out/merged");
+    assert_eq!(exported["dtype"], "f32");
     assert_eq!((&exported["is_untied"], &exported["has_tokenizer"]), (&json!(true), &json!(true)));
     let config: Value = serde_json::from_str(&sandbox.read("out/merged/config.json")).unwrap();
     assert_eq!(config["tie_word_embeddings"], false);
@@ -47,7 +48,10 @@ async fn checkpoints_of_the_built_in_model_are_exported() {
     assert_eq!(names.len(), 1, "nothing but the export is left: {names:?}");
 
     // The adapter alone, and from there without a server.
-    sandbox.run(&format!("export {path} --local --to adapter --format peft")).await.ok();
+    let peft = sandbox.run(&format!("export {path} --local --to adapter --format peft --json"));
+    assert_eq!(peft.await.ok().json()["dtype"], "f32");
+    let kept = sandbox.run(&format!("export {path} --local --to kept --json")).await.ok().json();
+    assert_eq!(kept["dtype"], "bf16", "that of the base model");
     let table = sandbox.run("export adapter --to again --dtype f32").await.ok();
     assert!(table.out.contains("Written to"), "{}", table.out);
     let weights =

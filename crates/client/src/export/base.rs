@@ -1,6 +1,6 @@
 //! Finds the folder of a base model by its name.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tinkex_files::{HubCache, is_model_folder};
 
@@ -21,6 +21,7 @@ impl BaseFinder<'_> {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if it is in none of the places. The message names the hub cache.
+    /// [`ErrorKind::InvalidInput`] if the folder of the server has weights in two formats.
     pub(super) async fn find(&self, name: &str) -> Result<PathBuf> {
         // Servers append variants after a colon.
         let name = name.split(':').next().unwrap_or(name);
@@ -29,7 +30,8 @@ impl BaseFinder<'_> {
             return Err(Error::new(ErrorKind::NotFound, message).with_hint(HINT));
         }
         if let Some(folder) = self.served_folder(name).await {
-            return Ok(folder);
+            let model = name.to_owned();
+            return blocking(move || refuse_ambiguous(&model, &folder).map(|()| folder)).await;
         }
         let variable = |name: &str| self.env.get(name).map(Into::into);
         let cache = HubCache::locate(variable);
@@ -61,5 +63,44 @@ impl BaseFinder<'_> {
     }
 }
 
+/// Refuses a folder that also has a GGUF file: the server does not tell which of the weights it
+/// serves, and an adapter that was trained on quantized weights is not meant for the others.
+fn refuse_ambiguous(name: &str, folder: &Path) -> Result<()> {
+    let is_gguf = |path: &PathBuf| path.extension().is_some_and(|end| end == "gguf");
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let Some(file) = entries.map(|entry| entry.path()).find(is_gguf) else { return Ok(()) };
+    let message = format!(
+        "cannot choose the weights of base model {name:?}: {} has safetensors and {}, and the server \
+         serves one of them",
+        folder.display(),
+        file.file_name().unwrap_or_default().display()
+    );
+    let hint = format!(
+        "Pass --base {} (CheckpointExport::base in a program) to merge into the safetensors; an \
+         export cannot merge into a GGUF file.",
+        folder.display()
+    );
+    Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint))
+}
+
 const HINT: &str = "Pass the folder of the base model (--base FOLDER on the command line), or \
                     download it with `hf download NAME`.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_with_safetensors_and_a_gguf_file_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        refuse_ambiguous("org/x", folder.path()).unwrap();
+        std::fs::write(folder.path().join("x-q8.gguf"), "").unwrap();
+        let error = refuse_ambiguous("org/x", folder.path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let message = error.to_string();
+        assert!(message.contains("cannot choose the weights of base model \"org/x\""), "{message}");
+        assert!(message.contains("has safetensors and x-q8.gguf"), "{message}");
+        let hint = error.hint().unwrap();
+        assert!(hint.contains(&format!("--base {}", folder.path().display())), "{hint}");
+    }
+}

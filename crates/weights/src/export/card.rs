@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use crate::{DType, ExportDType, PeftConfig};
+use crate::{ExportDType, PeftConfig};
 
 /// Facts that a model card states.
 #[derive(Debug)]
@@ -19,9 +19,7 @@ pub(super) struct CardDetails {
     /// Whether the merged model is untied although the base model is tied.
     pub(super) unties: bool,
     /// Element type of the weights, if all have the same.
-    pub(super) dtype: Option<DType>,
-    /// Element type of a GGUF file, if it is not the default.
-    pub(super) export_dtype: Option<ExportDType>,
+    pub(super) dtype: Option<ExportDType>,
     /// Rows of the table that the caller added.
     pub(super) details: Vec<(String, String)>,
 }
@@ -85,7 +83,7 @@ model = AutoPeftModelForCausalLM.from_pretrained(\".\")  # the folder of this fi
     /// Returns the card of a folder with the GGUF file `name`.
     pub(super) fn gguf(&self, name: &str) -> String {
         let base = self.base_name();
-        let dtype = self.export_dtype.unwrap_or(ExportDType::F16);
+        let dtype = self.dtype.unwrap_or(ExportDType::F16);
         let mut text = self.front_matter("gguf", "finetune");
         let _ = write!(
             text,
@@ -146,9 +144,8 @@ model = AutoPeftModelForCausalLM.from_pretrained(\".\")  # the folder of this fi
             ("adapter".to_owned(), format!("LoRA, rank {rank}, alpha {alpha}")),
             ("adapted modules".to_owned(), suffixes),
         ];
-        let dtype = self.dtype.map(DType::name).filter(|_| self.export_dtype.is_none());
-        if let Some(dtype) = self.export_dtype.map(ExportDType::as_str).or(dtype) {
-            rows.push(("weights".to_owned(), dtype.to_owned()));
+        if let Some(dtype) = self.dtype {
+            rows.push(("weights".to_owned(), dtype.to_string()));
         }
         rows.extend(self.details.iter().map(|(name, value)| (plain(name), code(value))));
         rows.push(("created with".to_owned(), format!("tinkex {}", env!("CARGO_PKG_VERSION"))));
@@ -186,8 +183,7 @@ mod tests {
             modules: vec!["model.layers.0.mlp.up_proj".to_owned(), "lm_head".to_owned()],
             base: Some("models/base".into()),
             unties: true,
-            dtype: Some(DType::Bf16),
-            export_dtype: None,
+            dtype: Some(ExportDType::Bf16),
             details: vec![("checkpoint".to_owned(), "tinker://run/weights/1".to_owned())],
         }
     }
@@ -200,7 +196,7 @@ mod tests {
             "# out\n\n`Qwen/Qwen3-0.6B` with a LoRA adapter",
             "| adapter | LoRA, rank 8, alpha 16 |",
             "| adapted modules | `lm_head`, `up_proj` |",
-            "| weights | BF16 |",
+            "| weights | bf16 |",
             "| checkpoint | `tinker://run/weights/1` |",
             "separate `lm_head.weight`",
         ] {

@@ -1,25 +1,22 @@
 //! A GGUF file with merged weights, tokenizer and chat template.
 
-use std::io::Write;
 use std::path::Path;
 
 use serde_json::Value;
 
+use super::ExportDType;
 use super::card::CardDetails;
 use super::gguf_tokenizer::GgufTokenizer;
 use super::output::{Count, OutputFile};
 use super::plan::{MergePlan, PlannedTensor};
-use super::{ExportDType, dtype};
+use super::tensor_rows::TensorRows;
+use crate::config::UNEMBEDDING;
+use crate::gguf::{GGUF_EMBEDDING, GGUF_UNEMBEDDING, ROPE_FACTORS, has_interleaved_heads};
 use crate::json_fields::read_small;
 use crate::{
-    Architecture, BlockFormat, DType, Error, FillError, GgufWriter, ModelConfig, Result,
-    RopeScaling, StoredAdapter, gguf_tensor_name,
+    BlockFormat, DType, Error, FillError, GgufWriter, ModelConfig, Result, RopeScaling,
+    StoredAdapter, gguf_tensor_name,
 };
-
-/// Number of elements that are computed at a time, rounded to whole rows or heads.
-const CHUNK: usize = 1 << 22;
-/// Name of the tensor with the factors of the rotary frequencies.
-const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// The content of a GGUF file.
 #[derive(Debug)]
@@ -51,7 +48,7 @@ impl GgufContent {
         if !rope_factors.is_empty() {
             writer.tensor(ROPE_FACTORS, DType::F32, &[rope_factors.len()])?;
         }
-        let is_tied = !plan.tensors().iter().any(|tensor| tensor.name == "lm_head.weight");
+        let is_tied = !plan.tensors().iter().any(|tensor| tensor.name == UNEMBEDDING);
         let mut dtypes = Vec::with_capacity(plan.tensors().len());
         for PlannedTensor { name, shape, .. } in plan.tensors() {
             let Some(gguf_name) = gguf_tensor_name(name) else {
@@ -91,61 +88,22 @@ impl GgufContent {
                 return Ok(());
             };
             let tensor = &plan.tensors()[i];
-            write_tensor(plan, adapter, tensor, self.dtypes[i], out, &mut count_more)
+            let (name, config) = (&tensor.name, plan.config());
+            let interleaved = has_interleaved_heads(name, config.architecture);
+            let rows = TensorRows {
+                merged: plan.open(adapter, tensor)?,
+                name,
+                dtype: self.dtypes[i],
+                interleaved_heads: interleaved.then_some(config.head_dim),
+            };
+            rows.write(|bytes| {
+                out.write_all(bytes)?;
+                Ok::<_, FillError>(count_more(bytes.len() as u64)?)
+            })
         })?;
         // Count the header and the padding, which were written too.
         count(self.bytes().saturating_sub(counted))
     }
-}
-
-/// Computes and writes a merged tensor, a few rows at a time.
-fn write_tensor(
-    plan: &MergePlan,
-    adapter: &StoredAdapter,
-    tensor: &PlannedTensor,
-    stored: DType,
-    out: &mut dyn Write,
-    count: Count<'_>,
-) -> Result<(), FillError> {
-    let merged = plan.open(adapter, tensor)?;
-    let (name, config) = (&tensor.name, plan.config());
-    let is_rotated = config.architecture == Architecture::Llama
-        && [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
-    // Read whole heads if their rows are reordered.
-    let unit = if is_rotated && merged.rows() > 1 { config.head_dim } else { 1 };
-    let rows = (CHUNK / merged.columns().max(1) / unit).max(1) * unit;
-    let (mut values, mut bytes) = (Vec::new(), Vec::new());
-    let mut at = 0;
-    while at < merged.rows() {
-        let end = merged.rows().min(at + rows);
-        merged.read_rows(name, at..end, &mut values)?;
-        if is_rotated {
-            // The elements of a bias are reordered like the rows of a matrix.
-            let width = if merged.rows() > 1 { merged.columns() } else { 1 };
-            values = interleave(&values, config.head_dim, width);
-        }
-        bytes.clear();
-        dtype::encode(name, &values, stored, &mut bytes)?;
-        out.write_all(&bytes)?;
-        count(bytes.len() as u64)?;
-        at = end;
-    }
-    Ok(())
-}
-
-/// Reorders the rows of each head, which have `width` elements, so that rows that are rotated
-/// together become neighbours, as llama.cpp expects. In Hugging Face models they are half a head
-/// apart.
-fn interleave(values: &[f32], head_dim: usize, width: usize) -> Vec<f32> {
-    let mut out = Vec::with_capacity(values.len());
-    for head in values.chunks(head_dim * width) {
-        let half = head.len() / 2;
-        for (a, b) in head[..half].chunks(width).zip(head[half..].chunks(width)) {
-            out.extend_from_slice(a);
-            out.extend_from_slice(b);
-        }
-    }
-    out
 }
 
 /// Returns the element type of a tensor: that of the export, but f32 for vectors, and `Q8_0` or f16
@@ -175,7 +133,7 @@ fn tensor_dtype(
 /// Returns whether Q4_K_M stores a tensor as Q6_K, as llama.cpp does: the unembedding, and values
 /// and down projections of the first and last eighth of the layers and of every third one between.
 fn needs_more_bits(name: &str, layers: usize, is_tied: bool) -> bool {
-    let output = if is_tied { "token_embd.weight" } else { "output.weight" };
+    let output = if is_tied { GGUF_EMBEDDING } else { GGUF_UNEMBEDDING };
     let Some((layer, part)) = name.strip_prefix("blk.").and_then(|name| name.split_once('.'))
     else {
         return name == output;
@@ -193,11 +151,7 @@ fn describe(
     name: &str,
     dtype: ExportDType,
 ) -> Result<(), String> {
-    let architecture = match config.architecture {
-        Architecture::Llama => "llama",
-        Architecture::Qwen2 => "qwen2",
-        Architecture::Qwen3 => "qwen3",
-    };
+    let architecture = config.architecture.model_type();
     // Values of llama.cpp's `enum llama_ftype`.
     let file_type: u32 = match dtype {
         ExportDType::F32 => 0,
@@ -294,13 +248,6 @@ pub(super) fn read_json(path: &Path) -> Result<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn heads_are_interleaved() {
-        let rows: Vec<f32> = (0..8_u8).map(f32::from).collect();
-        assert_eq!(interleave(&rows, 4, 1), [0., 2., 1., 3., 4., 6., 5., 7.]);
-        assert_eq!(interleave(&rows, 4, 2), [0., 1., 4., 5., 2., 3., 6., 7.]);
-    }
 
     #[test]
     fn element_types_are_those_of_llama_cpp() {

@@ -1,8 +1,8 @@
 //! Export of LoRA adapters: merged into their base model, or as PEFT folders.
 //!
 //! [`plan`] checks the adapter against the base model before the first byte is written, [`merge`]
-//! computes the merged tensors row by row, [`hf`], [`gguf`] and [`peft_folder`] list the files of
-//! the three formats, and [`output`] writes them.
+//! computes the merged tensors row by row, [`tensor_rows`] encodes them, [`hf`], [`gguf`] and
+//! [`peft_folder`] list the files of the three formats, and [`output`] writes them.
 
 mod card;
 mod dtype;
@@ -13,6 +13,7 @@ mod merge;
 mod output;
 mod peft_folder;
 mod plan;
+mod tensor_rows;
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -212,17 +213,28 @@ impl AdapterExport {
                 return Err(Error::invalid_export(&self.adapter, reason));
             }
         };
+        if let Some(file) = base.filter(|path| path.is_file()) {
+            let reason = format!(
+                "the base model {} is a file, expected a Hugging Face folder; a GGUF file cannot be \
+                 merged into",
+                file.display()
+            );
+            return Err(Error::invalid_export(&self.adapter, reason));
+        }
         let plan = base.map(|folder| MergePlan::new(folder, &adapter, self.dtype)).transpose()?;
         let name = self.to.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let dtype = match (&plan, self.format) {
+            (_, ExportFormat::Gguf) => Some(self.dtype.unwrap_or(ExportDType::F16)),
+            (Some(plan), _) => plan.only_dtype().and_then(ExportDType::from_stored),
+            (None, _) => adapter.only_dtype().and_then(ExportDType::from_stored),
+        };
         let card = CardDetails {
             name,
             config: adapter.config().clone(),
             modules: adapter.modules().map(str::to_owned).collect(),
             base: base.cloned(),
             unties: plan.as_ref().is_some_and(MergePlan::unties),
-            dtype: plan.as_ref().and_then(MergePlan::only_dtype),
-            export_dtype: (self.format == ExportFormat::Gguf)
-                .then(|| self.dtype.unwrap_or(ExportDType::F16)),
+            dtype,
             details: self.details,
         };
         let files = match (&plan, self.dtype) {
@@ -237,7 +249,8 @@ impl AdapterExport {
                 return Err(Error::invalid_export(&self.adapter, reason));
             }
         };
-        let prepared = PreparedExport { to: self.to, replace: self.replace, adapter, plan, files };
+        let (to, replace) = (self.to, self.replace);
+        let prepared = PreparedExport { to, replace, adapter, plan, dtype, files };
         check_space(&prepared.to, prepared.bytes())?;
         Ok(prepared)
     }
@@ -251,6 +264,7 @@ pub struct PreparedExport {
     replace: bool,
     adapter: StoredAdapter,
     plan: Option<MergePlan>,
+    dtype: Option<ExportDType>,
     files: Vec<OutputFile>,
 }
 
@@ -274,6 +288,11 @@ pub struct ExportedModel {
     pub files: Vec<String>,
     /// Size of all files in bytes.
     pub bytes: u64,
+    /// Element type of the weights, or `None` if the tensors have different types: without
+    /// [`AdapterExport::dtype`], each tensor keeps its own.
+    ///
+    /// GGUF files also have some tensors in other types; see [`ExportDType`].
+    pub dtype: Option<ExportDType>,
     /// Whether the export contains a tokenizer. Programs cannot load a merged model without one; a
     /// PEFT folder needs none.
     pub has_tokenizer: bool,
@@ -329,7 +348,8 @@ impl PreparedExport {
         let has_tokenizer =
             files.iter().any(|name| name == "tokenizer.json" || name.ends_with(".gguf"));
         let is_untied = self.plan.as_ref().is_some_and(MergePlan::unties);
-        Ok(ExportedModel { folder: self.to, files, bytes, has_tokenizer, is_untied })
+        let (folder, dtype) = (self.to, self.dtype);
+        Ok(ExportedModel { folder, files, bytes, dtype, has_tokenizer, is_untied })
     }
 }
 

@@ -6,14 +6,12 @@ use std::path::{Path, PathBuf};
 
 use tinkex_files::AtomicWrite;
 
-use super::dtype::encode;
 use super::gguf::GgufContent;
 use super::plan::{MergePlan, PlannedTensor};
+use super::tensor_rows::TensorRows;
 use crate::safetensors::{TensorInfo, header};
-use crate::{DType, Error, Result, StoredAdapter};
+use crate::{Error, Result, StoredAdapter};
 
-/// Size of the f32 elements that are computed at a time, in bytes, rounded to whole rows.
-const CHUNK_BYTES: usize = 1 << 24;
 /// Size of the buffer through which files are copied, in bytes.
 const COPY_BUFFER: usize = 1 << 20;
 
@@ -149,7 +147,10 @@ impl OutputFile {
                 // Unreachable: only exports with a plan have merged files.
                 let plan = plan.ok_or(Error::Cancelled)?;
                 for tensor in tensors.iter().map(|&i| &plan.tensors()[i]) {
-                    write_merged(plan, adapter, tensor, &mut out)?;
+                    let merged = plan.open(adapter, tensor)?;
+                    let (name, dtype) = (&*tensor.name, tensor.dtype);
+                    let rows = TensorRows { merged, name, dtype, interleaved_heads: None };
+                    rows.write(|bytes| out.write(bytes))?;
                 }
             }
             Content::Adapter { header, tensors } => {
@@ -187,28 +188,6 @@ impl<W: Write> CountedWriter<'_, W> {
         self.write(&(header.len() as u64).to_le_bytes())?;
         self.write(header)
     }
-}
-
-/// Computes and writes a merged tensor, a few rows at a time.
-fn write_merged<W: Write>(
-    plan: &MergePlan,
-    adapter: &StoredAdapter,
-    tensor: &PlannedTensor,
-    out: &mut CountedWriter<'_, W>,
-) -> Result<()> {
-    let merged = plan.open(adapter, tensor)?;
-    let rows = (CHUNK_BYTES / DType::F32.block_bytes() / merged.columns().max(1)).max(1);
-    let (mut values, mut bytes) = (Vec::new(), Vec::new());
-    let mut at = 0;
-    while at < merged.rows() {
-        let end = merged.rows().min(at + rows);
-        merged.read_rows(&tensor.name, at..end, &mut values)?;
-        bytes.clear();
-        encode(&tensor.name, &values, tensor.dtype, &mut bytes)?;
-        out.write(&bytes)?;
-        at = end;
-    }
-    Ok(())
 }
 
 /// Copies a file, whose length must not have changed.

@@ -5,12 +5,9 @@ use std::path::{Path, PathBuf};
 
 use super::ExportDType;
 use super::merge::MergedTensor;
+use crate::adapter::HEAD;
+use crate::config::{EMBEDDING, UNEMBEDDING};
 use crate::{DType, Error, ModelConfig, ModelFolder, Result, StoredAdapter};
-
-/// Name of the embedding.
-const EMBEDDING: &str = "model.embed_tokens.weight";
-/// Name of the unembedding.
-const UNEMBEDDING: &str = "lm_head.weight";
 
 /// The tensors of a merged model.
 #[derive(Debug)]
@@ -58,7 +55,7 @@ impl MergePlan {
         if modules.is_empty() {
             return Err(Error::bad_file(adapter.file().path(), "the adapter has no LoRA matrices"));
         }
-        let unties = config.tied && modules.contains("lm_head");
+        let unties = config.tied && modules.contains(HEAD);
         let mut wanted: Vec<(String, String, Vec<usize>)> =
             config.tensors().map(|(name, shape)| (name.clone(), name, shape)).collect();
         if unties {

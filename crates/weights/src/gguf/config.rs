@@ -1,9 +1,10 @@
 //! Derives a [`ModelConfig`] from the metadata of a GGUF file.
 
-use super::model::ROPE_FACTORS;
-use super::names::gguf_tensor_name;
+use super::names::{GGUF_EMBEDDING, ROPE_FACTORS, gguf_tensor_name};
 use super::read::GgufFile;
+use super::token_type;
 use super::value::{GgufArray, GgufValue};
+use crate::config::UNEMBEDDING;
 use crate::{Architecture, Error, ModelConfig, Result, Rope, RopeScaling};
 
 /// Architectures that can be read, for errors.
@@ -11,8 +12,6 @@ const KNOWN: &str = "llama, qwen2 and qwen3";
 /// Texts of control tokens that end a turn or a document, besides those that the metadata names.
 const END_TOKENS: [&str; 5] =
     ["<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"];
-/// Number of the type of control tokens.
-pub(super) const CONTROL_TOKEN: i32 = 3;
 
 /// Returns the configuration of the model in `file`.
 pub(super) fn model_config(file: &GgufFile) -> Result<ModelConfig> {
@@ -46,10 +45,9 @@ impl Metadata<'_> {
         let prefix = self.prefix;
         match self.get(key) {
             None => format!("metadata {prefix}.{key} is missing"),
-            Some(GgufValue::Array(_)) => {
-                format!("metadata {prefix}.{key} is an array, expected {expected}")
+            Some(value) => {
+                format!("metadata {prefix}.{key} is {}, expected {expected}", value.shown())
             }
-            Some(value) => format!("metadata {prefix}.{key} is {value:?}, expected {expected}"),
         }
     }
 
@@ -103,9 +101,9 @@ impl Metadata<'_> {
             }
         }
         let max_positions = self.size("context_length")?;
-        let embedding = self.file.tensor("token_embd.weight").map_err(|error| match error {
+        let embedding = self.file.tensor(GGUF_EMBEDDING).map_err(|error| match error {
             Error::BadFile { reason, .. } => reason,
-            _ => "tensor token_embd.weight is missing".to_owned(),
+            _ => format!("tensor {GGUF_EMBEDDING} is missing"),
         })?;
         let vocab_size = embedding.shape().first().copied().unwrap_or(0);
         let has = |name: &str| gguf_tensor_name(name).is_some_and(|name| self.file.contains(&name));
@@ -126,7 +124,7 @@ impl Metadata<'_> {
             norm_eps,
             rope: self.rope(head_dim, max_positions)?,
             max_positions,
-            tied: !has("lm_head.weight"),
+            tied: !has(UNEMBEDDING),
             qk_norm: architecture == Architecture::Qwen3,
             qkv_bias: architecture == Architecture::Qwen2
                 || has("model.layers.0.self_attn.q_proj.bias"),
@@ -143,7 +141,10 @@ impl Metadata<'_> {
         let Some(value) = self.file.get(&key) else { return Ok(None) };
         match value.as_u64().and_then(|id| u32::try_from(id).ok()) {
             Some(id) if (id as usize) < vocab_size => Ok(Some(id)),
-            _ => Err(format!("metadata {key} is {value:?}, but there are {vocab_size} tokens")),
+            _ => Err(format!(
+                "metadata {key} is {}, expected a token id below {vocab_size}",
+                value.shown()
+            )),
         }
     }
 
@@ -159,7 +160,7 @@ impl Metadata<'_> {
         let texts = self.file.get("tokenizer.ggml.tokens").and_then(GgufValue::as_strings);
         let tokens = texts.unwrap_or_default().iter().zip(types).zip(0_u32..).take(vocab_size);
         for ((text, kind), id) in tokens {
-            if *kind == CONTROL_TOKEN && END_TOKENS.contains(&text.as_str()) {
+            if *kind == token_type::CONTROL && END_TOKENS.contains(&text.as_str()) {
                 ids.push(id);
             }
         }

@@ -96,16 +96,6 @@ impl<'a> GgufCursor<'a> {
             .map_err(|_| format!("the string at byte {start} is not UTF-8").into())
     }
 
-    /// Reads `count` numbers of `N` bytes.
-    pub(super) fn elements<const N: usize, T>(
-        &mut self,
-        count: u64,
-        convert: impl Fn([u8; N]) -> T,
-    ) -> Result<Vec<T>, ParseError> {
-        let bytes = self.bytes(count.saturating_mul(N as u64))?;
-        Ok(bytes.as_chunks::<N>().0.iter().map(|bytes| convert(*bytes)).collect())
-    }
-
     /// Reads `count` elements of at least `min_bytes` bytes each.
     pub(super) fn repeat<T>(
         &mut self,

@@ -67,7 +67,7 @@ impl GgufHeader {
         });
         values?;
         let raw = cursor.repeat(tensor_count, 24, RawTensor::read)?;
-        let alignment = alignment(&metadata)?;
+        let alignment = alignment(metadata.get(ALIGNMENT_KEY))?;
         let data_start = cursor.position().checked_next_multiple_of(alignment);
         let data_start = data_start.ok_or_else(|| "the header is too long".to_owned())?;
         let mut tensors = BTreeMap::new();
@@ -86,11 +86,15 @@ impl GgufHeader {
     }
 }
 
-fn alignment(metadata: &BTreeMap<String, GgufValue>) -> Result<u64, String> {
-    match metadata.get(ALIGNMENT_KEY) {
+/// Returns the alignment of a file whose metadata has `value` as [`ALIGNMENT_KEY`].
+pub(super) fn alignment(value: Option<&GgufValue>) -> Result<u64, String> {
+    match value {
         None => Ok(DEFAULT_ALIGNMENT),
         Some(GgufValue::U32(value)) if value.is_power_of_two() => Ok((*value).into()),
-        Some(other) => Err(format!("{ALIGNMENT_KEY} is {other:?}, expected a power of two")),
+        Some(other) => Err(format!(
+            "metadata {ALIGNMENT_KEY} is {}, expected a u32 that is a power of two",
+            other.shown()
+        )),
     }
 }
 

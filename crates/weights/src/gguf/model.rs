@@ -4,15 +4,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::config;
-use super::names::gguf_tensor_name;
+use super::names::{ROPE_FACTORS, gguf_tensor_name, has_interleaved_heads};
 use super::read::GgufFile;
 use super::tokenizer::{GgufTokenizerFiles, tokenizer_files};
 use crate::stored_tensor::RowOrder;
-use crate::{Architecture, Error, ModelConfig, Result, StoredTensor};
-
-/// Name of the tensor with the factors of the rotary frequencies. `config` reads them into
-/// `ModelConfig::rope`.
-pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
+use crate::{Error, ModelConfig, Result, StoredTensor};
 
 /// A model in an open GGUF file. Tensors have their Hugging Face names and row order, and are read
 /// from the file when they are used.
@@ -94,10 +90,7 @@ impl GgufModel {
         let missing =
             || Error::MissingTensor { path: self.file.path().to_owned(), name: name.to_owned() };
         let stored = self.file.tensor(&gguf_tensor_name(name).ok_or_else(missing)?)?;
-        // In files of the llama architecture, the two rows of a query or key head that are rotated
-        // together are neighbours. In Hugging Face files they are half a head apart.
-        let rotated = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
-        Ok(if rotated && self.config.architecture == Architecture::Llama {
+        Ok(if has_interleaved_heads(name, self.config.architecture) {
             stored.with_row_order(RowOrder::Interleaved { head_dim: self.config.head_dim })
         } else {
             stored

@@ -1,4 +1,14 @@
-//! Names of tensors in GGUF files.
+//! Names of tensors in GGUF files, and the row order that follows from them.
+
+use crate::Architecture;
+use crate::config::{EMBEDDING, UNEMBEDDING};
+
+/// Name of the tensor with the factors of the rotary frequencies.
+pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// Name of the embedding in GGUF files.
+pub(crate) const GGUF_EMBEDDING: &str = "token_embd.weight";
+/// Name of the unembedding in GGUF files.
+pub(crate) const GGUF_UNEMBEDDING: &str = "output.weight";
 
 /// Parts of a layer: names in Hugging Face files and in GGUF files.
 const LAYER_PARTS: [(&str, &str); 11] = [
@@ -17,9 +27,9 @@ const LAYER_PARTS: [(&str, &str); 11] = [
 
 /// Tensors outside the layers.
 const OUTER: [(&str, &str); 3] = [
-    ("model.embed_tokens.weight", "token_embd.weight"),
+    (EMBEDDING, GGUF_EMBEDDING),
     ("model.norm.weight", "output_norm.weight"),
-    ("lm_head.weight", "output.weight"),
+    (UNEMBEDDING, GGUF_UNEMBEDDING),
 ];
 
 /// Returns the name in a GGUF file of the tensor that Hugging Face files of the supported
@@ -44,9 +54,30 @@ pub fn gguf_tensor_name(name: &str) -> Option<String> {
     valid.then(|| format!("blk.{layer}.{gguf}.{kind}"))
 }
 
+/// Returns whether the two rows that are rotated together are neighbours within each head of the
+/// tensor that Hugging Face files call `name`: those of query and key weights and biases in GGUF
+/// files of the llama architecture. Otherwise, and in Hugging Face files, they are half a head apart.
+pub(crate) fn has_interleaved_heads(name: &str, architecture: Architecture) -> bool {
+    let is_rotated = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
+    is_rotated && architecture == Architecture::Llama
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_queries_and_keys_of_llama_are_interleaved() {
+        for (name, architecture, want) in [
+            ("model.layers.0.self_attn.q_proj.weight", Architecture::Llama, true),
+            ("model.layers.0.self_attn.k_proj.bias", Architecture::Llama, true),
+            ("model.layers.0.self_attn.v_proj.weight", Architecture::Llama, false),
+            ("model.layers.0.self_attn.q_proj.weight", Architecture::Qwen2, false),
+            ("model.layers.0.self_attn.q_proj.weight", Architecture::Qwen3, false),
+        ] {
+            assert_eq!(has_interleaved_heads(name, architecture), want, "{name} {architecture:?}");
+        }
+    }
 
     #[test]
     fn names_are_translated() {

@@ -122,7 +122,12 @@ impl GgufFile {
         let GgufTensorEntry { kind, shape, start, len } = entry;
         let TensorType::Supported(dtype) = *kind else {
             let kind = kind.name();
-            let reason = format!("tensor {name} has type {kind}, supported are {SUPPORTED}");
+            // llama.cpp stores rows that are not whole blocks of Q6_K as Q8_0, so that these files
+            // have only supported types. Q4_K_M files of such models have Q5_0.
+            let reason = format!(
+                "tensor {name} has type {kind}, supported are {SUPPORTED}; get the model as a file \
+                 of type Q8_0, Q6_K or F16"
+            );
             return Err(Error::bad_file(&self.path, reason));
         };
         let data = match &self.source {

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::CONTROL_TOKEN;
 use super::read::GgufFile;
+use super::token_type;
 use super::value::{GgufArray, GgufValue};
 use crate::{Error, ModelConfig, Result};
 
@@ -16,10 +16,6 @@ pub struct GgufTokenizerFiles {
     /// Text of `tokenizer_config.json`, with the chat template of the model if it has one.
     pub config: String,
 }
-
-/// Numbers of token types in the metadata, besides [`CONTROL_TOKEN`].
-const USER_DEFINED_TOKEN: i32 = 4;
-const UNUSED_TOKEN: i32 = 5;
 
 /// Regular expressions that split text before byte-pair encoding.
 const LLAMA3_SPLIT: &str = concat!(
@@ -204,17 +200,16 @@ impl<'a> TokenizerParts<'a> {
         let mut vocab = Map::new();
         let mut added = Vec::new();
         for ((text, kind), id) in self.tokens.iter().zip(self.types).zip(0_u32..) {
-            // The embedding has a row for an unused token, but no text is encoded to it.
-            if *kind == UNUSED_TOKEN {
+            if *kind == token_type::UNUSED {
                 continue;
             }
             // The vocabulary has the added tokens too: the `tokenizers` library ignores the id of
             // an added token that the vocabulary lacks, and assigns the next free id.
             vocab.insert(text.clone(), json!(id));
-            if matches!(*kind, CONTROL_TOKEN | USER_DEFINED_TOKEN) {
+            if matches!(*kind, token_type::CONTROL | token_type::USER_DEFINED) {
                 added.push(json!({
                     "id": id, "content": text, "single_word": false, "lstrip": false,
-                    "rstrip": false, "normalized": false, "special": *kind == CONTROL_TOKEN,
+                    "rstrip": false, "normalized": false, "special": *kind == token_type::CONTROL,
                 }));
             }
         }

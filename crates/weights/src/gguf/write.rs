@@ -1,11 +1,12 @@
 //! [`GgufWriter`]: writes GGUF files atomically, one tensor at a time.
 
-use std::io::{self, Write};
+use std::io::{self, Read as _, Write};
 use std::path::Path;
 
-use super::tensor_type;
-use super::value::{GgufValue, write_string};
-use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS};
+use super::header::alignment;
+use super::value::GgufValue;
+use super::value_encoding::write_string;
+use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, tensor_type};
 use crate::atomic::write_file;
 use crate::{DType, Error, Result};
 
@@ -42,6 +43,9 @@ impl GgufWriter {
     }
 
     /// Adds a value to the metadata, replacing an earlier one with the same key.
+    ///
+    /// The value of `general.alignment` is the alignment of the tensors in bytes: a `u32` that is a
+    /// power of two. Without it, the alignment is 32 bytes.
     pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<GgufValue>) -> &mut Self {
         let key = key.into();
         self.metadata.retain(|(other, _)| *other != key);
@@ -90,8 +94,16 @@ impl GgufWriter {
     /// Returns the size of the file in bytes.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
-        let data = self.tensors.iter().map(|tensor| aligned(tensor.len)).sum::<u64>();
-        self.header().len() as u64 + data
+        // `write` returns the error of an invalid alignment.
+        let alignment = self.alignment().unwrap_or(DEFAULT_ALIGNMENT);
+        let header = (self.header(alignment).len() as u64).next_multiple_of(alignment);
+        let data = self.tensors.iter().map(|tensor| tensor.len.next_multiple_of(alignment));
+        header + data.sum::<u64>()
+    }
+
+    fn alignment(&self) -> Result<u64, String> {
+        let found = self.metadata.iter().find(|(key, _)| key == ALIGNMENT_KEY);
+        alignment(found.map(|(_, value)| value))
     }
 
     /// Writes the file, atomically replacing the file at `path`.
@@ -102,6 +114,7 @@ impl GgufWriter {
     /// # Errors
     /// - The error of `fill`.
     /// - [`Error::InvalidTensor`] if `fill` writes fewer or more bytes than the tensor has.
+    /// - [`Error::BadFile`] if the alignment in the metadata is invalid.
     /// - [`Error::Io`] if the file cannot be written.
     ///
     /// The file at `path` is unchanged after an error.
@@ -110,9 +123,13 @@ impl GgufWriter {
         path: impl AsRef<Path>,
         mut fill: impl FnMut(usize, &mut dyn Write) -> Result<(), FillError>,
     ) -> Result<()> {
+        let path = path.as_ref();
+        let alignment = self.alignment().map_err(|reason| Error::bad_file(path, reason))?;
         let mut failed = None;
-        let written = write_file(path.as_ref(), |out| {
-            out.write_all(&self.header())?;
+        let written = write_file(path, |out| {
+            let header = self.header(alignment);
+            out.write_all(&header)?;
+            pad(header.len() as u64, alignment, out)?;
             for (i, tensor) in self.tensors.iter().enumerate() {
                 let mut counted = ByteCounter { out: &mut *out, written: 0 };
                 match fill(i, &mut counted) {
@@ -129,16 +146,15 @@ impl GgufWriter {
                         return Err(io::Error::other("a tensor cannot be read"));
                     }
                 }
-                let padding = aligned(tensor.len) - tensor.len;
-                out.write_all(&[0; 64][..usize::try_from(padding).unwrap_or_default()])?;
+                pad(tensor.len, alignment, out)?;
             }
             Ok(())
         });
         failed.map_or(written, Err)
     }
 
-    /// Returns everything before the data, padded to the alignment.
-    fn header(&self) -> Vec<u8> {
+    /// Returns everything before the data, without padding.
+    fn header(&self, alignment: u64) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend(MAGIC);
         out.extend(VERSION.to_le_bytes());
@@ -155,10 +171,8 @@ impl GgufWriter {
             out.extend(tensor.shape.iter().rev().flat_map(|side| (*side as u64).to_le_bytes()));
             out.extend(tensor.kind.to_le_bytes());
             out.extend(offset.to_le_bytes());
-            offset += aligned(tensor.len);
+            offset += tensor.len.next_multiple_of(alignment);
         }
-        let len = out.len() as u64;
-        out.resize(usize::try_from(aligned(len)).unwrap_or(out.len()), 0);
         out
     }
 }
@@ -185,9 +199,10 @@ impl From<Error> for FillError {
     }
 }
 
-/// Rounds up to the alignment.
-fn aligned(len: u64) -> u64 {
-    len.next_multiple_of(DEFAULT_ALIGNMENT)
+/// Writes the zeros between `len` bytes and the next multiple of the alignment.
+fn pad(len: u64, alignment: u64, out: &mut dyn Write) -> io::Result<()> {
+    let padding = len.next_multiple_of(alignment) - len;
+    io::copy(&mut io::repeat(0).take(padding), out).map(drop)
 }
 
 /// Writer that counts the bytes written through it.

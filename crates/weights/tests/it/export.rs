@@ -78,7 +78,8 @@ fn every_tensor_is_merged_and_rounded_once() {
         ] {
             let out = TempDir::new().unwrap();
             let to = out.path().join("merged");
-            run(AdapterExport::new(&adapter, &to).base(&base).dtype(dtype)).unwrap();
+            let exported = run(AdapterExport::new(&adapter, &to).base(&base).dtype(dtype));
+            assert_eq!(exported.unwrap().dtype, Some(dtype));
             let merged = ModelFolder::open(&to).unwrap();
             assert!(!merged.config().tied, "the adapter changes the unembedding");
             for (tensor, shape) in merged.config().tensors() {
@@ -149,7 +150,8 @@ fn the_configuration_of_an_untied_model_changes_only_with_the_element_type() {
     let (base, adapter) = (folder("llama"), folder("llama").join("adapter"));
     let out = TempDir::new().unwrap();
     let (same, half) = (out.path().join("same"), out.path().join("half"));
-    run(AdapterExport::new(&adapter, &same).base(&base)).unwrap();
+    let exported = run(AdapterExport::new(&adapter, &same).base(&base)).unwrap();
+    assert_eq!(exported.dtype, Some(ExportDType::F32));
     let config = |folder: &Path| fs::read(folder.join("config.json")).unwrap();
     assert_eq!(config(&same), config(&base));
     run(AdapterExport::new(&adapter, &half).base(&base).dtype(ExportDType::F16)).unwrap();
@@ -189,6 +191,7 @@ fn a_peft_adapter_is_copied_unchanged_and_the_services_names_are_replaced() {
     let to = out.path().join("copy");
     let exported = run(AdapterExport::new(&adapter, &to).format(ExportFormat::Peft)).unwrap();
     assert_eq!(files(&exported), ["README.md", "adapter_config.json", "adapter_model.safetensors"]);
+    assert_eq!(exported.dtype, Some(ExportDType::F32));
     for name in ["adapter_config.json", "adapter_model.safetensors"] {
         assert_eq!(fs::read(to.join(name)).unwrap(), fs::read(adapter.join(name)).unwrap());
     }
@@ -230,6 +233,8 @@ fn faults_are_found_before_anything_is_written() {
     let peft = export().format(ExportFormat::Peft);
     refused(peft.dtype(ExportDType::F16), "cannot convert it to f16");
     refused(export().base(out.path().join("gone")), "gone/config.json");
+    let file = base.join("model.safetensors");
+    refused(export().base(file), "model.safetensors is a file, expected a Hugging Face folder");
     refused(AdapterExport::new(out.path().join("gone"), &to).base(&base), "gone/adapter_config");
     refused(
         export().base(folder("qwen2")),

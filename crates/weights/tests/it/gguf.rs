@@ -159,17 +159,49 @@ fn faults_are_named() {
         (two(&tensor("a", 1, 0, 0), &tensor("b", 1, 0, 1 << 20)), "tensor \"b\": the file is"),
         (two(&tensor("a", 1 << 62, 0, 0), &tensor("b", 1, 0, 0)), "tensor \"a\": shape"),
         (two(&tensor("a", 33, 8, 0), &tensor("b", 1, 0, 0)), "whole blocks"),
-        (header(0, 1, &[&alignment, &24_u32.to_le_bytes()]), "power of two"),
+        (
+            header(0, 1, &[&alignment, &24_u32.to_le_bytes()]),
+            "metadata general.alignment is 24 (u32), expected a u32 that is a power of two",
+        ),
         (header(0, 1, &[&alignment, &0_u32.to_le_bytes()]), "power of two"),
     ] {
         let error = parse(&bytes).unwrap_err();
         assert!(matches!(error, Error::BadFile { .. }), "{error}");
         assert!(error.to_string().contains(want), "{error}, expected {want}");
     }
-    let unsupported = parse(&two(&tensor("a", 1, 17, 0), &tensor("b", 1, 0, 32))).unwrap();
-    let error = unsupported.tensor("a").unwrap_err().to_string();
-    assert!(error.contains("tensor a has type IQ2_XS, supported are F32, F16"), "{error}");
-    assert!(unsupported.tensor("b").is_ok());
+    for (kind, name) in [(6, "Q5_0"), (13, "Q5_K"), (17, "IQ2_XS")] {
+        let unsupported = parse(&two(&tensor("a", 1, kind, 0), &tensor("b", 1, 0, 32))).unwrap();
+        let error = unsupported.tensor("a").unwrap_err().to_string();
+        let want = format!("tensor a has type {name}, supported are F32, F16");
+        assert!(error.contains(&want), "{error}");
+        assert!(error.ends_with("get the model as a file of type Q8_0, Q6_K or F16"), "{error}");
+        assert!(unsupported.tensor("b").is_ok());
+    }
+}
+
+#[test]
+fn tensors_have_the_alignment_of_the_metadata() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    let mut writer = GgufWriter::new();
+    writer.metadata("general.alignment", 4096_u32);
+    writer.tensor("a", DType::F32, &[1]).unwrap();
+    writer.tensor("b", DType::F32, &[1025]).unwrap();
+    let bytes = file_bytes(&writer, &[4, 4100], 1);
+    assert_eq!(bytes.len(), 4 * 4096);
+    assert_eq!((bytes[4095], bytes[4096], bytes[8191], bytes[8192]), (0, 1, 0, 1));
+    let value = f32::from_bits(0x0101_0101);
+    assert_eq!(parse(&bytes).unwrap().tensor("b").unwrap().to_f32().unwrap(), [value; 1025]);
+
+    for (alignment, want) in [
+        (GgufValue::U32(97), "metadata general.alignment is 97 (u32), expected a u32 that is"),
+        (GgufValue::U64(64), "metadata general.alignment is 64 (u64), expected a u32 that is"),
+    ] {
+        writer.metadata("general.alignment", alignment);
+        let error = writer.write(&path, |_, _| unreachable!("nothing is written")).unwrap_err();
+        assert!(error.to_string().contains(want), "{error}");
+        assert!(!path.exists());
+    }
 }
 
 #[test]

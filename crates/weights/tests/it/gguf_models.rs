@@ -155,15 +155,19 @@ fn unsuitable_files_are_refused_by_name() {
     for (key, value, want) in [
         ("general.architecture", "gemma".into(), "architecture \"gemma\" is not supported"),
         ("general.architecture", 1_u32.into(), "general.architecture is missing"),
-        ("qwen2.block_count", "two".into(), "qwen2.block_count"),
+        ("qwen2.block_count", "two".into(), "block_count is \"two\" (string), expected an integer"),
         ("qwen2.block_count", 3_u32.into(), "blk.2.attn_norm.weight"),
         ("qwen2.expert_count", 8_u32.into(), "mixture-of-experts"),
         ("qwen2.embedding_length", 64_u32.into(), "shape"),
         ("qwen2.rope.scaling.type", "longrope".into(), "longrope"),
         ("qwen2.rope.dimension_count", 4_u32.into(), "head dimension 8"),
-        ("qwen2.attention.head_count", vec![4_u32, 4].into(), "is an array"),
+        (
+            "qwen2.attention.head_count",
+            vec![4_u32, 4].into(),
+            "is an array of 2 elements of type u32, expected an integer",
+        ),
         ("qwen2.attention.layer_norm_rms_epsilon", f32::NAN.into(), "rms_epsilon"),
-        ("tokenizer.ggml.eos_token_id", 97_u32.into(), "there are 97 tokens"),
+        ("tokenizer.ggml.eos_token_id", 97_u32.into(), "is 97 (u32), expected a token id below 97"),
         ("split.count", 3_u32.into(), "one of 3 parts"),
     ] {
         let error = open(&set(key, value)).unwrap_err();

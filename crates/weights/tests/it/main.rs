@@ -5,6 +5,7 @@
 mod configs;
 mod export;
 mod export_gguf;
+mod export_memory;
 mod files;
 mod folders;
 mod gguf;

@@ -1,0 +1,83 @@
+//! Exports hold a part of one tensor in memory at a time, whatever the size of the model.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use serde_json::json;
+use tempfile::TempDir;
+use tinkex_weights::{
+    AdapterExport, AdapterFile, ExportDType, ExportFormat, LoraPairRef, ModelConfig, PeftConfig,
+};
+
+use crate::export_gguf::add_tokenizer;
+
+const VOCABULARY: usize = 1 << 16;
+const WIDTH: usize = 256;
+const RANK: usize = 4;
+/// Maximum memory of an export in bytes. The embedding alone would take 67 MB in f32.
+const LIMIT: u64 = 40_000_000;
+
+/// Writes a model whose weights are zeros: a sparse file, which takes no space.
+fn write_model(folder: &Path) {
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": VOCABULARY, "hidden_size": WIDTH,
+        "intermediate_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "max_position_embeddings": 512,
+        "tie_word_embeddings": true,
+    });
+    let text = config.to_string();
+    fs::write(folder.join("config.json"), &text).unwrap();
+    let config = ModelConfig::parse(text.as_bytes(), "config.json").unwrap();
+    let mut header = serde_json::Map::new();
+    let mut end = 0;
+    for (name, shape) in config.tensors() {
+        let start = end;
+        end += 2 * shape.iter().product::<usize>();
+        header.insert(name, json!({"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}));
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = File::create(folder.join("model.safetensors")).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(&header).unwrap();
+    file.set_len((8 + header.len() + end) as u64).unwrap();
+    add_tokenizer(folder, 300);
+}
+
+fn write_adapter(folder: &Path) {
+    let config = PeftConfig {
+        rank: RANK,
+        alpha: 8.0,
+        base_model: "zeros".to_owned(),
+        target_modules: vec!["lm_head".to_owned()],
+    };
+    let (a, b) = (vec![0.5; RANK * WIDTH], vec![0.25; VOCABULARY * RANK]);
+    let (inputs, outputs) = (WIDTH, VOCABULARY);
+    let pair = LoraPairRef { module: "lm_head", inputs, outputs, a: &a, b: &b };
+    AdapterFile::save(folder, &config, &[pair]).unwrap();
+}
+
+#[test]
+fn an_export_holds_a_part_of_one_tensor_in_memory() {
+    let folder = TempDir::new().unwrap();
+    let (base, adapter) = (folder.path().join("base"), folder.path().join("adapter"));
+    fs::create_dir(&base).unwrap();
+    fs::create_dir(&adapter).unwrap();
+    write_model(&base);
+    write_adapter(&adapter);
+    for (format, dtype) in
+        [(ExportFormat::Hf, ExportDType::Bf16), (ExportFormat::Gguf, ExportDType::Q8_0)]
+    {
+        let to = folder.path().join(format.as_str());
+        let mut bytes = 0;
+        let used = allocation_counter::measure(|| {
+            let export = AdapterExport::new(&adapter, &to).base(&base).format(format).dtype(dtype);
+            let prepared = export.prepare().unwrap();
+            bytes = prepared.write(|_| ControlFlow::Continue(())).unwrap().bytes;
+        });
+        assert!(bytes > 35_000_000, "{format} has {bytes} bytes");
+        assert!(used.bytes_max < LIMIT, "{format} took {} bytes of memory", used.bytes_max);
+        fs::remove_dir_all(to).unwrap();
+    }
+}
