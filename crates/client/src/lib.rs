@@ -152,6 +152,7 @@ pub use training::{
     RestoreMode, SaveOptions, StepOutput, TrainingClient, TrainingStepBuilder,
 };
 pub use transport::Identity;
+pub use transport::UploadFile;
 pub use transport::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody};
 pub use transport::retry_policy::RetryPolicy;
 pub use transport::stats::{ClientStats, LaneStats};

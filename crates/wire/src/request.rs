@@ -4,6 +4,8 @@
 //! of a request that the server executes asynchronously. A client can send every request through
 //! these two traits; a server decodes the same types.
 
+use std::path::Path;
+
 use bytes::Bytes;
 
 use crate::future::{ResultPayload, SubmitResponse};
@@ -59,6 +61,12 @@ pub trait ApiRequest {
     /// # Errors
     /// Returns an error if a value has no encoding.
     fn encode_body(&self) -> Result<RequestBody, InvalidInput>;
+
+    /// Returns a file whose content follows the encoded body. A sender reads it while it sends the
+    /// request, so that it need not fit into memory.
+    fn body_file(&self) -> Option<&Path> {
+        None
+    }
 
     /// Validates the request and encodes its body.
     ///

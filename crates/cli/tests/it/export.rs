@@ -48,8 +48,8 @@ async fn checkpoints_of_the_built_in_model_are_exported() {
     assert_eq!(names.len(), 1, "nothing but the export is left: {names:?}");
 
     // The adapter alone, and from there without a server.
-    let peft = sandbox.run(&format!("export {path} --local --to adapter --format peft --json"));
-    assert_eq!(peft.await.ok().json()["dtype"], "f32");
+    let line = format!("export {path} --local --to adapter --format peft --json");
+    assert_eq!(sandbox.run(&line).await.ok().json()["dtype"], "f32");
     let kept = sandbox.run(&format!("export {path} --local --to kept --json")).await.ok().json();
     assert_eq!(kept["dtype"], "bf16", "that of the base model");
     let table = sandbox.run("export adapter --to again --dtype f32").await.ok();

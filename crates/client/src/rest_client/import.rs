@@ -1,8 +1,7 @@
 //! [`AdapterImport`]: uploads a PEFT adapter to a `tinkex` server.
 
-use std::fs::File;
 use std::future::IntoFuture;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -46,7 +45,7 @@ impl RestClient {
     /// Imports the PEFT adapter in `folder` as checkpoints of a new training run: one to sample from
     /// and one to continue training from. Only `tinkex` servers support it.
     ///
-    /// Both files of the adapter are read into memory.
+    /// The tensors are read while they are sent.
     pub fn import_adapter(&self, folder: impl Into<PathBuf>) -> AdapterImport {
         let options = ImportOptions::default();
         AdapterImport { rest: self.clone(), folder: folder.into(), options }
@@ -68,8 +67,9 @@ impl AdapterImport {
 
     async fn run(self) -> Result<AdapterImported> {
         let folder = self.folder;
-        let files = blocking(move || read_files(&folder)).await?;
-        let request = ImportAdapter::new(Uuid::new_v4().to_string(), self.options, files);
+        let (start, tensors) = blocking(move || check_files(&folder)).await?;
+        let request = ImportAdapter::new(Uuid::new_v4().to_string(), self.options, start);
+        let request = request.tensors(tensors);
         self.rest.call("import_adapter", &request).await.map_err(|error| match error.status() {
             // A `tinkex` server rejects invalid requests of this route with other statuses.
             Some(404 | 405 | 501) => {
@@ -93,8 +93,9 @@ impl IntoFuture for AdapterImport {
     }
 }
 
-/// Checks the configuration and the headers of an adapter, and returns the body of the request.
-fn read_files(folder: &Path) -> Result<Bytes> {
+/// Checks the configuration and the headers of an adapter. Returns the beginning of the request's
+/// body and the file with the rest.
+fn check_files(folder: &Path) -> Result<(Bytes, PathBuf)> {
     let [config, tensors] = AdapterConversion::FILES.map(|name| folder.join(name));
     for file in [&config, &tensors] {
         if !file.is_file() {
@@ -105,19 +106,12 @@ fn read_files(folder: &Path) -> Result<Bytes> {
     }
     PeftConfig::read(&config).map_err(file_error)?;
     AdapterConversion::open(folder).map_err(file_error)?;
-    let failed = |file: &Path| {
-        let shown = file.display().to_string();
-        move |error: io::Error| {
-            Error::new(ErrorKind::InvalidInput, format!("cannot read {shown}: {error}"))
-        }
+    let failed = |error: io::Error| {
+        let message = format!("cannot read {}: {error}", config.display());
+        Error::new(ErrorKind::InvalidInput, message)
     };
-    let mut body = AdapterFiles::start(&std::fs::read(&config).map_err(failed(&config))?);
-    let mut file = File::open(&tensors).map_err(failed(&tensors))?;
-    let length = file.metadata().map_err(failed(&tensors))?.len();
-    // Reserve the final capacity: growing the buffer would copy what was read so far.
-    body.reserve_exact(usize::try_from(length).unwrap_or(0));
-    file.read_to_end(&mut body).map_err(failed(&tensors))?;
-    Ok(body.into())
+    let start = AdapterFiles::start(&std::fs::read(&config).map_err(failed)?);
+    Ok((start.into(), tensors))
 }
 
 /// Converts an error of reading the adapter.

@@ -14,6 +14,7 @@ use crate::error::panic_message;
 
 use super::backoff_registry::BackoffRegistry;
 use super::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody};
+use super::upload::UploadFile;
 
 /// Service that the caller passed to a builder, and the backoffs of the clients that use it.
 ///
@@ -50,6 +51,17 @@ impl<S: HttpService> HttpService for CatchPanics<S> {
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
         // `send` itself may panic, not only the future that it returns: call it inside the block.
         Box::pin(catching_panics(async move { self.0.send(lane, request, timeout).await }))
+    }
+
+    fn send_upload(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        file: UploadFile,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        let sent = async move { self.0.send_upload(lane, request, file, timeout).await };
+        Box::pin(catching_panics(sent))
     }
 
     fn send_streaming(

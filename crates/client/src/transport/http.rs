@@ -19,6 +19,8 @@ use http::{Request, Response};
 use crate::error::{Error, ErrorKind};
 use crate::hint::Hint;
 
+use super::upload::UploadFile;
+
 /// Sends HTTP requests.
 ///
 /// An implementation sends each request exactly once and does not follow redirects. The client
@@ -46,6 +48,23 @@ pub trait HttpService: Send + Sync + 'static {
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>>;
 
+    /// Sends `request` with the content of `file` after the bytes of its body, for bodies that are
+    /// too large for memory. As [`send`](Self::send) otherwise.
+    ///
+    /// The default implementation reads the file into memory.
+    fn send_upload(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        file: UploadFile,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        Box::pin(async move {
+            let request = file.append_to(request).await?;
+            self.send(lane, request, timeout).await
+        })
+    }
+
     /// Sends `request` and returns the response with a streaming body, for bodies that are too
     /// large for memory. `timeout` is the longest time without new data.
     ///
@@ -69,6 +88,16 @@ impl<T: HttpService + ?Sized> HttpService for Arc<T> {
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
         (**self).send(lane, request, timeout)
+    }
+
+    fn send_upload(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        file: UploadFile,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        (**self).send_upload(lane, request, file, timeout)
     }
 
     fn send_streaming(

@@ -30,7 +30,9 @@ pub(crate) mod stats;
 mod token;
 #[cfg(feature = "opentelemetry")]
 mod trace_context;
+mod upload;
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -73,6 +75,7 @@ use retry_policy::RetryPolicy;
 use sent_flag::SentFlag;
 use stats::RequestStats;
 use token::{Exchange, TokenCache};
+pub use upload::UploadFile;
 
 /// Maximum number of headers that the transport adds to a request.
 const OWN_HEADERS: usize = 9;
@@ -130,9 +133,17 @@ pub(crate) struct RequestOptions {
 struct EncodedRequest {
     method: Method,
     uri: Uri,
-    body: Bytes,
+    body: EncodedBody,
     content_type: &'static str,
     policy: RequestPolicy,
+}
+
+/// The body that all attempts send. The file is boxed, so that the type is as small as `Bytes`.
+#[derive(Clone)]
+enum EncodedBody {
+    Bytes(Bytes),
+    /// Bytes, then the content of a file.
+    WithFile(Box<(Bytes, UploadFile)>),
 }
 
 impl Transport {
@@ -340,7 +351,18 @@ impl Transport {
             bytes = Box::pin(compress_off_thread(bytes)).await?;
         }
         let content_type = body.content_type();
-        Ok(EncodedRequest { method, uri, body: bytes, content_type, policy })
+        let body = match request.body_file() {
+            None => EncodedBody::Bytes(bytes),
+            Some(path) => {
+                let failed = |error: io::Error| {
+                    let message = format!("cannot read {}: {error}", path.display());
+                    Error::new(ErrorKind::InvalidInput, message)
+                };
+                let file = UploadFile::new(path.to_owned()).map_err(failed)?;
+                EncodedBody::WithFile(Box::new((bytes, file)))
+            }
+        };
+        Ok(EncodedRequest { method, uri, body, content_type, policy })
     }
 
     /// Returns the headers of one attempt. They are built for each attempt: keeping a copy for
@@ -427,7 +449,11 @@ impl Transport {
         let (mut body_dropped, mut other_origin) = (false, false);
         let mut redirects = RedirectChain::default();
         loop {
-            let mut request = Request::new(body.clone());
+            let (bytes, file) = match body.clone() {
+                EncodedBody::Bytes(bytes) => (bytes, None),
+                EncodedBody::WithFile(parts) => (parts.0, Some(parts.1)),
+            };
+            let mut request = Request::new(bytes);
             *request.method_mut() = method.clone();
             *request.uri_mut() = uri.clone();
             let mut headers = self.headers(encoded, options, state, secret)?;
@@ -441,7 +467,12 @@ impl Transport {
             let base_url = self.base_url.as_str();
             let events = RequestEvents::start(&method, &uri, lane, base_url, retry_count);
             let sent_before = options.sent.as_ref().is_some_and(SentFlag::set);
-            let sent = self.http.send(lane, request, encoded.policy.timeout).await;
+            let timeout = encoded.policy.timeout;
+            let sending = match file {
+                None => self.http.send(lane, request, timeout),
+                Some(file) => self.http.send_upload(lane, request, file, timeout),
+            };
+            let sent = sending.await;
             if let Some(flag) = &options.sent
                 && !sent_before
                 && is_unread(&sent)
@@ -455,7 +486,8 @@ impl Transport {
             let next = redirects.next(&uri, &response).map_err(FailedAttempt::permanent)?;
             let Some(next) = next else { return check_status(response) };
             if !redirect::keeps_method(response.status()) && method != Method::GET {
-                (method, body, body_dropped) = (Method::GET, Bytes::new(), true);
+                let empty = EncodedBody::Bytes(Bytes::new());
+                (method, body, body_dropped) = (Method::GET, empty, true);
             }
             // Send secrets and user data to the API server only. A body may contain either.
             if next.origin() != self.base_url.origin() {

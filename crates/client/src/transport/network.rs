@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind};
 
 use super::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody, any_cause};
 use super::pool::{Lease, Pool};
+use super::upload::UploadFile;
 
 /// Sends requests over the network, with one pool of HTTP clients per [`Lane`].
 ///
@@ -39,7 +40,7 @@ const TCP_KEEP_ALIVE: Duration = Duration::from_secs(30);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Upload rate below which a request times out: each second of upload at this rate extends the
 /// timeout by a second.
-const SLOWEST_UPLOAD_BYTES_PER_SECOND: usize = 64 * 1024;
+const SLOWEST_UPLOAD_BYTES_PER_SECOND: u64 = 64 * 1024;
 
 impl Network {
     /// Creates the network, with the proxies that `env` names. The variables are read once, here.
@@ -67,6 +68,41 @@ impl Network {
         let pool = self.pools.iter().find(|(name, _)| *name == lane);
         &pool.expect("every lane has a pool").1
     }
+
+    /// Sends a request with a body of `bytes` bytes and waits for the complete response.
+    async fn send_body(
+        &self,
+        lane: Lane,
+        request: Request<impl Into<reqwest::Body>>,
+        bytes: u64,
+        timeout: Duration,
+    ) -> Result<Response<Bytes>, HttpFailure> {
+        let pool = self.pool(lane);
+        let mut request = reqwest::Request::try_from(request).map_err(classify)?;
+        let upload_time = Duration::from_secs(bytes / SLOWEST_UPLOAD_BYTES_PER_SECOND);
+        *request.timeout_mut() = Some(timeout + upload_time);
+        let secure = request.url().scheme() == "https";
+        let lease = pool.lease();
+        let sent = lease.client().client.execute(request).await;
+        if sent.is_err() && lease.client().protocol == Protocol::Http2 {
+            // Another server without HTTP/2 may run at this address now: offer both protocols
+            // again.
+            self.speaks_http2.store(false, Ordering::Relaxed);
+            pool.renew(&lease);
+        }
+        let mut response = sent.map_err(classify)?;
+        // Only requests to the API server itself count: those on shared lanes, and the first
+        // request of a connection.
+        if secure
+            && (lane == Lane::Config || lane.is_shared())
+            && response.version() == http::Version::HTTP_2
+        {
+            self.speaks_http2.store(true, Ordering::Relaxed);
+        }
+        let head = take_head(&mut response);
+        let body = response.bytes().await.map_err(classify)?;
+        pool.check_response(&lease, head.map(|()| body))
+    }
 }
 
 impl HttpService for Network {
@@ -76,32 +112,23 @@ impl HttpService for Network {
         request: Request<Bytes>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        let bytes = request.body().len() as u64;
+        Box::pin(self.send_body(lane, request, bytes, timeout))
+    }
+
+    fn send_upload(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        file: UploadFile,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
         Box::pin(async move {
-            let pool = self.pool(lane);
-            let upload_seconds = request.body().len() / SLOWEST_UPLOAD_BYTES_PER_SECOND;
-            let mut request = reqwest::Request::try_from(request).map_err(classify)?;
-            *request.timeout_mut() = Some(timeout + Duration::from_secs(upload_seconds as u64));
-            let secure = request.url().scheme() == "https";
-            let lease = pool.lease();
-            let sent = lease.client().client.execute(request).await;
-            if sent.is_err() && lease.client().protocol == Protocol::Http2 {
-                // Another server without HTTP/2 may run at this address now: offer both protocols
-                // again.
-                self.speaks_http2.store(false, Ordering::Relaxed);
-                pool.renew(&lease);
-            }
-            let mut response = sent.map_err(classify)?;
-            // Only requests to the API server itself count: those on shared lanes, and the first
-            // request of a connection.
-            if secure
-                && (lane == Lane::Config || lane.is_shared())
-                && response.version() == http::Version::HTTP_2
-            {
-                self.speaks_http2.store(true, Ordering::Relaxed);
-            }
-            let head = take_head(&mut response);
-            let body = response.bytes().await.map_err(classify)?;
-            pool.check_response(&lease, head.map(|()| body))
+            let (head, body) = request.into_parts();
+            let body = file.stream(body).await?;
+            let bytes = body.len();
+            let request = Request::from_parts(head, reqwest::Body::wrap(body));
+            self.send_body(lane, request, bytes, timeout).await
         })
     }
 

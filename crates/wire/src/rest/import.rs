@@ -1,6 +1,7 @@
 //! Import of PEFT adapters: an extension of `tinkex` servers.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -20,8 +21,10 @@ pub struct ImportAdapter {
     pub import_id: String,
     /// Base model and name.
     pub options: ImportOptions,
-    /// The two files of the adapter; see [`AdapterFiles`].
+    /// The two files of the adapter, or their beginning; see [`AdapterFiles`].
     pub files: Bytes,
+    /// File with the rest of the body, `adapter_model.safetensors`, if `files` is the beginning.
+    pub tensors: Option<PathBuf>,
 }
 
 /// Query of [`ImportAdapter`].
@@ -58,7 +61,14 @@ impl ImportAdapter {
     /// Creates a request with the body `files`, in the format of [`AdapterFiles`].
     #[must_use]
     pub fn new(import_id: impl Into<String>, options: ImportOptions, files: Bytes) -> Self {
-        Self { import_id: import_id.into(), options, files }
+        Self { import_id: import_id.into(), options, files, tensors: None }
+    }
+
+    /// Sets the file whose content follows `files` in the body. It is read while it is sent.
+    #[must_use]
+    pub fn tensors(mut self, file: impl Into<PathBuf>) -> Self {
+        self.tensors = Some(file.into());
+        self
     }
 }
 
@@ -114,6 +124,7 @@ impl fmt::Debug for ImportAdapter {
             .field("import_id", &self.import_id)
             .field("options", &self.options)
             .field("files", &format_args!("{} bytes", self.files.len()))
+            .field("tensors", &self.tensors)
             .finish()
     }
 }
@@ -132,6 +143,10 @@ impl ApiRequest for ImportAdapter {
 
     fn encode_body(&self) -> Result<RequestBody, InvalidInput> {
         Ok(RequestBody::Binary(self.files.clone()))
+    }
+
+    fn body_file(&self) -> Option<&Path> {
+        self.tensors.as_deref()
     }
 }
 
