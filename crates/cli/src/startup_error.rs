@@ -21,7 +21,8 @@ pub(crate) fn startup_error(error: &StartError, starter: Starter) -> CommandErro
     let exit = match error {
         StartError::UnprotectedAddress(_)
         | StartError::EmptyApiKey
-        | StartError::InvalidOrigin(_) => Exit::Usage,
+        | StartError::InvalidOrigin(_)
+        | StartError::UnknownModel { .. } => Exit::Usage,
         _ => Exit::Failed,
     };
     let message = format!("cannot start the server: {error}");
@@ -45,6 +46,9 @@ fn hint(error: &StartError, starter: Starter) -> String {
         }
         (StartError::InvalidOrigin(_), _) => {
             "Pass an origin such as --allow-origin http://localhost:3000.".to_owned()
+        }
+        (StartError::UnknownModel { name, .. }, _) => {
+            format!("Pass the name of a served model, or serve it with --model {name}=PATH.")
         }
         (StartError::DataDirInUse(_), Starter::Serve) => {
             format!("Use the running server with --local, or {other_folder}.")
@@ -126,6 +130,7 @@ mod tests {
             StartError::UnprotectedAddress(([0, 0, 0, 0], 8080).into()),
             StartError::EmptyApiKey,
             StartError::InvalidOrigin("*".to_owned()),
+            StartError::UnknownModel { name: "other".to_owned(), available: "a, b".to_owned() },
             StartError::DataDirInUse("/data".into()),
             StartError::MissingModel { name: "Qwen/Qwen3-8B".to_owned(), requests: 3 },
             no_model,

@@ -70,7 +70,7 @@ mod training_data;
 mod worker;
 
 pub use models::{write_built_in_model, write_tokenizer};
-pub use options::{ServerLimits, ServerOptions, ServerTimeouts, local_hub_cache};
+pub use options::{QuantizeRule, ServerLimits, ServerOptions, ServerTimeouts, local_hub_cache};
 pub use server::{Server, ShutdownSummary, StartAction, StartError};
 pub use tinkex_engine::Quantization;
 pub use tinkex_engine::builtin::NAME as BUILT_IN;

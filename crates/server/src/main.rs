@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tinkex_server::{Quantization, Server, ServerOptions, StartError};
+use tinkex_server::{Server, ServerOptions, StartError};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -34,7 +34,7 @@ Models:
                            under another name; repeatable
   --threads N              Number of compute threads; 0 uses one per core [default: 0]
   --bf16                   Store frozen weights as bf16
-  --quantize FORMAT        Quantize frozen weights: q8 or q4
+  --quantize [NAME=]FORMAT Quantize frozen weights of all models or of one: q8 or q4; repeatable
   --raw-logprobs           Report log-probabilities of samples before the temperature is applied
 
 Data:
@@ -194,11 +194,8 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
             "--bf16" => options.bf16 = true,
             "--quantize" => {
                 let text = value()?;
-                options.quantize = match text.as_str() {
-                    "q8" => Some(Quantization::Q8),
-                    "q4" => Some(Quantization::Q4),
-                    _ => return Err(invalid(&text, "q8 or q4")),
-                };
+                let rule = text.parse().map_err(|_| invalid(&text, "q8, q4 or NAME=q8"))?;
+                options = options.quantize_rule(rule);
             }
             "--raw-logprobs" => options.raw_logprobs = true,
             "--no-autosave" => options.autosave_on_expiry = false,

@@ -119,6 +119,18 @@ impl BaseModels {
         self.get(name).ok_or_else(|| ServerError::not_found(self.unavailable_message(name)))
     }
 
+    /// Checks that a model that is to be quantized exists.
+    ///
+    /// # Errors
+    /// [`StartError::UnknownModel`] otherwise.
+    pub(crate) fn check_quantized(&self, name: &str) -> Result<(), StartError> {
+        if self.usable.contains_key(name) {
+            return Ok(());
+        }
+        let available = self.usable.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        Err(StartError::UnknownModel { name: name.to_owned(), available })
+    }
+
     /// Returns the error message for a base model that this server does not have.
     pub(crate) fn unavailable_message(&self, name: &str) -> String {
         let known: Vec<&str> = self.names().collect();

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use tinkex_engine::Quantization;
@@ -46,6 +47,9 @@ pub struct ServerOptions {
     /// Quantizes the frozen weights of all models (default `None`). Weights that are quantized in a
     /// GGUF file keep their format.
     pub quantize: Option<Quantization>,
+    /// Quantizes the frozen weights of single models: name and format. Takes precedence over
+    /// [`quantize`](Self::quantize).
+    pub quantize_models: Vec<(String, Quantization)>,
     /// Reports log-probabilities of sampled tokens before the temperature is applied (default
     /// false).
     pub raw_logprobs: bool,
@@ -64,6 +68,46 @@ pub struct ServerOptions {
     pub limits: ServerLimits,
     /// Timeouts and intervals.
     pub timeouts: ServerTimeouts,
+}
+
+/// Value of the option `--quantize`: `q8` or `q4` for all models, `NAME=q8` or `NAME=q4` for one.
+///
+/// ```
+/// use tinkex_server::{Quantization, QuantizeRule};
+///
+/// let rule: QuantizeRule = "Qwen/Qwen3-0.6B=q4".parse()?;
+/// assert_eq!(rule.model.as_deref(), Some("Qwen/Qwen3-0.6B"));
+/// assert_eq!(rule.format, Quantization::Q4);
+/// # Ok::<_, String>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QuantizeRule {
+    /// Name of the model, or `None` for all models.
+    pub model: Option<String>,
+    /// Format of the weights.
+    pub format: Quantization,
+}
+
+impl FromStr for QuantizeRule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // Names may contain `=`, formats do not.
+        let (model, format) = match text.rsplit_once('=') {
+            Some((name, format)) => (Some(name), format),
+            None => (None, text),
+        };
+        let format = match format {
+            "q8" => Quantization::Q8,
+            "q4" => Quantization::Q4,
+            _ => return Err("expected q8, q4, NAME=q8 or NAME=q4".to_owned()),
+        };
+        if model == Some("") {
+            return Err("expected the name of a model before =".to_owned());
+        }
+        Ok(Self { model: model.map(str::to_owned), format })
+    }
 }
 
 /// Limits on memory and concurrency.
@@ -154,6 +198,7 @@ impl ServerOptions {
             threads: 0,
             bf16: false,
             quantize: None,
+            quantize_models: Vec::new(),
             raw_logprobs: false,
             efficient_protocol: true,
             autosave_on_expiry: true,
@@ -168,6 +213,22 @@ impl ServerOptions {
     pub fn model(mut self, name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         self.models.push((name.into(), path.into()));
         self
+    }
+
+    /// Quantizes frozen weights according to `rule`, the value of a command-line option.
+    #[must_use]
+    pub fn quantize_rule(mut self, rule: QuantizeRule) -> Self {
+        match rule.model {
+            None => self.quantize = Some(rule.format),
+            Some(name) => self.quantize_models.push((name, rule.format)),
+        }
+        self
+    }
+
+    /// Returns the format in which the frozen weights of a model are quantized.
+    pub(crate) fn quantization_of(&self, model: &str) -> Option<Quantization> {
+        let own = self.quantize_models.iter().rev().find(|(name, _)| name == model);
+        own.map(|(_, format)| *format).or(self.quantize)
     }
 
     /// Serves `target`, a base model, `tinker://` path or training run, as `alias` to inference
@@ -245,6 +306,29 @@ impl Default for ServerTimeouts {
             snapshot_after: Duration::from_secs(20),
             expiry_interval: Duration::from_secs(30),
             idle_model: Duration::from_secs(600),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rule_of_a_model_takes_precedence() {
+        let rule = |text: &str| text.parse::<QuantizeRule>();
+        let mut options = ServerOptions::new("data");
+        assert_eq!(options.quantization_of("a"), None);
+        for text in ["q8", "a=b=q4", "c=q4", "c=q8"] {
+            options = options.quantize_rule(rule(text).unwrap());
+        }
+        for (name, want) in
+            [("a", Quantization::Q8), ("a=b", Quantization::Q4), ("c", Quantization::Q8)]
+        {
+            assert_eq!(options.quantization_of(name), Some(want), "{name}");
+        }
+        for text in ["", "q5", "a=", "=q8", "a=q8 "] {
+            assert!(rule(text).is_err(), "{text}");
         }
     }
 }

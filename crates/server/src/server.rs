@@ -101,6 +101,14 @@ pub enum StartError {
         /// Number of unfinished requests that need it.
         requests: usize,
     },
+    /// A model of [`ServerOptions::quantize_models`] is not served.
+    #[error("cannot quantize {name:?}: no such base model; available: {available}")]
+    UnknownModel {
+        /// Name of the model.
+        name: String,
+        /// Names of the served models, for the message.
+        available: String,
+    },
     /// The files of a base model are missing, damaged or not supported.
     #[error("cannot use base model {name:?}: {}", with_causes(&**error))]
     InvalidModel {
@@ -225,6 +233,9 @@ impl Server {
         let store = Store::open(&data_dir, options.limits.result_bytes)
             .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
         check_needed_models(&options, &store, &models)?;
+        for (name, _) in &options.quantize_models {
+            models.check_quantized(name)?;
+        }
         let listener = TcpListener::bind(options.address)
             .await
             .map_err(StartError::io(StartAction::Listen, options.address))?;

@@ -8,7 +8,7 @@ use std::pin::pin;
 use clap::Args;
 use futures_util::future::{Either, select};
 use serde_json::json;
-use tinkex_server::{Quantization, Server, ServerOptions};
+use tinkex_server::{QuantizeRule, Server, ServerOptions};
 
 use crate::args::{number_between, whole_number};
 use crate::context::CommandContext;
@@ -84,9 +84,15 @@ pub(crate) struct ServeArgs {
     /// Keep frozen weights in bf16, which halves their memory
     #[arg(long, help_heading = "Models")]
     bf16: bool,
-    /// Quantize frozen weights that are not quantized yet: q8 or q4
-    #[arg(long, value_name = "FORMAT", value_parser = quantization, help_heading = "Models")]
-    quantize: Option<Quantization>,
+    /// Quantize frozen weights that are not quantized yet, of all models or of one: q8 or q4;
+    /// repeatable
+    #[arg(
+        long,
+        value_name = "[NAME=]FORMAT",
+        value_parser = str::parse::<QuantizeRule>,
+        help_heading = "Models"
+    )]
+    quantize: Vec<QuantizeRule>,
     /// Report log-probabilities of samples before the temperature is applied
     #[arg(long, help_heading = "Models")]
     raw_logprobs: bool,
@@ -139,14 +145,6 @@ fn alias(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn quantization(text: &str) -> Result<Quantization, String> {
-    match text {
-        "q8" => Ok(Quantization::Q8),
-        "q4" => Ok(Quantization::Q4),
-        _ => Err("expected q8 or q4".to_owned()),
-    }
-}
-
 /// Minimum length of an API key, in bytes, if other machines can reach the server.
 const MIN_KEY_LENGTH: usize = 20;
 
@@ -182,7 +180,7 @@ pub(super) async fn run(
     };
     options.threads = args.threads;
     options.bf16 = args.bf16;
-    options.quantize = args.quantize;
+    options = args.quantize.into_iter().fold(options, ServerOptions::quantize_rule);
     options.raw_logprobs = args.raw_logprobs;
     options.drop_undone = args.drop_undone;
     options.efficient_protocol = !args.plain;

@@ -55,7 +55,12 @@ async fn unsafe_serve_options_are_rejected_with_a_reason() {
         ("serve --api-key tml-secret-0123456789", "is visible to every user"),
         ("serve --local", "this command runs one"),
         ("serve --model name", "NAME=PATH"),
-        ("serve --quantize q2", "expected q8 or q4"),
+        ("serve --quantize q2", "expected q8, q4, NAME=q8 or NAME=q4"),
+        ("serve --quantize =q8", "expected the name of a model"),
+        (
+            "serve --no-hub-cache --port 0 --quantize other=q8",
+            "cannot quantize \"other\": no such base model; available: tinkex/tiny",
+        ),
         ("serve --model a=b --model a=c", "duplicate model name a"),
         ("serve --port 0 --model a=nowhere", "cannot use base model \"a\": cannot read "),
     ] {

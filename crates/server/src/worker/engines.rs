@@ -2,19 +2,23 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::time::{Duration, Instant};
 
-use tinkex_engine::{Engine, EngineOptions, Precision, Sampler};
+use tinkex_engine::{Engine, EngineOptions, Error as EngineError, ErrorKind, Precision, Sampler};
 use tinkex_weights::{Error as FileError, ModelConfig};
 
+use crate::error::with_causes;
 use crate::log;
 use crate::models::{BaseModel, warn};
 use crate::options::ServerOptions;
+use crate::outcome::Outcome;
+use crate::store::FailureCategory;
 
 /// Base models in memory, by name.
 pub(super) struct Engines {
     loaded: HashMap<String, LoadedModel>,
-    options: EngineOptions,
+    options: ServerOptions,
 }
 
 /// A base model in memory.
@@ -26,30 +30,36 @@ pub(super) struct LoadedModel {
 
 impl Engines {
     pub(super) fn new(options: &ServerOptions) -> Self {
-        let options = EngineOptions {
+        Self { loaded: HashMap::new(), options: options.clone() }
+    }
+
+    /// Returns the options for loading a model.
+    fn engine_options(&self, name: &str) -> EngineOptions {
+        let options = &self.options;
+        EngineOptions {
             threads: options.threads,
             precision: if options.bf16 { Precision::Bf16 } else { Precision::F32 },
-            quantization: options.quantize,
+            quantization: options.quantization_of(name),
             training_memory: options.limits.training_bytes,
             cache_memory: options.limits.kv_cache_bytes,
-            name: None,
-        };
-        Self { loaded: HashMap::new(), options }
+            name: Some(name.to_owned()),
+        }
     }
 
     /// Returns a model, loading it first if necessary.
-    pub(super) fn get(&mut self, base: &BaseModel) -> tinkex_engine::Result<&mut LoadedModel> {
+    pub(super) fn get(&mut self, base: &BaseModel) -> Result<&mut LoadedModel, LoadError> {
+        let failed = |error| LoadError { name: base.name.clone(), error };
+        let options = self.engine_options(&base.name);
         let model = match self.loaded.entry(base.name.clone()) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
                 let start = Instant::now();
-                let name = Some(base.name.clone());
-                let options = EngineOptions { name, ..self.options.clone() };
                 let engine = match base.built_in {
-                    true => Engine::builtin(options)?,
-                    false => open(base, options)?,
+                    true => Engine::builtin(options),
+                    false => open(base, options),
                 };
-                let sampler = engine.sampler()?;
+                let engine = engine.map_err(failed)?;
+                let sampler = engine.sampler().map_err(failed)?;
                 tracing::info!(
                     target: log::MODEL,
                     base_model = %base.name,
@@ -113,6 +123,47 @@ impl Engines {
             self.loaded.remove(name);
         }
         names
+    }
+}
+
+/// Why a base model cannot be loaded.
+pub(super) struct LoadError {
+    /// Name of the base model.
+    name: String,
+    error: EngineError,
+}
+
+impl LoadError {
+    /// Returns whether the next attempt fails too, unless a person changes the files: clients should
+    /// show the reason instead of sending the request again.
+    fn is_permanent(&self) -> bool {
+        match &self.error {
+            EngineError::File(FileError::Io { source, .. }) => matches!(
+                source.kind(),
+                io::ErrorKind::NotFound
+                    | io::ErrorKind::NotADirectory
+                    | io::ErrorKind::PermissionDenied
+                    | io::ErrorKind::UnexpectedEof
+            ),
+            EngineError::File(_) => true,
+            other => matches!(other.kind(), ErrorKind::Input | ErrorKind::Numeric),
+        }
+    }
+}
+
+impl From<LoadError> for Outcome {
+    fn from(failed: LoadError) -> Self {
+        let category = match failed.is_permanent() {
+            true => FailureCategory::User,
+            false => FailureCategory::Server,
+        };
+        let LoadError { name, error } = failed;
+        // The other errors contain their causes.
+        let reason = match &error {
+            EngineError::File(_) => with_causes(&error),
+            _ => error.to_string(),
+        };
+        Self::failed(category, format!("cannot load base model {name:?}: {reason}"))
     }
 }
 

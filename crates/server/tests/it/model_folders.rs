@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tinkex::{SamplingParams, StopReason};
+use tinkex::{ErrorCategory, SamplingParams, StopReason};
 use tinkex_server::{Server, StartError};
 
 use crate::harness::{Http, MODEL, TestServer, golden, options};
@@ -142,9 +142,40 @@ async fn weights_that_are_not_finite_fail_the_request_with_the_name_of_the_tenso
     let test_server = serve(copy.path()).await;
     let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
     let params = SamplingParams::new().max_tokens(1);
-    let error = sampler.sample([5], params).send().await.unwrap_err().to_string();
-    assert!(error.contains("tensor model.norm.weight is -inf at index 2"), "{error}");
-    assert!(!error.contains("checkpoint"), "{error}");
+    let error = sampler.sample([5], params).send().await.unwrap_err();
+    // Not a fault that another attempt could avoid: the client does not submit the sample again.
+    assert_eq!(error.category(), Some(ErrorCategory::User), "{error}");
+    let message = error.to_string();
+    let reason = "model.safetensors: tensor model.norm.weight is -inf at index 2";
+    assert!(message.contains(&format!("cannot load base model {MODEL:?}: ")), "{message}");
+    assert!(message.contains(reason) && !message.contains("checkpoint"), "{message}");
+}
+
+/// Missing and truncated files are reported once, with the file and the reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_disappear_after_the_start_fail_requests_permanently() {
+    let copy = copy_of("qwen3");
+    let test_server = serve(copy.path()).await;
+    let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
+    let path = copy.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    for (damage, want) in [
+        (Some(&bytes[..bytes.len() / 2]), "model.safetensors"),
+        (None, "model.safetensors: No such file or directory"),
+    ] {
+        match damage {
+            Some(bytes) => std::fs::write(&path, bytes).unwrap(),
+            None => std::fs::remove_file(&path).unwrap(),
+        }
+        let params = SamplingParams::new().max_tokens(1);
+        let error = sampler.sample([5], params).send().await.unwrap_err();
+        assert_eq!(error.category(), Some(ErrorCategory::User), "{error}");
+        assert!(error.to_string().contains(want), "{error}");
+    }
+    // Repaired files are loaded without a restart.
+    std::fs::write(&path, bytes).unwrap();
+    let params = SamplingParams::new().max_tokens(1);
+    sampler.sample([5], params).send().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,9 +22,12 @@ pub(crate) struct DownloadArgs {
     /// Checkpoint path: tinker://RUN/weights/NAME, or of kind sampler_weights or external_weights
     #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
     path: TinkerPath,
-    /// Parent of the download folder [default: the current folder]
+    /// Parent of the download folder, which is named after the checkpoint [default: the current folder]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
+    /// Folder to create, with any name
+    #[arg(long, value_name = "FOLDER", conflicts_with = "output")]
+    to: Option<PathBuf>,
     /// Replace an existing download once the new files are complete
     #[arg(long)]
     force: bool,
@@ -47,13 +50,13 @@ pub(super) async fn download(
     args: DownloadArgs,
 ) -> Result<(), CommandError> {
     let name = args.path.to_string().trim_start_matches("tinker://").replace('/', "_");
-    let folder = args.output.clone().unwrap_or_else(|| context.environment.folder.clone());
-    let shown = folder.join(&name);
+    let parent = || args.output.clone().unwrap_or_else(|| context.environment.folder.clone());
+    let shown = args.to.clone().unwrap_or_else(|| parent().join(&name));
     let target = context.environment.path(&shown);
     if target.exists() && !args.force {
         let message = format!("{} already exists", shown.display());
         return Err(CommandError::new(Exit::Failed, message)
-            .hint("Pass --force to replace it, or choose another folder with --output DIR."));
+            .hint("Pass --force to replace it, or choose another folder with --to FOLDER."));
     }
     if let Some(folder) = target.parent() {
         std::fs::create_dir_all(folder)

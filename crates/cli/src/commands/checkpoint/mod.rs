@@ -72,6 +72,7 @@ renamed when all are complete. Run the command again to continue an interrupted 
 Examples:
   tinkex checkpoint download tinker://RUN/external_weights/hf
   tinkex checkpoint download tinker://RUN/weights/0001 --output models
+  tinkex checkpoint download tinker://RUN/weights/0001 --to adapter
   tinkex checkpoint download tinker://RUN/weights/0001 --include '*.json'"
     )]
     Download(download::DownloadArgs),

@@ -140,7 +140,7 @@ async fn prepare(
     Ok(Some((ActiveRun { service, folder, _lock: lock, state, metrics }, examples, plan)))
 }
 
-/// Returns the command lines that chat with the trained model and that download its adapter.
+/// Returns the command lines that chat with the trained model, download its adapter and export it.
 fn next_commands(context: &CommandContext<'_>, state: &RunState) -> String {
     let flags = context.server_flags();
     let sampler = state.sampler.as_deref().unwrap_or_default();
@@ -150,6 +150,8 @@ fn next_commands(context: &CommandContext<'_>, state: &RunState) -> String {
     format!(
         "Chat with the model:\n  tinkex chat {sampler}{flags}\n\
          Download the adapter, for PEFT, vLLM and llama.cpp:\n  \
-         tinkex checkpoint download {adapter}{flags}"
+         tinkex checkpoint download {adapter}{flags}\n\
+         Export the merged model; add --format gguf for llama.cpp and ollama:\n  \
+         tinkex export {adapter} --to my-model{flags}"
     )
 }
