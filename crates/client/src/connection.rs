@@ -1,5 +1,6 @@
 //! [`Connection`]: the state that all clients of one service share.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub(crate) struct Connection {
     has_dynamic_config: bool,
     /// Set once the server has shown which encoding of training passes it accepts.
     pass_encoding: OnceLock<PassEncoding>,
+    /// Set once the server has shown that it cannot stream the tokens of a sample.
+    no_sample_streams: AtomicBool,
     reporter: OnceLock<Reporter>,
 }
 
@@ -58,6 +61,7 @@ impl Connection {
             has_dynamic_config: dynamic.is_some(),
             initial_dynamic_config: dynamic.unwrap_or_default(),
             pass_encoding: OnceLock::new(),
+            no_sample_streams: AtomicBool::new(false),
             reporter: OnceLock::new(),
         })
     }
@@ -104,6 +108,16 @@ impl Connection {
     /// Records which encoding of training passes the server accepts. The first call decides.
     pub(crate) fn set_pass_encoding(&self, encoding: PassEncoding) {
         let _ = self.pass_encoding.set(encoding);
+    }
+
+    /// Returns whether the server can stream the tokens of a sample, as far as is known.
+    pub(crate) fn streams_samples(&self) -> bool {
+        !self.no_sample_streams.load(Ordering::Relaxed)
+    }
+
+    /// Records that the server cannot stream the tokens of a sample.
+    pub(crate) fn set_no_sample_streams(&self) {
+        self.no_sample_streams.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn config(&self) -> &ClientConfig {

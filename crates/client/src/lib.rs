@@ -34,6 +34,7 @@
 //! | Train | [`TrainingClient`], [`Datum`], [`LossFn`], [`AdamParams`], [`ApiFuture`] |
 //! | Train with a custom loss | [`loss`] |
 //! | Sample | [`SamplingClient`], [`SamplingParams`], [`SamplerHandle`], [`SampleFuture`], [`SamplingRetry`] |
+//! | Sample token by token | [`SamplingClient::sample_stream`], [`SampleStream`], [`StreamedToken`] |
 //! | Manage runs, checkpoints, sessions | [`RestClient`], [`AdminClient`], [`rest`] |
 //! | Get weights out | [`RestClient::download`], [`RestClient::export`], [`CheckpointExport`] |
 //! | Handle errors | [`Error`], [`ErrorKind`], [`Hint`] |
@@ -59,7 +60,7 @@
 //! * **A tokio runtime executes requests.** Calls outside one return an error of kind
 //!   [`ErrorKind::Config`]; the feature `blocking` has clients with a runtime of their own.
 //! * **Dropping a future.** A training request continues ([`ApiFuture`]); a sample is cancelled
-//!   ([`SampleFuture`]). Both have `detach`.
+//!   ([`SampleFuture`], [`SampleStream`]). Both futures have `detach`.
 //! * **Retries.** Transient failures are retried as the service expects. [`RetryPolicy`] bounds a
 //!   call with all its retries; [`RetryPolicy::disabled`] sends its request once.
 //!   [`Error::attempts`] and [`Error::elapsed`] report how often and how long a request was
@@ -136,7 +137,9 @@ pub use future::queue_log::{QueueStateChange, QueuedWork};
 pub use future::{ApiFuture, SampleFuture};
 pub use hint::Hint;
 pub use rest_client::{AdapterImport, AdminClient, CopyCheckpoint, RestClient};
-pub use sampling::{SampleRequestBuilder, SamplingClient, SamplingRetry};
+pub use sampling::{
+    SampleRequestBuilder, SampleStream, SamplingClient, SamplingRetry, StreamedToken,
+};
 pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
     self as wire, AdamParams, Datum, DimuonParams, ErrorCategory, JsonObject, Logprobs, LoraConfig,

@@ -96,6 +96,7 @@ mod path;
 mod request;
 pub mod rest;
 mod route;
+mod sample_stream;
 mod sampled;
 mod sampling;
 mod secret;
@@ -146,6 +147,9 @@ pub use output::{LossOutput, LossOutputs, LossRecord};
 pub use path::{CheckpointKind, TinkerPath};
 pub use request::{ApiRequest, ApiResponse, JSON, PROTO, RequestBody, SubmitRequest};
 pub use route::{BodyCodec, Method, ResponseCodec, Route, RouteMatch, percent_decode};
+pub use sample_stream::{
+    SampleStreamChoice, SampleStreamEvent, SampleStreamLogprobs, SampleStreamRequest,
+};
 pub use sampled::{PromptAltTokens, SampleResponse, SampledSequence, StopReason};
 pub use sampling::{
     CreateSamplingSession, JoinSamplingSession, SampleRequest, SamplingParams,

@@ -60,6 +60,8 @@ pub enum ResponseCodec {
     SubmitResponse,
     /// A [`PollResponse`](crate::PollResponse): JSON or protobuf, depending on its content type.
     PollResponse,
+    /// Server-sent events, or JSON, as the request asks.
+    EventStream,
 }
 
 macro_rules! routes {
@@ -91,7 +93,7 @@ macro_rules! routes {
             /// All routes of the Tinker API.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// Routes that only `tinkex` servers have.
+            /// Routes that are not part of the Tinker API. All `tinkex` servers have them.
             pub const EXTENSIONS: &[Self] = &[$(Self::$ext),*];
 
             const fn spec(self) -> RouteSpec {
@@ -106,7 +108,7 @@ macro_rules! routes {
                     $(Self::$ext => RouteSpec {
                         name: stringify!($ext),
                         method: Method::$ext_method,
-                        template: concat!("/api/v1", $ext_path),
+                        template: $ext_path,
                         body: BodyCodec::$ext_body,
                         response: ResponseCodec::$ext_response,
                     },)*
@@ -220,7 +222,9 @@ routes! {
 
     [extensions]
     /// Imports a PEFT adapter as checkpoints.
-    ImportAdapter: Put "/imports/{import_id}", Binary => Json;
+    ImportAdapter: Put "/api/v1/imports/{import_id}", Binary => Json;
+    /// Samples completions through the OpenAI-compatible endpoint, which can stream their tokens.
+    Completions: Post "/oai/api/v1/completions", Json => EventStream;
 }
 
 impl Route {

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::export::{CheckpointExport, ExportedModel};
 use crate::loss::CustomLoss;
 use crate::rest_client::{AdapterImport, CopyCheckpoint};
-use crate::sampling::SampleRequestBuilder;
+use crate::sampling::{SampleRequestBuilder, SampleStream, StreamedToken};
 use crate::training::{
     BatchOutput, CreateFromState, CreateLora, ExternalWeights, LossSpec, OptimOutput, RestoreMode,
     SaveOptions, StepOutput, TrainingStepBuilder,
@@ -282,6 +282,25 @@ impl SamplingClient {
         self.prepare(self.client.sample(prompt, params))
     }
 
+    /// Samples one completion of `prompt`; iterate over the call to receive its tokens.
+    ///
+    /// ```no_run
+    /// # fn run(sampler: tinkex::blocking::SamplingClient) -> tinkex::Result<()> {
+    /// use tinkex::SamplingParams;
+    ///
+    /// for token in sampler.sample_stream([1, 2, 3], SamplingParams::new().max_tokens(64)) {
+    ///     print!("{}", token?.text);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn sample_stream(
+        &self,
+        prompt: impl Into<ModelInput>,
+        params: SamplingParams,
+    ) -> BlockingCall<SampleStream> {
+        self.prepare(self.client.sample_stream(prompt, params))
+    }
+
     /// Returns the id of the sampling session.
     #[must_use]
     pub fn sampler_id(&self) -> &SamplerId {
@@ -308,6 +327,15 @@ impl BlockingCall<SampleRequestBuilder> {
     /// As [`SampleRequestBuilder::send`]; also inside an async runtime.
     pub fn wait(self) -> Result<SampleResponse> {
         self.send().wait()
+    }
+}
+
+impl IntoIterator for BlockingCall<SampleStream> {
+    type Item = Result<StreamedToken>;
+    type IntoIter = BlockingIter<'static, StreamedToken>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        BlockingIter::new(self.call, self.runtime)
     }
 }
 

@@ -128,7 +128,7 @@ impl<C> Blocking<C> {
         &self,
         stream: impl Stream<Item = Result<T>> + Send + 'a,
     ) -> BlockingIter<'a, T> {
-        BlockingIter { stream: stream.boxed(), failed: false, runtime: self.runtime.clone() }
+        BlockingIter::new(stream, self.runtime.clone())
     }
 }
 
@@ -195,9 +195,9 @@ impl<T> fmt::Debug for Pending<T> {
 /// Call with options that has not started.
 ///
 /// [`with`](Self::with) sets the options by the methods of the async client's builder; `wait`
-/// starts the call and waits for its result.
+/// starts the call and waits for its result. A stream of tokens is started by iterating over it.
 #[derive(Clone, Debug)]
-#[must_use = "nothing is sent until `wait` or `send` is called"]
+#[must_use = "nothing is sent until the call is started"]
 pub struct BlockingCall<B> {
     call: B,
     runtime: RuntimeThread,
@@ -219,7 +219,8 @@ impl<B> BlockingCall<B> {
     }
 }
 
-/// Iterator over a list of the server. Pages are fetched on demand.
+/// Iterator over a list of the server, whose pages are fetched on demand, or over the tokens of a
+/// sample.
 ///
 /// Ends after the first error. Inside an async runtime that is an error of kind
 /// [`ErrorKind::Config`](crate::ErrorKind::Config).
@@ -227,6 +228,12 @@ pub struct BlockingIter<'a, T> {
     stream: BoxStream<'a, Result<T>>,
     failed: bool,
     runtime: RuntimeThread,
+}
+
+impl<'a, T> BlockingIter<'a, T> {
+    fn new(stream: impl Stream<Item = Result<T>> + Send + 'a, runtime: RuntimeThread) -> Self {
+        Self { stream: stream.boxed(), failed: false, runtime }
+    }
 }
 
 impl<T> Iterator for BlockingIter<'_, T> {

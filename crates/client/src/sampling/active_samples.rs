@@ -43,11 +43,16 @@ impl ActiveSamples {
 
     /// Waits for a concurrency permit. The progress timeout starts afterwards.
     pub(super) async fn start(&self) -> ActiveSample<'_> {
-        let permit = match &self.concurrency {
+        let permit = self.acquire().await;
+        ActiveSample { samples: self, start: Instant::now(), _permit: permit }
+    }
+
+    /// Waits for a concurrency permit, which is `None` if the number of samples is not limited.
+    pub(super) async fn acquire(&self) -> Option<Permit> {
+        match &self.concurrency {
             Some(concurrency) => Some(concurrency.acquire(1).await),
             None => None,
-        };
-        ActiveSample { samples: self, start: Instant::now(), _permit: permit }
+        }
     }
 
     /// Restarts the progress timeout of all samples.

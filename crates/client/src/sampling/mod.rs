@@ -5,6 +5,7 @@ mod request_builder;
 mod resubmit;
 mod retry;
 mod sequence_range;
+mod stream;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
 
@@ -42,6 +43,7 @@ use resubmit::SampleFailures;
 pub(crate) use resubmit::is_resubmittable;
 pub use retry::SamplingRetry;
 use sequence_range::SequenceRange;
+pub use stream::{SampleStream, StreamedToken};
 
 /// Client that samples from fixed weights: a base model or a checkpoint.
 ///

@@ -49,7 +49,8 @@ impl RecordedCall {
         let url = parts.uri.to_string();
         let path = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         // A base URL may have a path of its own before the routes.
-        let api_path = path.find("/api/v1").map_or(&*path, |start| &path[start..]);
+        let api_path = ["/oai/api/v1", "/api/v1"].iter().find_map(|prefix| path.find(prefix));
+        let api_path = api_path.map_or(&*path, |start| &path[start..]);
         let route = Route::find(parts.method.as_str(), api_path).map(|found| found.route);
         let mut headers = parts.headers;
         for name in [header::AUTHORIZATION.as_str(), "x-api-key"] {

@@ -11,13 +11,15 @@ use serde_json::{Value, json};
 use tinkex_wire::{
     CompletedFuture, CreateModel, CreateSamplingSession, ForwardBackward, ForwardBackwardOutput,
     FuturesRetrieved, LossRecord, ModelId, PollResponse, RequestId, RetrieveFuture,
-    RetrieveFutures, Route, SampleRequest, SampleResponse, SamplerId, SessionId, TensorData,
+    RetrieveFutures, Route, SampleRequest, SampleResponse, SampleStreamRequest, SamplerId,
+    SessionId, TensorData,
 };
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::call::RecordedCall;
 use super::reply::{Action, Reply, ScriptedResponse, ready_proto, sequence_of};
+use super::stream::{EVENT_STREAM, token_events};
 
 /// Maximum number of tokens of a default sample.
 const MAX_TOKENS: u32 = 4;
@@ -103,6 +105,10 @@ impl Defaults {
             }),
             Route::ListSessions => json!({"sessions": []}),
             Route::SearchSessions => json!({"sessions": [], "next_cursor": null}),
+            Route::Completions => match decode::<SampleStreamRequest>(call) {
+                Some(request) => return streamed_sample(&request),
+                None => return undecodable(call),
+            },
             Route::RetrieveFuture => return self.poll(call),
             Route::RetrieveFutures => return self.poll_many(call).await,
             _ => match self.outcome(route, call, &json) {
@@ -275,6 +281,13 @@ fn sample_result(request: &SampleRequest) -> PollResponse {
         response.prompt_logprobs = Some(logprobs.into());
     }
     ready_proto(response.to_proto())
+}
+
+/// Returns the default response to a request for a streamed sample.
+fn streamed_sample(request: &SampleStreamRequest) -> Response<Bytes> {
+    let count = request.max_tokens.unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
+    let events = token_events(&(1..=count).collect::<Vec<_>>()).concat();
+    ScriptedResponse::with_content_type(StatusCode::OK, EVENT_STREAM, events).to_http()
 }
 
 /// Returns the default result of a pass: a log-probability of −0.5 for every target token.

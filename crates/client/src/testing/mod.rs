@@ -32,10 +32,11 @@
 mod call;
 mod defaults;
 mod reply;
+mod stream;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -46,7 +47,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::config::Env;
 use crate::service::{ServiceClient, ServiceClientBuilder};
-use crate::transport::http::{HttpFailure, HttpService, Lane};
+use crate::transport::http::{HttpFailure, HttpService, Lane, ResponseBody};
 
 use defaults::Defaults;
 use reply::Action;
@@ -69,7 +70,8 @@ pub use tinkex_wire::Route;
 ///    A request that has no default response gets status 404, with a message that names its route.
 ///
 /// Default results are deterministic: a sample has `max_tokens` tokens, at most 4, with the ids 1,
-/// 2, 3, 4 and a log-probability of −0.5 each; a pass has a log-probability of −0.5 for every
+/// 2, 3, 4 and a log-probability of −0.5 each, and a streamed one ([`Route::Completions`]) has the
+/// text ` 1 2 3 4`; a pass has a log-probability of −0.5 for every
 /// target token.
 ///
 /// # Time
@@ -85,6 +87,7 @@ struct FakeServerShared {
     start: Instant,
     state: Mutex<FakeServerState>,
     defaults: Defaults,
+    open_streams: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -127,6 +130,7 @@ impl FakeServer {
             start: Instant::now(),
             state: Mutex::default(),
             defaults: Defaults::default(),
+            open_streams: Arc::default(),
         }))
     }
 
@@ -221,6 +225,13 @@ impl FakeServer {
         state.calls.iter().filter(|call| call.route == Some(route)).cloned().collect()
     }
 
+    /// Returns the number of streamed responses ([`Reply::stream`]) that the client still reads. A
+    /// stream that the client drops is closed at once.
+    #[must_use]
+    pub fn open_streams(&self) -> usize {
+        self.0.open_streams.load(Ordering::Relaxed)
+    }
+
     /// Records a request and selects its reply.
     fn receive(&self, call: &RecordedCall) -> Reply {
         let function = {
@@ -240,17 +251,22 @@ impl FakeServer {
         function.map_or_else(Reply::ok, |function| function(call))
     }
 
-    async fn reply(&self, call: RecordedCall) -> Result<Response<Bytes>, HttpFailure> {
+    async fn reply(&self, call: RecordedCall) -> Result<Response<ResponseBody>, HttpFailure> {
         let reply = self.receive(&call);
         if !reply.delay.is_zero() {
             sleep(reply.delay).await;
         }
         match reply.action {
-            Action::Default => Ok(self.0.defaults.response(&call, reply.request_id).await),
-            Action::Outcome(outcome) => {
-                Ok(self.0.defaults.accept(&call, outcome, reply.request_id))
+            Action::Default => {
+                let response = self.0.defaults.response(&call, reply.request_id).await;
+                Ok(response.map(ResponseBody::from))
             }
-            Action::Response(response) => Ok(response.to_http()),
+            Action::Outcome(outcome) => {
+                let response = self.0.defaults.accept(&call, outcome, reply.request_id);
+                Ok(response.map(ResponseBody::from))
+            }
+            Action::Response(response) => Ok(response.to_http().map(ResponseBody::from)),
+            Action::Stream(stream) => Ok(stream.to_http(call.timeout, &self.0.open_streams)),
             Action::ConnectionLost => Err(HttpFailure::connect("scripted connection loss")),
             Action::ConnectionRefused => {
                 let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
@@ -288,6 +304,24 @@ impl HttpService for FakeServer {
         request: Request<Bytes>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        let response = self.send_streaming(lane, request, timeout);
+        Box::pin(async {
+            let (head, mut body) = response.await?.into_parts();
+            // Most bodies have one part, which needs no copy.
+            let mut whole = body.next().await.transpose()?.unwrap_or_default();
+            while let Some(part) = body.next().await {
+                whole = [whole, part?].concat().into();
+            }
+            Ok(Response::from_parts(head, whole))
+        })
+    }
+
+    fn send_streaming(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
         let call = RecordedCall::new(lane, request, timeout, self.0.start.elapsed());
         Box::pin(self.reply(call))
     }

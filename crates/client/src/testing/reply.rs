@@ -11,11 +11,13 @@ use tinkex_wire::{
     RequestId, ResultPayload, SampleResponse, SampledSequence, Tokens,
 };
 
+use super::stream::{EVENT_STREAM, ScriptedStream, StreamEnd, token_events};
+
 /// What a [`FakeServer`](super::FakeServer) does with a request.
 ///
 /// There are three kinds of replies: the default response ([`ok`](Self::ok)), an HTTP response or
 /// failure ([`status`](Self::status), [`json`](Self::json),
-/// [`connection_lost`](Self::connection_lost), …), and an outcome of submitted work
+/// [`stream`](Self::stream), [`connection_lost`](Self::connection_lost), …), and an outcome of submitted work
 /// ([`sampled`](Self::sampled), [`sample`](Self::sample),
 /// [`forward_backward`](Self::forward_backward), [`optim_step`](Self::optim_step),
 /// [`result`](Self::result), [`failed`](Self::failed)). For an outcome the server accepts the
@@ -43,6 +45,7 @@ pub struct Reply {
 pub(super) enum Action {
     Default,
     Response(ScriptedResponse),
+    Stream(Box<ScriptedStream>),
     Outcome(PollResponse),
     ConnectionLost,
     ConnectionRefused,
@@ -108,6 +111,60 @@ impl Reply {
     /// If `body` cannot be encoded.
     pub fn json(body: impl Serialize) -> Self {
         Self::status(200).with_json(body)
+    }
+
+    /// Responds with status 200 and a body of the type `text/event-stream` that arrives in these
+    /// parts.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tinkex::testing::Reply;
+    ///
+    /// let broken = Reply::stream(["data: {\"choices\": []}\n\n", ": ping\n\n"])
+    ///     .part_delay(Duration::from_secs(1))
+    ///     .then_connection_lost();
+    /// ```
+    pub fn stream(parts: impl IntoIterator<Item = impl Into<Bytes>>) -> Self {
+        let ok = StatusCode::OK;
+        Self::new(Action::Stream(Box::new(ScriptedStream {
+            head: ScriptedResponse::with_content_type(ok, EVENT_STREAM, Bytes::new()),
+            parts: parts.into_iter().map(Into::into).collect(),
+            part_delay: Duration::ZERO,
+            end: StreamEnd::Complete,
+        })))
+    }
+
+    /// Streams a sample of these tokens: one event per token, with its id after a space as the text
+    /// and a log-probability of −0.5.
+    pub fn streamed(tokens: impl Into<Tokens>) -> Self {
+        Self::stream(token_events(&tokens.into()))
+    }
+
+    /// Waits before each part of a streamed body.
+    ///
+    /// # Panics
+    /// If the reply is not a [`stream`](Self::stream).
+    pub fn part_delay(mut self, delay: Duration) -> Self {
+        self.scripted_stream().part_delay = delay;
+        self
+    }
+
+    /// Interrupts the connection after the last part of a streamed body.
+    ///
+    /// # Panics
+    /// If the reply is not a [`stream`](Self::stream).
+    pub fn then_connection_lost(mut self) -> Self {
+        self.scripted_stream().end = StreamEnd::Lost;
+        self
+    }
+
+    /// Sends nothing more after the last part of a streamed body, as long as the client waits.
+    ///
+    /// # Panics
+    /// If the reply is not a [`stream`](Self::stream).
+    pub fn then_silence(mut self) -> Self {
+        self.scripted_stream().end = StreamEnd::Silence;
+        self
     }
 
     /// Accepts a sample, whose result is one sequence of these tokens, with a log-probability of
@@ -252,7 +309,16 @@ impl Reply {
     fn response(&mut self) -> &mut ScriptedResponse {
         match &mut self.action {
             Action::Response(response) => response,
+            Action::Stream(stream) => &mut stream.head,
             _ => panic!("only an HTTP response has a status, headers and a body"),
+        }
+    }
+
+    #[expect(clippy::panic, reason = "documented: a mistake in the script fails the test")]
+    fn scripted_stream(&mut self) -> &mut ScriptedStream {
+        match &mut self.action {
+            Action::Stream(stream) => stream,
+            _ => panic!("only a stream has parts"),
         }
     }
 }

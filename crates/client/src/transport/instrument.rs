@@ -13,7 +13,6 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
 use http::{Method, Response, Uri};
 
 use crate::targets;
@@ -49,7 +48,8 @@ impl<'a> RequestEvents<'a> {
         Self { method, path, lane, base_url, retry_count, start: Instant::now() }
     }
 
-    pub(super) fn stop(self, result: &Result<Response<Bytes>, HttpFailure>, stats: &RequestStats) {
+    /// Records the response. A streamed response ends with the first part of its body.
+    pub(super) fn stop<B>(self, result: &Result<Response<B>, HttpFailure>, stats: &RequestStats) {
         let Self { method, path, lane, base_url, retry_count, start } = self;
         let elapsed = start.elapsed();
         let (stats_lane, lane) = (lane, lane.as_str());

@@ -19,6 +19,7 @@ mod instrument;
 mod last_response;
 pub(crate) mod network;
 mod pool;
+mod receive;
 pub(crate) mod redirect;
 mod request_policy;
 mod retry;
@@ -64,9 +65,10 @@ use billing::BillingState;
 pub(crate) use billing::DELAY as BILLING_DELAY;
 use call_progress::CallProgress;
 use failed_attempt::FailedAttempt;
-use http::{HttpFailure, HttpFailureKind, HttpService};
+use http::{HttpFailure, HttpFailureKind, HttpService, ResponseBody};
 use instrument::RequestEvents;
 use last_response::LastResponse;
+use receive::{PartialBody, Receive, StreamedBody, WholeBody};
 use redirect::RedirectChain;
 use request_policy::{RequestCredential, RequestPolicy};
 use retry::{RetryShared, RetryState};
@@ -296,27 +298,48 @@ impl Transport {
         call: &mut CallProgress,
     ) -> Result<Response<Bytes>> {
         let span = tracing::debug_span!(target: targets::HTTP, "request", route = %R::ROUTE);
-        let sent = self.send_with_retries(request, options, call).instrument(span).await;
+        let sent = self.send_with_retries(request, options, call, WholeBody).instrument(span).await;
         sent.map_err(|error| error.during(operation::<R>()))
+    }
+
+    /// Sends a request that is part of a call with several requests, and returns its response once
+    /// the first part of the body has arrived. `idle_timeout` is the longest time without new data.
+    ///
+    /// Retries end with the first part: failures after it are errors of the body. The caller logs
+    /// the end of the call.
+    pub(crate) async fn send_streaming_in_call<R: ApiRequest>(
+        &self,
+        request: &R,
+        options: &RequestOptions,
+        idle_timeout: Duration,
+        call: &mut CallProgress,
+    ) -> Result<Response<ResponseBody>> {
+        let span = tracing::debug_span!(target: targets::HTTP, "request", route = %R::ROUTE);
+        let streamed = StreamedBody { idle_timeout };
+        let sent = self.send_with_retries(request, options, call, streamed).instrument(span).await;
+        let response = sent.map_err(|error| error.during(operation::<R>()))?;
+        Ok(response.map(PartialBody::into_stream))
     }
 
     /// Sends the same bytes until an attempt succeeds or [`RetryState::wait_or_give_up`]
     /// returns an error. This loop makes all retries of requests to the API server.
-    async fn send_with_retries<R: ApiRequest>(
+    async fn send_with_retries<R: ApiRequest, B: Receive>(
         &self,
         request: &R,
         options: &RequestOptions,
         call: &mut CallProgress,
-    ) -> Result<Response<Bytes>> {
+        receive: B,
+    ) -> Result<Response<B::Body>> {
         task::require_runtime()?;
         self.background.ensure_running();
-        let encoded = self.encode(request, options).await?;
+        let mut encoded = self.encode(request, options).await?;
+        encoded.policy.timeout = receive.timeout(encoded.policy.timeout);
         let (backoff, key) = (options.backoff.clone(), options.idempotency_key.clone());
         let mut state = RetryState::new(encoded.policy, backoff, key, call);
         loop {
             state.before_attempt().await?;
             self.check_open(R::ROUTE)?;
-            match self.attempt(&encoded, options, &state).await {
+            match self.attempt(&encoded, options, &state, receive).await {
                 Ok(response) => return Ok(response),
                 Err(failed) => {
                     let (billing, log) = (&self.billing, &self.retry_log);
@@ -403,12 +426,13 @@ impl Transport {
 
     /// Authenticates and sends the request. If the server rejects a token (401) that it issued for
     /// the credential, replaces the token and sends the request once more.
-    async fn attempt(
+    async fn attempt<B: Receive>(
         &self,
         encoded: &EncodedRequest,
         options: &RequestOptions,
         state: &RetryState<'_>,
-    ) -> std::result::Result<Response<Bytes>, FailedAttempt> {
+        receive: B,
+    ) -> std::result::Result<Response<B::Body>, FailedAttempt> {
         let mut token_replaced = false;
         loop {
             let (secret, tokens) = match encoded.policy.credential {
@@ -420,7 +444,7 @@ impl Transport {
             };
             // Even if the cause is a lost connection: fetching a token has retries of its own.
             let secret = secret.map_err(FailedAttempt::permanent)?;
-            let sent = self.send_with_secret(encoded, options, state, &secret).await;
+            let sent = self.send_with_secret(encoded, options, state, &secret, receive).await;
             match (&sent, tokens) {
                 (Err(failed), Some(tokens))
                     if failed.error.status() == Some(401) && !token_replaced =>
@@ -437,13 +461,14 @@ impl Transport {
     }
 
     /// Sends the request once and follows redirects.
-    async fn send_with_secret(
+    async fn send_with_secret<B: Receive>(
         &self,
         encoded: &EncodedRequest,
         options: &RequestOptions,
         state: &RetryState<'_>,
         secret: &Secret,
-    ) -> std::result::Result<Response<Bytes>, FailedAttempt> {
+        receive: B,
+    ) -> std::result::Result<Response<B::Body>, FailedAttempt> {
         let (mut method, mut uri) = (encoded.method.clone(), encoded.uri.clone());
         let mut body = encoded.body.clone();
         let (mut body_dropped, mut other_origin) = (false, false);
@@ -468,11 +493,7 @@ impl Transport {
             let events = RequestEvents::start(&method, &uri, lane, base_url, retry_count);
             let sent_before = options.sent.as_ref().is_some_and(SentFlag::set);
             let timeout = encoded.policy.timeout;
-            let sending = match file {
-                None => self.http.send(lane, request, timeout),
-                Some(file) => self.http.send_upload(lane, request, file, timeout),
-            };
-            let sent = sending.await;
+            let sent = receive.send(&*self.http, lane, request, file, timeout).await;
             if let Some(flag) = &options.sent
                 && !sent_before
                 && is_unread(&sent)
@@ -484,7 +505,7 @@ impl Transport {
             self.responded.store(true, Ordering::Relaxed);
             self.last_response.record();
             let next = redirects.next(&uri, &response).map_err(FailedAttempt::permanent)?;
-            let Some(next) = next else { return check_status(response) };
+            let Some(next) = next else { return check_status::<B>(response) };
             if !redirect::keeps_method(response.status()) && method != Method::GET {
                 let empty = EncodedBody::Bytes(Bytes::new());
                 (method, body, body_dropped) = (Method::GET, empty, true);
@@ -571,7 +592,7 @@ fn decode<R: ApiRequest>(response: &Response<Bytes>) -> Result<R::Response> {
 /// Returns whether the server has certainly not read the request of this attempt: nothing was sent,
 /// or the server refused the client because of its credential, account or rate. After any other
 /// failure, also a 5xx, it may have accepted the request.
-fn is_unread(sent: &std::result::Result<Response<Bytes>, HttpFailure>) -> bool {
+fn is_unread<B>(sent: &std::result::Result<Response<B>, HttpFailure>) -> bool {
     match sent {
         Ok(response) => matches!(response.status().as_u16(), 401 | 402 | 403 | 429),
         Err(failure) => {
@@ -611,10 +632,16 @@ fn parse_uri(url: &str) -> Result<Uri> {
 }
 
 /// Returns the response if it is successful (2xx).
-fn check_status(response: Response<Bytes>) -> std::result::Result<Response<Bytes>, FailedAttempt> {
-    header::log_deprecation(response.headers());
-    if response.status().is_success() {
+fn check_status<B: Receive>(
+    response: Response<B::Body>,
+) -> std::result::Result<Response<B::Body>, FailedAttempt> {
+    let (status, headers) = (response.status(), response.headers());
+    header::log_deprecation(headers);
+    if status.is_success() {
         return Ok(response);
     }
-    Err(FailedAttempt::from_response(&response))
+    let body = B::error_body(response.body());
+    let mut failed = FailedAttempt::from_parts(status.as_u16(), headers, body);
+    failed.permanent |= B::is_final(status.as_u16());
+    Err(failed)
 }

@@ -92,6 +92,11 @@ impl RequestPolicy {
                 Self { max_retries: 0, ..default }
             }
             Route::Sample => Self { lane: Lane::Sample, max_retries: 0, ..default },
+            // The time is the longest without new data. A request that waits in the server's queue
+            // may receive none for minutes.
+            Route::Completions => {
+                Self { lane: Lane::Sample, timeout: seconds(300), max_retries: 0, ..default }
+            }
             // The body may have hundreds of megabytes.
             Route::ImportAdapter => Self { timeout: seconds(600), ..default },
             Route::RetrieveFuture => Self {

@@ -125,3 +125,18 @@ fn a_dropped_pass_is_executed_before_later_calls() {
     let position = |route| routes.iter().position(|called| *called == route);
     assert!(position(Route::ForwardBackward).unwrap() < position(Route::OptimStep).unwrap());
 }
+
+#[test]
+fn the_tokens_of_a_stream_are_iterated() {
+    let server = FakeServer::new().on(Route::Completions, Reply::streamed([5, 6]));
+    let sampler = service(&server).create_sampling_client("tiny").unwrap();
+    let stream = sampler.sample_stream([1, 2], params());
+    let stream = stream.with(|stream| stream.idle_timeout(std::time::Duration::from_secs(9)));
+    let text: String = stream.into_iter().map(|token| token.unwrap().text).collect();
+    assert_eq!(text, " 5 6");
+    assert_eq!(server.calls_to(Route::Completions)[0].timeout.as_secs(), 9);
+    let mut dropped = sampler.sample_stream([1, 2], params()).into_iter();
+    assert_eq!(dropped.next().unwrap().unwrap().token, 1);
+    drop(dropped);
+    assert_eq!(server.open_streams(), 0);
+}

@@ -35,6 +35,7 @@ mod request_parity;
 mod rest_client;
 mod retry;
 mod runtimes;
+mod sample_stream;
 mod sampling;
 mod scenarios;
 mod scripted_server;

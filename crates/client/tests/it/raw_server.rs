@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 
 /// Closes the connection instead of responding.
 pub(crate) const CLOSES_AT_ONCE: &[u8] = b"";
@@ -40,6 +41,8 @@ pub(crate) struct RunningServer {
     pub(crate) url: String,
     /// Number of connections that it has accepted.
     pub(crate) connections: Arc<AtomicUsize>,
+    /// Has a permit for each connection that was closed.
+    pub(crate) closed: Arc<Semaphore>,
 }
 
 impl RawServer {
@@ -53,16 +56,22 @@ impl RawServer {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let connections = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&connections);
+        let closed = Arc::new(Semaphore::new(0));
+        let closing = Arc::clone(&closed);
         let accept = async move {
             while let Ok((stream, _)) = listener.accept().await {
                 counter.fetch_add(1, Ordering::Relaxed);
+                let (respond, closing) = (Arc::clone(&self.0), Arc::clone(&closing));
                 #[expect(clippy::disallowed_methods, reason = "a test server")]
-                tokio::spawn(serve(stream, Arc::clone(&self.0)));
+                tokio::spawn(async move {
+                    serve(stream, respond).await;
+                    closing.add_permits(1);
+                });
             }
         };
         #[expect(clippy::disallowed_methods, reason = "a test server")]
         tokio::spawn(accept);
-        RunningServer { url, connections }
+        RunningServer { url, connections, closed }
     }
 }
 

@@ -228,6 +228,10 @@ async fn call_handler(
             Err(ServerError::Internal("the route has a streamed body".to_owned()).into())
         }
 
+        Route::Completions => {
+            Err(ServerError::not_found(format!("{} does not exist", found.route)).into())
+        }
+
         Route::BillingUsage => usage::events(state, query),
         Route::StorageUsage => usage::storage(state),
         Route::GetApiKey => usage::key(),

@@ -184,7 +184,9 @@ impl Exchange {
             Route::AuditLog => self.same(&self.query::<AuditLogRequest>()),
             Route::GetApiKey => self.same(&ApiKeyRequest),
             Route::DeleteApiKey => self.same(&DeleteApiKey),
-            Route::ImportAdapter => panic!("{}: the API does not have the route", self.name),
+            Route::ImportAdapter | Route::Completions => {
+                panic!("{}: the API does not have the route", self.name)
+            }
         }
     }
 
@@ -251,7 +253,9 @@ impl Exchange {
                 self.response::<CheckpointPage>();
             }
             Route::ExternalWeightsUrls => self.response::<ExternalWeightsUrls>(),
-            Route::ImportAdapter => panic!("{}: the API does not have the route", self.name),
+            Route::ImportAdapter | Route::Completions => {
+                panic!("{}: the API does not have the route", self.name)
+            }
             Route::ListSessions => self.response::<SessionPage>(),
             Route::GetSession => self.response::<SessionInfo>(),
             Route::SearchSessions => self.response::<SessionSearchPage>(),
