@@ -2,7 +2,9 @@
 
 use std::time::SystemTime;
 
-use ::http::{HeaderMap, Response};
+use ::http::HeaderMap;
+#[cfg(any(test, feature = "tokenizer"))]
+use ::http::Response;
 
 use super::delay;
 use crate::error::{Error, is_retryable_status};
@@ -24,6 +26,7 @@ pub(crate) struct FailedAttempt {
 
 impl FailedAttempt {
     /// Creates the failure for a response with an unexpected status.
+    #[cfg(any(test, feature = "tokenizer"))]
     pub(crate) fn from_response(response: &Response<impl AsRef<[u8]>>) -> Self {
         Self::from_parts(response.status().as_u16(), response.headers(), response.body().as_ref())
     }

@@ -387,3 +387,41 @@ async fn dropping_the_stream_closes_the_connection() {
     drop(stream);
     server.closed.acquire().await.unwrap().forget();
 }
+
+/// Decodes tokens to letters: 10 is `a`, 11 is `b`, and so on.
+#[cfg(feature = "tokenizer")]
+fn letters() -> tinkex::Tokenizer {
+    let vocab: serde_json::Map<String, Value> = (b'a'..=b'z')
+        .zip(10..)
+        .map(|(letter, id)| (char::from(letter).into(), json!(id)))
+        .collect();
+    let json = json!({
+        "version": "1.0", "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": true},
+    });
+    tinkex::Tokenizer::from_json(json.to_string()).unwrap()
+}
+
+/// The first piece ends after `abcdefgh`, within the stop string. The server cannot see it.
+#[cfg(feature = "tokenizer")]
+#[tokio::test(start_paused = true)]
+async fn a_stop_string_that_spans_two_pieces_ends_the_completion() {
+    let server = server_without_streams(Reply::status(404));
+    let sampler = sampler(&server).await;
+    let stream = |params| sampler.sample_stream([1, 1], params).tokenizer(letters());
+    let params = SamplingParams::new().max_tokens(20);
+    let (tokens, error) = collect(stream(params.clone().stop(["ghij"]))).await;
+    assert!(error.is_none(), "{error:?}");
+    assert_eq!((&*text(&tokens), tokens.len()), ("abcdef", 10));
+    assert_eq!(tokens[9].stop_reason, Some(StopReason::Stop));
+    let (tokens, _) = collect(stream(params.clone())).await;
+    assert_eq!(text(&tokens), "abcdefghijklmnopqrst");
+    assert_eq!(tokens[19].stop_reason, Some(StopReason::Length));
+    // Text that could begin a stop string is returned at the end.
+    let (tokens, _) = collect(stream(params.stop(["stuv"]))).await;
+    assert_eq!(text(&tokens), "abcdefghijklmnopqrst");
+    assert_eq!((&*tokens[18].text, &*tokens[19].text), ("", "st"));
+}

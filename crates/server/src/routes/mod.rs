@@ -223,13 +223,10 @@ async fn call_handler(
             checkpoint::download_urls(state, param(0), param(1), param(2), host).await
         }
 
-        // `dispatch` handles it, because its body is not read into memory.
-        Route::ImportAdapter => {
-            Err(ServerError::Internal("the route has a streamed body".to_owned()).into())
-        }
-
-        Route::Completions => {
-            Err(ServerError::not_found(format!("{} does not exist", found.route)).into())
+        // `dispatch` handles the former, because its body is not read into memory, and `handle` the
+        // latter, because its errors have another shape.
+        Route::ImportAdapter | Route::Completions => {
+            Err(ServerError::Internal("the route is handled elsewhere".to_owned()).into())
         }
 
         Route::BillingUsage => usage::events(state, query),

@@ -29,7 +29,7 @@ const EVENT_STREAM: &str = "text/event-stream";
 const MAX_EVENT: usize = 1 << 20;
 
 /// Response to the request for a stream.
-pub(super) enum Opened {
+pub(super) enum OpenedEndpoint {
     /// The tokens, of which the first has arrived, and the permit of a concurrent sample.
     Stream(Box<TokenEvents>, Option<Permit>),
     /// The server does not have the endpoint.
@@ -56,30 +56,30 @@ pub(super) async fn open(
     request: &SampleStreamRequest,
     idle_timeout: Duration,
     call: &mut CallProgress,
-) -> Result<Opened> {
+) -> Result<OpenedEndpoint> {
     let session = &view.shared.session;
     let permit = view.active.acquire().await;
     let sent = session.run_until_closed(send(view, request, idle_timeout, call)).await;
     let response = match sent {
         Err(error) if is_missing_endpoint(&error) => {
             session.connection().set_no_sample_streams();
-            return Ok(Opened::Unsupported);
+            return Ok(OpenedEndpoint::Unsupported);
         }
-        Err(error) if may_be_unsupported(&error) => return Ok(Opened::Unsupported),
+        Err(error) if may_be_unsupported(&error) => return Ok(OpenedEndpoint::Unsupported),
         sent => sent?,
     };
     if !is_event_stream(&response) {
         session.connection().set_no_sample_streams();
-        return Ok(Opened::Unsupported);
+        return Ok(OpenedEndpoint::Unsupported);
     }
     let mut events = TokenEvents::new(response.into_body());
     match events.receive(session).await {
         Err(ReadError::NoTokenIds) => {
             session.connection().set_no_sample_streams();
-            Ok(Opened::Unsupported)
+            Ok(OpenedEndpoint::Unsupported)
         }
         Err(ReadError::Failed(error)) => Err(call.finish(error).during("sample_stream")),
-        Ok(()) => Ok(Opened::Stream(Box::new(events), permit)),
+        Ok(()) => Ok(OpenedEndpoint::Stream(Box::new(events), permit)),
     }
 }
 

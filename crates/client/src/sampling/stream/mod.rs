@@ -4,6 +4,7 @@
 //! is sampled in [`pieces`].
 
 mod endpoint;
+mod piece_text;
 mod pieces;
 
 use std::fmt;
@@ -26,7 +27,7 @@ use crate::transport::retry_policy::RetryPolicy;
 use crate::validated::Validated;
 
 use super::{SamplingClient, SamplingShared};
-use endpoint::{Opened, TokenEvents};
+use endpoint::{OpenedEndpoint, TokenEvents};
 use pieces::Pieces;
 
 /// Default of [`SampleStream::idle_timeout`].
@@ -89,17 +90,17 @@ pub struct StreamedToken {
 /// Dropping the stream closes its connection, which cancels the sample on the server.
 /// [`next`](Self::next) is cancel safe: no token is lost if its future is dropped.
 #[must_use = "nothing is sent until the stream is polled"]
-pub struct SampleStream(State);
+pub struct SampleStream(StreamState);
 
-enum State {
-    New(Box<StreamOptions>),
+enum StreamState {
+    New(Box<UnstartedStream>),
     Started(BoxStream<'static, Result<StreamedToken>>),
     /// While `New` is turned into `Started`.
     Starting,
 }
 
 /// A stream that has not been started.
-struct StreamOptions {
+struct UnstartedStream {
     client: SamplingClient,
     prompt: ModelInput,
     params: SamplingParams,
@@ -127,7 +128,7 @@ impl SamplingClient {
         prompt: impl Into<ModelInput>,
         params: SamplingParams,
     ) -> SampleStream {
-        SampleStream(State::New(Box::new(StreamOptions {
+        SampleStream(StreamState::New(Box::new(UnstartedStream {
             client: self.clone(),
             prompt: prompt.into(),
             params,
@@ -181,8 +182,8 @@ impl SampleStream {
         self.set(|options| options.text = TextSource::None)
     }
 
-    fn set(mut self, change: impl FnOnce(&mut StreamOptions)) -> Self {
-        if let State::New(options) = &mut self.0 {
+    fn set(mut self, change: impl FnOnce(&mut UnstartedStream)) -> Self {
+        if let StreamState::New(options) = &mut self.0 {
             change(options);
         }
         self
@@ -202,10 +203,12 @@ impl Stream for SampleStream {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             match &mut self.0 {
-                State::Started(tokens) => return tokens.poll_next_unpin(context),
+                StreamState::Started(tokens) => return tokens.poll_next_unpin(context),
                 state => {
-                    if let State::New(options) = std::mem::replace(state, State::Starting) {
-                        *state = State::Started(options.start());
+                    if let StreamState::New(options) =
+                        std::mem::replace(state, StreamState::Starting)
+                    {
+                        *state = StreamState::Started(options.start());
                     }
                 }
             }
@@ -219,9 +222,9 @@ impl fmt::Debug for SampleStream {
     }
 }
 
-impl StreamOptions {
+impl UnstartedStream {
     fn start(self: Box<Self>) -> BoxStream<'static, Result<StreamedToken>> {
-        stream::unfold(Progress::New(self), Progress::next).fuse().boxed()
+        stream::unfold(StreamProgress::New(self), StreamProgress::next).fuse().boxed()
     }
 
     /// Opens the stream: sends the request, and waits for the first token.
@@ -242,20 +245,20 @@ impl StreamOptions {
                 let opened = within(deadline, opening).await;
                 let log = client.0.shared.session.transport().retry_log();
                 match &opened {
-                    Ok(Opened::Unsupported) => {}
-                    Ok(Opened::Stream(..)) => log.ended(&call, Lane::Sample, &Ok(())),
+                    Ok(OpenedEndpoint::Unsupported) => {}
+                    Ok(OpenedEndpoint::Stream(..)) => log.ended(&call, Lane::Sample, &Ok(())),
                     Err(error) => log.ended(&call, Lane::Sample, &Err::<(), _>(error.clone())),
                 }
                 match connection.record_failure(opened)? {
-                    Opened::Stream(events, permit) => Some((events, permit)),
-                    Opened::Unsupported => None,
+                    OpenedEndpoint::Stream(events, permit) => Some((events, permit)),
+                    OpenedEndpoint::Unsupported => None,
                 }
             }
             _ => None,
         };
         let source = match source {
-            Some((events, permit)) => Source::Endpoint(events, permit),
-            None => Source::Pieces(Pieces::new(client.clone(), prompt, params, text)),
+            Some((events, permit)) => TokenSource::Endpoint(events, permit),
+            None => TokenSource::Pieces(Pieces::new(client.clone(), prompt, params, text)),
         };
         Ok(OpenStream { client, source, deadline, call })
     }
@@ -264,13 +267,13 @@ impl StreamOptions {
 /// A stream that the server has answered.
 struct OpenStream {
     client: SamplingClient,
-    source: Source,
+    source: TokenSource,
     /// Maximum duration, and its end.
     deadline: Option<(Duration, Instant)>,
     call: CallProgress,
 }
 
-enum Source {
+enum TokenSource {
     /// Holds the permit of a concurrent sample.
     Endpoint(Box<TokenEvents>, #[expect(dead_code, reason = "released on drop")] Option<Permit>),
     Pieces(Box<Pieces>),
@@ -280,27 +283,27 @@ impl OpenStream {
     async fn next(&mut self) -> Result<Option<StreamedToken>> {
         let SamplingShared { session, .. } = &*self.client.0.shared;
         match &mut self.source {
-            Source::Endpoint(events, _) => {
+            TokenSource::Endpoint(events, _) => {
                 let next = within(self.deadline, events.next(session)).await;
                 let next = next.map_err(|error| self.call.finish(error).during("sample_stream"));
                 session.connection().record_failure(next)
             }
             // Each piece is a sample of its own, which records its failures.
-            Source::Pieces(pieces) => within(self.deadline, pieces.next()).await,
+            TokenSource::Pieces(pieces) => within(self.deadline, pieces.next()).await,
         }
     }
 }
 
 /// State of the stream between two tokens.
-enum Progress {
-    New(Box<StreamOptions>),
+enum StreamProgress {
+    New(Box<UnstartedStream>),
     Open(Box<OpenStream>),
     /// The last token was returned; the response has not been read to its end.
     Finished(Box<OpenStream>),
     Failed,
 }
 
-impl Progress {
+impl StreamProgress {
     async fn next(self) -> Option<(Result<StreamedToken>, Self)> {
         let mut open = match self {
             Self::New(options) => match Box::pin(options.open()).await {

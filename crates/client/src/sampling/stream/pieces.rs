@@ -5,14 +5,13 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tinkex_wire::{ModelInput, SamplingParams, StopReason};
+use tinkex_wire::{ModelInput, SampledSequence, SamplingParams, StopReason};
 use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::sampling::SamplingClient;
-#[cfg(feature = "tokenizer")]
-use crate::tokenizer::Tokenizer;
 
+use super::piece_text::{self, PieceDecoder, is_stop_token};
 use super::{StreamedToken, TextSource};
 
 /// Tokens in the first piece: few, so that they arrive soon.
@@ -29,11 +28,10 @@ pub(super) struct Pieces {
     client: SamplingClient,
     prompt: ModelInput,
     params: SamplingParams,
-    text: TextSource,
+    /// Set until the first piece has arrived.
+    text: Option<TextSource>,
+    decoder: Option<PieceDecoder>,
     tokens: Vec<u32>,
-    /// Length in bytes of the text that was returned.
-    #[cfg_attr(not(feature = "tokenizer"), expect(dead_code, reason = "there is no text"))]
-    returned: usize,
     /// Tokens that may still be sampled.
     remaining: u32,
     /// Tokens in the next piece.
@@ -54,9 +52,9 @@ impl Pieces {
             prompt,
             remaining: params.max_tokens.unwrap_or(u32::MAX),
             params,
-            text,
+            text: Some(text),
+            decoder: None,
             tokens: Vec::new(),
-            returned: 0,
             piece: FIRST_PIECE,
             ready: VecDeque::new(),
             finished: false,
@@ -82,58 +80,58 @@ impl Pieces {
         }
         let started = Instant::now();
         let response = self.client.sample(prompt, params).await?;
+        let elapsed = started.elapsed();
+        if let Some(text) = self.text.take() {
+            self.decoder = piece_text::decoder(&text, &self.client, &self.params).await?;
+        }
         let Some(sequence) = response.sequences.first() else {
             self.finished = true;
             return Ok(());
         };
         let count = u32::try_from(sequence.tokens.len()).unwrap_or(u32::MAX);
         self.remaining = self.remaining.saturating_sub(count);
+        self.piece = next_piece(self.piece, count, elapsed);
+        self.add(sequence)
+    }
+
+    /// Adds the tokens of a piece.
+    fn add(&mut self, sequence: &SampledSequence) -> Result<()> {
+        let last = sequence.tokens.len().saturating_sub(1);
         let reason = match sequence.stop_reason {
-            StopReason::Length if count > 0 && self.remaining > 0 => None,
+            StopReason::Length if !sequence.tokens.is_empty() && self.remaining > 0 => None,
             reason => Some(reason),
         };
         self.finished = reason.is_some();
-        self.piece = next_piece(self.piece, count, started.elapsed());
         self.tokens.extend_from_slice(&sequence.tokens);
-        let mut text = Some(self.new_text().await?);
-        let last = sequence.tokens.len().wrapping_sub(1);
         for (at, token) in sequence.tokens.iter().enumerate() {
-            self.ready.push_back(StreamedToken {
+            let mut streamed = StreamedToken {
                 token: *token,
-                text: if at == last { text.take().unwrap_or_default() } else { String::new() },
+                text: String::new(),
                 logprob: sequence.logprobs.as_ref().and_then(|all| all.get(at)),
                 stop_reason: reason.filter(|_| at == last),
-            });
+            };
+            if let Some(decoder) = &mut self.decoder {
+                let stopped = streamed.stop_reason == Some(StopReason::Stop);
+                if !(stopped && is_stop_token(&self.params, *token)) {
+                    streamed.text = decoder.push(*token)?;
+                }
+                // The server does not see a stop string that begins in an earlier piece.
+                if decoder.matched_stop().is_some() {
+                    streamed.stop_reason = Some(StopReason::Stop);
+                }
+                if streamed.stop_reason.is_some() {
+                    streamed.text.push_str(&decoder.finish()?);
+                }
+            }
+            let ends = streamed.stop_reason.is_some();
+            self.ready.push_back(streamed);
+            if ends {
+                self.finished = true;
+                break;
+            }
         }
         Ok(())
     }
-
-    /// Returns the text that became certain with the last piece.
-    #[cfg(feature = "tokenizer")]
-    async fn new_text(&mut self) -> Result<String> {
-        if let TextSource::BaseModel = self.text {
-            self.text = TextSource::Tokenizer(self.client.tokenizer().await?);
-        }
-        let TextSource::Tokenizer(tokenizer) = &self.text else { return Ok(String::new()) };
-        let text = decode(tokenizer, &self.tokens)?;
-        // A replacement character at the end may be an incomplete UTF-8 sequence that the next
-        // piece completes.
-        let certain = if self.finished { &*text } else { text.trim_end_matches('\u{FFFD}') };
-        let new = certain.get(self.returned..).unwrap_or_default().to_owned();
-        self.returned += new.len();
-        Ok(new)
-    }
-
-    #[cfg(not(feature = "tokenizer"))]
-    #[expect(clippy::unused_async, reason = "with the feature `tokenizer` it loads a tokenizer")]
-    async fn new_text(&mut self) -> Result<String> {
-        Ok(String::new())
-    }
-}
-
-#[cfg(feature = "tokenizer")]
-fn decode(tokenizer: &Tokenizer, tokens: &[u32]) -> Result<String> {
-    tokenizer.decode_text(tokens)
 }
 
 /// Returns the size of the piece after one of `count` tokens that took `elapsed`.
@@ -145,4 +143,25 @@ fn next_piece(piece: u32, count: u32, elapsed: Duration) -> u32 {
     )]
     let tokens_in_target = (f64::from(count) * PIECE_DURATION.div_duration_f64(elapsed)) as u32;
     tokens_in_target.clamp(piece / 2, piece * 2).clamp(MIN_PIECE, MAX_PIECE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_piece_follows_the_speed_within_bounds() {
+        for (piece, count, millis, next) in [
+            (8, 8, 300, 8),
+            (8, 8, 200, 12),
+            (8, 8, 10, 16),
+            (8, 8, 0, 16),
+            (8, 8, 3000, 4),
+            (128, 128, 1, 128),
+            (4, 4, 9000, 4),
+            (64, 0, 9000, 32),
+        ] {
+            assert_eq!(next_piece(piece, count, Duration::from_millis(millis)), next, "{millis}");
+        }
+    }
 }
