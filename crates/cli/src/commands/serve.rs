@@ -211,8 +211,11 @@ pub(super) async fn run(
     let interrupt = context.environment.interrupt.clone();
     if let Either::Right(_) = select(pin!(interrupt.pressed(1)), pin!(server.broken())).await {
         info.remove(&data);
-        return Err(CommandError::new(Exit::Failed, "the server stopped: one of its threads panicked")
-            .hint("Start it again: accepted requests are not lost and run after the start."));
+        return Err(CommandError::new(
+            Exit::Failed,
+            "the server stopped: one of its threads panicked",
+        )
+        .hint("Start it again: accepted requests are not lost and run after the start."));
     }
     notice(context, "shutting down gracefully; press Ctrl-C again to stop immediately");
     let summary = match select(pin!(server.stop()), pin!(interrupt.pressed(2))).await {

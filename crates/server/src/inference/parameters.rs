@@ -37,6 +37,11 @@ impl Parameters {
         self.take(name)?.ok_or_else(|| InferenceError::invalid(name, "required"))
     }
 
+    /// Returns whether a parameter is present and null.
+    pub(crate) fn is_null(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|value| value.get() == "null")
+    }
+
     /// Refuses a parameter that is not supported, unless it is absent, null, or `neutral` returns
     /// true for its value.
     pub(crate) fn refuse(

@@ -29,6 +29,7 @@ mod poison;
 mod process;
 mod raw;
 mod restart;
+mod sample_stream;
 mod sampling;
 mod sse;
 mod stop;

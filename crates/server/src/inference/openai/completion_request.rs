@@ -46,17 +46,19 @@ impl CompletionRequest {
         parameters.refuse("suffix", |suffix| suffix.as_str() == Some(""))?;
         let echo = parameters.take("echo")?.unwrap_or(false);
         let logprobs: Option<u32> = parameters.take("logprobs")?;
-        let max_tokens = parameters.take("max_tokens")?.unwrap_or(DEFAULT_MAX_TOKENS);
+        // An explicit null has no limit but the context, as in vLLM.
+        let default = (!parameters.is_null("max_tokens")).then_some(DEFAULT_MAX_TOKENS);
+        let max_tokens: Option<u32> = parameters.take("max_tokens")?.or(default);
         parameters.finish()?;
-        if max_tokens == 0 && !echo {
+        if max_tokens == Some(0) && !echo {
             return Err(InferenceError::invalid("max_tokens", "0, expected at least 1 or echo"));
         }
         // Scoring a prompt samples one token, which is left out.
-        generation.max_tokens = Some(max_tokens.max(1));
+        generation.max_tokens = max_tokens.map(|tokens| tokens.max(1));
         generation.top_logprobs = logprobs.unwrap_or(0);
         generation.prompt_logprobs = logprobs.filter(|_| echo);
         let token_ids = delivery.return_token_ids;
-        let content = ChoiceContent { logprobs, token_ids, prompt_only: max_tokens == 0 };
+        let content = ChoiceContent { logprobs, token_ids, prompt_only: max_tokens == Some(0) };
         Ok(Self { model, prompts, generation, content, echo, delivery })
     }
 }
@@ -152,6 +154,7 @@ mod tests {
         let request = parse(r#", "n": 2, "best_of": 2, "suffix": "", "logprobs": 3"#).unwrap();
         assert_eq!((request.generation.max_tokens, request.generation.top_logprobs), (Some(16), 3));
         assert_eq!(request.generation.prompt_logprobs, None);
+        assert_eq!(parse(r#", "max_tokens": null"#).unwrap().generation.max_tokens, None);
         let request = parse(r#", "echo": true, "logprobs": 0, "max_tokens": 0"#).unwrap();
         assert_eq!(request.generation.prompt_logprobs, Some(0));
         assert!(request.content.prompt_only);

@@ -68,6 +68,7 @@ checks![
     training::invalid_data_fails_and_the_model_stays_usable,
     sampling::samples_have_the_requested_length_and_number,
     sampling::equal_seeds_repeat_and_samples_differ,
+    sampling::a_stream_has_the_tokens_of_a_sample,
     sampling::a_stop_token_ends_a_sample_and_is_included,
     sampling::prompt_logprobs_equal_those_of_training,
     sampling::the_most_likely_tokens_are_reported,

@@ -41,6 +41,22 @@ pub(super) async fn equal_seeds_repeat_and_samples_differ(subject: Subject) {
     assert_eq!(greedy().await, greedy().await);
 }
 
+/// Servers without the endpoint for streams are sampled in pieces.
+pub(super) async fn a_stream_has_the_tokens_of_a_sample(subject: Subject) {
+    let sampler = subject.service.create_sampling_client(&*subject.model).await.unwrap();
+    let greedy = params(12).temperature(0.0);
+    let whole = sampler.sample([3, 4, 5], greedy.clone()).send().await.unwrap();
+    let mut stream = sampler.sample_stream([3, 4, 5], greedy).without_text();
+    let (mut tokens, mut reasons) = (Vec::new(), Vec::new());
+    while let Some(token) = stream.next().await {
+        let token = token.unwrap();
+        tokens.push(token.token);
+        reasons.extend(token.stop_reason);
+    }
+    assert_eq!(whole.sequences[0].tokens, tokens);
+    assert_eq!(reasons, [StopReason::Length]);
+}
+
 pub(super) async fn a_stop_token_ends_a_sample_and_is_included(subject: Subject) {
     let sampler = subject.service.create_sampling_client(&*subject.model).await.unwrap();
     let free = sampler.sample([3, 4, 5], params(8).temperature(0.0)).send().await.unwrap();
