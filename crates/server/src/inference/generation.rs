@@ -9,7 +9,7 @@ use tinkex_wire::RequestId;
 
 use super::model_name::NamedModel;
 use super::request::{GenerationRequest, PreparedGeneration};
-use super::token_buffer::{Progress, TokenBuffer, TokenSink};
+use super::token_buffer::{GenerationProgress, TokenBuffer, TokenSink};
 use crate::admit::check_capacity;
 use crate::error::ServerError;
 use crate::operation::{Operation, QueuedGeneration, QueuedRequest};
@@ -78,7 +78,7 @@ impl Generation {
     ///
     /// # Cancel safety
     /// Dropping the future loses no token.
-    pub(crate) async fn progress(&mut self) -> Result<Option<Progress>, ServerError> {
+    pub(crate) async fn progress(&mut self) -> Result<Option<GenerationProgress>, ServerError> {
         std::future::poll_fn(|context| self.poll_progress(context)).await
     }
 
@@ -86,7 +86,7 @@ impl Generation {
     pub(crate) fn poll_progress(
         &mut self,
         context: &Context<'_>,
-    ) -> Poll<Result<Option<Progress>, ServerError>> {
+    ) -> Poll<Result<Option<GenerationProgress>, ServerError>> {
         let progress = self.buffer.poll(context);
         self.ended |= matches!(progress, Poll::Ready(Ok(None) | Err(_)));
         progress

@@ -32,4 +32,4 @@ pub(crate) use self::generation::{Generation, Generations};
 pub(crate) use self::model_name::NamedModel;
 pub(crate) use self::parameters::Parameters;
 pub(crate) use self::request::GenerationRequest;
-pub(crate) use self::token_buffer::{GeneratedToken, Progress, TokenSink};
+pub(crate) use self::token_buffer::{GeneratedToken, GenerationProgress, TokenSink};

@@ -39,7 +39,7 @@ pub(crate) struct PromptReport {
 
 /// What a generation has produced since the previous call.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
+pub(crate) struct GenerationProgress {
     /// Report about the prompt; in the first progress only.
     pub(crate) prompt: Option<PromptReport>,
     /// New tokens, in the order in which they were sampled.
@@ -52,7 +52,7 @@ pub(super) struct TokenBuffer(Mutex<BufferState>);
 
 #[derive(Debug, Default)]
 struct BufferState {
-    progress: Progress,
+    progress: GenerationProgress,
     /// Set when no token follows.
     end: Option<Result<(), ServerError>>,
     /// Wakes the reader.
@@ -75,7 +75,7 @@ impl TokenBuffer {
     pub(super) fn poll(
         &self,
         context: &Context<'_>,
-    ) -> Poll<Result<Option<Progress>, ServerError>> {
+    ) -> Poll<Result<Option<GenerationProgress>, ServerError>> {
         let mut state = self.lock();
         if state.progress.prompt.is_some() || !state.progress.tokens.is_empty() {
             return Poll::Ready(Ok(Some(std::mem::take(&mut state.progress))));

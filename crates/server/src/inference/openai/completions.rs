@@ -13,7 +13,8 @@ use super::error::with_document;
 use super::sampling::Delivery;
 use super::usage::UsageDocument;
 use crate::inference::{
-    EventSource, EventWriter, Generation, InferenceError, InferenceResponse, NamedModel, Progress,
+    EventSource, EventWriter, Generation, GenerationProgress, InferenceError, InferenceResponse,
+    NamedModel,
 };
 use crate::state::ServerState;
 use crate::store::now;
@@ -208,7 +209,7 @@ impl PromptCompletion {
     /// Converts new tokens to pieces, one per choice that has any.
     fn pieces(
         &mut self,
-        progress: Progress,
+        progress: GenerationProgress,
         usage: &mut UsageDocument,
     ) -> Result<Vec<Option<ChoicePiece>>, InferenceError> {
         let mut pieces: Vec<Option<ChoicePiece>> = Vec::new();
