@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::inference::chat::{Answer, AnswerUsage, FinishReason};
+use crate::inference::chat::{Answer, AnswerEnd, AnswerUsage};
 
 /// A message of the assistant: the response, or the beginning of a stream.
 #[derive(Debug, Serialize)]
@@ -107,13 +107,13 @@ impl StreamEvent<'_> {
     }
 }
 
-impl From<&FinishReason> for StopDocument {
-    fn from(reason: &FinishReason) -> Self {
+impl From<&AnswerEnd> for StopDocument {
+    fn from(reason: &AnswerEnd) -> Self {
         let (stop_reason, stop_sequence) = match reason {
-            FinishReason::EndOfTurn => ("end_turn", None),
-            FinishReason::StopString(text) => ("stop_sequence", Some(text.clone())),
-            FinishReason::Length => ("max_tokens", None),
-            FinishReason::ToolCalls => ("tool_use", None),
+            AnswerEnd::EndOfTurn => ("end_turn", None),
+            AnswerEnd::StopString(text) => ("stop_sequence", Some(text.clone())),
+            AnswerEnd::Length => ("max_tokens", None),
+            AnswerEnd::ToolCalls => ("tool_use", None),
         };
         Self { stop_reason, stop_sequence }
     }

@@ -132,7 +132,7 @@ fn send(out: &mut EventWriter, event: &StreamEvent<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inference::chat::FinishReason;
+    use crate::inference::chat::AnswerEnd;
 
     /// Returns the names and the data of the events of updates.
     fn events(thinking: bool, updates: Vec<AnswerUpdate>) -> Vec<(String, serde_json::Value)> {
@@ -149,7 +149,7 @@ mod tests {
         text.split_terminator("\n\n").map(event).collect()
     }
 
-    fn update(parts: Vec<AnswerEvent>, finish: Option<FinishReason>) -> AnswerUpdate {
+    fn update(parts: Vec<AnswerEvent>, finish: Option<AnswerEnd>) -> AnswerUpdate {
         AnswerUpdate { parts, finish, ..AnswerUpdate::default() }
     }
 
@@ -166,7 +166,7 @@ mod tests {
                 ],
                 None,
             ),
-            update(Vec::new(), Some(FinishReason::ToolCalls)),
+            update(Vec::new(), Some(AnswerEnd::ToolCalls)),
         ];
         let events = events(true, updates);
         let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
@@ -207,10 +207,7 @@ mod tests {
     fn reasoning_is_left_out_unless_thinking_is_enabled() {
         let updates = vec![
             update(vec![AnswerEvent::Reasoning("hm".into())], None),
-            update(
-                vec![AnswerEvent::Content("a".into())],
-                Some(FinishReason::StopString("x".into())),
-            ),
+            update(vec![AnswerEvent::Content("a".into())], Some(AnswerEnd::StopString("x".into()))),
         ];
         let events = events(false, updates);
         assert_eq!(events.len(), 7, "{events:?}");

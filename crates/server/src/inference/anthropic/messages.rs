@@ -10,7 +10,7 @@ use super::documents::{MessageDocument, StopDocument, content_blocks};
 use super::error::write_error;
 use super::event_stream::MessageEvents;
 use super::request::MessagesRequest;
-use crate::inference::chat::{Answers, ChatModel, FinishReason};
+use crate::inference::chat::{AnswerEnd, Answers, ChatModel};
 use crate::inference::{EventSource, EventWriter, InferenceError, InferenceResponse, NamedModel};
 use crate::state::ServerState;
 use crate::task::run_blocking;
@@ -52,7 +52,7 @@ async fn collect(
 ) -> Result<InferenceResponse, InferenceError> {
     let (mut answers, usage) = answers.collect().await?;
     let answer = answers.pop().unwrap_or_default();
-    let stop = StopDocument::from(answer.finish.as_ref().unwrap_or(&FinishReason::Length));
+    let stop = StopDocument::from(answer.finish.as_ref().unwrap_or(&AnswerEnd::Length));
     let document = MessageDocument {
         content: content_blocks(answer, events.shows_thinking()),
         stop_reason: Some(stop.stop_reason),

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::turns;
-use crate::inference::chat::{Conversation, PromptEnd, Tool, ToolChoice, read_list};
+use crate::inference::chat::{ChatRequest, PromptEnd, Tool, ToolChoice, read_list};
 use crate::inference::{GenerationRequest, InferenceError, Parameters};
 
 /// Parameters that have no effect on the answer.
@@ -14,7 +14,7 @@ const HARMLESS: &[&str] = &["cache_control", "metadata", "service_tier"];
 #[derive(Debug)]
 pub(super) struct MessagesRequest {
     pub(super) model: String,
-    pub(super) conversation: Conversation,
+    pub(super) conversation: ChatRequest,
     /// Parameters of the generation, without the prompt.
     pub(super) generation: GenerationRequest,
     pub(super) stream: bool,
@@ -63,7 +63,7 @@ impl MessagesRequest {
         let mut all: Vec<_> = turns::system(parameters)?.into_iter().collect();
         all.extend(turns::read(&messages)?);
         let continues = all.last().is_some_and(tinkex_text::Message::is_assistant);
-        let mut conversation = Conversation::new(all);
+        let mut conversation = ChatRequest::new(all);
         if continues {
             conversation.end = PromptEnd::ContinueLast;
         }

@@ -9,10 +9,10 @@ use tinkex_text::{AnswerEvent, AnswerParser, TextDecoder};
 use tinkex_wire::RequestId;
 
 use super::chat_model::ChatModel;
-use super::conversation::Conversation;
+use super::request::ChatRequest;
 use crate::error::ServerError;
 use crate::inference::{
-    GeneratedToken, Generation, GenerationRequest, InferenceError, NamedModel, Progress,
+    GeneratedToken, Generation, GenerationProgress, GenerationRequest, InferenceError, NamedModel,
 };
 use crate::state::ServerState;
 
@@ -45,12 +45,12 @@ pub(crate) struct AnswerUpdate {
     /// Parts that have become certain.
     pub(crate) parts: Vec<AnswerEvent>,
     /// Why the answer ended, in its last update.
-    pub(crate) finish: Option<FinishReason>,
+    pub(crate) finish: Option<AnswerEnd>,
 }
 
 /// Why an answer ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum FinishReason {
+pub(crate) enum AnswerEnd {
     /// The model ended it.
     EndOfTurn,
     /// It contains this stop string.
@@ -69,7 +69,7 @@ pub(crate) struct Answer {
     /// Names and arguments of tool calls.
     pub(crate) tool_calls: Vec<(String, String)>,
     pub(crate) tokens: Vec<GeneratedToken>,
-    pub(crate) finish: Option<FinishReason>,
+    pub(crate) finish: Option<AnswerEnd>,
 }
 
 /// Converts the tokens of one answer to its parts.
@@ -96,7 +96,7 @@ impl Answers {
         state: &Arc<ServerState>,
         model: &NamedModel,
         chat: &ChatModel,
-        conversation: &Conversation,
+        conversation: &ChatRequest,
         mut request: GenerationRequest,
     ) -> Result<Self, InferenceError> {
         let prompt = conversation.prompt(chat)?;
@@ -161,7 +161,7 @@ impl Answers {
         }
     }
 
-    fn read(&mut self, progress: Progress) -> Result<Vec<AnswerUpdate>, InferenceError> {
+    fn read(&mut self, progress: GenerationProgress) -> Result<Vec<AnswerUpdate>, InferenceError> {
         if let Some(prompt) = progress.prompt {
             self.usage.cached_tokens = prompt.cached_tokens.min(self.usage.prompt_tokens);
         }
@@ -220,9 +220,9 @@ impl AnswerReader {
         let mut parts = self.parser.push(&text);
         let stop_string = self.decoder.matched_stop();
         let mut finish = match (stop_string, stop) {
-            (Some(string), _) => Some(FinishReason::StopString(string.to_owned())),
-            (None, Some(StopReason::Length)) => Some(FinishReason::Length),
-            (None, Some(StopReason::Stop)) => Some(FinishReason::EndOfTurn),
+            (Some(string), _) => Some(AnswerEnd::StopString(string.to_owned())),
+            (None, Some(StopReason::Length)) => Some(AnswerEnd::Length),
+            (None, Some(StopReason::Stop)) => Some(AnswerEnd::EndOfTurn),
             (None, None) => None,
         };
         if finish.is_some() {
@@ -233,11 +233,11 @@ impl AnswerReader {
             self.has_calls = true;
             if self.is_single_call {
                 parts.truncate(first + 1);
-                finish = Some(FinishReason::ToolCalls);
+                finish = Some(AnswerEnd::ToolCalls);
             }
         }
-        if self.has_calls && finish == Some(FinishReason::EndOfTurn) {
-            finish = Some(FinishReason::ToolCalls);
+        if self.has_calls && finish == Some(AnswerEnd::EndOfTurn) {
+            finish = Some(AnswerEnd::ToolCalls);
         }
         self.has_ended = finish.is_some();
         update.parts.extend(parts);

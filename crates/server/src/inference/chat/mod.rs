@@ -1,6 +1,6 @@
 //! Answers to conversations, shared by the OpenAI- and the Anthropic-compatible endpoints.
 //!
-//! 1. An endpoint converts its request to a [`Conversation`] and a [`GenerationRequest`].
+//! 1. An endpoint converts its request to a [`ChatRequest`] and a [`GenerationRequest`].
 //! 2. [`Answers::start`] renders the prompt with the chat template of the model and starts the
 //!    generation.
 //! 3. [`Answers::poll_updates`] returns the parts of the answers (reasoning, content, tool calls) as
@@ -11,12 +11,12 @@
 mod answers;
 mod chat_model;
 mod content;
-mod conversation;
 mod prompt;
+mod request;
 mod tools;
 
-pub(crate) use self::answers::{Answer, AnswerUpdate, AnswerUsage, Answers, FinishReason};
+pub(crate) use self::answers::{Answer, AnswerEnd, AnswerUpdate, AnswerUsage, Answers};
 pub(crate) use self::chat_model::ChatModel;
 pub(crate) use self::content::{TextOrParts, read_list};
-pub(crate) use self::conversation::{ChatMessage, Conversation, PastToolCall, PromptEnd};
+pub(crate) use self::request::{ChatMessage, ChatRequest, PastToolCall, PromptEnd};
 pub(crate) use self::tools::{Tool, ToolChoice};

@@ -3,7 +3,7 @@
 use tinkex_text::{AnswerParser, ReasoningStart};
 
 use super::chat_model::ChatModel;
-use super::conversation::{Conversation, PromptEnd};
+use super::request::{ChatRequest, PromptEnd};
 use crate::inference::InferenceError;
 
 /// The prompt for an answer, and how to read the answer.
@@ -14,7 +14,7 @@ pub(super) struct AnswerPrompt {
     pub(super) parser: AnswerParser,
 }
 
-impl Conversation {
+impl ChatRequest {
     /// Renders the prompt with the chat template of a model.
     pub(super) fn prompt(&self, model: &ChatModel) -> Result<AnswerPrompt, InferenceError> {
         self.check_tools()?;
@@ -99,8 +99,8 @@ mod tests {
         ChatModel { tokenizer, format, end_tokens: [].into(), has_tool_tags }
     }
 
-    fn conversation(choice: ToolChoice, names: &[&str]) -> Conversation {
-        let mut conversation = Conversation::new(vec![Message::user("a")]);
+    fn conversation(choice: ToolChoice, names: &[&str]) -> ChatRequest {
+        let mut conversation = ChatRequest::new(vec![Message::user("a")]);
         let tool = |name: &&str| {
             let schema = serde_json::value::to_raw_value(&serde_json::json!({})).unwrap();
             Tool::function((*name).to_owned(), None, &schema).unwrap()
@@ -110,7 +110,7 @@ mod tests {
         conversation
     }
 
-    fn prompt_text(conversation: &Conversation) -> String {
+    fn prompt_text(conversation: &ChatRequest) -> String {
         conversation.prompt(&model(TEMPLATE)).unwrap().text
     }
 
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn tool_choices_that_are_not_possible_are_refused() {
-        let refused = |conversation: &Conversation, template: &str| {
+        let refused = |conversation: &ChatRequest, template: &str| {
             let error = conversation.prompt(&model(template)).unwrap_err();
             error.param.unwrap()
         };

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tinkex_text::AnswerParser;
 
-use super::conversation::Conversation;
+use super::request::ChatRequest;
 use crate::inference::InferenceError;
 
 /// A tool that the model may call.
@@ -66,7 +66,7 @@ impl Tool {
     }
 }
 
-impl Conversation {
+impl ChatRequest {
     /// Checks that the tool choice refers to the tools.
     pub(super) fn check_tools(&self) -> Result<(), InferenceError> {
         for (at, tool) in self.tools.iter().enumerate() {

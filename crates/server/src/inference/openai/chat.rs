@@ -14,7 +14,7 @@ use super::chat_logprobs::ChatLogprobs;
 use super::chat_request::ChatCompletionRequest;
 use super::error::with_document;
 use super::usage::UsageDocument;
-use crate::inference::chat::{Answer, AnswerUpdate, Answers, ChatModel, FinishReason};
+use crate::inference::chat::{Answer, AnswerEnd, AnswerUpdate, Answers, ChatModel};
 use crate::inference::{EventSource, EventWriter, InferenceError, InferenceResponse, NamedModel};
 use crate::state::ServerState;
 use crate::store::now;
@@ -122,7 +122,7 @@ impl ChatCompletion {
         };
         let logprobs = self.logprobs.as_ref();
         let logprobs = logprobs.map(|tokenizer| ChatLogprobs::new(tokenizer, &answer.tokens));
-        let finish_reason = finish_reason(answer.finish.as_ref().unwrap_or(&FinishReason::Length));
+        let finish_reason = finish_reason(answer.finish.as_ref().unwrap_or(&AnswerEnd::Length));
         ChatChoice { index, message, logprobs, finish_reason }
     }
 }

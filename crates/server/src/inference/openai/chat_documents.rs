@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::chat_logprobs::ChatLogprobs;
 use super::usage::UsageDocument;
-use crate::inference::chat::FinishReason;
+use crate::inference::chat::AnswerEnd;
 
 /// A response, or one event of a stream.
 #[derive(Debug, Serialize)]
@@ -98,10 +98,10 @@ impl ToolCallDocument {
 }
 
 /// Returns the name of a reason in the OpenAI API.
-pub(super) fn finish_reason(reason: &FinishReason) -> &'static str {
+pub(super) fn finish_reason(reason: &AnswerEnd) -> &'static str {
     match reason {
-        FinishReason::EndOfTurn | FinishReason::StopString(_) => "stop",
-        FinishReason::Length => "length",
-        FinishReason::ToolCalls => "tool_calls",
+        AnswerEnd::EndOfTurn | AnswerEnd::StopString(_) => "stop",
+        AnswerEnd::Length => "length",
+        AnswerEnd::ToolCalls => "tool_calls",
     }
 }

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use super::chat_messages;
 use super::sampling::{self, Delivery};
-use crate::inference::chat::{Conversation, PromptEnd, Tool, ToolChoice};
+use crate::inference::chat::{ChatRequest, PromptEnd, Tool, ToolChoice};
 use crate::inference::{GenerationRequest, InferenceError, Parameters};
 
 /// Maximum of `top_logprobs`, as in the OpenAI API.
@@ -16,7 +16,7 @@ const MAX_TOP_LOGPROBS: u32 = 20;
 #[derive(Debug)]
 pub(super) struct ChatCompletionRequest {
     pub(super) model: String,
-    pub(super) conversation: Conversation,
+    pub(super) conversation: ChatRequest,
     /// Parameters of the generation, without the prompt.
     pub(super) generation: GenerationRequest,
     pub(super) delivery: Delivery,
@@ -39,7 +39,7 @@ impl ChatCompletionRequest {
         let logprobs = parameters.take("logprobs")?.unwrap_or(false);
         generation.top_logprobs = top_logprobs(&mut parameters, logprobs)?;
         let messages: Vec<Box<RawValue>> = parameters.require("messages")?;
-        let mut conversation = Conversation::new(chat_messages::read(&messages)?);
+        let mut conversation = ChatRequest::new(chat_messages::read(&messages)?);
         conversation.tools = tools(&mut parameters)?;
         conversation.tool_choice = tool_choice(&mut parameters)?;
         conversation.parallel_tool_calls = parameters.take("parallel_tool_calls")?.unwrap_or(true);

@@ -1,4 +1,4 @@
-//! [`Conversation`]: what the model answers to, independent of the API.
+//! [`ChatRequest`]: what the model answers to, independent of the API.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -9,7 +9,7 @@ use crate::inference::InferenceError;
 
 /// A conversation, and how the model is to answer.
 #[derive(Debug)]
-pub(crate) struct Conversation {
+pub(crate) struct ChatRequest {
     pub(crate) messages: Vec<Message>,
     /// Tools that the model may call.
     pub(crate) tools: Vec<Tool>,
@@ -33,7 +33,7 @@ pub(crate) enum PromptEnd {
     AfterLast,
 }
 
-impl Conversation {
+impl ChatRequest {
     /// Creates a conversation without tools that the model answers with a new message.
     pub(crate) fn new(messages: Vec<Message>) -> Self {
         Self {
