@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use tinkex_server::BUILT_IN;
 
 use crate::harness::{MODEL, TestServer};
+use crate::inference::wait_until_idle;
 use crate::sse::EventStream;
 use crate::taught::{BASE, CONTENT, REASONING, RIVER, RIVERS, TaughtModel, WEATHER, tools};
 
@@ -151,6 +152,10 @@ async fn answers_have_reasoning_content_and_tool_calls() {
     rivers["continue_final_message"] = json!(true);
     let answer = choice(server, &rivers).await;
     assert_eq!(answer["message"]["content"], " Danube and Elbe", "{answer}");
+
+    // The two answers that ended after their first call were cancelled, and no others.
+    wait_until_idle(&server.http()).await;
+    assert_eq!(server.http().metrics().await["failed_jobs_total"], 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,7 +15,7 @@ fn long(model: &str) -> Value {
 }
 
 /// Waits until the server has no sample and no page of the KV cache in use.
-async fn wait_until_idle(http: &Http) {
+pub(crate) async fn wait_until_idle(http: &Http) {
     loop {
         let metrics = http.metrics().await;
         if metrics["queued"] == 0 && metrics["queued_bytes"] == 0 && metrics["cache_pages"] == 0 {

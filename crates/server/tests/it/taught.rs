@@ -66,11 +66,11 @@ impl TaughtModel {
             let adam = AdamParams::with_learning_rate(1e-2);
             let step = model.step(batch.clone(), LossFn::CrossEntropy, adam).await.unwrap();
             loss = step.pass.metrics["loss:sum"].as_f64();
-            if loss < 0.05 {
+            if loss < 0.3 {
                 break;
             }
         }
-        assert!(loss < 0.05, "the model has not learned its answers: {loss}");
+        assert!(loss < 0.3, "the model has not learned its answers: {loss}");
         let name = model.save_weights_for_sampler("taught").await.unwrap().to_string();
         Self { server, name, _folder: folder }
     }

@@ -83,6 +83,8 @@ struct AnswerReader {
     end_tokens: Arc<[u32]>,
     has_calls: bool,
     has_ended: bool,
+    /// Whether the answer ended before the engine stopped sampling it.
+    ended_early: bool,
 }
 
 impl Answers {
@@ -113,6 +115,7 @@ impl Answers {
             end_tokens: request.stop_tokens.as_slice().into(),
             has_calls: false,
             has_ended: false,
+            ended_early: false,
         };
         let completions = usize::try_from(request.completions).unwrap_or(usize::MAX);
         let usage = AnswerUsage { prompt_tokens: request.prompt.len(), ..AnswerUsage::default() };
@@ -152,7 +155,11 @@ impl Answers {
                 continue;
             };
             let updates = self.read(progress)?;
-            if self.readers.iter().all(|reader| reader.has_ended) {
+            // A generation that the engine has completed must not be cancelled: it counts as
+            // successful.
+            if self.readers.iter().all(|reader| reader.has_ended)
+                && self.readers.iter().any(|reader| reader.ended_early)
+            {
                 self.generation = None;
             }
             if !updates.is_empty() {
@@ -240,6 +247,7 @@ impl AnswerReader {
             finish = Some(AnswerEnd::ToolCalls);
         }
         self.has_ended = finish.is_some();
+        self.ended_early = self.has_ended && stop.is_none();
         update.parts.extend(parts);
         update.finish = finish;
         Ok(())
