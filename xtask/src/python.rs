@@ -70,7 +70,7 @@ pub(crate) fn llama_cpp() -> Result<PathBuf, XtaskError> {
     let packages = Packages {
         build_tools: &["cmake", "ninja"],
         pip_options: &["--no-binary", "llama-cpp-python"],
-        ..Packages::wheels(&["llama-cpp-python", "gguf", "numpy"])
+        ..Packages::wheels(&["llama-cpp-python[server]", "gguf", "numpy"])
     };
     environment(Path::new("bench-llama"), &packages)
 }

@@ -25,10 +25,17 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), XtaskError> {
         }
         ("cli", []) => cli(),
         ("engine", options) => engine::run(options),
-        ("server", []) => {
+        ("server", [] | ["--llama"]) => {
             let arguments =
                 ["bench", "--locked", "--package", "tinkex-server", "--bench", "server"];
-            cargo("benchmark", &arguments).run()
+            let benchmark = cargo("benchmark", &arguments);
+            match options {
+                [] => benchmark.run(),
+                _ => {
+                    let python = python::llama_cpp()?;
+                    benchmark.arguments(&["--", "--llama"]).argument(python).run()
+                }
+            }
         }
         ("wire" | "client" | "cli" | "server", options) => {
             Err(XtaskError::new(format!("bench {what}: unknown option {}", options.join(" "))))

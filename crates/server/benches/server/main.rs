@@ -3,12 +3,15 @@
 //!
 //! The server runs in its own process. This process sends requests over loopback with a minimal
 //! HTTP client, and runs the same samples on its own engine to measure the time without a server. A
-//! measurement above its limit fails the run.
+//! measurement above its limit fails the run. `--llama PYTHON` compares streams with the server of
+//! llama.cpp's Python bindings.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 #![expect(clippy::unwrap_used, reason = "an error ends the run")]
 
+mod llama;
 mod load;
+mod streams;
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -46,12 +49,13 @@ struct Server {
 }
 
 impl Server {
-    fn start(data: &Path) -> (Self, Duration) {
+    /// Starts a server with a model, given as `NAME=PATH`. Returns it with the time until it listens.
+    fn start(data: &Path, model: &str) -> (Self, Duration) {
         let start = Instant::now();
         let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
             .args(["--port", "0", "--quiet", "--no-hub-cache", "--data-dir"])
             .arg(data)
-            .args(["--model", &format!("{MODEL}={}", golden().display())])
+            .args(["--model", model])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -126,7 +130,7 @@ async fn create_sampler(connection: &Connection) -> String {
 #[tokio::main]
 async fn main() -> ExitCode {
     let data = tempfile::tempdir().unwrap();
-    let (server, started) = Server::start(data.path());
+    let (server, started) = Server::start(data.path(), &format!("{MODEL}={}", golden().display()));
     println!("started in {:.1} ms", 1e3 * started.as_secs_f64());
     let pool = Pool::new(&server.address, CONNECTIONS);
     pool.open().await;
@@ -199,6 +203,7 @@ async fn main() -> ExitCode {
     measurements.push(Measurement("growth of the time per sample, 100 to 10,000", growth, 1.5));
     measurements.push(Measurement("µs of overhead per sample, 10,000 at once", overhead, 400.0));
     measurements.push(Measurement("µs per submission, 10,000 at once", submission, 400.0));
+    measurements.extend(streams::measure(&server.address).await);
     let before = server.peak_memory();
 
     let (count, size) = BODIES;
@@ -214,6 +219,11 @@ async fn main() -> ExitCode {
         println!("peak memory: {before:.0} MiB after the samples, {after:.0} MiB after the bodies");
         measurements.push(Measurement("MiB of peak memory, samples", before, 400.0));
         measurements.push(Measurement("MiB of peak memory, bodies", after, 1_400.0));
+    }
+
+    drop(server);
+    if let Some(python) = std::env::args().skip_while(|argument| argument != "--llama").nth(1) {
+        llama::compare(Path::new(&python)).await;
     }
 
     println!("\n| measurement | value | limit |\n|---|---|---|");

@@ -144,3 +144,27 @@ impl Generations {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[test]
+    fn all_generations_fail_when_the_server_stops_and_new_ones_are_rejected() {
+        let generations = Generations::default();
+        let buffers = [Arc::<TokenBuffer>::default(), Arc::default()];
+        for (id, buffer) in ["a", "b"].into_iter().zip(&buffers) {
+            assert!(generations.insert(&id.into(), buffer).is_ok());
+        }
+        generations.remove(&"b".into());
+        generations.fail_all(&ServerError::worker_panicked());
+        let poll = |buffer: &TokenBuffer| buffer.poll(&Context::from_waker(Waker::noop()));
+        assert!(matches!(poll(&buffers[0]), Poll::Ready(Err(ServerError::Unavailable(_)))));
+        assert!(poll(&buffers[1]).is_pending(), "it was removed before");
+        generations.fail_all(&ServerError::shutting_down());
+        let rejected = generations.insert(&"c".into(), &buffers[1]);
+        assert!(matches!(rejected, Err(ServerError::Unavailable(_))), "the first error remains");
+    }
+}

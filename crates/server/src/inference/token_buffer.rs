@@ -141,3 +141,44 @@ impl TokenObserver for TokenSink {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampled(token: u32, stop: Option<StopReason>) -> SampledToken<'static> {
+        let (top_tokens, top_logprobs) = (&[7, 0][..], &[-0.5, NO_LOGPROB][..]);
+        SampledToken { completion: 0, token, logprob: -1.0, top_tokens, top_logprobs, stop }
+    }
+
+    fn poll(buffer: &TokenBuffer) -> Poll<Result<Option<GenerationProgress>, ServerError>> {
+        buffer.poll(&Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn a_slow_reader_receives_all_tokens_before_the_end() {
+        let mut sink = TokenSink(Arc::default());
+        assert!(poll(&sink.0).is_pending());
+        sink.prompt(&PromptScores::default(), 16);
+        for token in 0..3 {
+            sink.token(sampled(token, (token == 2).then_some(StopReason::Length)));
+        }
+        sink.finish(Ok(()));
+        let Poll::Ready(Ok(Some(progress))) = poll(&sink.0) else { panic!("no progress") };
+        assert_eq!(progress.prompt.unwrap().cached_tokens, 16);
+        let tokens: Vec<u32> = progress.tokens.iter().map(|token| token.token).collect();
+        assert_eq!(tokens, [0, 1, 2]);
+        assert_eq!(*progress.tokens[0].top, [(7, -0.5)], "empty entries are dropped");
+        assert!(matches!(poll(&sink.0), Poll::Ready(Ok(None))));
+    }
+
+    #[test]
+    fn the_first_end_counts_and_no_token_follows_it() {
+        let mut sink = TokenSink(Arc::default());
+        sink.finish(Err(ServerError::shutting_down()));
+        sink.token(sampled(1, None));
+        sink.finish(Ok(()));
+        assert!(sink.has_ended());
+        assert!(matches!(poll(&sink.0), Poll::Ready(Err(ServerError::Busy { .. }))));
+    }
+}

@@ -1,0 +1,100 @@
+//! Comparison with the server of llama.cpp's Python bindings on the same GGUF file.
+//!
+//! The file contains the built-in model, which is small, so that the time of the servers matters
+//! and not that of the arithmetic.
+
+use std::net::TcpListener;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tinkex_engine::optim::OptimizerKind;
+use tinkex_engine::{Engine, EngineOptions, LoraConfig};
+use tinkex_weights::{AdapterExport, ExportFormat};
+
+use crate::Server;
+use crate::streams::stream;
+
+/// Name of the model in requests.
+const NAME: &str = "gguf";
+/// Number of requests that are sent one after the other, and at once.
+const REQUESTS: (u32, u32) = (30, 16);
+/// Time for llama.cpp's server to start.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Writes the built-in model as a GGUF file. An adapter that was not trained changes no weight.
+fn write_gguf(folder: &Path) -> PathBuf {
+    let (base, adapter) = (folder.join("base"), folder.join("adapter"));
+    std::fs::create_dir_all(&base).unwrap();
+    tinkex_server::write_built_in_model(&base).unwrap();
+    let engine = Engine::builtin(EngineOptions::default()).unwrap();
+    let lora = LoraConfig { rank: 1, ..LoraConfig::default() };
+    engine.create_trainer(lora, OptimizerKind::Adam).unwrap().save(&adapter).unwrap();
+    let export = AdapterExport::new(adapter, folder.join("export")).base(base);
+    let prepared = export.format(ExportFormat::Gguf).prepare().unwrap();
+    let written = prepared.write(|_| ControlFlow::Continue(())).unwrap();
+    let name = written.files.iter().find(|name| name.ends_with(".gguf")).unwrap();
+    written.folder.join(name)
+}
+
+/// Returns a request for 64 tokens at a high temperature, so that few of them end early.
+fn request(seed: u32) -> Value {
+    json!({
+        "model": NAME, "prompt": "Once upon a time", "max_tokens": 64, "temperature": 1.5,
+        "seed": seed, "stream": true,
+    })
+}
+
+/// Measures a server and prints a row.
+async fn measure(name: &str, address: &str) {
+    stream(address, &request(0)).await;
+    let (mut first, mut seconds, mut events) = (Vec::new(), 0.0, 0);
+    for seed in 0..REQUESTS.0 {
+        let times = stream(address, &request(seed)).await;
+        first.push(times.first_event);
+        seconds += times.end;
+        events += times.events;
+    }
+    first.sort_by(f64::total_cmp);
+    let requests: Vec<Value> = (0..REQUESTS.1).map(request).collect();
+    let start = Instant::now();
+    let at_once = join_all(requests.iter().map(|request| stream(address, request))).await;
+    let together: u32 = at_once.iter().map(|times| times.events).sum();
+    println!(
+        "| {name} | {:.1} ms | {:.0} | {:.0} |",
+        1e3 * first[first.len() / 2],
+        f64::from(events) / seconds,
+        f64::from(together) / start.elapsed().as_secs_f64()
+    );
+}
+
+/// Compares both servers. `python` has `llama-cpp-python[server]`.
+pub(crate) async fn compare(python: &Path) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write_gguf(folder.path());
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let child = Command::new(python)
+        .args(["-m", "llama_cpp.server", "--n_ctx", "2048", "--interrupt_requests", "false"])
+        .args(["--host", "127.0.0.1", "--port", &port.to_string(), "--model_alias", NAME])
+        .arg("--model")
+        .arg(&file)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let llama = Server { child, address: format!("127.0.0.1:{port}") };
+    let start = Instant::now();
+    while tokio::net::TcpStream::connect(&llama.address).await.is_err() {
+        assert!(start.elapsed() < START_TIMEOUT, "the server of llama.cpp does not start");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let data = tempfile::tempdir().unwrap();
+    let (ours, _) = Server::start(data.path(), &format!("{NAME}={}", file.display()));
+    println!("\n| server, same GGUF file | first token | events /s, one stream | 16 streams |");
+    println!("|---|---|---|---|");
+    measure("tinkex-server", &ours.address).await;
+    measure("llama-cpp-python", &llama.address).await;
+}

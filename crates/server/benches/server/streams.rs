@@ -1,0 +1,140 @@
+//! Streamed completions: time to the first token, and cost per token with many streams.
+
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tinkex_engine::Engine;
+use tinkex_engine::sample::SampleRequest;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+
+use crate::{MODEL, Measurement, golden};
+
+/// Number of tokens of each stream.
+const STREAM_TOKENS: u32 = 64;
+/// Numbers of concurrent streams.
+const STREAMS: [u32; 3] = [16, 64, 256];
+
+/// Times of one streamed response, in seconds from the start of the request.
+pub(crate) struct StreamTimes {
+    pub(crate) first_event: f64,
+    pub(crate) end: f64,
+    /// Number of events with choices.
+    pub(crate) events: u32,
+}
+
+/// Sends a request on a new connection and reads its events. Panics if the stream fails.
+pub(crate) async fn stream(address: &str, request: &Value) -> StreamTimes {
+    let socket = TcpStream::connect(address).await.unwrap();
+    socket.set_nodelay(true).unwrap();
+    let mut socket = BufReader::new(socket);
+    let body = request.to_string();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    let start = Instant::now();
+    socket.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await.unwrap();
+    let mut line = String::new();
+    socket.read_line(&mut line).await.unwrap();
+    assert!(line.contains(" 200 "), "{line}");
+    while !line.trim().is_empty() {
+        line.clear();
+        socket.read_line(&mut line).await.unwrap();
+    }
+    let mut times = StreamTimes { first_event: 0.0, end: 0.0, events: 0 };
+    let mut chunk = Vec::new();
+    loop {
+        line.clear();
+        socket.read_line(&mut line).await.unwrap();
+        let size = usize::from_str_radix(line.trim(), 16).unwrap();
+        chunk.resize(size + 2, 0);
+        socket.read_exact(&mut chunk).await.unwrap();
+        if size == 0 {
+            break;
+        }
+        let count = chunk.windows(9).filter(|part| part == b"\"choices\"").count();
+        if times.events == 0 && count > 0 {
+            times.first_event = start.elapsed().as_secs_f64();
+        }
+        times.events += u32::try_from(count).unwrap();
+    }
+    times.end = start.elapsed().as_secs_f64();
+    times
+}
+
+/// Returns a request for `tokens` tokens; `n` varies prompt and seed.
+fn request(n: u32, tokens: u32) -> Value {
+    json!({
+        "model": MODEL, "prompt": [n % 90 + 1, 5, 7], "max_tokens": tokens, "seed": n,
+        "ignore_eos": true, "stream": true, "return_token_ids": true,
+    })
+}
+
+/// Returns the median time in seconds that the engine takes for the first token.
+fn engine_first_token() -> f64 {
+    let engine = Engine::open(golden(), tinkex_engine::EngineOptions::default()).unwrap();
+    let mut sampler = engine.sampler().unwrap();
+    let mut times: Vec<f64> = (0..101)
+        .map(|n| {
+            let start = Instant::now();
+            let request = SampleRequest::new(vec![n % 90 + 1, 5, 7], 1);
+            sampler.add(&engine.base_weights(), request).unwrap();
+            sampler.step();
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[50]
+}
+
+/// Measures streams and returns the measurements with a limit.
+pub(crate) async fn measure(address: &str) -> Vec<Measurement> {
+    // The first request loads the weights.
+    stream(address, &request(0, 1)).await;
+    let mut first = Vec::new();
+    for n in 0..101 {
+        first.push(stream(address, &request(n, STREAM_TOKENS)).await.first_event);
+    }
+    first.sort_by(f64::total_cmp);
+    let engine = engine_first_token();
+    println!(
+        "\nfirst streamed token: {:.2} ms, with the connection; engine alone {:.2} ms",
+        1e3 * first[50],
+        1e3 * engine
+    );
+    println!("\n| streams | tokens /s | µs per token | slowest first token |\n|---|---|---|---|");
+    let mut costs = Vec::new();
+    for count in STREAMS {
+        // The fastest of three rounds.
+        let (mut seconds, mut slowest) = (f64::INFINITY, 0.0);
+        for _ in 0..3 {
+            let start = Instant::now();
+            let requests: Vec<Value> = (0..count).map(|n| request(n, STREAM_TOKENS)).collect();
+            let times = join_all(requests.iter().map(|request| stream(address, request))).await;
+            let took = start.elapsed().as_secs_f64();
+            // A slow reader receives several tokens in one event.
+            assert!(times.iter().all(|times| (1..=STREAM_TOKENS).contains(&times.events)));
+            if took < seconds {
+                seconds = took;
+                slowest = times.iter().map(|times| times.first_event).fold(0.0, f64::max);
+            }
+        }
+        let tokens = f64::from(count * STREAM_TOKENS);
+        println!(
+            "| {count} | {:.0} | {:.1} | {:.1} ms |",
+            tokens / seconds,
+            1e6 * seconds / tokens,
+            1e3 * slowest
+        );
+        costs.push(seconds / tokens);
+    }
+    let overhead = 1e3 * (first[50] - engine);
+    let growth = costs[2] / costs[0];
+    vec![
+        Measurement("milliseconds of overhead, first streamed token", overhead, 5.0),
+        Measurement("growth of the time per token, 16 to 256 streams", growth, 1.3),
+    ]
+}
