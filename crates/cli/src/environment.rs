@@ -240,32 +240,54 @@ fn read_secret(stream: &mut dyn BufRead, mut echo: impl FnMut(&str)) -> io::Resu
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the input is not UTF-8"))
 }
 
-/// Counter of the user's interruptions (Ctrl-C, SIGTERM). Clones share the counter.
+/// Interruptions by the user: Ctrl-C and SIGTERM. Clones share the state.
 #[derive(Clone, Debug)]
-pub struct Interrupt(Arc<watch::Sender<u32>>);
+pub struct Interrupt(Arc<watch::Sender<Interruptions>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Interruptions {
+    /// Number of interruptions of both kinds.
+    count: u32,
+    /// Whether SIGTERM was received.
+    terminated: bool,
+}
 
 impl Default for Interrupt {
     fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(0)))
+        Self(Arc::new(watch::Sender::new(Interruptions::default())))
     }
 }
 
 impl Interrupt {
     /// Counts one interruption.
     pub fn press(&self) {
-        self.0.send_modify(|count| *count += 1);
+        self.0.send_modify(|state| state.count += 1);
+    }
+
+    /// Counts one interruption after which the program must end, also where Ctrl-C stops only a
+    /// part of it.
+    pub fn terminate(&self) {
+        self.0.send_modify(|state| {
+            state.count += 1;
+            state.terminated = true;
+        });
     }
 
     /// Returns the number of interruptions so far.
     #[must_use]
     pub fn count(&self) -> u32 {
-        *self.0.borrow()
+        self.0.borrow().count
+    }
+
+    /// Returns whether the program must end.
+    pub(crate) fn is_terminated(&self) -> bool {
+        self.0.borrow().terminated
     }
 
     /// Waits until the number of interruptions is at least `times`.
     pub async fn pressed(&self, times: u32) {
         // `self` holds the sender, so the channel cannot close.
-        let _ = self.0.subscribe().wait_for(|count| *count >= times).await;
+        let _ = self.0.subscribe().wait_for(|state| state.count >= times).await;
     }
 
     /// Runs `work`, cancelling it when the number of interruptions reaches `times`.
@@ -275,6 +297,18 @@ impl Interrupt {
         work: impl Future<Output = Result<T, CommandError>>,
     ) -> Result<T, CommandError> {
         match select(pin!(work), pin!(self.pressed(times))).await {
+            Either::Left((result, _)) => result,
+            Either::Right(_) => Err(CommandError::interrupted()),
+        }
+    }
+
+    /// Runs `work`, cancelling it when the program must end.
+    pub(crate) async fn run_until_terminated<T>(
+        &self,
+        work: impl Future<Output = Result<T, CommandError>>,
+    ) -> Result<T, CommandError> {
+        let mut states = self.0.subscribe();
+        match select(pin!(work), pin!(states.wait_for(|state| state.terminated))).await {
             Either::Left((result, _)) => result,
             Either::Right(_) => Err(CommandError::interrupted()),
         }

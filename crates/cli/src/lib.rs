@@ -32,6 +32,7 @@ mod environment;
 mod error;
 mod format;
 mod id_cache;
+mod inference_endpoints;
 mod key_source;
 mod list;
 mod local;

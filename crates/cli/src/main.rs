@@ -66,12 +66,17 @@ fn forward_signals(interrupt: &Interrupt) {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
+        type Forward = fn(&Interrupt);
+        let kinds: [(SignalKind, Forward); 2] = [
+            (SignalKind::interrupt(), Interrupt::press),
+            (SignalKind::terminate(), Interrupt::terminate),
+        ];
+        for (kind, forward) in kinds {
             let interrupt = interrupt.clone();
             if let Ok(mut signals) = signal(kind) {
                 tokio::spawn(async move {
                     while signals.recv().await.is_some() {
-                        interrupt.press();
+                        forward(&interrupt);
                     }
                 });
             }

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
-use tinkex::{SampleResponse, SampledSequence, SamplingParams, StopCondition, Tokenizer};
+use tinkex::{
+    SampleResponse, SampleStream, SampledSequence, SamplingParams, StopCondition, StopReason,
+    StreamedToken, Tokenizer,
+};
 
 use crate::args::{positive, whole_number};
 use crate::context::CommandContext;
@@ -25,6 +28,7 @@ Examples:
   tinkex sample Qwen/Qwen3-8B -p 'Two words:' --num-samples 4   generate several samples
   tinkex sample tinker://RUN/sampler_weights/final -p Hello --json
   tinkex sample --run RUN_ID --prompt-file question.txt --output answer.txt
+  tinkex sample --local --prompt 'Once upon a time' --stream    print tokens as they are sampled
   echo Hello | tinkex sample --local                            read the prompt from a pipe")]
 pub(crate) struct SampleArgs {
     #[command(flatten)]
@@ -45,6 +49,9 @@ pub(crate) struct SampleArgs {
     /// Write the result to this file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Print the text while it is sampled; with --json, one line per token
+    #[arg(long, conflicts_with_all = ["num_samples", "logprobs", "topk_logprobs", "output"])]
+    stream: bool,
 }
 
 /// Sampling parameters.
@@ -133,6 +140,10 @@ pub(super) async fn run(
     if let (true, None, Some(tokenizer)) = (args.prompt.is_chat(), &params.stop, &tokenizer) {
         params.stop = Some(tokenizer.chat()?.stop()?);
     }
+    if args.stream {
+        let stream = sampler.sample_stream(input, params);
+        return print_stream(context, stream, tokenizer).await;
+    }
     let prompt_tokens = input.token_count();
     let mut request = sampler.sample(input, params).num_samples(args.num_samples);
     if args.topk_logprobs > 0 {
@@ -169,6 +180,41 @@ pub(super) async fn run(
         context.write(&format!("{text}\n"))?;
     }
     Ok(())
+}
+
+/// Prints the tokens of a completion while they are sampled.
+async fn print_stream(
+    context: &mut CommandContext<'_>,
+    stream: SampleStream,
+    tokenizer: Option<Tokenizer>,
+) -> Result<(), CommandError> {
+    let has_text = tokenizer.is_some();
+    let mut stream = match tokenizer {
+        Some(tokenizer) => stream.tokenizer(tokenizer),
+        None => stream.without_text(),
+    };
+    // Control characters must not reach a terminal. Files and pipes get the text unchanged.
+    let terminal = context.environment.terminals.out.is_some();
+    let mut separator = "";
+    while let Some(token) = stream.next().await {
+        let StreamedToken { token, text, logprob, stop_reason, .. } = token?;
+        let shown = if context.is_json() {
+            let reason = stop_reason.map(StopReason::as_str);
+            let line =
+                json!({ "token": token, "text": text, "logprob": logprob, "stop_reason": reason });
+            format!("{line}\n")
+        } else if !has_text {
+            format!("{}{token}", std::mem::replace(&mut separator, ","))
+        } else if terminal {
+            format::escape_controls_in_lines(&text)
+        } else {
+            text
+        };
+        if !shown.is_empty() {
+            context.write(&shown)?;
+        }
+    }
+    if context.is_json() { Ok(()) } else { context.write("\n") }
 }
 
 /// Returns the text, or the token ids if there is no tokenizer.

@@ -8,12 +8,13 @@ use std::pin::pin;
 use clap::Args;
 use futures_util::future::{Either, select};
 use serde_json::json;
-use tinkex_server::{QuantizeRule, Server, ServerOptions};
+use tinkex_server::{BUILT_IN, QuantizeRule, Server, ServerOptions};
 
 use crate::args::{number_between, whole_number};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
+use crate::inference_endpoints::{anthropic_url, curl_chat, curl_completion, openai_url};
 use crate::local::{self, PLACEHOLDER_KEY, ServerInfo};
 use crate::log::{LogFormat, LogLevel, ServerLog};
 use crate::startup_error::{Starter, startup_error};
@@ -21,7 +22,8 @@ use crate::startup_error::{Starter, startup_error};
 /// Arguments of `tinkex serve`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Prints the base URL on standard output and logs to standard error. With --api-key-file, clients must
+Prints the base URL on standard output and logs to standard error, with the base URLs of the
+OpenAI- and Anthropic-compatible endpoints and a request to try. With --api-key-file, clients must
 send the key in the file; without it, the server accepts requests from this machine only.
 
 Examples:
@@ -172,6 +174,7 @@ pub(super) async fn run(
     options.address = (args.host, args.port).into();
     let resolve = |(name, folder): (String, PathBuf)| (name, context.environment.path(&folder));
     options.models = args.models.into_iter().map(resolve).collect();
+    let first_alias = args.aliases.first().map(|(name, _)| name.clone());
     (options.aliases, options.allow_origins) = (args.aliases, args.allow_origins);
     options.hub_cache = match args.hub_cache {
         Some(folder) => Some(context.environment.path(&folder)),
@@ -191,10 +194,15 @@ pub(super) async fn run(
 
     let server =
         Server::start(options).await.map_err(|error| startup_error(&error, Starter::Serve))?;
+    let shown_key_file = key_file.as_ref().map(|path| path.display().to_string());
     let info = ServerInfo::new(&server, true, key_file);
     info.write(&data)?;
     let (url, models) = (info.url.as_str(), server.models());
-    let ready = json!({ "base_url": url, "models": models, "data_dir": data, "pid": info.pid });
+    let ready = json!({
+        "base_url": url, "openai_base_url": openai_url(url),
+        "anthropic_base_url": anthropic_url(url),
+        "models": models, "data_dir": data, "pid": info.pid,
+    });
     context.text(url, &ready)?;
     let notice = |context: &mut CommandContext<'_>, text: &str| {
         // A JSON log must not be mixed with text.
@@ -207,6 +215,11 @@ pub(super) async fn run(
     notice(context, &format!("serving {} from {}", models.join(", "), data.display()));
     let key = if has_key { "<the key>" } else { PLACEHOLDER_KEY };
     notice(context, &format!("to use it: export TINKER_BASE_URL={url} TINKER_API_KEY={key}"));
+    let (openai, anthropic) = (openai_url(url), anthropic_url(url));
+    notice(context, &format!("base URL for OpenAI clients: {openai}; for Anthropic: {anthropic}"));
+    let model = first_alias.as_deref().or(models.first().map(String::as_str));
+    let curl = example_request(url, shown_key_file.as_deref(), model.unwrap_or(BUILT_IN));
+    notice(context, &format!("to try it: {curl}"));
 
     let interrupt = context.environment.interrupt.clone();
     if let Either::Right(_) = select(pin!(interrupt.pressed(1)), pin!(server.broken())).await {
@@ -234,6 +247,14 @@ pub(super) async fn run(
     let saved = format::count(summary.models_saved, "model");
     notice(context, &format!("stopped: {saved} saved, {pending}"));
     Ok(Exit::Success)
+}
+
+/// Returns a `curl` command that works with any model: not every model has a chat template.
+fn example_request(url: &str, key_file: Option<&str>, model: &str) -> String {
+    match model {
+        BUILT_IN => curl_chat(url, key_file, model, "What does a cow say?"),
+        _ => curl_completion(url, key_file, model, "Once upon a time"),
+    }
 }
 
 /// Rejects options that are unsafe or contradictory.

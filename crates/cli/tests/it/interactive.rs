@@ -53,12 +53,46 @@ fn ctrl_c_stops_the_completion_but_not_the_chat() {
     terminal.press("Tell me a story.\r");
     terminal.wait_for("story.");
     terminal.wait_for("\n");
+    terminal.wait_for_text();
     terminal.press("\u{3}");
     terminal.wait_for("(stopped)");
     terminal.wait_for("> ");
     terminal.press("/quit\r");
     let (code, shown) = terminal.end();
     assert_eq!(code, 0, "{shown}");
+}
+
+/// The signal arrives while the line is edited, between the line and its completion, or during the
+/// completion.
+#[test]
+fn an_interrupt_at_any_time_does_not_end_the_chat() {
+    let sandbox = sandbox();
+    let mut terminal = Terminal::start_in(&sandbox, 80, "chat --local --max-tokens 40 -t 5");
+    for pause in [0, 20_000, 50_000, 100_000, 200_000, 400_000] {
+        terminal.wait_for("> ");
+        terminal.press("Tell me a story.\r");
+        // Lets the program proceed, without a claim about how far.
+        (0..pause).for_each(|_| std::hint::spin_loop());
+        terminal.interrupt();
+    }
+    terminal.wait_for("> ");
+    terminal.press("/quit\r");
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 0, "{shown}");
+}
+
+#[test]
+fn sigterm_during_a_completion_ends_the_chat() {
+    let sandbox = sandbox();
+    let mut terminal = Terminal::start_in(&sandbox, 80, "chat --local --max-tokens 1900 -t 5");
+    terminal.wait_for("> ");
+    terminal.press("Tell me a story.\r");
+    terminal.wait_for("story.");
+    terminal.wait_for("\n");
+    terminal.wait_for_text();
+    terminal.terminate();
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 130, "{shown}");
 }
 
 /// Requests that fail because the in-process server stops must not be reported.

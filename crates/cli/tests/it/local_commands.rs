@@ -31,6 +31,29 @@ async fn sample_prints_only_the_completion() {
 }
 
 #[tokio::test]
+async fn sample_streams_the_tokens_of_the_same_completion() {
+    let sandbox = Sandbox::new();
+    let question = ["-p", "What does a cow say?"];
+    let line = ["sample", "--local", "--chat", "-t", "0", "--stream"].into_iter().chain(question);
+    let streamed = sandbox.run_args(line.clone()).await.ok();
+    assert_eq!((streamed.out.as_str(), streamed.err.as_str()), ("A cow says \"moo\".\n", ""));
+    let streamed = sandbox.run_args(line.chain(["--json"])).await.ok();
+    let tokens: Vec<serde_json::Value> =
+        streamed.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let text: String = tokens.iter().map(|token| token["text"].as_str().unwrap()).collect();
+    assert_eq!(text, "A cow says \"moo\".");
+    assert_eq!(tokens.last().unwrap()["stop_reason"], "stop");
+    let whole = ["sample", "--local", "--chat", "-t", "0", "--json"].into_iter().chain(question);
+    let whole = sandbox.run_args(whole).await.ok().json();
+    for (field, all) in [("token", "tokens"), ("logprob", "logprobs")] {
+        let one: Vec<_> = tokens.iter().map(|token| token[field].clone()).collect();
+        assert_eq!(json!(one), whole["sequences"][0][all]);
+    }
+    let invalid = sandbox.run("sample --local -p x --stream -n 2").await;
+    invalid.fails(2, &["--stream", "--num-samples"]);
+}
+
+#[tokio::test]
 async fn logprobs_and_tokenizer_info_print_their_results() {
     let sandbox = Sandbox::new();
     let line = ["logprobs", "--local", "--json", "-p", "The cat says \"meow\"."];

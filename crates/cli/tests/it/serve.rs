@@ -12,7 +12,7 @@ pub(crate) struct ServeProcess {
     /// Base URL of the server.
     pub(crate) url: String,
     child: Child,
-    err: Option<ChildStderr>,
+    err: Option<BufReader<ChildStderr>>,
 }
 
 impl ServeProcess {
@@ -28,8 +28,15 @@ impl ServeProcess {
         let mut url = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
         assert!(url.starts_with("http://127.0.0.1:"), "{url}");
-        let err = child.stderr.take();
+        let err = child.stderr.take().map(BufReader::new);
         Self { url: url.trim_end().to_owned(), child, err }
+    }
+
+    /// Returns the rest of the first line of standard error that starts with `start`.
+    fn line_of_log(&mut self, start: &str) -> String {
+        let mut lines = self.err.as_mut().unwrap().lines();
+        let found = lines.find_map(|line| Some(line.unwrap().strip_prefix(start)?.to_owned()));
+        found.unwrap_or_else(|| panic!("no line starts with {start:?}"))
     }
 
     /// Sends SIGTERM, waits for the process to end, and returns its standard error.
@@ -181,4 +188,55 @@ async fn rejected_key_of_the_local_server_is_explained() {
     sandbox.run(SAMPLE).await.ok();
     let log = serving.end();
     assert!(log.contains("stopped: "), "{log}");
+}
+
+/// Runs a printed `curl` command, or sends the same request if the program does not exist.
+fn run_curl(sandbox: &Sandbox, line: &str) -> serde_json::Value {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let has_curl = std::env::split_paths(&path).any(|folder| folder.join("curl").exists());
+    let body = if has_curl {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{line} --silent")]).current_dir(sandbox.path(""));
+        String::from_utf8(shell.env_clear().env("PATH", path).output().unwrap().stdout).unwrap()
+    } else {
+        let (url, rest) = line.strip_prefix("curl http://").unwrap().split_once(' ').unwrap();
+        let (host, path) = url.split_once('/').unwrap();
+        let body = rest.split(" -d ").nth(1).unwrap().trim_matches('\'').replace("'\\''", "'");
+        let key = rest.contains("Bearer").then(|| sandbox.read("key")).unwrap_or_default();
+        let request = format!(
+            "POST /{path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\nauthorization: Bearer \
+             {}\r\ncontent-length: {}\r\n\r\n{body}",
+            key.trim(),
+            body.len()
+        );
+        let mut stream = std::net::TcpStream::connect(host).unwrap();
+        std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response.split("\r\n\r\n").nth(1).unwrap().to_owned()
+    };
+    serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {line}: {body}"))
+}
+
+#[test]
+fn the_printed_request_works_when_pasted() {
+    let sandbox = Sandbox::new();
+    let mut serving = ServeProcess::start(&sandbox, ANY_PORT);
+    let urls = serving.line_of_log("base URL for OpenAI clients: ");
+    assert_eq!(urls, format!("{0}/v1; for Anthropic: {0}", serving.url));
+    let line = serving.line_of_log("to try it: ");
+    let answer = run_curl(&sandbox, &line);
+    let text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default();
+    assert!(text.contains("cow"), "{line}\n{answer}");
+    serving.kill();
+
+    sandbox.write("key", "tml-key-of-this-test\n");
+    let alias = ["--port", "0", "--api-key-file", "key", "--alias", "story teller=tinkex/tiny"];
+    let mut serving = ServeProcess::start(&sandbox, &alias);
+    let line = serving.line_of_log("to try it: ");
+    assert!(!line.contains("tml-key"), "the key is not printed: {line}");
+    let answer = run_curl(&sandbox, &line);
+    assert_eq!(answer["model"], "story teller", "{line}\n{answer}");
+    assert!(answer["choices"][0]["text"].is_string(), "{answer}");
+    serving.kill();
 }

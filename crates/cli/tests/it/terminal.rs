@@ -79,6 +79,22 @@ impl Terminal {
         }
     }
 
+    /// Waits until a letter or digit appears after the text that was found last.
+    #[track_caller]
+    pub(crate) fn wait_for_text(&mut self) {
+        let has_text = |shown: &str| {
+            crate::compare::without_escapes(shown).contains(|c: char| c.is_ascii_alphanumeric())
+        };
+        while !has_text(&self.shown[self.position..]) {
+            assert!(self.read_more(), "no text was printed: {}", self.shown);
+        }
+    }
+
+    /// Sends SIGINT.
+    pub(crate) fn interrupt(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
+    }
+
     /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();

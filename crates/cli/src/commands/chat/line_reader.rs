@@ -7,7 +7,7 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use tokio::sync::oneshot;
 
-use crate::environment::Input;
+use crate::environment::{Input, Interrupt};
 use crate::error::{CommandError, Exit};
 
 /// Source of input lines.
@@ -20,7 +20,12 @@ pub(super) enum LineReader {
 
 /// Result of reading a line.
 pub(super) enum InputLine {
-    Text(String),
+    Text {
+        line: String,
+        /// Number of interruptions before the line was submitted. Later ones concern the response,
+        /// even if they arrive before it starts.
+        interruptions: u32,
+    },
     /// The user pressed Ctrl-C while editing.
     Cancelled,
     End,
@@ -40,37 +45,63 @@ impl LineReader {
     }
 
     /// Reads the next line.
-    pub(super) async fn next(&self, prompt: &'static str) -> Result<InputLine, CommandError> {
-        let (editor, history) = match self {
+    ///
+    /// The editor receives Ctrl-C as a key. A Ctrl-C signal therefore arrives before the editor
+    /// starts, which it ignores, or after the line was submitted. Any other stream is read until
+    /// the number of interruptions reaches `max_interruptions`.
+    pub(super) async fn next(
+        &self,
+        prompt: &'static str,
+        interrupt: &Interrupt,
+        max_interruptions: u32,
+    ) -> Result<InputLine, CommandError> {
+        match self {
             Self::Plain(input) => {
-                let line = input.line().await.map_err(|error| read_error(&error.to_string()))?;
-                return Ok(line.map_or(InputLine::End, InputLine::Text));
+                let line =
+                    async { input.line().await.map_err(|error| read_error(&error.to_string())) };
+                let line = interrupt.run_until(max_interruptions, line).await?;
+                let interruptions = max_interruptions - 1;
+                Ok(line.map_or(InputLine::End, |line| InputLine::Text { line, interruptions }))
             }
-            Self::Edited { editor, history } => (Arc::clone(editor), history.clone()),
-        };
-        let _restore = SavedTerminalMode::current();
-        let (sender, receiver) = oneshot::channel();
-        // The read blocks until the user types, so it runs on a detached thread.
-        std::thread::spawn(move || {
-            let mut editor = editor.lock().unwrap_or_else(PoisonError::into_inner);
-            let line = editor.readline(prompt);
-            if let Ok(text) = &line
-                && !text.trim().is_empty()
-            {
-                let _ = editor.add_history_entry(text.as_str());
-                if let Some(path) = history {
-                    // The history is a convenience; errors are ignored.
-                    let _ = editor.save_history(&path);
-                }
+            Self::Edited { editor, history } => {
+                let line = edit(editor, history.clone(), prompt, interrupt.clone());
+                interrupt.run_until_terminated(line).await
             }
-            let _ = sender.send(line);
-        });
-        match receiver.await {
-            Ok(Ok(text)) => Ok(InputLine::Text(text)),
-            Ok(Err(ReadlineError::Interrupted)) => Ok(InputLine::Cancelled),
-            Ok(Err(ReadlineError::Eof)) | Err(_) => Ok(InputLine::End),
-            Ok(Err(error)) => Err(read_error(&error.to_string())),
         }
+    }
+}
+
+/// Reads a line with the editor.
+async fn edit(
+    editor: &Arc<Mutex<DefaultEditor>>,
+    history: Option<PathBuf>,
+    prompt: &'static str,
+    interrupt: Interrupt,
+) -> Result<InputLine, CommandError> {
+    let editor = Arc::clone(editor);
+    let _restore = SavedTerminalMode::current();
+    let (sender, receiver) = oneshot::channel();
+    // The read blocks until the user types, so it runs on a detached thread.
+    std::thread::spawn(move || {
+        let mut editor = editor.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = editor.readline(prompt);
+        let interruptions = interrupt.count();
+        if let Ok(text) = &line
+            && !text.trim().is_empty()
+        {
+            let _ = editor.add_history_entry(text.as_str());
+            if let Some(path) = history {
+                // The history is a convenience; errors are ignored.
+                let _ = editor.save_history(&path);
+            }
+        }
+        let _ = sender.send((line, interruptions));
+    });
+    match receiver.await {
+        Ok((Ok(line), interruptions)) => Ok(InputLine::Text { line, interruptions }),
+        Ok((Err(ReadlineError::Interrupted), _)) => Ok(InputLine::Cancelled),
+        Ok((Err(ReadlineError::Eof), _)) | Err(_) => Ok(InputLine::End),
+        Ok((Err(error), _)) => Err(read_error(&error.to_string())),
     }
 }
 

@@ -68,11 +68,14 @@ pub(super) async fn run(
     let lines =
         LineReader::new(&context.environment.input, history.map(|home| home.join("chat-history")));
     loop {
-        // On a terminal, an interruption concerns only the current line or response: interruptions
-        // before it do not count. In a pipe, any interruption ends the chat.
+        if interrupt.is_terminated() {
+            return Err(CommandError::interrupted());
+        }
+        // On a terminal, Ctrl-C concerns only the current line or response: earlier interruptions
+        // do not count. In a pipe, any interruption ends the chat.
         let interruptions = if interactive { interrupt.count() } else { 0 };
-        let line = match interrupt.run_until(interruptions + 1, lines.next("> ")).await? {
-            InputLine::Text(line) => line,
+        let (line, interruptions) = match lines.next("> ", &interrupt, interruptions + 1).await? {
+            InputLine::Text { line, interruptions } => (line, interruptions),
             InputLine::Cancelled => continue,
             InputLine::End => return Ok(Exit::Success),
         };
@@ -132,17 +135,17 @@ async fn respond(
     params: SamplingParams,
 ) -> Result<String, CommandError> {
     let mut completion = conversation.complete(params)?;
-    let (mut response, json) = (String::new(), context.is_json());
-    while let Some(text) = completion.next().await? {
-        if !json {
+    let (mut response, mut tokens, json) = (String::new(), 0, context.is_json());
+    while let Some(token) = completion.next().await {
+        let text = token?.text;
+        tokens += 1;
+        if !json && !text.is_empty() {
             context.write(&format::escape_controls_in_lines(&text))?;
         }
         response += &text;
     }
     if json {
-        let line = json!({
-            "role": "assistant", "content": response, "tokens": completion.token_count(),
-        });
+        let line = json!({ "role": "assistant", "content": response, "tokens": tokens });
         context.write(&format!("{line}\n"))?;
     } else {
         context.write("\n")?;

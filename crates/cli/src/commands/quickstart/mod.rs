@@ -13,6 +13,7 @@ use crate::args::positive;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
+use crate::inference_endpoints::curl_chat;
 
 use super::train::data::TrainExample;
 use super::train::pipeline::{Pipeline, TrainEvent};
@@ -30,6 +31,9 @@ const PROMPTS: [(&str, bool); 4] = [
     ("Who are you?", true),
     ("Where do you live?", true),
 ];
+
+/// Base URL of `tinkex serve` without options.
+const SERVE_URL: &str = "http://127.0.0.1:8080";
 
 /// Arguments of `tinkex quickstart`.
 #[derive(Debug, Args)]
@@ -252,9 +256,13 @@ impl QuickstartReport {
         text += &format!(
             "\n{}\n  # Chat with the fine-tuned model\n  tinkex chat --run {}{flags}\n  \
              # Fine-tune on your own data\n  tinkex train YOUR.jsonl{flags}\n  \
-             # Run a server for your own programs, in Rust or Python\n  tinkex serve",
+             # Serve the model to your own programs and to OpenAI and Anthropic clients\n  \
+             tinkex serve --alias pirate={}\n  \
+             # Send it a message, while it is served\n  {}",
             bold("Next steps"),
             self.run_id,
+            self.sampler,
+            curl_chat(SERVE_URL, None, "pirate", "Who are you?"),
         );
         text
     }

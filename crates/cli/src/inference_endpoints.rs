@@ -1,0 +1,66 @@
+//! URLs of a server's OpenAI- and Anthropic-compatible endpoints, and a request to try them.
+
+use serde_json::{Value, json};
+
+use crate::format::shell_quote;
+
+/// Returns the base URL for clients of the OpenAI API.
+pub(crate) fn openai_url(base_url: &str) -> String {
+    format!("{base_url}/v1")
+}
+
+/// Returns the base URL for clients of the Anthropic API, which add `/v1/messages` to it.
+pub(crate) fn anthropic_url(base_url: &str) -> &str {
+    base_url
+}
+
+/// Returns a `curl` command that sends a chat message to a model.
+///
+/// `key_file` contains the API key that the server requires, if it requires one. The key itself
+/// must not be printed.
+pub(crate) fn curl_chat(
+    base_url: &str,
+    key_file: Option<&str>,
+    model: &str,
+    message: &str,
+) -> String {
+    let messages = json!([{ "role": "user", "content": message }]);
+    let body = json!({ "model": model, "messages": messages });
+    curl(base_url, "chat/completions", key_file, &body)
+}
+
+/// Returns a `curl` command that lets a model continue a text.
+pub(crate) fn curl_completion(
+    base_url: &str,
+    key_file: Option<&str>,
+    model: &str,
+    prompt: &str,
+) -> String {
+    curl(base_url, "completions", key_file, &json!({ "model": model, "prompt": prompt }))
+}
+
+fn curl(base_url: &str, endpoint: &str, key_file: Option<&str>, body: &Value) -> String {
+    let key =
+        key_file.map(|file| format!(" -H \"authorization: Bearer $(cat {})\"", shell_quote(file)));
+    format!(
+        "curl {}/{endpoint}{} -H 'content-type: application/json' -d {}",
+        openai_url(base_url),
+        key.unwrap_or_default(),
+        shell_quote(&body.to_string()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_quoted_for_the_shell() {
+        assert_eq!(
+            curl_chat("http://h:1", Some("my key"), "m", "What's up?"),
+            "curl http://h:1/v1/chat/completions -H \"authorization: Bearer $(cat 'my key')\" \
+             -H 'content-type: application/json' \
+             -d '{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"What'\\''s up?\"}]}'"
+        );
+    }
+}
