@@ -2,14 +2,25 @@
 //!
 //! `cargo xtask bench engine` runs this program and its peer (`peer.py` or `peer_llama.py`)
 //! alternately and prints the ratios. MODEL is a Hugging Face folder or a GGUF file. Workloads:
-//! `train` (4 × 256 tokens), `ragged` (32 completions of 4 prompts), `decodeN` (N prompts of 64
-//! tokens, 128 new tokens each), `adaptersN` (32 completions with N adapters), `liveN` (N adapters
-//! that sample one after the other), `contextN` (tokens after a context of N tokens), `load`.
-//! Prints the best round: wall-clock seconds, CPU seconds, and the peak memory in MiB.
+//!
+//! - `train`: a training step on 4 × 256 tokens
+//! - `ragged`: a training step on 32 completions of 4 prompts
+//! - `decodeN`: N prompts of 64 tokens, 128 new tokens each, with the base model
+//! - `loraN`: the same with an adapter on all linear layers but the unembedding
+//! - `adaptersN`: 32 completions with N adapters
+//! - `liveN`: N adapters that sample one after the other
+//! - `contextN`: tokens after a context of N tokens
+//! - `load`, `coldload`: opening the model, with its file in the page cache or not
+//! - `read`, `coldread`: reading the bytes of the model's file in order, in the same two cases
+//!
+//! Prints the best round: wall-clock seconds, CPU seconds, the peak memory in MiB, and the size of
+//! the file and of the KV cache in MiB.
 
 #![expect(clippy::print_stdout, reason = "the benchmark prints its result")]
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use tinkex_engine::loss::{Loss, LossInputs};
@@ -29,24 +40,44 @@ fn main() -> BenchResult<()> {
         return Ok(());
     };
     let rounds: usize = rest.first().map_or(Ok(3), |rounds| rounds.parse())?;
-    let quantization = match precision.as_str() {
-        // The weights of a GGUF file keep their formats.
-        _ if Path::new(model).extension().is_some_and(|extension| extension == "gguf") => None,
-        "q8_0" => Some(Quantization::Q8),
-        "q4_k" => Some(Quantization::Q4),
-        _ => None,
+    let (precision, quantization) = match precision.as_str() {
+        "f32" => (Precision::F32, None),
+        "bf16" => (Precision::Bf16, None),
+        "q8_0" => (Precision::F32, Some(Quantization::Q8)),
+        "q4_k" => (Precision::F32, Some(Quantization::Q4)),
+        other => {
+            return Err(
+                format!("unknown precision {other}, expected f32, bf16, q8_0 or q4_k").into()
+            );
+        }
     };
-    let precision = if precision == "bf16" { Precision::Bf16 } else { Precision::F32 };
-    let options = EngineOptions { precision, quantization, ..EngineOptions::default() };
+    let files = weight_files(Path::new(model))?;
+    let cold = workload.starts_with("cold");
+    if cold {
+        files.iter().try_for_each(|file| evict(file))?;
+    }
     let start = Instant::now();
+    if workload.ends_with("read") {
+        read_files(&files)?;
+        let seconds = start.elapsed().as_secs_f64();
+        println!("RESULT wall={seconds:.4} cpu={:.4} peak={:.1}", cpu()?, peak()?);
+        return Ok(());
+    }
+    // The weights of a GGUF file keep their formats.
+    let is_gguf = Path::new(model).extension().is_some_and(|extension| extension == "gguf");
+    let quantization = quantization.filter(|_| !is_gguf);
+    let options = EngineOptions { precision, quantization, ..EngineOptions::default() };
     let engine = Engine::open(model, options)?;
     let loaded = start.elapsed().as_secs_f64();
+    let sizes =
+        format!("file={:.1} cache={:.1}", mib(file_bytes(&files)?), mib(cache_bytes(&engine)));
     let mut bench = Bench::new(&engine, workload)?;
-    if workload == "load" {
+    if workload.ends_with("load") {
         let start = Instant::now();
         bench.round()?;
         let first = start.elapsed().as_secs_f64();
-        println!("RESULT wall={loaded:.4} cpu={:.4} peak={:.1} first={first:.4}", cpu()?, peak()?);
+        let (cpu, peak) = (cpu()?, peak()?);
+        println!("RESULT wall={loaded:.4} cpu={cpu:.4} peak={peak:.1} first={first:.4} {sizes}");
         return Ok(());
     }
     let mut best = (f64::INFINITY, f64::INFINITY);
@@ -55,7 +86,7 @@ fn main() -> BenchResult<()> {
         best.0 = best.0.min(bench.round()?);
         best.1 = best.1.min(cpu()? - cpu_before);
     }
-    println!("RESULT wall={:.6} cpu={:.4} peak={:.1}", best.0, best.1, peak()?);
+    println!("RESULT wall={:.6} cpu={:.4} peak={:.1} {sizes}", best.0, best.1, peak()?);
     Ok(())
 }
 
@@ -72,7 +103,7 @@ enum Bench {
 /// A sampler and the requests of one round.
 struct Decode {
     sampler: Sampler,
-    /// Adapters to sample with.
+    /// Base model or adapters to sample with.
     weights: Vec<ModelWeights>,
     /// Number of requests per round.
     batch: usize,
@@ -91,11 +122,16 @@ impl Bench {
         let adapter = |seed| {
             engine.create_trainer(LoraConfig { seed, ..LoraConfig::default() }, OptimizerKind::Adam)
         };
-        let decode = |batch, adapters: u64, prompt, tokens| -> BenchResult<Box<Decode>> {
-            let mut weights = Vec::new();
-            for seed in 0..adapters {
-                weights.push(engine.snapshot(&adapter(seed)?));
-            }
+        let base = || vec![engine.base_weights()];
+        // llama.cpp has no adapters on an unembedding that is tied to the embedding.
+        let lora = || -> BenchResult<Vec<ModelWeights>> {
+            let config = LoraConfig { unembedding: false, ..LoraConfig::default() };
+            Ok(vec![engine.snapshot(&engine.create_trainer(config, OptimizerKind::Adam)?)])
+        };
+        let adapters = |count: usize| -> BenchResult<Vec<ModelWeights>> {
+            (0..count as u64).map(|seed| Ok(engine.snapshot(&adapter(seed)?))).collect()
+        };
+        let decode = |batch, weights, prompt, tokens| -> BenchResult<Box<Decode>> {
             let sampler = engine.sampler()?;
             Ok(Box::new(Decode { sampler, weights, batch, prompt, tokens, vocab, requests: 0 }))
         };
@@ -105,11 +141,12 @@ impl Bench {
         Ok(match name {
             "train" => Self::Train(Box::new(adapter(0)?), uniform(vocab)),
             "ragged" => Self::Train(Box::new(adapter(0)?), ragged(vocab)),
-            "decode" => Self::Decode(decode(number, 1, 64, 128)?),
-            "adapters" => Self::Decode(decode(32, number as u64, 64, 32)?),
-            "live" => Self::Live(decode(1, number as u64, 16, 16)?),
-            "context" => Self::Context(decode(1, 1, number, 32)?),
-            "load" => Self::Decode(decode(1, 1, 64, 1)?),
+            "decode" => Self::Decode(decode(number, base(), 64, 128)?),
+            "lora" => Self::Decode(decode(number, lora()?, 64, 128)?),
+            "adapters" => Self::Decode(decode(32, adapters(number)?, 64, 32)?),
+            "live" => Self::Live(decode(1, adapters(number)?, 16, 16)?),
+            "context" => Self::Context(decode(1, adapters(1)?, number, 32)?),
+            "load" | "coldload" => Self::Decode(decode(1, base(), 64, 1)?),
             other => return Err(format!("unknown workload: {other}").into()),
         })
     }
@@ -214,6 +251,56 @@ fn ragged(vocab: u32) -> Vec<Vec<u32>> {
         }
     }
     rows
+}
+
+/// Returns the files with the weights of a model.
+fn weight_files(model: &Path) -> BenchResult<Vec<PathBuf>> {
+    if model.is_file() {
+        return Ok(vec![model.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(model)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+fn file_bytes(files: &[PathBuf]) -> BenchResult<u64> {
+    let lengths: Result<Vec<u64>, std::io::Error> =
+        files.iter().map(|file| Ok(std::fs::metadata(file)?.len())).collect();
+    Ok(lengths?.into_iter().sum())
+}
+
+/// Reads all bytes of files in order.
+fn read_files(files: &[PathBuf]) -> BenchResult<()> {
+    let mut buffer = vec![0; 1 << 20];
+    for file in files {
+        let mut file = File::open(file)?;
+        while file.read(&mut buffer)? > 0 {}
+    }
+    Ok(())
+}
+
+/// Removes a file from the page cache of the system.
+fn evict(file: &Path) -> BenchResult<()> {
+    let file = File::open(file)?;
+    // Only pages that are on the disk are removed.
+    file.sync_all()?;
+    Ok(rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?)
+}
+
+/// Returns the size in bytes of the KV cache of a sequence of 192 tokens.
+fn cache_bytes(engine: &Engine) -> u64 {
+    let config = engine.config();
+    let floats = 2 * config.layers * config.kv_heads * config.head_dim * 192;
+    4 * floats as u64
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
 /// Returns the CPU seconds of all threads of the process.

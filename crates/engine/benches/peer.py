@@ -90,14 +90,15 @@ def main():
     vocab = model.config.vocab_size
     if work == "load":
         return report(loaded, time.process_time())
-    model = get_peft_model(model, LoraConfig(r=32, lora_alpha=32, target_modules=TARGETS,
+    targets = [name for name in TARGETS if name != "lm_head" or not work.startswith("lora")]
+    model = get_peft_model(model, LoraConfig(r=32, lora_alpha=32, target_modules=targets,
                                              lora_dropout=0.0, task_type="CAUSAL_LM"))
     if work in ("train", "ragged"):
         batches = uniform(vocab) if work == "train" else ragged(vocab)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
         step = lambda round_index: train(model, batches, optimizer)
     else:
-        batch = int(work.removeprefix("decode"))
+        batch = int(work.removeprefix("lora"))
         model.eval()
 
         def step(round_index):

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Runs the decode workloads of benches/engine.rs with llama.cpp, through its Python bindings.
+"""Runs the workloads decodeN and loraN of benches/engine.rs with llama.cpp, through its Python bindings.
 
     peer_llama.py make FOLDER PRECISION FILE   converts a Hugging Face folder (Qwen3) to GGUF
     peer_llama.py quantize FROM FORMAT FILE    quantizes a GGUF file to q8_0 or q4_k (Q4_K_M)
-    peer_llama.py run FILE WORK ROUNDS         prints a result in the format of benches/engine.rs
+    peer_llama.py adapter FOLDER FORMAT FILE   writes an adapter of rank 32 (f32) for all linear layers
+                                               but the unembedding
+    peer_llama.py run FILE ADAPTER WORK ROUNDS prints a result in the format of benches/engine.rs
 
-Runs without an adapter and without llama.cpp's sampler: numpy selects the greedy tokens.
+Runs without llama.cpp's sampler: numpy selects the greedy tokens.
 """
 
 import ctypes
@@ -30,7 +32,7 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-PROMPT, TOKENS = 64, 128
+PROMPT, TOKENS, RANK = 64, 128, 32
 
 
 def make(folder, precision, path):
@@ -81,6 +83,29 @@ def quantize(source, format, path):
     os.rename(path + ".part", path)
 
 
+def adapter(folder, precision, path):
+    import gguf
+
+    assert precision == "f32"
+    out = gguf.GGUFWriter(path + ".part", "qwen3")
+    out.add_type(gguf.GGUFType.ADAPTER)
+    out.add_string("adapter.type", "lora")
+    out.add_float32("adapter.lora.alpha", RANK)
+    random = np.random.default_rng(0)
+    for name, values in tensors(os.path.join(folder, "model.safetensors")):
+        if values.ndim == 2 and name.startswith("blk."):
+            outputs, inputs = values.shape
+            bound = 1 / np.sqrt(inputs)
+            a = random.uniform(-bound, bound, (RANK, inputs)).astype(np.float32)
+            out.add_tensor(name + ".lora_a", a)
+            out.add_tensor(name + ".lora_b", np.zeros((outputs, RANK), np.float32))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    os.rename(path + ".part", path)
+
+
 def tensors(path):
     """Yields the tensors of a safetensors file with their llama.cpp names, as f32."""
     with open(path, "rb") as file:
@@ -109,10 +134,11 @@ def renamed(name):
     return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
 
 
-def run(path, work, rounds):
+def run(path, adapter, work, rounds):
     import llama_cpp
 
-    batch_size = int(work.removeprefix("decode"))
+    with_adapter = work.startswith("lora")
+    batch_size = int(work.removeprefix("lora" if with_adapter else "decode"))
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
     model = llama_cpp.llama_model_load_from_file(path.encode(), params)
@@ -123,6 +149,10 @@ def run(path, work, rounds):
     params.n_seq_max = batch_size
     params.n_threads = params.n_threads_batch = os.cpu_count()
     context = llama_cpp.llama_init_from_model(model, params)
+    if with_adapter:
+        lora = llama_cpp.llama_adapter_lora_init(model, adapter.encode())
+        if not lora or llama_cpp.llama_set_adapter_lora(context, lora, 1.0) != 0:
+            raise RuntimeError(f"cannot apply the adapter {adapter}")
     batch = llama_cpp.llama_batch_init(512, 0, 1)
 
     def step(rows):
@@ -167,5 +197,7 @@ if __name__ == "__main__":
         make(*sys.argv[2:])
     elif sys.argv[1] == "quantize":
         quantize(*sys.argv[2:])
+    elif sys.argv[1] == "adapter":
+        adapter(*sys.argv[2:])
     else:
-        run(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        run(*sys.argv[2:5], int(sys.argv[5]))

@@ -1,6 +1,6 @@
 //! [`PanelFormat`]: how the micro-kernel reads the weights of a panel from memory.
 //!
-//! A panel stores, for sixteen outputs, one block of inputs after the other. Within a block, lane
+//! A panel has sixteen outputs, whose weights it stores in blocks of inputs. Within a block, lane
 //! `l` of every vector belongs to output `l`. All formats but the first three are those of GGUF,
 //! with the bits of sixteen rows rearranged:
 //!
@@ -52,7 +52,7 @@ pub(super) trait PanelFormat {
     /// Whether the weights are quantized.
     const QUANTIZED: bool = true;
     /// Distance in blocks between the weights that are read and those that are prefetched: one
-    /// block, or as many as have about 2 KiB.
+    /// block, or as many as have about 2 KiB, and 8 KiB with those of the other panels of a group.
     const BLOCKS_AHEAD: usize;
 
     /// Scale of one part.

@@ -56,10 +56,17 @@ pub(crate) enum ReadRows<'a, E> {
     Blocks(ReadInto<'a, u8, E>),
 }
 
+/// Number of panels whose blocks are interleaved in memory.
+pub(super) const GROUP_PANELS: usize = 4;
+
 /// A packed matrix of `rows` outputs × `cols` inputs.
 ///
-/// Sixteen outputs form a panel. A panel stores one block of inputs after the other, in the layout
-/// of its format (`panel_format`). The last panel is padded with zeros.
+/// Sixteen outputs form a panel, whose weights are divided into blocks of inputs in the layout of
+/// its format (`panel_format`). The last panel is padded with zeros.
+///
+/// Four panels of the same format form a group, which stores the first block of each of them, then
+/// the second block of each, and so on. A tile of four panels therefore reads contiguous memory,
+/// and the weights of the next tile follow. The last group may have fewer panels.
 #[derive(Debug)]
 pub(crate) struct Panels {
     rows: usize,
@@ -79,21 +86,78 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Returns the bytes of panel `panel` of the matrix.
+    /// Returns the blocks of panel `panel` of the matrix.
     ///
     /// # Panics
     /// If the panel is not in this segment.
-    pub(super) fn panel(&self, panel: usize) -> &[u8] {
-        self.panel_group(panel, 1)
+    pub(super) fn panel(&self, panel: usize) -> PanelBlocks<'_> {
+        self.adjacent_panels(panel, 1)
     }
 
-    /// Returns the bytes of `count` panels of the matrix, from panel `first` on.
+    /// Returns the blocks of `count` panels of one group, from panel `first` of the matrix on.
     ///
     /// # Panics
-    /// If a panel is not in this segment.
-    pub(super) fn panel_group(&self, first: usize, count: usize) -> &[u8] {
-        let start = (first - self.panels.start) * self.panel_bytes;
-        &self.memory.bytes()[start..start + count * self.panel_bytes]
+    /// If a panel is not in this segment, or if the panels belong to several groups.
+    pub(super) fn adjacent_panels(&self, first: usize, count: usize) -> PanelBlocks<'_> {
+        let index = first - self.panels.start;
+        let (group, position) = (index / GROUP_PANELS, index % GROUP_PANELS);
+        let len = group_len(self.panels.len(), group);
+        assert!(
+            position + count <= len,
+            "{count} panels from panel {position} of {len} in a group"
+        );
+        let block_bytes = self.format.block_bytes();
+        let start = group * GROUP_PANELS * self.panel_bytes;
+        let bytes = &self.memory.bytes()[start..start + len * self.panel_bytes];
+        // A matrix without inputs has no bytes.
+        let bytes = bytes.get(position * block_bytes..).unwrap_or_default();
+        PanelBlocks { bytes, block_bytes, stride: len * block_bytes }
+    }
+
+    /// Returns the position of panel `panel` of the matrix in its group.
+    pub(super) fn position_in_group(&self, panel: usize) -> usize {
+        (panel - self.panels.start) % GROUP_PANELS
+    }
+}
+
+/// Returns the number of panels in group `group` of a segment of `panels` panels.
+fn group_len(panels: usize, group: usize) -> usize {
+    GROUP_PANELS.min(panels - group * GROUP_PANELS)
+}
+
+/// Blocks of one panel, or of adjacent panels of a group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PanelBlocks<'a> {
+    /// Memory of the group, from the first block of the first panel on.
+    bytes: &'a [u8],
+    block_bytes: usize,
+    /// Distance in bytes between the blocks of a panel.
+    pub(super) stride: usize,
+}
+
+impl<'a> PanelBlocks<'a> {
+    /// Returns the memory from block `index` of the first panel on.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub(super) fn from_block(&self, index: usize) -> &'a [u8] {
+        &self.bytes[index * self.stride..]
+    }
+
+    /// Returns the size of a block in bytes.
+    pub(super) fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    /// Returns the number of blocks of a panel.
+    pub(super) fn count(&self) -> usize {
+        self.bytes.len().div_ceil(self.stride)
+    }
+
+    /// Returns the blocks of the first panel.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &'a [u8]> {
+        let block_bytes = self.block_bytes;
+        self.bytes.chunks(self.stride).map(move |blocks| &blocks[..block_bytes])
     }
 }
 
@@ -164,10 +228,18 @@ impl Panels {
             let mut memory = PanelMemory::new(kernel.arena(), len);
             if cols > 0 {
                 let bytes = memory.bytes_mut();
-                kernel.pool().for_each_row(bytes, panel_bytes, PANEL * cols, |index, out| {
-                    let packed = stack.pack(kernel.isa(), panels.start + index, format, out);
-                    if let Err(e) = packed {
-                        error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                kernel.pool().for_each_chunk(bytes, GROUP_PANELS * panel_bytes, |group, out| {
+                    let first = group * GROUP_PANELS;
+                    let len = group_len(panels.len(), group);
+                    for position in 0..len {
+                        let panel = panels.start + first + position;
+                        let block_bytes = format.block_bytes();
+                        let blocks = out
+                            .chunks_exact_mut(len * block_bytes)
+                            .map(|blocks| &mut blocks[position * block_bytes..][..block_bytes]);
+                        if let Err(e) = stack.pack(kernel.isa(), panel, format, blocks) {
+                            error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                        }
                     }
                 });
             }
@@ -206,7 +278,7 @@ impl Panels {
             self.cols
         );
         let segment = self.segment(i / PANEL);
-        segment.format.unpack_lane(segment.panel(i / PANEL), i % PANEL, out);
+        segment.format.unpack_lane(segment.panel(i / PANEL).iter(), i % PANEL, out);
     }
 
     /// Returns the segments, in the order of their panels.
@@ -271,8 +343,14 @@ impl<E> SourceStack<'_, E> {
         segments
     }
 
-    /// Packs one panel into `out`.
-    fn pack(&self, isa: Isa, panel: usize, format: WeightFormat, out: &mut [u8]) -> Result<(), E> {
+    /// Packs one panel into its blocks `out`, which must be zeroed.
+    fn pack<'a>(
+        &self,
+        isa: Isa,
+        panel: usize,
+        format: WeightFormat,
+        out: impl Iterator<Item = &'a mut [u8]>,
+    ) -> Result<(), E> {
         let rows = self.panel_rows(panel);
         if format.is_quantized() {
             return with_buffer(&BLOCKS, rows.len() * format.row_bytes(self.cols), |buffer| {

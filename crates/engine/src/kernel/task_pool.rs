@@ -134,7 +134,7 @@ mod shared {
     impl TaskPool {
         /// Runs `task(index, chunk)` for every chunk of `len` elements; the last chunk may be
         /// shorter.
-        pub(super) fn for_each_chunk<T: Send>(
+        pub(crate) fn for_each_chunk<T: Send>(
             &self,
             slice: &mut [T],
             len: usize,

@@ -8,6 +8,7 @@
 use super::PANEL;
 use super::isa::{Isa, Level};
 use super::panel_format::PanelFormat;
+use super::panels::PanelBlocks;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::simd::{Portable, Simd16};
@@ -19,34 +20,35 @@ pub(super) const MAX_ROWS: usize = 8;
 /// Size of a cache line in bytes.
 const LINE: usize = 64;
 
-/// Memory to prefetch while a tile is computed: one cache line per chunk of the reduction, at
-/// addresses `step` bytes apart from `start`. The addresses need not be valid.
+/// Memory to prefetch while a tile is computed. The addresses need not be valid.
 #[derive(Clone, Copy)]
-pub(super) struct Prefetch {
-    start: *const u8,
-    step: usize,
+pub(super) enum Prefetch {
+    /// Nothing.
+    None,
+    /// One cache line for each chunk of the reduction, at addresses `step` bytes apart.
+    Lines { start: *const u8, step: usize },
+    /// The blocks that follow those of the tile in memory, a few KiB ahead. The tile's own later
+    /// blocks come first, then those of the next group of panels.
+    LaterBlocks,
 }
 
 impl Prefetch {
-    /// Returns a prefetch of the panel at `start`, whose chunks have `step` bytes.
-    pub(super) fn new(start: *const u8, step: usize) -> Self {
-        Self { start, step }
-    }
-
-    /// Returns part `part` of `parts` equal parts of the range that `chunks` chunks would prefetch.
-    pub(super) fn part(self, part: usize, parts: usize, chunks: usize) -> Self {
-        let start = self.start.wrapping_add(chunks * self.step * part / parts);
-        Self { start, step: self.step / parts }
-    }
-
-    /// Returns a prefetch without effect: every chunk prefetches `cached`, which is already in the
-    /// cache.
-    pub(super) fn none(cached: *const u8) -> Self {
-        Self { start: cached, step: 0 }
+    /// Returns the share of tile `tile` of `tiles` tiles, which read the same weights one after the
+    /// other. `chunks` is the number of chunks that a tile reads.
+    pub(super) fn share(self, tile: usize, tiles: usize, chunks: usize) -> Self {
+        match self {
+            Self::Lines { start, step } => {
+                let start = start.wrapping_add(chunks * step * tile / tiles);
+                Self::Lines { start, step: step / tiles }
+            }
+            // The first tile reads the weights from memory, the others from the cache.
+            Self::LaterBlocks if tile > 0 => Self::None,
+            other => other,
+        }
     }
 }
 
-/// Prefetches the cache line at `address`, which need not be valid.
+/// Prefetches the cache line at `address`, which need not be valid, into the first-level cache.
 #[inline(always)]
 fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -54,6 +56,22 @@ fn prefetch(address: *const u8) {
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// Prefetches the cache line at `address`, which need not be valid, into the second-level cache.
+///
+/// Lines that are read later than a few hundred cycles from now would occupy the few buffers for
+/// misses of the first-level cache.
+#[inline(always)]
+fn prefetch_far(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64, and a prefetch never faults, whatever the address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(address.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
@@ -86,11 +104,7 @@ pub(super) struct Tile {
     pub(super) b: *const u8,
     pub(super) b_panel: usize,
     pub(super) b_block: usize,
-    /// Memory to prefetch if `next_blocks` is null and the weights are not quantized.
     pub(super) prefetch: Prefetch,
-    /// Weights that are read after those of this tile: the address of the first panel, which need
-    /// not be valid. If not null, the tile prefetches its own later blocks and then these.
-    pub(super) next_blocks: *const u8,
     /// Output: row `i` of panel `p` is sixteen elements at offset `i · c_row + p · 16`.
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
@@ -129,8 +143,7 @@ impl Tile {
     /// # Safety
     /// Every address that the fields `a`, `b` and `c` describe for `rows` rows, `panels` panels and
     /// `depth` steps must be valid: readable for `a` and `b`, readable and writable for `c`. `a`
-    /// must be aligned for f32; `b` and `c` may have any alignment. `b_block` must be the size of
-    /// the format's block. Until the call returns, no other thread may write the operands or access
+    /// must be aligned for f32; `b` and `c` may have any alignment. Until the call returns, no other thread may write the operands or access
     /// the output. `depth` must be a multiple of the format's block if the format is quantized.
     pub(super) unsafe fn run<F: PanelFormat>(self, isa: Isa, rows: usize, panels: usize) {
         // SAFETY: the caller promises valid addresses, and an `Isa` proves that the CPU has the
@@ -194,55 +207,37 @@ impl Tile {
         }
     }
 
+    /// Computes a tile of `ROWS` rows and `PANELS` panels, whose accumulators stay in registers.
     #[inline(always)]
     unsafe fn compute<W: Simd16, F: PanelFormat, const ROWS: usize, const PANELS: usize>(self) {
         // SAFETY: the caller promises that every address below is valid, and the instructions of
         // `W`.
         unsafe {
-            let mut sums = [[W::zero(); PANELS]; ROWS];
-            if !self.zero_init {
-                for (i, sums) in sums.iter_mut().enumerate() {
-                    for (p, sum) in sums.iter_mut().enumerate() {
-                        *sum = W::load(self.c.add(i * self.c_row + p * PANEL));
-                    }
-                }
-            }
-            let (mut a, mut block, mut next) = (self.a, self.b, self.prefetch.start);
-            let blocks = self.depth / F::INPUTS;
-            for index in 0..blocks {
-                // Weights of a later block, which are prefetched.
-                let later = match (index + F::BLOCKS_AHEAD).checked_sub(blocks) {
-                    None => block.wrapping_add(F::BLOCKS_AHEAD * self.b_block),
-                    Some(blocks) => self.next_blocks.wrapping_add(blocks * self.b_block),
-                };
-                let prefetches = !self.next_blocks.is_null();
+            let mut sums = self.initial_sums::<W, ROWS, PANELS>();
+            let (mut a, mut block) = (self.a, self.b);
+            let later_blocks = matches!(self.prefetch, Prefetch::LaterBlocks);
+            let (mut line, line_step) = match self.prefetch {
+                Prefetch::Lines { start, step } => (start, step),
+                // A line that is in the cache already: cheaper than a branch.
+                Prefetch::None | Prefetch::LaterBlocks => (self.b, 0),
+            };
+            for _ in 0..self.depth / F::INPUTS {
+                let later = block.wrapping_add(F::BLOCKS_AHEAD * self.b_block);
                 for part in 0..F::SCALES {
-                    if prefetches && part * LINE < F::chunk_offset(0, 0) {
-                        for p in 0..PANELS {
-                            prefetch(later.wrapping_add(p * self.b_panel + part * LINE));
-                        }
+                    // The scales of a block are at its start.
+                    if later_blocks && part * LINE < F::chunk_offset(0, 0) {
+                        self.prefetch_lines::<PANELS>(later.wrapping_add(part * LINE), LINE);
                     }
-                    let mut scales = [F::scale::<W>(block, part); PANELS];
-                    for (p, scale) in scales.iter_mut().enumerate().skip(1) {
-                        *scale = F::scale::<W>(block.add(p * self.b_panel), part);
-                    }
+                    let scales = self.scales::<W, F, PANELS>(block, part);
                     for chunk in 0..F::CHUNKS {
                         let offset = F::chunk_offset(part, chunk);
-                        let chunk = block.add(offset);
-                        let mut chunks = [F::chunk::<W>(chunk); PANELS];
-                        for (p, words) in chunks.iter_mut().enumerate().skip(1) {
-                            *words = F::chunk::<W>(chunk.add(p * self.b_panel));
-                        }
-                        if prefetches {
-                            for p in 0..PANELS {
-                                for line in 0..F::CHUNK_BYTES.div_ceil(LINE) {
-                                    let offset = p * self.b_panel + offset + line * LINE;
-                                    prefetch(later.wrapping_add(offset));
-                                }
-                            }
+                        let chunks = self.chunks::<W, F, PANELS>(block.add(offset));
+                        if later_blocks {
+                            let later = later.wrapping_add(offset);
+                            self.prefetch_lines::<PANELS>(later, F::CHUNK_BYTES);
                         } else if !F::QUANTIZED {
-                            prefetch(next);
-                            next = next.wrapping_add(self.prefetch.step);
+                            prefetch(line);
+                            line = line.wrapping_add(line_step);
                         }
                         unroll!(I < F::CHUNK => {
                             self.step::<W, F, I, ROWS, PANELS>(a, &chunks, &scales, &mut sums);
@@ -255,17 +250,77 @@ impl Tile {
             }
             // The last input has no second one to form a pair with.
             if F::INPUTS == 2 && self.depth % 2 == 1 {
-                let scales = [F::scale::<W>(block, 0); PANELS];
-                let mut chunks = [F::chunk::<W>(block); PANELS];
-                for (p, words) in chunks.iter_mut().enumerate().skip(1) {
-                    *words = F::chunk::<W>(block.add(p * self.b_panel));
-                }
+                let scales = self.scales::<W, F, PANELS>(block, 0);
+                let chunks = self.chunks::<W, F, PANELS>(block);
                 self.step::<W, F, 0, ROWS, PANELS>(a, &chunks, &scales, &mut sums);
             }
             for (i, sums) in sums.iter().enumerate() {
                 for (p, sum) in sums.iter().enumerate() {
                     sum.store(self.c.add(i * self.c_row + p * PANEL));
                 }
+            }
+        }
+    }
+
+    /// Returns the initial values of the accumulators.
+    #[inline(always)]
+    unsafe fn initial_sums<W: Simd16, const ROWS: usize, const PANELS: usize>(
+        &self,
+    ) -> [[W; PANELS]; ROWS] {
+        // SAFETY: the caller promises a valid output and the instructions of `W`.
+        unsafe {
+            let mut sums = [[W::zero(); PANELS]; ROWS];
+            if !self.zero_init {
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    for (p, sum) in sums.iter_mut().enumerate() {
+                        *sum = W::load(self.c.add(i * self.c_row + p * PANEL));
+                    }
+                }
+            }
+            sums
+        }
+    }
+
+    /// Loads the scales of part `part` of a block of each panel. `block` is that of the first
+    /// panel.
+    #[inline(always)]
+    unsafe fn scales<W: Simd16, F: PanelFormat, const PANELS: usize>(
+        &self,
+        block: *const u8,
+        part: usize,
+    ) -> [F::Scale<W>; PANELS] {
+        // SAFETY: the caller promises valid blocks and the instructions of `W`.
+        unsafe {
+            let mut scales = [F::scale::<W>(block, part); PANELS];
+            for (p, scale) in scales.iter_mut().enumerate().skip(1) {
+                *scale = F::scale::<W>(block.add(p * self.b_panel), part);
+            }
+            scales
+        }
+    }
+
+    /// Loads a chunk of each panel. `chunk` is the address of that of the first panel.
+    #[inline(always)]
+    unsafe fn chunks<W: Simd16, F: PanelFormat, const PANELS: usize>(
+        &self,
+        chunk: *const u8,
+    ) -> [F::Chunk<W>; PANELS] {
+        // SAFETY: the caller promises valid chunks and the instructions of `W`.
+        unsafe {
+            let mut chunks = [F::chunk::<W>(chunk); PANELS];
+            for (p, words) in chunks.iter_mut().enumerate().skip(1) {
+                *words = F::chunk::<W>(chunk.add(p * self.b_panel));
+            }
+            chunks
+        }
+    }
+
+    /// Prefetches `bytes` bytes of each panel. `first` is the address in the first panel.
+    #[inline(always)]
+    fn prefetch_lines<const PANELS: usize>(&self, first: *const u8, bytes: usize) {
+        for p in 0..PANELS {
+            for line in 0..bytes.div_ceil(LINE) {
+                prefetch_far(first.wrapping_add(p * self.b_panel + line * LINE));
             }
         }
     }
@@ -305,19 +360,25 @@ impl Tile {
 /// Decodes the weights of one panel for `out.len() / 16` inputs from input `first` on.
 ///
 /// # Panics
-/// If `out` does not have sixteen elements for each input, if the panel has fewer inputs, or if
-/// `first` or the number of inputs is not a multiple of the format's chunk. A chunk of two inputs
-/// may end after the first one.
-pub(super) fn decode_panel<F: PanelFormat>(isa: Isa, panel: &[u8], first: usize, out: &mut [f32]) {
+/// If `out` does not have sixteen elements for each input, if the panel has fewer inputs or another
+/// format, or if `first` or the number of inputs is not a multiple of the format's chunk. A chunk of
+/// two inputs may end after the first one.
+pub(super) fn decode_panel<F: PanelFormat>(
+    isa: Isa,
+    panel: PanelBlocks<'_>,
+    first: usize,
+    out: &mut [f32],
+) {
     let inputs = out.len() / PANEL;
     assert!(out.len().is_multiple_of(PANEL), "sixteen elements for each input");
     assert!(first.is_multiple_of(F::CHUNK), "the first input of a chunk");
     assert!(F::CHUNK <= 2 || inputs.is_multiple_of(F::CHUNK), "whole chunks");
+    assert_eq!(panel.block_bytes(), F::BYTES, "size of a block");
     assert!(
-        (first + inputs).div_ceil(F::INPUTS) * F::BYTES <= panel.len(),
-        "inputs {first} to {} of a panel of {} bytes",
+        (first + inputs).div_ceil(F::INPUTS) <= panel.count(),
+        "inputs {first} to {} of a panel of {} blocks",
         first + inputs,
-        panel.len()
+        panel.count()
     );
     // SAFETY: an `Isa` proves that the CPU has the instructions, and the panel has the inputs.
     unsafe {
@@ -333,7 +394,7 @@ pub(super) fn decode_panel<F: PanelFormat>(isa: Isa, panel: &[u8], first: usize,
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn decode_avx2<F: PanelFormat>(panel: &[u8], first: usize, out: &mut [f32]) {
+unsafe fn decode_avx2<F: PanelFormat>(panel: PanelBlocks<'_>, first: usize, out: &mut [f32]) {
     // SAFETY: the caller promises that the panel has the inputs; the function enables AVX2, FMA and
     // F16C.
     unsafe { decode::<Avx2, F>(panel, first, out) }
@@ -341,7 +402,7 @@ unsafe fn decode_avx2<F: PanelFormat>(panel: &[u8], first: usize, out: &mut [f32
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx2,fma,f16c")]
-unsafe fn decode_avx512<F: PanelFormat>(panel: &[u8], first: usize, out: &mut [f32]) {
+unsafe fn decode_avx512<F: PanelFormat>(panel: PanelBlocks<'_>, first: usize, out: &mut [f32]) {
     // SAFETY: the caller promises that the panel has the inputs; the function enables AVX-512F.
     unsafe { decode::<Avx512, F>(panel, first, out) }
 }
@@ -352,7 +413,7 @@ unsafe fn decode_avx512<F: PanelFormat>(panel: &[u8], first: usize, out: &mut [f
 /// The CPU must have the instructions of `W`. The blocks of all inputs must be inside the panel,
 /// and `out` must have sixteen elements for each input.
 #[inline(always)]
-unsafe fn decode<W: Simd16, F: PanelFormat>(panel: &[u8], first: usize, out: &mut [f32]) {
+unsafe fn decode<W: Simd16, F: PanelFormat>(panel: PanelBlocks<'_>, first: usize, out: &mut [f32]) {
     let chunks_per_block = F::INPUTS / F::CHUNK;
     for (chunk, out) in (first / F::CHUNK..).zip(out.chunks_mut(PANEL * F::CHUNK)) {
         let (block, chunk) = (chunk / chunks_per_block, chunk % chunks_per_block);
@@ -361,7 +422,7 @@ unsafe fn decode<W: Simd16, F: PanelFormat>(panel: &[u8], first: usize, out: &mu
         // SAFETY: the caller promises that the block is inside the panel, and the instructions of
         // `W`. Every store is inside `out`, which has `inputs` groups of sixteen.
         unsafe {
-            let block = panel.as_ptr().add(block * F::BYTES);
+            let block = panel.from_block(block).as_ptr();
             let scale = F::scale::<W>(block, part);
             let words = F::chunk::<W>(block.add(F::chunk_offset(part, chunk)));
             unroll!(I < F::CHUNK => {

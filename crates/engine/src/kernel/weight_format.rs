@@ -121,12 +121,17 @@ impl WeightFormat {
         bytes.expect("rows of whole blocks of a quantized format")
     }
 
-    /// Packs up to sixteen GGUF rows of `row_bytes` bytes, stored one after the other, into
-    /// `panel`, which must be zeroed: lanes without a row stay 0. Does nothing if the format is not
-    /// quantized.
-    pub(super) fn pack_blocks(self, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    /// Packs up to sixteen GGUF rows of `row_bytes` bytes, stored one after the other, into the
+    /// blocks of a panel, which must be zeroed: lanes without a row stay 0. Does nothing if the
+    /// format is not quantized.
+    pub(super) fn pack_blocks<'a>(
+        self,
+        rows: &[u8],
+        row_bytes: usize,
+        panel: impl Iterator<Item = &'a mut [u8]>,
+    ) {
         let Some(block_bytes) = self.block_format().map(BlockFormat::block_bytes) else { return };
-        for (index, panel) in panel.chunks_exact_mut(self.block_bytes()).enumerate() {
+        for (index, panel) in panel.enumerate() {
             for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
                 let row = &row[index * block_bytes..][..block_bytes];
                 match self {
@@ -140,36 +145,51 @@ impl WeightFormat {
         }
     }
 
-    /// Packs up to sixteen rows of `cols` f32 weights, stored one after the other, into `panel`.
-    /// `F16` and `Bf16` round to nearest, ties to even. The format must not be a quantized one, and
-    /// `cols` must not be 0.
-    pub(super) fn pack_values(self, isa: Isa, rows: &[f32], cols: usize, panel: &mut [u8]) {
-        // Transpose blocks of sixteen rows and sixteen inputs.
-        let block_bytes = PANEL / self.block_inputs() * self.block_bytes();
-        for (block, out) in panel.chunks_mut(block_bytes).enumerate() {
-            let (col, width) = (block * PANEL, PANEL.min(cols - block * PANEL));
+    /// Packs up to sixteen rows of `cols` f32 weights, stored one after the other, into the blocks
+    /// of a panel. `F16` and `Bf16` round to nearest, ties to even. The format must not be a
+    /// quantized one.
+    pub(super) fn pack_values<'a>(
+        self,
+        isa: Isa,
+        rows: &[f32],
+        cols: usize,
+        mut panel: impl Iterator<Item = &'a mut [u8]>,
+    ) {
+        let (block_bytes, block_inputs) = (self.block_bytes(), self.block_inputs());
+        // Transpose squares of sixteen rows and sixteen inputs.
+        for col in (0..cols).step_by(PANEL) {
+            let width = PANEL.min(cols - col);
             let (mut lanes, mut values) = ([0.0; PANEL * PANEL], [0.0; PANEL * PANEL]);
             for (row, to) in rows.chunks_exact(cols).zip(lanes.chunks_exact_mut(PANEL)) {
                 to[..width].copy_from_slice(&row[col..][..width]);
             }
             transpose(isa, &lanes, &mut values);
+            let mut packed = [0; PANEL * PANEL * size_of::<f32>()];
             match self {
-                Self::F32 => out.copy_from_slice(bytemuck::cast_slice(&values[..width * PANEL])),
-                Self::Bf16 => narrow_pairs(isa, &values, out),
+                Self::F32 => packed.copy_from_slice(bytemuck::cast_slice(&values)),
+                Self::Bf16 => narrow_pairs(isa, &values, &mut packed),
                 _ => {
-                    for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+                    for (out, value) in packed.as_chunks_mut::<2>().0.iter_mut().zip(values) {
                         *out = f16::from_f32(value).to_le_bytes();
                     }
                 }
             }
+            let blocks = panel.by_ref().take(width.div_ceil(block_inputs));
+            for (out, block) in blocks.zip(packed.chunks_exact(block_bytes)) {
+                out.copy_from_slice(block);
+            }
         }
     }
 
-    /// Decodes row `lane` of a panel into `out`.
-    pub(super) fn unpack_lane(self, panel: &[u8], lane: usize, out: &mut [f32]) {
-        let blocks = panel.chunks_exact(self.block_bytes());
+    /// Decodes row `lane` of a panel, given as its blocks, into `out`.
+    pub(super) fn unpack_lane<'a>(
+        self,
+        panel: impl Iterator<Item = &'a [u8]>,
+        lane: usize,
+        out: &mut [f32],
+    ) {
         let block_inputs = self.block_inputs();
-        for (block, out) in blocks.zip(out.chunks_mut(block_inputs)) {
+        for (block, out) in panel.zip(out.chunks_mut(block_inputs)) {
             match self {
                 Self::F32 => out[0] = f32::from_le_bytes(bytes_at(block, 4 * lane)),
                 Self::F16 => out[0] = half_at(block, lane),

@@ -12,12 +12,13 @@
 use std::ops::Range;
 
 use super::super::panel_format::PanelFormat;
+use super::super::panels::GROUP_PANELS;
 use super::super::task_pool::SharedMut;
 use super::super::tile::{MAX_ROWS, Prefetch, ROWS, Tile, tile_panels};
 use super::super::weight_format::with_panel_format;
 use super::super::{Isa, PANEL};
 use super::grid::chunk_of;
-use super::operands::{LhsBlock, RhsFormat, RhsPanels, needs_prefetch, next_blocks};
+use super::operands::{LhsBlock, RhsFormat, RhsPanels, RhsSegment};
 use super::{GemmShape, InitialSum, Lhs, Rhs};
 
 /// Reduction steps per pass over the rows. A panel slice of this depth stays in the first-level
@@ -26,8 +27,9 @@ const BLOCK_DEPTH: usize = 256;
 /// Reduction steps per pass if there are few rows. Such products are limited by memory bandwidth,
 /// not by the size of the cache.
 const FEW_ROWS_DEPTH: usize = 512;
-/// Maximum number of panels in a tile.
-pub(super) const MAX_TILE_PANELS: usize = 4;
+/// Maximum number of panels in a tile, which the panels of a tile have in common with a group of
+/// packed weights.
+pub(super) const MAX_TILE_PANELS: usize = GROUP_PANELS;
 
 /// Maximum number of elements in a tile.
 const MAX_EDGE: usize = MAX_ROWS * MAX_TILE_PANELS * PANEL;
@@ -87,7 +89,6 @@ struct TileOperands<'a> {
     lhs: LhsBlock<'a>,
     rhs: RhsPanels,
     prefetch: Prefetch,
-    next_blocks: *const u8,
 }
 
 /// Output of a tile: the address of its first element, and the distance between rows in elements.
@@ -103,14 +104,17 @@ fn ranges_of(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usiz
     range.step_by(len).map(move |start| start..end.min(start + len))
 }
 
-/// Divides panels into groups of `count`, followed by single panels if fewer are left: 11 panels in
-/// groups of 4 give groups of 4, 4, 1, 1 and 1. The micro-kernel has tiles of these sizes only.
-fn groups_of(panels: Range<usize>, count: usize) -> impl Iterator<Item = PanelGroup> {
-    let mut next = panels.start;
+/// Divides panels into tiles of `count` panels, and of single panels where fewer are left in the
+/// panels or in their group of packed weights: 11 panels in tiles of 4 give tiles of 4, 4, 1, 1 and
+/// 1 panels. The micro-kernel has tiles of these sizes only.
+fn tiles_of(segment: &RhsSegment, count: usize) -> impl Iterator<Item = PanelGroup> {
+    let (mut next, end) = (segment.panels.start, segment.panels.end);
+    let mut position = segment.position_in_group;
     std::iter::from_fn(move || {
-        let (first, left) = (next, panels.end - next);
-        let count = if left >= count { count } else { 1 };
+        let (first, left) = (next, end - next);
+        let count = if left.min(GROUP_PANELS - position) >= count { count } else { 1 };
         next += count;
+        position = (position + count) % GROUP_PANELS;
         (left > 0).then_some(PanelGroup { first, count })
     })
 }
@@ -118,11 +122,11 @@ fn groups_of(panels: Range<usize>, count: usize) -> impl Iterator<Item = PanelGr
 impl CheckedGemm<'_> {
     /// Computes the block of these rows and panels, including its epilogue.
     pub(super) fn compute_block(&self, rows: Range<usize>, panels: Range<usize>) {
-        for (panels, format) in self.formats(panels.clone()) {
-            let plan = self.plan(rows.clone(), format);
+        for segment in self.segments(panels.clone()) {
+            let plan = self.plan(rows.clone(), segment.format);
             for outer_steps in ranges_of(0..self.size.depth, plan.outer_steps) {
-                self.with_lhs(&plan.rows, &outer_steps, panels.len(), |lhs| {
-                    for group in groups_of(panels.clone(), plan.tile_panels) {
+                self.with_lhs(&plan.rows, &outer_steps, segment.panels.len(), |lhs| {
+                    for group in tiles_of(&segment, plan.tile_panels) {
                         for steps in ranges_of(outer_steps.clone(), plan.inner_steps) {
                             self.compute_tiles(&plan, group, &steps, lhs);
                         }
@@ -173,18 +177,11 @@ impl CheckedGemm<'_> {
         self.with_panels(plan.copy, group, steps, |rhs| {
             let prefetch = self.prefetch(rhs, plan.streaming, group, steps);
             let chunks = with_panel_format!(rhs.format, F => steps.len() / F::CHUNK);
-            let next = match plan.streaming && needs_prefetch(rhs) {
-                true => next_blocks(self.size.depth, rhs, group, steps),
-                false => std::ptr::null(),
-            };
             for tile in 0..plan.tiles {
-                // Each tile prefetches its share of the weights.
-                let prefetch = prefetch.part(tile, plan.tiles, chunks);
-                // The first tile reads the weights from memory, the others from the cache.
-                let next_blocks = if tile == 0 { next } else { std::ptr::null() };
+                let prefetch = prefetch.share(tile, plan.tiles, chunks);
                 let rows = chunk_of(&plan.rows, plan.tiles, tile);
                 let area = TileArea { rows, group, steps: steps.clone() };
-                self.compute_tile(&area, TileOperands { lhs, rhs, prefetch, next_blocks });
+                self.compute_tile(&area, TileOperands { lhs, rhs, prefetch });
             }
         });
     }
@@ -263,7 +260,7 @@ impl CheckedGemm<'_> {
     /// `area`.
     unsafe fn run_tile(&self, area: &TileArea, operands: TileOperands<'_>, out: TileOutput) {
         let TileArea { rows, group, steps } = area;
-        let TileOperands { lhs, rhs, prefetch, next_blocks } = operands;
+        let TileOperands { lhs, rhs, prefetch } = operands;
         let tile = Tile {
             depth: steps.len(),
             a: lhs.element_ptr(rows.start, steps.start),
@@ -271,16 +268,15 @@ impl CheckedGemm<'_> {
             a_step: lhs.step_stride,
             b: rhs.start,
             b_panel: rhs.panel_stride,
-            b_block: rhs.format.block_bytes(),
+            b_block: rhs.block_stride,
             prefetch,
-            next_blocks,
             c: out.start,
             c_row: out.row_stride,
             zero_init: self.initial_sum(steps) == InitialSum::Zero,
         };
         // SAFETY: `check_bounds` proved that the left operand holds every element of these rows and
-        // steps; a copy holds the same elements. `with_panels` provides these panels, which follow
-        // one another in memory, for at least these steps. Steps start with a block, and end with
+        // steps; a copy holds the same elements. `with_panels` provides these panels, with the
+        // distances between panels and blocks, for at least these steps. Steps start with a block, and end with
         // one or with the last input. The number of inputs of quantized weights is a multiple of
         // their block, which `Panels::stack` checked. The caller promises that `out` is valid.
         unsafe {

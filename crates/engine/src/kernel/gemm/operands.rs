@@ -7,19 +7,16 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::super::panel_format::PanelFormat;
-use super::super::panels::Panels;
+use super::super::panels::{Panels, Segment};
 use super::super::tile::{Prefetch, ROWS, decode_panel};
 use super::super::weight_format::with_panel_format;
 use super::super::{Isa, PANEL, WeightFormat, row_ops};
-use super::block::{CheckedGemm, PanelGroup};
+use super::block::{CheckedGemm, MAX_TILE_PANELS, PanelGroup};
 use super::{Lhs, Rhs};
 
 /// Distance in reduction steps between the weights that a single tile reads and those that it
 /// prefetches.
 const PREFETCH_STEPS: usize = 128;
-/// Maximum size in bytes of a panel that ends before the hardware prefetcher recognizes that it is
-/// read sequentially.
-const SHORT_PANEL: usize = 4096;
 /// Minimum number of panels that a block of a row-major left operand must be multiplied by, so that
 /// copying the block saves more time than it costs.
 const MIN_PANELS_FOR_LHS_COPY: usize = 8;
@@ -73,10 +70,30 @@ impl LhsBlock<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct RhsPanels {
     pub(super) format: WeightFormat,
-    /// Address of the first panel.
+    /// Address of the first block of the first panel.
     pub(super) start: *const u8,
     /// Distance between panels in bytes.
     pub(super) panel_stride: usize,
+    /// Distance between the blocks of a panel in bytes.
+    pub(super) block_stride: usize,
+}
+
+/// Consecutive panels of the right operand with the same format.
+pub(super) struct RhsSegment {
+    /// Indices of the panels, counted from the first column of the product.
+    pub(super) panels: Range<usize>,
+    pub(super) format: RhsFormat,
+    /// Position of the first panel in its group of packed weights.
+    pub(super) position_in_group: usize,
+}
+
+/// Format of the right operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RhsFormat {
+    /// Packed weights, which the micro-kernel reads in place or decoded.
+    Packed(WeightFormat),
+    /// Row-major or transposed: copied into f32 panels.
+    Copied,
 }
 
 impl CheckedGemm<'_> {
@@ -124,25 +141,25 @@ impl CheckedGemm<'_> {
     }
 
     /// Divides panels into ranges in which the right operand has one format.
-    pub(super) fn formats(
-        &self,
-        panels: Range<usize>,
-    ) -> impl Iterator<Item = (Range<usize>, RhsFormat)> {
+    pub(super) fn segments(&self, panels: Range<usize>) -> impl Iterator<Item = RhsSegment> {
         let (weights, first) = match self.rhs {
             Rhs::Packed { weights, from } => (weights.segments(), from / PANEL),
             Rhs::Transposed { .. } | Rhs::Rows { .. } => (&[][..], 0),
         };
-        let in_segments = weights.iter().filter_map({
+        let packed = weights.iter().filter_map({
             let panels = panels.clone();
-            move |segment| {
+            move |segment: &Segment| {
                 let start = segment.panels.start.max(panels.start + first);
                 let end = segment.panels.end.min(panels.end + first);
-                (start < end)
-                    .then(|| (start - first..end - first, RhsFormat::Packed(segment.format)))
+                (start < end).then(|| RhsSegment {
+                    panels: start - first..end - first,
+                    format: RhsFormat::Packed(segment.format),
+                    position_in_group: segment.position_in_group(start),
+                })
             }
         });
-        let whole = weights.is_empty().then_some((panels, RhsFormat::Copied));
-        in_segments.chain(whole)
+        let copied = RhsSegment { panels, format: RhsFormat::Copied, position_in_group: 0 };
+        packed.chain(weights.is_empty().then_some(copied))
     }
 
     /// Calls `then` with these steps of `group`, whose panels must have the same format. Decodes or
@@ -158,12 +175,12 @@ impl CheckedGemm<'_> {
             let panel = from / PANEL + group.first;
             let segment = weights.segment(panel);
             let format = segment.format;
+            let blocks = segment.adjacent_panels(panel, group.count);
             // The first step is a multiple of `BLOCK_DEPTH`, and so of the number of inputs in a
             // block of any format.
-            let offset = steps.start / format.block_inputs() * format.block_bytes();
-            // The slice has all panels of the group: the micro-kernel reads them from one address.
-            let start = segment.panel_group(panel, group.count)[offset..].as_ptr();
-            return then(RhsPanels { format, start, panel_stride: segment.panel_bytes });
+            let start = blocks.from_block(steps.start / format.block_inputs()).as_ptr();
+            let (panel_stride, block_stride) = (format.block_bytes(), blocks.stride);
+            return then(RhsPanels { format, start, panel_stride, block_stride });
         }
         PANEL_BUFFER.with_borrow_mut(|buffer| {
             let panel_len = steps.len() * PANEL;
@@ -178,6 +195,7 @@ impl CheckedGemm<'_> {
                 format: WeightFormat::F32,
                 start: buffer.as_ptr().cast(),
                 panel_stride: panel_len * size_of::<f32>(),
+                block_stride: WeightFormat::F32.block_bytes(),
             });
         });
     }
@@ -212,9 +230,8 @@ impl CheckedGemm<'_> {
         }
     }
 
-    /// Returns the weights to prefetch while these steps of `group` are computed: the following
-    /// steps of the same panels if the block is `streaming`, else the same steps of the next
-    /// panels. Only packed weights are prefetched.
+    /// Returns the weights to prefetch while these steps of `group` are computed. Only packed
+    /// weights are prefetched.
     pub(super) fn prefetch(
         &self,
         rhs: RhsPanels,
@@ -222,67 +239,37 @@ impl CheckedGemm<'_> {
         group: PanelGroup,
         steps: &Range<usize>,
     ) -> Prefetch {
-        let none = Prefetch::none(rhs.start);
-        let Rhs::Packed { weights, from } = self.rhs else { return none };
-        let covers_the_depth = steps.len() == self.size.depth;
-        let (panel, step) = if !streaming {
-            (group.first + group.count, steps.start)
-        } else if !covers_the_depth {
-            (group.first, steps.end)
-        } else if group.count == 1 {
-            (group.first, PREFETCH_STEPS)
-        } else {
-            // The hardware prefetcher recognizes several parallel streams by itself.
-            return none;
-        };
-        let here = weights.segment(from / PANEL + group.first);
-        let format = here.format;
-        let offset = (from / PANEL + panel - here.panels.start) * here.panel_bytes
-            + step / format.block_inputs() * format.block_bytes();
-        let chunk_bytes = with_panel_format!(format, F => F::CHUNK_BYTES);
-        // The address may lie past the end of the weights: a prefetch needs no valid address.
-        Prefetch::new(here.panel(here.panels.start).as_ptr().wrapping_add(offset), chunk_bytes)
-    }
-}
-
-/// Returns whether panels that are streamed must be prefetched by the tiles, because the hardware
-/// prefetcher is not sufficient: quantized ones, whose reads are irregular, and short ones.
-pub(super) fn needs_prefetch(rhs: RhsPanels) -> bool {
-    rhs.format.is_quantized() || rhs.panel_stride <= SHORT_PANEL
-}
-
-/// Returns the address of the weights that are read after these steps of `group`.
-pub(super) fn next_blocks(
-    depth: usize,
-    rhs: RhsPanels,
-    group: PanelGroup,
-    steps: &Range<usize>,
-) -> *const u8 {
-    let bytes = |steps: usize| steps / rhs.format.block_inputs() * rhs.format.block_bytes();
-    match steps.end == depth {
-        // The next panels, from their first step on. There may be none.
-        true => {
-            let first = rhs.start.wrapping_sub(bytes(steps.start));
-            first.wrapping_add(group.count * rhs.panel_stride)
+        let Rhs::Packed { weights, from } = self.rhs else { return Prefetch::None };
+        let segment = weights.segment(from / PANEL + group.first);
+        let format = segment.format;
+        if streaming && format.is_quantized() {
+            return Prefetch::LaterBlocks;
         }
-        false => rhs.start.wrapping_add(bytes(steps.len())),
+        let covers_the_depth = steps.len() == self.size.depth;
+        let start = if !streaming {
+            // The same steps of the next group of panels. The rows use this group several times.
+            let in_place = segment.adjacent_panels(from / PANEL + group.first, group.count);
+            let blocks = in_place.from_block(steps.start / format.block_inputs());
+            blocks.as_ptr().wrapping_add(MAX_TILE_PANELS * segment.panel_bytes)
+        } else if !covers_the_depth {
+            // The next steps of the same panels.
+            rhs.start.wrapping_add(steps.len() / format.block_inputs() * rhs.block_stride)
+        } else if group.count == 1 {
+            // Later steps of the same panel.
+            rhs.start.wrapping_add(PREFETCH_STEPS / format.block_inputs() * rhs.block_stride)
+        } else {
+            // The hardware prefetcher recognizes that the panels are read sequentially.
+            return Prefetch::None;
+        };
+        Prefetch::Lines { start, step: with_panel_format!(format, F => F::CHUNK_BYTES) }
     }
-}
-
-/// Format of the right operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RhsFormat {
-    /// Packed weights, which the micro-kernel reads in place or decoded.
-    Packed(WeightFormat),
-    /// Row-major or transposed: copied into f32 panels.
-    Copied,
 }
 
 /// Decodes `out.len() / 16` inputs of one panel, from input `first` on.
 fn decode(isa: Isa, weights: &Panels, panel: usize, first: usize, out: &mut [f32]) {
     let segment = weights.segment(panel);
-    let bytes = segment.panel(panel);
-    with_panel_format!(segment.format, F => decode_panel::<F>(isa, bytes, first, out));
+    let blocks = segment.panel(panel);
+    with_panel_format!(segment.format, F => decode_panel::<F>(isa, blocks, first, out));
 }
 
 /// Copies `runs` runs of `len` elements, which start `from_stride` elements apart in `from`, into
