@@ -87,7 +87,8 @@ fn tool(fields: &mut Parameters) -> Result<Tool, InferenceError> {
         let reason = format!("{kind:?} is not supported, expected \"custom\"");
         return Err(InferenceError::invalid("type", reason));
     }
-    fields.ignore(&["cache_control", "eager_input_streaming"]);
+    // As in the OpenAI API, `strict` is accepted, and the arguments of a call are not checked.
+    fields.ignore(&["cache_control", "eager_input_streaming", "strict"]);
     let name = fields.require("name")?;
     let description: Option<String> = fields.take("description")?;
     let schema: Box<RawValue> = fields.require("input_schema")?;

@@ -56,7 +56,7 @@ fn user_block(fields: &mut Parameters) -> Result<Block, InferenceError> {
         "tool_result" => {
             let id = fields.require("tool_use_id")?;
             // Templates have no form for failed calls; their content tells the model.
-            fields.ignore(&["is_error"]);
+            fields.ignore(&["is_error", "toolset_name"]);
             let content = match TextOrParts::take(fields, "content")? {
                 None => String::new(),
                 Some(content) => content.map("content", |text| text, text_block)?.join("\n"),
@@ -79,6 +79,8 @@ fn assistant_block(fields: &mut Parameters) -> Result<Block, InferenceError> {
             Ok(Block::Skipped)
         }
         "tool_use" => {
+            // Where the call came from; calls of this server have neither.
+            fields.ignore(&["caller", "toolset_name"]);
             let (id, name) = (fields.require("id")?, fields.require("name")?);
             let input: Box<RawValue> = fields.require("input")?;
             if !input.get().starts_with('{') {

@@ -8,6 +8,7 @@ use crate::inference::{GenerationRequest, InferenceError, Parameters};
 const HARMLESS: &[&str] = &[
     "metadata",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
