@@ -30,8 +30,33 @@ impl InferenceError {
     }
 }
 
+/// Fields that the validation of samples names in its messages, and the parameters of inference
+/// requests that they come from.
+const FIELDS: &[(&str, &str)] = &[
+    ("max_tokens", "max_tokens"),
+    ("num_samples", "n"),
+    ("prompt", "prompt"),
+    ("stop", "stop"),
+    ("stop_token_ids", "stop_token_ids"),
+    ("temperature", "temperature"),
+    ("top_k", "top_k"),
+    ("top_p", "top_p"),
+    ("topk_prompt_logprobs", "logprobs"),
+    ("topk_sample_logprobs", "logprobs"),
+];
+
+/// Names the parameter of an invalid request if the message starts with a field.
 impl From<ServerError> for InferenceError {
     fn from(error: ServerError) -> Self {
+        if let ServerError::Invalid(message) = &error
+            && let Some((path, reason)) = message.split_once(": ")
+            && let field = path.split('[').next().unwrap_or(path)
+            && let Some((_, param)) = FIELDS.iter().find(|(name, _)| *name == field)
+        {
+            let index = &path[field.len()..];
+            let error = ServerError::invalid(format!("{param}{index}: {reason}"));
+            return Self { error, param: Some((*param).to_owned()) };
+        }
         Self { error, param: None }
     }
 }
@@ -78,5 +103,37 @@ impl ErrorClass {
             500.. => Self::Internal,
             _ => Self::InvalidRequest,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_the_validation_of_samples_name_parameters() {
+        for (message, param, expected) in [
+            ("num_samples: expected at least 1", Some("n"), "n: expected at least 1"),
+            (
+                "stop_token_ids[2]: token 5 is unknown",
+                Some("stop_token_ids"),
+                "stop_token_ids[2]: token 5 is unknown",
+            ),
+            ("seq_id: 1 is taken", None, "seq_id: 1 is taken"),
+            ("the prompt is too long", None, "the prompt is too long"),
+        ] {
+            let error = InferenceError::from(ServerError::invalid(message));
+            assert_eq!((error.param.as_deref(), error.error.to_string()), (param, expected.into()));
+        }
+    }
+
+    #[test]
+    fn fields_of_objects_are_named_with_their_path() {
+        let field = InferenceError::invalid("role", "required").within("messages[1]");
+        assert_eq!(field.error.to_string(), "messages[1].role: required");
+        assert_eq!(field.param.as_deref(), Some("messages[1].role"));
+        let object = ServerError::Malformed("not a JSON object".to_owned());
+        let object = InferenceError::from(object).within("messages[1]");
+        assert_eq!(object.error.to_string(), "messages[1]: not a JSON object");
     }
 }

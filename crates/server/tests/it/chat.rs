@@ -215,6 +215,9 @@ async fn errors_name_the_parameter() {
         (json!({"tools": tools(), "tool_choice": "required"}), 400, "tool_choice", "template"),
         (json!({"continue_final_message": true}), 400, "messages", "assistant"),
         (json!({"unknown": 1}), 400, "unknown", "support"),
+        (json!({"n": 0}), 400, "n", "at least 1"),
+        (json!({"temperature": -1}), 400, "temperature", "-1"),
+        (json!({"max_tokens": 0}), 400, "max_tokens", "at least 1"),
     ] {
         let mut request = json!({"model": BUILT_IN, "messages": messages});
         request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
