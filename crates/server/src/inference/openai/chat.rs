@@ -216,3 +216,70 @@ impl From<AnswerEvent> for MessageDelta {
         delta
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Returns the choices of the events of updates of one answer.
+    fn choices(updates: Vec<AnswerUpdate>) -> Vec<Value> {
+        let completion = ChatCompletion {
+            id: "chatcmpl-1".to_owned(),
+            created: 5,
+            model: "m".to_owned(),
+            choices: 1,
+            stream: true,
+            include_usage: true,
+            logprobs: None,
+        };
+        let mut out = EventWriter::default();
+        for (at, update) in updates.into_iter().enumerate() {
+            completion.write_update(update, at == 0, &mut out);
+        }
+        let text = String::from_utf8(out.take().to_vec()).unwrap();
+        let events =
+            text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
+        events
+            .map(|event| {
+                let event: Value = serde_json::from_str(event).unwrap();
+                assert_eq!((&event["object"], &event["usage"]), (&json!(CHUNK), &Value::Null));
+                assert!(event.as_object().unwrap().contains_key("usage"));
+                event["choices"][0].clone()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_role_is_first_and_the_reason_last() {
+        let parts = |parts: Vec<AnswerEvent>| AnswerUpdate { parts, ..AnswerUpdate::default() };
+        let end = AnswerUpdate { finish: Some(AnswerEnd::ToolCalls), ..AnswerUpdate::default() };
+        let choices = choices(vec![
+            parts(Vec::new()),
+            parts(vec![AnswerEvent::Reasoning("hm".into()), AnswerEvent::Content("a".into())]),
+            parts(vec![
+                AnswerEvent::ToolCallStart { index: 0, name: "f".into() },
+                AnswerEvent::ToolArguments { index: 0, text: "{}".into() },
+            ]),
+            end,
+        ]);
+        let id = choices[3]["delta"]["tool_calls"][0]["id"].clone();
+        let deltas: Vec<&Value> = choices.iter().map(|choice| &choice["delta"]).collect();
+        let function = json!({"name": "f", "arguments": ""});
+        assert_eq!(
+            json!(deltas),
+            json!([
+                {"role": "assistant", "content": ""},
+                {"reasoning_content": "hm"},
+                {"content": "a"},
+                {"tool_calls": [{"index": 0, "id": id, "type": "function", "function": function}]},
+                {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
+                {},
+            ])
+        );
+        let reasons: Vec<&Value> = choices.iter().map(|choice| &choice["finish_reason"]).collect();
+        assert_eq!(reasons[5], "tool_calls");
+        assert!(reasons[..5].iter().all(|reason| reason.is_null()));
+    }
+}
