@@ -170,9 +170,9 @@ async fn errors_have_the_shape_of_the_api() {
         (json!({"model": MODEL, "prompt": [5], "logit_bias": {"5": 1}}), json!("logit_bias"), ""),
         (json!({"model": MODEL, "prompt": [5], "best_of": 3}), json!("best_of"), ""),
         (json!({"model": MODEL, "prompt": [5], "max_tokens": 999}), Value::Null, "context window"),
-        (json!({"model": MODEL, "prompt": [99999]}), Value::Null, "vocabulary"),
-        (json!({"model": MODEL, "prompt": [5], "temperature": -1}), Value::Null, "temperature"),
-        (json!({"model": MODEL, "prompt": [5], "n": 0}), Value::Null, "num_samples"),
+        (json!({"model": MODEL, "prompt": [99999]}), json!("prompt"), "vocabulary"),
+        (json!({"model": MODEL, "prompt": [5], "temperature": -1}), json!("temperature"), "-1"),
+        (json!({"model": MODEL, "prompt": [5], "n": 0}), json!("n"), "at least 1"),
     ] {
         let (status, body) = complete(&http, &request).await;
         let error = &body["error"];
