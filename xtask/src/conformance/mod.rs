@@ -7,7 +7,7 @@
 
 mod adapters;
 
-pub(crate) use adapters::ModelServer;
+pub(crate) use adapters::{ModelServer, TinyModels};
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 # Largest accepted difference between the server, which has unrounded weights, and an exported model
 # with rounded ones, in nats. bf16 has 8 significant bits and f16 has 11.
-ROUNDED = {"bf16": (torch.bfloat16, 0.3), "f16": (torch.float16, 0.04)}
+# The largest differences that were measured are 0.14 and 0.014.
+ROUNDED = {"bf16": (torch.bfloat16, 0.2), "f16": (torch.float16, 0.02)}
 MESSAGES = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "12, isn't it?"}]
 
 

@@ -2,17 +2,16 @@
 
     python greedy.py BASE_URL TINKEX MODELS FOLDER
 
-harness.py describes the arguments. Writes FOLDER/cases.json.
+harness.py describes the arguments. Writes FOLDER/cases.json, and the files as FOLDER/NAME-TYPE.gguf.
 """
 
 import json
 import os
 
 import harness
-from harness import FOLDER, base_folder, sequences, server_logprobs, tinkex, train
+from harness import FOLDER, base_folder, greedy, scored, tinkex, train
 
 from tiny_models import TEXTS
-from tinker import types
 from transformers import AutoTokenizer
 
 CASES = {}
@@ -29,25 +28,15 @@ def check_model(service, name):
         folder = os.path.join(FOLDER, f"{name}-{dtype}")
         tinkex("export", weights, "--to", folder, "--format", "gguf", "--dtype", dtype, "--base", base_folder(name))
         [file] = [file for file in os.listdir(folder) if file.endswith(".gguf")]
-        files[dtype] = os.path.join(folder, file)
+        files[dtype] = os.path.join(FOLDER, f"{name}-{dtype}.gguf")
+        os.rename(os.path.join(folder, file), files[dtype])
     sampler = service.create_sampling_client(model_path=weights)
-    params = types.SamplingParams(max_tokens=12, temperature=0.0, stop=[])
-    cases = []
-    for tokens in sequences(name)[: len(TEXTS)]:
-        prompt = tokens[:4]
-        sequence = (
-            sampler.sample(types.ModelInput.from_ints(prompt), 1, params, topk_sample_logprobs=2).result().sequences[0]
-        )
-        # How far the best token is ahead of the second, in nats.
-        margins = [first[1] - second[1] for first, second in sequence.topk_logprobs]
-        cases.append(dict(prompt=prompt, tokens=sequence.tokens, margins=margins))
-    logprobs = [values.tolist() for values in server_logprobs(sampler, name)]
     tokenizer = AutoTokenizer.from_pretrained(base_folder(name))
     texts = [dict(text=text, ids=tokenizer.encode(text)) for text in TEXTS]
     CASES[name] = dict(
         files=files,
-        greedy=cases,
-        sequences=[dict(tokens=tokens, logprobs=values) for tokens, values in zip(sequences(name), logprobs)],
+        greedy=greedy(sampler, name),
+        sequences=scored(sampler, name),
         texts=texts,
         chat_template=tokenizer.chat_template,
     )

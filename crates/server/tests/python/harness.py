@@ -76,6 +76,25 @@ def server_logprobs(sampler, name):
     return [np.array(call.result()[1:], dtype=np.float64) for call in calls]
 
 
+def scored(sampler, name):
+    """Returns the sequences of tokens with their log-probabilities, for a JSON file."""
+    logprobs = server_logprobs(sampler, name)
+    return [dict(tokens=tokens, logprobs=found.tolist()) for tokens, found in zip(sequences(name), logprobs)]
+
+
+def greedy(sampler, name):
+    """Continues the beginnings of the texts greedily, for a JSON file."""
+    params = types.SamplingParams(max_tokens=12, temperature=0.0, stop=[])
+    cases = []
+    for tokens in sequences(name)[: len(TEXTS)]:
+        prompt = types.ModelInput.from_ints(tokens[:4])
+        sequence = sampler.sample(prompt, 1, params, topk_sample_logprobs=2).result().sequences[0]
+        # How far the best token is ahead of the second, in nats.
+        margins = [first[1] - second[1] for first, second in sequence.topk_logprobs]
+        cases.append(dict(prompt=tokens[:4], tokens=sequence.tokens, margins=margins))
+    return cases
+
+
 def torch_logprobs(model, name):
     """Returns the same log-probabilities, computed by torch."""
     out = []

@@ -1,9 +1,10 @@
 """Makes small random models in Hugging Face format, for checks that load what the server exports.
 
-    python tiny_models.py FOLDER
+    python tiny_models.py FOLDER [wide]
 
 Writes one folder for each of Llama, Qwen2 and Qwen3 with tied and with untied embeddings, for
-example FOLDER/llama-tied: float32 weights, a tokenizer and a chat template.
+example FOLDER/llama-tied: float32 weights, a tokenizer and a chat template. With `wide`, also models
+whose rows are whole blocks of 256 weights, which formats such as Q4_K need.
 """
 
 import math
@@ -27,6 +28,7 @@ from transformers import (
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 NAMES = [f"{family}-{tying}" for family in FAMILIES for tying in ("tied", "untied")]
+WIDE_NAMES = ["llama-untied-wide", "qwen3-tied-wide"]
 
 # The pre-tokenizers of Llama 3 and of Qwen, which programs such as llama.cpp recognize.
 SPLITS = {
@@ -72,11 +74,11 @@ def tokenizer_of(family):
     )
 
 
-def model_of(family, tied, tokenizer):
+def model_of(family, tied, wide, tokenizer):
     """Returns a model with random weights."""
     shared = dict(
-        hidden_size=64,
-        intermediate_size=96,
+        hidden_size=256 if wide else 64,
+        intermediate_size=512 if wide else 96,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -105,7 +107,7 @@ def model_of(family, tied, tokenizer):
     if family == "qwen2":
         return Qwen2ForCausalLM(Qwen2Config(**shared))
     # All heads together are wider than the hidden state, as in Qwen3-0.6B.
-    return Qwen3ForCausalLM(Qwen3Config(head_dim=32, **shared))
+    return Qwen3ForCausalLM(Qwen3Config(head_dim=128 if wide else 32, **shared))
 
 
 def randomize(model):
@@ -123,16 +125,16 @@ def randomize(model):
     return model.eval()
 
 
-def make(folder):
+def make(folder, wide):
     logging.disable_progress_bar()
     torch.manual_seed(7)
-    for name in NAMES:
-        family, tying = name.split("-")
+    for name in NAMES + (WIDE_NAMES if wide else []):
+        family, tying = name.split("-")[:2]
         tokenizer = tokenizer_of("llama" if family == "llama" else "qwen")
-        model = randomize(model_of(family, tying == "tied", tokenizer))
+        model = randomize(model_of(family, tying == "tied", name in WIDE_NAMES, tokenizer))
         model.save_pretrained(os.path.join(folder, name))
         tokenizer.save_pretrained(os.path.join(folder, name))
 
 
 if __name__ == "__main__":
-    make(sys.argv[1])
+    make(sys.argv[1], sys.argv[2:] == ["wide"])
