@@ -1,6 +1,7 @@
 //! The `chat/completions` endpoint.
 
 use serde_json::{Value, json};
+use tinkex::SamplingParams;
 use tinkex_server::BUILT_IN;
 
 use crate::harness::{MODEL, TestServer};
@@ -163,6 +164,7 @@ async fn streams_have_the_text_tokens_and_usage_of_one_response() {
     let server = TestServer::new().await;
     let request = json!({
         "model": BUILT_IN, "n": 3, "seed": 7, "max_tokens": 30, "logprobs": true, "top_logprobs": 2,
+        "return_token_ids": true,
         "messages": [{"role": "system", "content": "Hi."}, {"role": "user", "content": "Who are you?"}],
     });
     let (status, body) = post(&server, &request).await;
@@ -180,6 +182,9 @@ async fn streams_have_the_text_tokens_and_usage_of_one_response() {
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["completion_tokens"], usage["completion_tokens"]);
     assert!(others.iter().all(|event| event["usage"].is_null() && event["id"] == last["id"]));
+    let prompt = body["prompt_token_ids"].as_array().unwrap();
+    assert_eq!(usage["prompt_tokens"], prompt.len());
+    let mut tokens = 0;
     for index in 0..3 {
         let choice = &body["choices"][usize::try_from(index).unwrap()];
         let message = joined(&events, index);
@@ -191,6 +196,13 @@ async fn streams_have_the_text_tokens_and_usage_of_one_response() {
             .flat_map(|choice| choice["logprobs"]["content"].as_array().into_iter().flatten())
             .collect();
         assert_eq!(json!(logprobs), choice["logprobs"]["content"]);
+        let chunks = events.iter().flat_map(|event| event["choices"].as_array().unwrap());
+        let ids: Vec<&Value> = chunks
+            .filter(|choice| choice["index"] == index)
+            .flat_map(|choice| choice["token_ids"].as_array().into_iter().flatten())
+            .collect();
+        assert_eq!(json!(ids), choice["token_ids"]);
+        tokens += ids.len();
         let text: Vec<u8> = logprobs
             .iter()
             .flat_map(|token| token["bytes"].as_array().unwrap())
@@ -198,6 +210,17 @@ async fn streams_have_the_text_tokens_and_usage_of_one_response() {
             .collect();
         assert_eq!(json!(String::from_utf8_lossy(&text)), message["content"]);
         assert!(logprobs.iter().all(|token| token["top_logprobs"].as_array().unwrap().len() == 2));
+    }
+    assert_eq!(usage["completion_tokens"], tokens);
+
+    // A Tinker sample has the same tokens.
+    let prompt: Vec<u32> =
+        prompt.iter().map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect();
+    let params = SamplingParams::new().max_tokens(30).seed(7);
+    let sampler = server.client().create_sampling_client(BUILT_IN).await.unwrap();
+    let samples = sampler.sample(prompt, params).num_samples(3).send().await.unwrap();
+    for (sample, choice) in samples.sequences.iter().zip(body["choices"].as_array().unwrap()) {
+        assert_eq!(json!(sample.tokens[..]), choice["token_ids"]);
     }
 }
 

@@ -22,6 +22,7 @@ pub(crate) struct Answers {
     /// `None` once all answers have ended.
     generation: Option<Generation>,
     readers: Vec<AnswerReader>,
+    prompt: Arc<[u32]>,
     usage: AnswerUsage,
 }
 
@@ -40,6 +41,8 @@ pub(crate) struct AnswerUsage {
 pub(crate) struct AnswerUpdate {
     /// Index of the answer.
     pub(crate) index: usize,
+    /// Ids of all new tokens.
+    pub(crate) token_ids: Vec<u32>,
     /// New tokens, without the one that ended the answer.
     pub(crate) tokens: Vec<GeneratedToken>,
     /// Parts that have become certain.
@@ -68,6 +71,7 @@ pub(crate) struct Answer {
     pub(crate) content: String,
     /// Names and arguments of tool calls.
     pub(crate) tool_calls: Vec<(String, String)>,
+    pub(crate) token_ids: Vec<u32>,
     pub(crate) tokens: Vec<GeneratedToken>,
     pub(crate) finish: Option<AnswerEnd>,
 }
@@ -119,15 +123,21 @@ impl Answers {
         };
         let completions = usize::try_from(request.completions).unwrap_or(usize::MAX);
         let usage = AnswerUsage { prompt_tokens: request.prompt.len(), ..AnswerUsage::default() };
+        let prompt = request.prompt.as_slice().into();
         let generation = Generation::start(state, model, request)?;
         let readers = vec![reader; completions];
         let id = generation.id().clone();
-        Ok(Self { id, generation: Some(generation), readers, usage })
+        Ok(Self { id, generation: Some(generation), readers, prompt, usage })
     }
 
     /// Returns the id of the request, which log events contain.
     pub(crate) fn id(&self) -> &RequestId {
         &self.id
+    }
+
+    /// Returns the tokens of the prompt.
+    pub(crate) fn prompt(&self) -> Arc<[u32]> {
+        Arc::clone(&self.prompt)
     }
 
     /// Returns the number of answers.
@@ -217,6 +227,7 @@ impl AnswerReader {
         let stop = token.stop;
         let is_end = stop == Some(StopReason::Stop) && self.end_tokens.contains(&token.token);
         let mut text = String::new();
+        update.token_ids.push(token.token);
         if !is_end {
             text = self.decoder.push(token.token)?;
             update.tokens.push(token);
@@ -270,6 +281,7 @@ impl Answer {
                 }
             }
         }
+        self.token_ids.extend(update.token_ids);
         self.tokens.extend(update.tokens);
         self.finish = self.finish.take().or(update.finish);
     }

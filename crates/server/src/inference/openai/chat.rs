@@ -56,6 +56,8 @@ struct ChatCompletion {
     choices: usize,
     stream: bool,
     include_usage: bool,
+    /// Tokens of the prompt, if the response has token ids.
+    prompt: Option<Arc<[u32]>>,
     /// Tokenizer for the texts of tokens, if the response has log-probabilities.
     logprobs: Option<Tokenizer>,
 }
@@ -83,6 +85,7 @@ impl ChatCompletion {
             choices: answers.count(),
             stream: request.delivery.stream,
             include_usage: request.delivery.include_usage,
+            prompt: request.delivery.return_token_ids.then(|| answers.prompt()),
             logprobs: request.logprobs.then(|| chat.tokenizer().clone()),
         };
         Ok((completion, answers))
@@ -95,6 +98,7 @@ impl ChatCompletion {
         let choices = choices.map(|(index, answer)| self.choice(index, answer)).collect();
         let usage = Some(Some(UsageDocument::from(usage)));
         let document = self.document("chat.completion", choices, usage);
+        let document = ChatDocument { prompt_token_ids: self.prompt.as_deref(), ..document };
         InferenceResponse::json(Some(&self.id), &document)
     }
 
@@ -105,7 +109,7 @@ impl ChatCompletion {
         usage: Option<Option<UsageDocument>>,
     ) -> ChatDocument<'_, C> {
         let (id, created, model) = (&self.id, self.created, &self.model);
-        ChatDocument { id, object, created, model, choices, usage }
+        ChatDocument { id, object, created, model, choices, prompt_token_ids: None, usage }
     }
 
     fn choice(&self, index: usize, answer: Answer) -> ChatChoice {
@@ -123,7 +127,8 @@ impl ChatCompletion {
         let logprobs = self.logprobs.as_ref();
         let logprobs = logprobs.map(|tokenizer| ChatLogprobs::new(tokenizer, &answer.tokens));
         let finish_reason = finish_reason(answer.finish.as_ref().unwrap_or(&AnswerEnd::Length));
-        ChatChoice { index, message, logprobs, finish_reason }
+        let token_ids = self.prompt.is_some().then_some(answer.token_ids);
+        ChatChoice { index, message, logprobs, finish_reason, token_ids }
     }
 }
 
@@ -175,27 +180,28 @@ const CHUNK: &str = "chat.completion.chunk";
 
 impl ChatCompletion {
     /// Writes the events of an update: the role first, one event per part, and the reason at the
-    /// end. The first event after the role has the log-probabilities of the new tokens.
+    /// end. The first event after the role has the ids and log-probabilities of the new tokens.
     fn write_update(&self, update: AnswerUpdate, is_first: bool, out: &mut EventWriter) {
         let index = update.index;
         let tokenizer = self.logprobs.as_ref().filter(|_| !update.tokens.is_empty());
         let mut logprobs = tokenizer.map(|tokenizer| ChatLogprobs::new(tokenizer, &update.tokens));
-        let mut write = |delta, logprobs, finish_reason| {
-            let choice = ChatChoiceDelta { index, delta, logprobs, finish_reason };
+        let mut token_ids = self.prompt.is_some().then_some(update.token_ids);
+        let mut write = |delta, logprobs, finish_reason, token_ids| {
+            let choice = ChatChoiceDelta { index, delta, logprobs, finish_reason, token_ids };
             let usage = self.include_usage.then_some(None);
             out.data(&self.document(CHUNK, vec![choice], usage));
         };
         if is_first {
             let content = Some(String::new());
             let role = Some("assistant");
-            write(MessageDelta { role, content, ..MessageDelta::default() }, None, None);
+            write(MessageDelta { role, content, ..MessageDelta::default() }, None, None, None);
         }
         for part in update.parts {
-            write(MessageDelta::from(part), logprobs.take(), None);
+            write(MessageDelta::from(part), logprobs.take(), None, token_ids.take());
         }
         let finish = update.finish.as_ref().map(finish_reason);
-        if finish.is_some() || logprobs.is_some() {
-            write(MessageDelta::default(), logprobs, finish);
+        if finish.is_some() || logprobs.is_some() || token_ids.is_some() {
+            write(MessageDelta::default(), logprobs, finish, token_ids);
         }
     }
 }
@@ -232,6 +238,7 @@ mod tests {
             choices: 1,
             stream: true,
             include_usage: true,
+            prompt: None,
             logprobs: None,
         };
         let mut out = EventWriter::default();

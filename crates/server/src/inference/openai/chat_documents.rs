@@ -15,6 +15,9 @@ pub(super) struct ChatDocument<'a, C> {
     pub(super) created: i64,
     pub(super) model: &'a str,
     pub(super) choices: Vec<C>,
+    /// Tokens of the prompt, if the request has `return_token_ids`; not in events.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<&'a [u32]>,
     /// Number of tokens. A stream with usage has `null` in all events but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Option<UsageDocument>>,
@@ -27,6 +30,9 @@ pub(super) struct ChatChoice {
     pub(super) message: ChatMessageDocument,
     pub(super) logprobs: Option<ChatLogprobs>,
     pub(super) finish_reason: &'static str,
+    /// All sampled tokens, if the request has `return_token_ids`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -48,6 +54,9 @@ pub(super) struct ChatChoiceDelta {
     pub(super) delta: MessageDelta,
     pub(super) logprobs: Option<ChatLogprobs>,
     pub(super) finish_reason: Option<&'static str>,
+    /// New tokens, if the request has `return_token_ids`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Default, Serialize)]
