@@ -50,9 +50,11 @@ Usage: cargo xtask <command>
                     server    Overhead over the engine's own time, idle and under load; `--llama`
                               compares streams with llama.cpp's server (builds llama.cpp once)
   conformance     Run the official Python SDK against a new server, repeat a training run with the
-                  Rust client and compare the numbers, and compare adapters, exported models and
-                  model folders with peft and transformers
+                  Rust client and compare the numbers; run the packages openai and anthropic; and
+                  compare adapters, exported models and model folders with peft and transformers
                     adapters         Compare adapters, exported models and model folders only
+                    inference        Run the packages openai (PyPI, npm) and anthropic only
+                    lm-eval          Evaluate a checkpoint with lm-eval (not part of the others)
                     --sdk VERSION    Test one version only: 0.36.0 or 0.25.0
                     --without-torch  Skip the custom losses and the adapters
   llama           Export trained models as GGUF files, load them in llama.cpp and compare what it

@@ -37,6 +37,15 @@ impl TestServer {
         models: &[NamedModel],
         efficient: bool,
     ) -> Result<Self, XtaskError> {
+        Self::start_with(data, models, if efficient { &[] } else { &["--plain"] })
+    }
+
+    /// Starts a server with an empty data folder and more arguments.
+    pub(crate) fn start_with(
+        data: &Path,
+        models: &[NamedModel],
+        arguments: &[&str],
+    ) -> Result<Self, XtaskError> {
         let failed =
             |error: std::io::Error| XtaskError::new(format!("cannot start the server: {error}"));
         // Remove the data of an earlier run, if any.
@@ -46,10 +55,7 @@ impl TestServer {
         for (name, folder) in models {
             command.args(["--model", &format!("{name}={}", folder.display())]);
         }
-        if !efficient {
-            command.arg("--plain");
-        }
-        let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
+        let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().map_err(failed)?;
         let mut url = String::new();
         if let Some(stdout) = child.stdout.take() {
             BufReader::new(stdout).read_line(&mut url).map_err(failed)?;

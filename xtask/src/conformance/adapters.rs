@@ -106,7 +106,7 @@ impl ModelServer {
 }
 
 /// Creates a step that runs the Python program `name`.
-fn script(name: &'static str, python: &Path) -> Step {
+pub(super) fn script(name: &'static str, python: &Path) -> Step {
     tool(name, python, &[&format!("crates/server/tests/python/{name}.py")])
         // The programs import each other. Keep compiled files out of the source folder.
         .variable("PYTHONDONTWRITEBYTECODE", "1")

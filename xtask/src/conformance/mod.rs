@@ -3,9 +3,11 @@
 //! The checks are in `crates/server/tests/python/conformance.py`. Each SDK version has its own
 //! Python environment under `target/conformance`. Afterwards the Rust client repeats a training run
 //! of the SDK on the same server and must get the same numbers. [`adapters`] checks that `peft`
-//! loads downloaded adapters and computes the same numbers.
+//! loads downloaded adapters and computes the same numbers, [`inference`] the packages `openai` and
+//! `anthropic`, and on request the evaluation harness `lm-eval`.
 
 mod adapters;
+mod inference;
 
 pub(crate) use adapters::{ModelServer, TinyModels};
 
@@ -37,17 +39,28 @@ const CHECKS: &str = "crates/server/tests/python/conformance.py";
 struct Options<'a> {
     sdk_version: Option<&'a str>,
     torch: bool,
-    /// Whether to run the step `adapters` only.
-    only_adapters: bool,
+    /// The only step to run, if any.
+    only: Option<OnlyStep>,
+}
+
+/// Step that can be run alone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnlyStep {
+    Adapters,
+    Inference,
+    /// Runs only if it is selected: its packages need a gigabyte and minutes to install.
+    LmEval,
 }
 
 impl<'a> Options<'a> {
     fn parse(arguments: &[&'a str]) -> Result<Self, XtaskError> {
-        let mut options = Self { sdk_version: None, torch: true, only_adapters: false };
+        let mut options = Self { sdk_version: None, torch: true, only: None };
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             match *argument {
-                "adapters" => options.only_adapters = true,
+                "adapters" => options.only = Some(OnlyStep::Adapters),
+                "inference" => options.only = Some(OnlyStep::Inference),
+                "lm-eval" => options.only = Some(OnlyStep::LmEval),
                 "--sdk" => match arguments.next() {
                     Some(version) if RUNS.iter().any(|run| run.sdk_version == *version) => {
                         options.sdk_version = Some(version);
@@ -62,8 +75,8 @@ impl<'a> Options<'a> {
                 }
             }
         }
-        if options.only_adapters && (!options.torch || options.sdk_version.is_some()) {
-            return Err(XtaskError::new("conformance: adapters accepts no options"));
+        if options.only.is_some() && (!options.torch || options.sdk_version.is_some()) {
+            return Err(XtaskError::new("conformance: a single step accepts no options"));
         }
         Ok(options)
     }
@@ -75,18 +88,30 @@ impl<'a> Options<'a> {
 
 pub(crate) fn run(arguments: &[&str]) -> Result<(), XtaskError> {
     let options = Options::parse(arguments)?;
-    if !options.only_adapters {
-        TestServer::build()?;
-        for run in RUNS.iter().filter(|run| options.selects(run)) {
-            let torch = options.torch && run.torch;
-            check(&environment(run.sdk_version, torch)?, run, torch)?;
-        }
+    match options.only {
+        Some(OnlyStep::Adapters) => return adapters::check(&torch_environment()?),
+        Some(OnlyStep::Inference) => return inference::check(&newest_sdk()),
+        Some(OnlyStep::LmEval) => return inference::check_lm_eval(&newest_sdk()),
+        None => {}
+    }
+    TestServer::build()?;
+    for run in RUNS.iter().filter(|run| options.selects(run)) {
+        let torch = options.torch && run.torch;
+        check(&environment(run.sdk_version, torch)?, run, torch)?;
+    }
+    if options.selects(&RUNS[0]) {
+        inference::check(&newest_sdk())?;
     }
     let with_torch = RUNS.iter().find(|run| run.torch && options.selects(run));
     match with_torch {
         Some(run) if options.torch => adapters::check(&environment(run.sdk_version, true)?),
         _ => Ok(()),
     }
+}
+
+/// Returns the requirement of the newest SDK.
+fn newest_sdk() -> String {
+    format!("tinker=={}", RUNS[0].sdk_version)
 }
 
 /// Returns a Python interpreter with the SDK, torch, transformers and peft.

@@ -120,6 +120,15 @@ struct SequenceReport<'a> {
     topk_logprobs: Option<Vec<Vec<(u32, f32)>>>,
 }
 
+/// Line of `--stream --json`.
+#[derive(Serialize)]
+struct TokenReport<'a> {
+    token: u32,
+    text: &'a str,
+    logprob: Option<f32>,
+    stop_reason: Option<&'static str>,
+}
+
 pub(super) async fn run(
     context: &mut CommandContext<'_>,
     args: SampleArgs,
@@ -199,10 +208,9 @@ async fn print_stream(
     while let Some(token) = stream.next().await {
         let StreamedToken { token, text, logprob, stop_reason, .. } = token?;
         let shown = if context.is_json() {
-            let reason = stop_reason.map(StopReason::as_str);
-            let line =
-                json!({ "token": token, "text": text, "logprob": logprob, "stop_reason": reason });
-            format!("{line}\n")
+            let stop_reason = stop_reason.map(StopReason::as_str);
+            let line = TokenReport { token, text: &text, logprob, stop_reason };
+            serde_json::to_string(&line).unwrap_or_default() + "\n"
         } else if !has_text {
             format!("{}{token}", std::mem::replace(&mut separator, ","))
         } else if terminal {

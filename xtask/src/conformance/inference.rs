@@ -1,0 +1,78 @@
+//! The steps `inference` and `lm-eval`: the official packages of the OpenAI and Anthropic APIs, and a
+//! public evaluation harness, against a new server. The checks are in `crates/server/tests/python`.
+
+use std::path::{Path, PathBuf};
+
+use crate::python::{self, Packages};
+use crate::step::{XtaskError, cargo, target, tool};
+use crate::test_server::{TestServer, golden_model};
+
+use super::adapters::script;
+
+/// API key of the server that requires one.
+const KEY: &str = "tml-conformance-0123456789abcdef";
+
+/// Runs the packages `openai` (of PyPI and npm) and `anthropic` against a server without and one with
+/// an API key.
+pub(super) fn check(sdk: &str) -> Result<(), XtaskError> {
+    TestServer::build()?;
+    let names = [sdk, "numpy", "openai", "anthropic"];
+    let python =
+        python::environment(Path::new("conformance/inference"), &Packages::wheels(&names))?;
+    let folder = folder("inference")?;
+    let open = TestServer::start(&folder.join("data"), &[golden_model()], true)?;
+    let key_file = folder.join("key");
+    write(&key_file, KEY)?;
+    let key_argument = key_file.display().to_string();
+    let secured =
+        TestServer::start_with(&folder.join("secured"), &[], &["--api-key-file", &key_argument])?;
+    script("inference", &python).argument(&open.url).argument(&secured.url).argument(KEY).run()?;
+    check_npm(&open.url)
+}
+
+/// Runs the package `openai` of npm, if node is installed.
+fn check_npm(url: &str) -> Result<(), XtaskError> {
+    let version = |program| tool("version", program, &["--version"]).output();
+    if version("node").and(version("npm")).is_err() {
+        println!("\n==> openai of npm: SKIPPED (node and npm are not installed)");
+        return Ok(());
+    }
+    let folder = target().join("conformance/npm");
+    let failed = |error| XtaskError::new(format!("cannot create {}: {error}", folder.display()));
+    std::fs::create_dir_all(&folder).map_err(failed)?;
+    let install = ["install", "--silent", "--no-audit", "--no-fund", "--prefix"];
+    tool("npm package", "npm", &install).argument(&folder).argument("openai").run()?;
+    tool("openai of npm", "node", &["crates/server/tests/javascript/openai.mjs"])
+        .argument(url)
+        .argument(&folder)
+        .run()
+}
+
+/// Runs a task of `lm-eval` on a trained checkpoint and compares it with `tinkex logprobs`.
+pub(super) fn check_lm_eval(sdk: &str) -> Result<(), XtaskError> {
+    TestServer::build()?;
+    cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
+    let names = [sdk, "numpy", "lm-eval[api]", "transformers"];
+    let python = python::environment(Path::new("conformance/lm-eval"), &Packages::wheels(&names))?;
+    let folder = folder("lm-eval-task")?;
+    let server = TestServer::start(&folder.join("data"), &[], true)?;
+    script("lm_eval_task", &python)
+        .argument(&server.url)
+        .argument(target().join("debug/tinkex"))
+        .argument(&folder)
+        .run()
+}
+
+/// Returns a folder for the files of a step, without those of an earlier run.
+fn folder(name: &str) -> Result<PathBuf, XtaskError> {
+    let folder = target().join("conformance").join(name).join("run");
+    let _ = std::fs::remove_dir_all(&folder);
+    let failed = |error| XtaskError::new(format!("cannot create {}: {error}", folder.display()));
+    std::fs::create_dir_all(&folder).map_err(failed)?;
+    Ok(folder)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), XtaskError> {
+    let failed = |error| XtaskError::new(format!("cannot write {}: {error}", path.display()));
+    std::fs::write(path, text).map_err(failed)
+}
