@@ -14,7 +14,7 @@ const MODELS_PER_SERVER: usize = 6;
 /// Runs the checks with the interpreter `python`, which has the SDK, torch, transformers and peft.
 pub(super) fn check(python: &Path) -> Result<(), XtaskError> {
     let folder = target().join("conformance/adapters");
-    let server = ModelServer::with_tiny_models(python, &folder, TinyModels::Only)?;
+    let server = ModelServer::with_tiny_models(python, &folder)?;
     server.run(python, "adapters")?;
     server.run(python, "imports")?;
     server.run(python, "exports")?;
@@ -22,10 +22,8 @@ pub(super) fn check(python: &Path) -> Result<(), XtaskError> {
     script("model_variants", python).argument(&server.models).argument(&variants).run()?;
     // The next servers use the same data folder.
     drop(server);
-    for models in models_in(&variants)?.chunks(MODELS_PER_SERVER) {
-        ModelServer::start(folder.clone(), variants.clone(), models)?.run(python, "folders")?;
-    }
-    Ok(())
+    let all = models_in(&variants)?;
+    ModelServer::run_in_groups(&folder, &variants, &all, |server| server.run(python, "folders"))
 }
 
 /// Models that `tiny_models.py` makes.
@@ -45,53 +43,33 @@ pub(crate) struct ModelServer {
 }
 
 impl ModelServer {
-    /// Builds the programs, and starts a server with small models of all supported architectures.
-    /// Everything is written into `folder`.
-    pub(crate) fn with_tiny_models(
-        python: &Path,
-        folder: &Path,
-        kinds: TinyModels,
-    ) -> Result<Self, XtaskError> {
-        TestServer::build()?;
-        cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
-        // Files of an earlier run must not be compared, and would not be replaced.
-        let _ = std::fs::remove_dir_all(folder);
-        let models = folder.join("models");
-        let wide: &[&str] = if kinds == TinyModels::AndWide { &["wide"] } else { &[] };
-        script("tiny_models", python).argument(&models).arguments(wide).run()?;
+    /// Starts a server with small models of all supported architectures. Everything is written into
+    /// `folder`.
+    fn with_tiny_models(python: &Path, folder: &Path) -> Result<Self, XtaskError> {
+        let models = make_tiny_models(python, folder, TinyModels::Only)?;
         let all = models_in(&models)?;
         Self::start(folder.to_owned(), models, &all)
     }
 
-    /// Starts a server with some of the models in the folder `models`.
+    /// Calls `run` with servers that together serve `all`. `folder` and `models` are as for
+    /// [`start`](Self::start).
+    pub(crate) fn run_in_groups(
+        folder: &Path,
+        models: &Path,
+        all: &[NamedModel],
+        run: impl Fn(&Self) -> Result<(), XtaskError>,
+    ) -> Result<(), XtaskError> {
+        for some in all.chunks(MODELS_PER_SERVER) {
+            run(&Self::start(folder.to_owned(), models.to_owned(), some)?)?;
+        }
+        Ok(())
+    }
+
+    /// Starts a server with the models `some`. Programs compare with those in the folder `models`,
+    /// and write into `folder`.
     fn start(folder: PathBuf, models: PathBuf, some: &[NamedModel]) -> Result<Self, XtaskError> {
         let server = TestServer::start(&folder.join("data"), some, true)?;
         Ok(Self { server, folder, models })
-    }
-
-    /// Stops this server and calls `run` with servers of all files in the folder `files` that have
-    /// the extension `extension`. Each file is served under its name without the extension.
-    pub(crate) fn serve_files(
-        self,
-        files: &Path,
-        extension: &str,
-        run: impl Fn(&Self) -> Result<(), XtaskError>,
-    ) -> Result<(), XtaskError> {
-        let Self { server, folder, models } = self;
-        // The next servers use the same data folder.
-        drop(server);
-        let has_extension = |path: &Path| path.extension().is_some_and(|end| end == extension);
-        let name =
-            |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let all: Vec<NamedModel> = models_in(files)?
-            .into_iter()
-            .filter(|(_, path)| has_extension(path))
-            .map(|(_, path)| (name(&path), path))
-            .collect();
-        for some in all.chunks(MODELS_PER_SERVER) {
-            run(&Self::start(folder.clone(), models.clone(), some)?)?;
-        }
-        Ok(())
     }
 
     /// Runs the Python program `name`, which writes into a folder of that name.
@@ -105,6 +83,23 @@ impl ModelServer {
     }
 }
 
+/// Builds the programs, and makes small models of all supported architectures. Everything is written
+/// into `folder`. Returns the folder of the models.
+pub(crate) fn make_tiny_models(
+    python: &Path,
+    folder: &Path,
+    kinds: TinyModels,
+) -> Result<PathBuf, XtaskError> {
+    TestServer::build()?;
+    cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
+    // Files of an earlier run must not be compared, and would not be replaced.
+    let _ = std::fs::remove_dir_all(folder);
+    let models = folder.join("models");
+    let wide: &[&str] = if kinds == TinyModels::AndWide { &["wide"] } else { &[] };
+    script("tiny_models", python).argument(&models).arguments(wide).run()?;
+    Ok(models)
+}
+
 /// Creates a step that runs the Python program `name`.
 pub(super) fn script(name: &'static str, python: &Path) -> Step {
     tool(name, python, &[&format!("crates/server/tests/python/{name}.py")])
@@ -112,13 +107,15 @@ pub(super) fn script(name: &'static str, python: &Path) -> Step {
         .variable("PYTHONDONTWRITEBYTECODE", "1")
 }
 
-/// Returns the models in the folder `parent`, each under the name of its folder.
-fn models_in(parent: &Path) -> Result<Vec<NamedModel>, XtaskError> {
+/// Returns the models in the folder `parent`, each under the name of its folder, in their order.
+pub(crate) fn models_in(parent: &Path) -> Result<Vec<NamedModel>, XtaskError> {
     let failed = |error| XtaskError::new(format!("cannot read {}: {error}", parent.display()));
     let entries = std::fs::read_dir(parent).map_err(failed)?;
     let model = |entry: std::io::Result<std::fs::DirEntry>| {
         let entry = entry.map_err(failed)?;
         Ok((entry.file_name().to_string_lossy().into_owned(), entry.path()))
     };
-    entries.map(model).collect()
+    let mut models: Vec<NamedModel> = entries.map(model).collect::<Result<_, _>>()?;
+    models.sort();
+    Ok(models)
 }

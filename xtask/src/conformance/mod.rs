@@ -9,7 +9,7 @@
 mod adapters;
 mod inference;
 
-pub(crate) use adapters::{ModelServer, TinyModels};
+pub(crate) use adapters::{ModelServer, TinyModels, make_tiny_models, models_in};
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

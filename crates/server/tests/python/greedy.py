@@ -15,6 +15,10 @@ from tiny_models import TEXTS
 from transformers import AutoTokenizer
 
 CASES = {}
+# Several servers share the models; each run adds its own.
+if os.path.exists(os.path.join(FOLDER, "cases.json")):
+    with open(os.path.join(FOLDER, "cases.json")) as file:
+        CASES = json.load(file)
 
 
 def check_model(service, name):
