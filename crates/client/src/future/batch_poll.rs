@@ -18,12 +18,11 @@ use crate::transport::call_progress::CallProgress;
 use crate::transport::retry_policy::RetryPolicy;
 use crate::transport::{BILLING_DELAY, RequestOptions, Transport};
 
+use super::poll_failures::{MAX_BAD_REQUESTS, is_rejected};
 use super::poll_interval::{self, OutageLimit, PollInterval};
 
 /// Delay after a failed poll.
 const FAILURE_DELAY: Duration = Duration::from_secs(1);
-/// Maximum number of 400 responses between two successful polls. One more ends polling.
-const MAX_BAD_REQUESTS: u32 = 3;
 /// Number of abandoned requests whose announcements are still recognized.
 const MAX_ABANDONED: usize = 10_000;
 /// Number of early announcements kept per generation. Admission control allows far fewer samples
@@ -94,7 +93,7 @@ impl CallLimits {
         match error.status() {
             // The outage limit does not apply to a billing wait, which has a limit of its own.
             Some(402) => return self.waits_for_billing,
-            Some(400) if !self.retries_rejected_polls && error.body().is_some() => return false,
+            _ if !self.retries_rejected_polls && is_rejected(error) => return false,
             _ => {}
         }
         // A poll that was open before the call waited for it counts from then on.

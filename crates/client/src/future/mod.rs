@@ -26,6 +26,7 @@ use crate::task::{self, Task};
 
 pub(crate) use batch_poll::BatchPoll;
 pub(crate) use poll::Poller;
+pub(crate) use poll_failures::MAX_SERVER_FAILURES;
 pub(crate) use submitted::Submitted;
 
 /// Future of the result of a request that has already started.

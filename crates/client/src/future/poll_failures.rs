@@ -30,10 +30,19 @@ use crate::transport::retry_policy::RetryPolicy;
 
 /// Longest delay between polls while the server is unreachable or limits the rate.
 const MAX_DELAY: Duration = Duration::from_secs(30);
-/// Number of 400 responses that are retried.
-const MAX_BAD_REQUESTS: u32 = 3;
-/// Number of polls that follow a failure of category `server`.
-const MAX_SERVER_FAILURES: u32 = 3;
+/// Number of 400 responses that are retried. One more ends polling.
+pub(super) const MAX_BAD_REQUESTS: u32 = 3;
+/// Number of polls that follow a failure of category `server`, and of times that a sample is
+/// resubmitted after one. A request whose content makes the server fail would otherwise be repeated
+/// without end.
+pub(crate) const MAX_SERVER_FAILURES: u32 = 3;
+
+/// Returns whether a failed poll is a 400 with a body, which ends polling if the policy does not
+/// [retry rejected polls](RetryPolicy::retry_rejected_polls). A 400 without a body comes from a proxy,
+/// or from a server that does not know the request yet.
+pub(super) fn is_rejected(error: &Error) -> bool {
+    error.status() == Some(400) && error.body().is_some()
+}
 
 /// When to poll again after a failed poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +112,7 @@ impl PollFailures {
         match error.status() {
             // The server declined retries. A 408 is not a failure: the result is not ready.
             Some(400 | 429 | 500..600) if error.declines_retries() => NextPoll::Never,
-            Some(400) if self.reject_bad_requests && error.body().is_some() => NextPoll::Never,
+            _ if self.reject_bad_requests && is_rejected(error) => NextPoll::Never,
             Some(408) => {
                 self.backoffs = 0;
                 // The body of a 408 is the queue state.

@@ -4,13 +4,10 @@ use serde_json::json;
 use tinkex_wire::{ErrorCategory, JsonObject};
 
 use crate::error::{Error, ErrorKind};
+use crate::future::MAX_SERVER_FAILURES;
 
 /// Telemetry event of a failed sample. The name is the Python SDK's.
 pub(super) const SAMPLE_FAILED: &str = "RetryHandler.execute.exception";
-
-/// Maximum number of resubmissions after the server failed to execute the sample. A sample whose
-/// content makes the server fail would otherwise be repeated as long as other samples succeed.
-const MAX_SERVER_FAILURES: u32 = 3;
 
 /// Counts the failures of one sample.
 #[derive(Debug, Default)]

@@ -113,6 +113,14 @@ impl Defaults {
             Route::RetrieveFutures => return self.poll_many(call).await,
             _ => match self.outcome(route, call, &json) {
                 Some(outcome) => return self.accept(call, outcome, id),
+                // The outcome of these depends on their bodies.
+                None if matches!(
+                    route,
+                    Route::Sample | Route::ForwardBackward | Route::CreateModel
+                ) =>
+                {
+                    return undecodable(call);
+                }
                 None => return no_default(call),
             },
         };

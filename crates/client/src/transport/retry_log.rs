@@ -163,6 +163,7 @@ impl RetryLog {
                 "connection lost while waiting for a result; polling continues"
             );
         } else {
+            // Only the first failed poll of a series is logged.
             let (seconds, attempt) = (delay.as_secs_f64(), 1);
             tracing::warn!(
                 target: targets::RETRY, lane, base_url, reason, %error, status, seconds, attempt,

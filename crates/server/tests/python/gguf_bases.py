@@ -14,7 +14,7 @@ from harness import FOLDER, greedy, scored
 
 import tinker
 
-CASES = os.path.join(FOLDER, "..", "greedy", "cases.json")
+CASES = os.path.join(os.path.dirname(FOLDER), "greedy", "cases.json")
 
 
 def main():
