@@ -211,3 +211,15 @@ async fn accepted_work_may_have_a_chosen_request_id() {
     assert_eq!(error.kind(), ErrorKind::Connect);
     assert_eq!(error.request_id().unwrap(), &"mine");
 }
+
+/// Bug: work whose body cannot be decoded was answered as an unknown path (404).
+#[tokio::test(start_paused = true)]
+async fn bug_a_body_that_cannot_be_decoded_was_answered_with_404() {
+    let server = FakeServer::new();
+    for path in ["asample", "create_model", "forward_backward"] {
+        let url = format!("http://fake.test/api/v1/{path}");
+        let request = tinkex::http::Request::post(url).body("{".into()).unwrap();
+        let response = server.send(Lane::Sample, request, Duration::from_secs(1)).await.unwrap();
+        assert_eq!(response.status(), 422, "{path}");
+    }
+}
