@@ -1,22 +1,17 @@
 //! Comparison with the server of llama.cpp's Python bindings on the same GGUF file.
 //!
-//! The file contains the built-in model, which is small, so that the time of the servers matters
-//! and not that of the arithmetic.
+//! The model is so small that the time of the servers matters and not that of the arithmetic.
 
 use std::net::TcpListener;
-use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
 use serde_json::{Value, json};
-use tinkex_engine::optim::OptimizerKind;
-use tinkex_engine::{Engine, EngineOptions, LoraConfig};
-use tinkex_weights::{AdapterExport, ExportFormat};
+use tinkex_weights::{DType, GgufWriter, ModelFolder, gguf_tensor_name};
 
-use crate::Server;
-use crate::streams::stream;
+use crate::streams::{stream, stream_all};
+use crate::{Server, golden};
 
 /// Name of the model in requests.
 const NAME: &str = "gguf";
@@ -25,26 +20,53 @@ const REQUESTS: (u32, u32) = (30, 16);
 /// Time for llama.cpp's server to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Writes the built-in model as a GGUF file. An adapter that was not trained changes no weight.
-fn write_gguf(folder: &Path) -> PathBuf {
-    let (base, adapter) = (folder.join("base"), folder.join("adapter"));
-    std::fs::create_dir_all(&base).unwrap();
-    tinkex_server::write_built_in_model(&base).unwrap();
-    let engine = Engine::builtin(EngineOptions::default()).unwrap();
-    let lora = LoraConfig { rank: 1, ..LoraConfig::default() };
-    engine.create_trainer(lora, OptimizerKind::Adam).unwrap().save(&adapter).unwrap();
-    let export = AdapterExport::new(adapter, folder.join("export")).base(base);
-    let prepared = export.format(ExportFormat::Gguf).prepare().unwrap();
-    let written = prepared.write(|_| ControlFlow::Continue(())).unwrap();
-    let name = written.files.iter().find(|name| name.ends_with(".gguf")).unwrap();
-    written.folder.join(name)
+/// Writes the recorded Qwen3 model as a GGUF file. Its first tokens are single characters.
+fn write_gguf(path: &Path) {
+    let source = ModelFolder::open(golden()).unwrap();
+    let config = source.config();
+    let mut writer = GgufWriter::new();
+    writer.metadata("general.architecture", "qwen3");
+    for (key, value) in [
+        ("block_count", config.layers),
+        ("context_length", config.max_positions),
+        ("embedding_length", config.hidden_size),
+        ("feed_forward_length", config.intermediate_size),
+        ("attention.head_count", config.heads),
+        ("attention.head_count_kv", config.kv_heads),
+        ("attention.key_length", config.head_dim),
+        ("attention.value_length", config.head_dim),
+    ] {
+        writer.metadata(format!("qwen3.{key}"), u32::try_from(value).unwrap());
+    }
+    let names = ('!'..='~').map(String::from).chain((0..).map(|i| format!("t{i}")));
+    let tokens: Vec<String> = names.take(config.vocab_size).collect();
+    writer
+        .metadata("qwen3.attention.layer_norm_rms_epsilon", config.norm_eps)
+        .metadata("qwen3.rope.freq_base", 1e6_f32)
+        .metadata("tokenizer.ggml.model", "gpt2")
+        .metadata("tokenizer.ggml.pre", "qwen2")
+        .metadata("tokenizer.ggml.eos_token_id", config.eos[0])
+        .metadata("tokenizer.ggml.token_type", vec![1_i32; tokens.len()])
+        .metadata("tokenizer.ggml.tokens", tokens)
+        .metadata("tokenizer.ggml.merges", vec!["t 1".to_owned()]);
+    let names: Vec<String> = config.tensors().map(|(name, _)| name).collect();
+    for (name, shape) in config.tensors() {
+        writer.tensor(&gguf_tensor_name(&name).unwrap(), DType::F32, &shape).unwrap();
+    }
+    let fill = |i: usize, out: &mut dyn std::io::Write| {
+        for value in source.tensor(&names[i])?.to_f32()? {
+            out.write_all(&value.to_le_bytes())?;
+        }
+        Ok(())
+    };
+    writer.write(path, fill).unwrap();
 }
 
-/// Returns a request for 64 tokens at a high temperature, so that few of them end early.
+/// Returns a request for 64 tokens.
 fn request(seed: u32) -> Value {
     json!({
-        "model": NAME, "prompt": "Once upon a time", "max_tokens": 64, "temperature": 1.5,
-        "seed": seed, "stream": true,
+        "model": NAME, "prompt": "abc", "max_tokens": 64, "temperature": 1.0, "seed": seed,
+        "stream": true,
     })
 }
 
@@ -59,9 +81,8 @@ async fn measure(name: &str, address: &str) {
         events += times.events;
     }
     first.sort_by(f64::total_cmp);
-    let requests: Vec<Value> = (0..REQUESTS.1).map(request).collect();
     let start = Instant::now();
-    let at_once = join_all(requests.iter().map(|request| stream(address, request))).await;
+    let at_once = stream_all(address, (0..REQUESTS.1).map(request).collect()).await;
     let together: u32 = at_once.iter().map(|times| times.events).sum();
     println!(
         "| {name} | {:.1} ms | {:.0} | {:.0} |",
@@ -74,10 +95,11 @@ async fn measure(name: &str, address: &str) {
 /// Compares both servers. `python` has `llama-cpp-python[server]`.
 pub(crate) async fn compare(python: &Path) {
     let folder = tempfile::tempdir().unwrap();
-    let file = write_gguf(folder.path());
+    let file = folder.path().join("model.gguf");
+    write_gguf(&file);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let child = Command::new(python)
-        .args(["-m", "llama_cpp.server", "--n_ctx", "2048", "--interrupt_requests", "false"])
+        .args(["-m", "llama_cpp.server", "--n_ctx", "256", "--interrupt_requests", "false"])
         .args(["--host", "127.0.0.1", "--port", &port.to_string(), "--model_alias", NAME])
         .arg("--model")
         .arg(&file)

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use crate::{MODEL, Measurement, golden};
 
 /// Number of tokens of each stream.
-const STREAM_TOKENS: u32 = 64;
+const STREAM_TOKENS: u32 = 192;
 /// Numbers of concurrent streams.
 const STREAMS: [u32; 3] = [16, 64, 256];
 
@@ -44,25 +44,33 @@ pub(crate) async fn stream(address: &str, request: &Value) -> StreamTimes {
         line.clear();
         socket.read_line(&mut line).await.unwrap();
     }
-    let mut times = StreamTimes { first_event: 0.0, end: 0.0, events: 0 };
-    let mut chunk = Vec::new();
-    loop {
-        line.clear();
-        socket.read_line(&mut line).await.unwrap();
-        let size = usize::from_str_radix(line.trim(), 16).unwrap();
-        chunk.resize(size + 2, 0);
-        socket.read_exact(&mut chunk).await.unwrap();
-        if size == 0 {
-            break;
+    let mut first_event = 0.0;
+    let mut body = Vec::with_capacity(1 << 16);
+    // The chunks of an HTTP body end with an empty one.
+    while !body.ends_with(b"0\r\n\r\n") {
+        assert!(socket.read_buf(&mut body).await.unwrap() > 0, "the stream was interrupted");
+        if first_event == 0.0 && count_events(&body) > 0 {
+            first_event = start.elapsed().as_secs_f64();
         }
-        let count = chunk.windows(9).filter(|part| part == b"\"choices\"").count();
-        if times.events == 0 && count > 0 {
-            times.first_event = start.elapsed().as_secs_f64();
-        }
-        times.events += u32::try_from(count).unwrap();
     }
-    times.end = start.elapsed().as_secs_f64();
-    times
+    let end = start.elapsed().as_secs_f64();
+    StreamTimes { first_event, end, events: count_events(&body) }
+}
+
+/// Counts the events with choices. Every event is in one chunk.
+fn count_events(body: &[u8]) -> u32 {
+    let choices = body.windows(9).filter(|part| part == b"\"choices\"");
+    u32::try_from(choices.count()).unwrap()
+}
+
+/// Sends requests at once, each from a task of its own.
+pub(crate) async fn stream_all(address: &str, requests: Vec<Value>) -> Vec<StreamTimes> {
+    let tasks = requests.into_iter().map(|request| {
+        let address = address.to_owned();
+        #[expect(clippy::disallowed_methods, reason = "joined below")]
+        tokio::spawn(async move { stream(&address, &request).await })
+    });
+    join_all(tasks.collect::<Vec<_>>()).await.into_iter().map(Result::unwrap).collect()
 }
 
 /// Returns a request for `tokens` tokens; `n` varies prompt and seed.
@@ -111,9 +119,9 @@ pub(crate) async fn measure(address: &str) -> Vec<Measurement> {
         // The fastest of three rounds.
         let (mut seconds, mut slowest) = (f64::INFINITY, 0.0);
         for _ in 0..3 {
+            let requests = (0..count).map(|n| request(n, STREAM_TOKENS)).collect();
             let start = Instant::now();
-            let requests: Vec<Value> = (0..count).map(|n| request(n, STREAM_TOKENS)).collect();
-            let times = join_all(requests.iter().map(|request| stream(address, request))).await;
+            let times = stream_all(address, requests).await;
             let took = start.elapsed().as_secs_f64();
             // A slow reader receives several tokens in one event.
             assert!(times.iter().all(|times| (1..=STREAM_TOKENS).contains(&times.events)));
