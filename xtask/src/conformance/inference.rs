@@ -4,11 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use crate::python::{self, Packages};
-use crate::step::{XtaskError, cargo, target, tool};
+use crate::step::{XtaskError, cargo, root, target, tool};
 use crate::test_server::{TestServer, golden_model};
 
 use super::adapters::script;
 
+/// Guide whose programs are run.
+const GUIDE: &str = "docs/inference.md";
 /// API key of the server that requires one.
 const KEY: &str = "tml-conformance-0123456789abcdef";
 
@@ -45,6 +47,7 @@ fn check_npm(url: &str) -> Result<(), XtaskError> {
     tool("openai of npm", "node", &["crates/server/tests/javascript/openai.mjs"])
         .argument(url)
         .argument(&folder)
+        .argument(root().join(GUIDE))
         .run()
 }
 

@@ -191,11 +191,11 @@ async fn rejected_key_of_the_local_server_is_explained() {
 }
 
 /// Runs a printed `curl` command, or sends the same request if the program does not exist.
-fn run_curl(sandbox: &Sandbox, line: &str) -> serde_json::Value {
+fn run_curl(sandbox: &Sandbox, line: &str) -> String {
     #[expect(clippy::disallowed_methods, reason = "the programs of the machine, not the sandbox")]
     let path = std::env::var_os("PATH").unwrap_or_default();
     let has_curl = std::env::split_paths(&path).any(|folder| folder.join("curl").exists());
-    let body = if has_curl {
+    if has_curl {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("{line} --silent")]).current_dir(sandbox.path(""));
         String::from_utf8(shell.env_clear().env("PATH", path).output().unwrap().stdout).unwrap()
@@ -216,8 +216,38 @@ fn run_curl(sandbox: &Sandbox, line: &str) -> serde_json::Value {
         let mut response = String::new();
         stream.read_to_string(&mut response).unwrap();
         response.split("\r\n\r\n").nth(1).unwrap().to_owned()
-    };
+    }
+}
+
+/// As [`run_curl`], for a response that is one JSON document.
+fn run_curl_json(sandbox: &Sandbox, line: &str) -> serde_json::Value {
+    let body = run_curl(sandbox, line);
     serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {line}: {body}"))
+}
+
+/// Runs the requests of the guide, with the server of the test.
+#[test]
+fn the_documented_requests_work() {
+    let guide = include_str!("../../../../docs/inference.md");
+    let (_, block) = guide.split_once("```sh\ncurl ").unwrap();
+    let (block, _) = block.split_once("```").unwrap();
+    let sandbox = Sandbox::new();
+    let serving = ServeProcess::start(&sandbox, ANY_PORT);
+    let requests: Vec<String> = format!("curl {block}")
+        .split("\n\n")
+        .map(|line| line.trim().replace("http://127.0.0.1:8080", &serving.url))
+        .collect();
+    assert_eq!(requests.len(), 4);
+    for line in requests {
+        // The last line of a stream is the end; the first has the first token.
+        let body = run_curl(&sandbox, &line);
+        let first = body.lines().next().unwrap_or_default();
+        let json: serde_json::Value =
+            serde_json::from_str(first.strip_prefix("data: ").unwrap_or(first)).unwrap();
+        let is_answer = ["choices", "content", "data"].iter().any(|field| json[field].is_array());
+        assert!(is_answer, "{line}\n{body}");
+    }
+    serving.kill();
 }
 
 #[test]
@@ -227,7 +257,7 @@ fn the_printed_request_works_when_pasted() {
     let urls = serving.line_of_log("base URL for OpenAI clients: ");
     assert_eq!(urls, format!("{0}/v1; for Anthropic: {0}", serving.url));
     let line = serving.line_of_log("to try it: ");
-    let answer = run_curl(&sandbox, &line);
+    let answer = run_curl_json(&sandbox, &line);
     let text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default();
     assert!(text.contains("cow"), "{line}\n{answer}");
     serving.kill();
@@ -237,7 +267,7 @@ fn the_printed_request_works_when_pasted() {
     let mut serving = ServeProcess::start(&sandbox, &alias);
     let line = serving.line_of_log("to try it: ");
     assert!(!line.contains("tml-key"), "the key is not printed: {line}");
-    let answer = run_curl(&sandbox, &line);
+    let answer = run_curl_json(&sandbox, &line);
     assert_eq!(answer["model"], "story teller", "{line}\n{answer}");
     assert!(answer["choices"][0]["text"].is_string(), "{answer}");
     serving.kill();

@@ -1,16 +1,18 @@
 // Runs the official `openai` package of npm against a local server.
 //
-//     node openai.mjs BASE_URL FOLDER
+//     node openai.mjs BASE_URL FOLDER GUIDE
 //
-// FOLDER contains node_modules with the package.
+// FOLDER contains node_modules with the package. GUIDE is a Markdown file whose program is run.
 
 import assert from "node:assert/strict";
+import { readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-const require = createRequire(`${process.argv[3]}/`);
+const [baseUrl, folder, guide] = process.argv.slice(2);
+const require = createRequire(`${folder}/`);
 const { default: OpenAI } = await import(pathToFileURL(require.resolve("openai")));
-const client = new OpenAI({ baseURL: `${process.argv[2]}/v1`, apiKey: "tml-local", maxRetries: 0 });
+const client = new OpenAI({ baseURL: `${baseUrl}/v1`, apiKey: "tml-local", maxRetries: 0 });
 const model = "tinkex/tiny";
 const answer = 'A cow says "moo".';
 const messages = [{ role: "user", content: "What does a cow say?" }];
@@ -44,4 +46,8 @@ assert.ok(names.includes(model), names);
 const stream = await client.completions.create({ ...prompt, max_tokens: 1900, stream: true });
 for await (const _ of stream) break;
 stream.controller.abort();
-console.log("openai of npm: all checks passed");
+const [, documented] = readFileSync(guide, "utf8").match(/```javascript\n([^]*?)```/);
+const program = `${folder}/documented.mjs`;
+writeFileSync(program, documented.replaceAll("http://127.0.0.1:8080", baseUrl));
+await import(pathToFileURL(program));
+console.log("\nopenai of npm: all checks passed");

@@ -1,23 +1,26 @@
 """Runs the official `openai` and `anthropic` packages against a local server.
 
-    python inference.py BASE_URL SECURED_URL KEY
+    python inference.py BASE_URL SECURED_URL KEY GUIDE
 
 SECURED_URL is a server that requires the API key KEY. The official Tinker SDK trains and samples the
-weights that the completions are compared with.
+weights that the completions are compared with. GUIDE is a Markdown file whose Python programs are run.
 
 Each check is a function. A failed check is reported, and the remaining ones still run.
 """
 
 import asyncio
+import contextlib
+import io
 import json
 import os
+import re
 import struct
 import sys
 import time
 import traceback
 import urllib.request
 
-BASE_URL, SECURED_URL, KEY = sys.argv[1:4]
+BASE_URL, SECURED_URL, KEY, GUIDE = sys.argv[1:5]
 os.environ["TINKER_BASE_URL"] = BASE_URL
 # Replace a real key of the environment, so that it is never sent.
 os.environ["TINKER_API_KEY"] = "tml-local"
@@ -365,6 +368,18 @@ def closing_a_stream_cancels_its_request(service):
     assert after["failed_jobs_total"] - before["failed_jobs_total"] == 2, (before, after)
     sampled = after["sampled_tokens_total"] - before["sampled_tokens_total"]
     assert sampled < 2 * 8 * 1900 / 2, f"{sampled} tokens were sampled after the streams were closed"
+
+
+@check
+def documented_programs_run(service):
+    with open(GUIDE) as file:
+        programs = re.findall(r"```python\n(.*?)```", file.read(), flags=re.DOTALL)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for program in programs:
+            exec(compile(program.replace("http://127.0.0.1:8080", BASE_URL), GUIDE, "exec"), {})
+    assert len(programs) == 2, programs
+    assert "cow" in printed.getvalue() and "dog" in printed.getvalue(), printed.getvalue()
 
 
 def datum(prompt, completion):
