@@ -272,3 +272,21 @@ fn the_printed_request_works_when_pasted() {
     assert!(answer["choices"][0]["text"].is_string(), "{answer}");
     serving.kill();
 }
+
+#[tokio::test]
+async fn the_request_that_quickstart_prints_works() {
+    let sandbox = Sandbox::new();
+    let printed = sandbox.run("quickstart --steps 2").await.ok().out;
+    let line = |start: &str| {
+        let lines = printed.lines().map(str::trim);
+        lines.clone().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{printed}"))
+    };
+    let serve = line("tinkex serve ").strip_prefix("tinkex serve ").unwrap();
+    let options: Vec<&str> = serve.split(' ').chain(ANY_PORT.iter().copied()).collect();
+    let serving = ServeProcess::start(&sandbox, &options);
+    let request = line("curl ").replace("http://127.0.0.1:8080", &serving.url);
+    let answer = run_curl_json(&sandbox, &request);
+    assert_eq!(answer["model"], "pirate", "{answer}");
+    assert!(answer["choices"][0]["message"]["content"].is_string(), "{answer}");
+    serving.kill();
+}
