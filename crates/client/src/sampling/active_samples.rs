@@ -43,16 +43,11 @@ impl ActiveSamples {
 
     /// Waits for a concurrency permit. The progress timeout starts afterwards.
     pub(super) async fn start(&self) -> ActiveSample<'_> {
-        let permit = self.acquire().await;
-        ActiveSample { samples: self, start: Instant::now(), _permit: permit }
-    }
-
-    /// Waits for a concurrency permit, which is `None` if the number of samples is not limited.
-    pub(super) async fn acquire(&self) -> Option<Permit> {
-        match &self.concurrency {
+        let permit = match &self.concurrency {
             Some(concurrency) => Some(concurrency.acquire(1).await),
             None => None,
-        }
+        };
+        ActiveSample { samples: self, start: Instant::now(), permit }
     }
 
     /// Restarts the progress timeout of all samples.
@@ -70,10 +65,16 @@ impl ActiveSamples {
 pub(super) struct ActiveSample<'a> {
     samples: &'a ActiveSamples,
     start: Instant,
-    _permit: Option<Permit>,
+    permit: Option<Permit>,
 }
 
 impl ActiveSample<'_> {
+    /// Returns the concurrency permit, for a sample that has a timeout of its own; `None` if the
+    /// number of samples is not limited.
+    pub(super) fn into_permit(self) -> Option<Permit> {
+        self.permit
+    }
+
     /// Waits until no sample has succeeded for the progress timeout, counted from the start of this
     /// sample at the earliest, and returns the timeout. Never resolves if the timeout is disabled.
     pub(super) async fn progress_timeout(&self) -> Duration {

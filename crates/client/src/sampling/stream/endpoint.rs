@@ -58,9 +58,8 @@ pub(super) async fn open(
     call: &mut CallProgress,
 ) -> Result<OpenedEndpoint> {
     let session = &view.shared.session;
-    let permit = view.active.acquire().await;
     let sent = session.run_until_closed(send(view, request, idle_timeout, call)).await;
-    let response = match sent {
+    let (response, permit) = match sent {
         Err(error) if is_missing_endpoint(&error) => {
             session.connection().set_no_sample_streams();
             return Ok(OpenedEndpoint::Unsupported);
@@ -88,8 +87,9 @@ async fn send(
     request: &SampleStreamRequest,
     idle_timeout: Duration,
     call: &mut CallProgress,
-) -> Result<Response<ResponseBody>> {
+) -> Result<(Response<ResponseBody>, Option<Permit>)> {
     let session = &view.shared.session;
+    let active = view.active.start().await.into_permit();
     let bytes = size_of_val(&request.prompt[..]) as u64;
     let admission = session.admission();
     // Held until the server has accepted the request, as for other samples.
@@ -100,7 +100,8 @@ async fn send(
     header::put(&mut options.headers, wire_header::SAMPLING_BACKPRESSURE, "1");
     options.headers.insert(ACCEPT, HeaderValue::from_static(EVENT_STREAM));
     let transport = session.transport();
-    transport.send_streaming_in_call(request, &options, idle_timeout, call).await
+    let sent = transport.send_streaming_in_call(request, &options, idle_timeout, call).await;
+    Ok((sent?, active))
 }
 
 /// Returns whether the error says that the server does not have the endpoint. A 404 in the shape of

@@ -90,13 +90,11 @@ pub struct StreamedToken {
 /// Dropping the stream closes its connection, which cancels the sample on the server.
 /// [`next`](Self::next) is cancel safe: no token is lost if its future is dropped.
 #[must_use = "nothing is sent until the stream is polled"]
-pub struct SampleStream(StreamState);
-
-enum StreamState {
-    New(Box<UnstartedStream>),
-    Started(BoxStream<'static, Result<StreamedToken>>),
-    /// While `New` is turned into `Started`.
-    Starting,
+pub struct SampleStream {
+    /// Set until the first poll.
+    unstarted: Option<Box<UnstartedStream>>,
+    /// Set from the first poll on.
+    tokens: Option<BoxStream<'static, Result<StreamedToken>>>,
 }
 
 /// A stream that has not been started.
@@ -128,13 +126,14 @@ impl SamplingClient {
         prompt: impl Into<ModelInput>,
         params: SamplingParams,
     ) -> SampleStream {
-        SampleStream(StreamState::New(Box::new(UnstartedStream {
+        let unstarted = UnstartedStream {
             client: self.clone(),
             prompt: prompt.into(),
             params,
             idle_timeout: IDLE_TIMEOUT,
             text: TextSource::BaseModel,
-        })))
+        };
+        SampleStream { unstarted: Some(Box::new(unstarted)), tokens: None }
     }
 }
 
@@ -183,7 +182,7 @@ impl SampleStream {
     }
 
     fn set(mut self, change: impl FnOnce(&mut UnstartedStream)) -> Self {
-        if let StreamState::New(options) = &mut self.0 {
+        if let Some(options) = &mut self.unstarted {
             change(options);
         }
         self
@@ -201,17 +200,12 @@ impl Stream for SampleStream {
     type Item = Result<StreamedToken>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        loop {
-            match &mut self.0 {
-                StreamState::Started(tokens) => return tokens.poll_next_unpin(context),
-                state => {
-                    if let StreamState::New(options) =
-                        std::mem::replace(state, StreamState::Starting)
-                    {
-                        *state = StreamState::Started(options.start());
-                    }
-                }
-            }
+        if let Some(unstarted) = self.unstarted.take() {
+            self.tokens = Some(unstarted.start());
+        }
+        match &mut self.tokens {
+            Some(tokens) => tokens.poll_next_unpin(context),
+            None => Poll::Ready(None),
         }
     }
 }
@@ -242,7 +236,13 @@ impl UnstartedStream {
                 let model = client.sampler_id().as_str();
                 let request = SampleStreamRequest::new(model, tokens, params.clone());
                 let opening = endpoint::open(&client.0, &request, idle_timeout, &mut call);
-                let opened = within(deadline, opening).await;
+                let opened = match deadline {
+                    None => opening.await,
+                    Some((limit, end)) => {
+                        let opened = timeout_at(end, opening).await;
+                        opened.unwrap_or_else(|_| Err(call.deadline(limit).during("sample_stream")))
+                    }
+                };
                 let log = client.0.shared.session.transport().retry_log();
                 match &opened {
                     Ok(OpenedEndpoint::Unsupported) => {}
