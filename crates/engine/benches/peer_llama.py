@@ -3,7 +3,7 @@
 
     peer_llama.py make FOLDER PRECISION FILE   converts a Hugging Face folder (Qwen3) to GGUF
     peer_llama.py quantize FROM FORMAT FILE    quantizes a GGUF file to q8_0 or q4_k (Q4_K_M)
-    peer_llama.py adapter FOLDER FORMAT FILE   writes an adapter of rank 32 (f32) for all linear layers
+    peer_llama.py adapter FOLDER lora FILE     writes an adapter of rank 32 (f32) for all linear layers
                                                but the unembedding
     peer_llama.py run FILE ADAPTER WORK ROUNDS prints a result in the format of benches/engine.rs
 
@@ -83,10 +83,9 @@ def quantize(source, format, path):
     os.rename(path + ".part", path)
 
 
-def adapter(folder, precision, path):
+def adapter(folder, _, path):
     import gguf
 
-    assert precision == "f32"
     out = gguf.GGUFWriter(path + ".part", "qwen3")
     out.add_type(gguf.GGUFType.ADAPTER)
     out.add_string("adapter.type", "lora")

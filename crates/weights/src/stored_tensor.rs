@@ -7,7 +7,7 @@ use std::path::Path;
 
 use half::f16;
 
-use crate::{DType, Error, Result};
+use crate::{BlockFormat, DType, Error, Result};
 
 /// A tensor of a file, borrowed from the open file.
 #[derive(Clone, Copy, Debug)]
@@ -167,6 +167,39 @@ impl<'a> StoredTensor<'a> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Reads whole rows into `out`, from row `first` on, and encodes them in `format`.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if a row is not finite, or if its elements are too large for the scales of
+    /// the format; otherwise as [`read_f32`](Self::read_f32).
+    ///
+    /// # Panics
+    /// If rows do not consist of whole blocks of the format, or `out` does not have the size of
+    /// whole rows.
+    pub fn read_rows_as(&self, format: BlockFormat, first: usize, out: &mut [u8]) -> Result<()> {
+        let len = self.row_len();
+        let row_bytes = format.byte_len(len).unwrap_or(0);
+        assert!(
+            row_bytes > 0 && out.len().is_multiple_of(row_bytes),
+            "the buffer has {} bytes, expected whole rows of {row_bytes} bytes",
+            out.len()
+        );
+        let mut values = vec![0.0; out.len() / row_bytes * len];
+        let start = first * len;
+        self.read_f32(start..start + values.len(), &mut values)?;
+        self.check_finite(start, &values)?;
+        format.encode(&values, out);
+        if format.is_finite(out) {
+            return Ok(());
+        }
+        let (name, format) = (self.name, format.name());
+        let reason = format!(
+            "tensor {name} has elements that are too large for {format} in row {first} or a later \
+             one"
+        );
+        Err(Error::bad_file(self.path, reason))
     }
 
     /// Returns the number of elements of a row: the product of all dimensions but the first.

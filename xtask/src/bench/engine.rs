@@ -21,8 +21,12 @@ const TORCH_TIMEOUT_FACTOR: f64 = 4.0;
 /// Lower bound of that timeout, in seconds.
 const TORCH_MIN_TIMEOUT: f64 = 60.0;
 
+/// Name of the adapter in place of a weight format, in file names.
+const ADAPTER: &str = "lora";
+
 /// Measurements of one process by name: `wall` and `cpu` in seconds, `peak` in MiB, `first` (time
 /// to the first token) in seconds. `longer` is present if the process was stopped at its timeout.
+/// `file` and `cache` are the sizes of the model's file and of the KV cache in MiB.
 pub(super) type Measurements = BTreeMap<String, f64>;
 
 /// One of the two measurements of a row.
@@ -55,9 +59,8 @@ pub(super) fn run(options: &[&str]) -> Result<(), XtaskError> {
             labels.join(" ")
         )));
     }
-    let llama = rows.iter().any(|row| row.peer == Peer::Llama || is_quantized(row.precision));
-    let tools = Tools::prepare(llama)?;
-    if let (true, Err(cause)) = (llama, &tools.llama) {
+    let tools = Tools::prepare(&rows)?;
+    if let (true, Err(cause)) = (rows.iter().any(|row| row.needs_llama()), &tools.llama) {
         println!("\nskipping llama.cpp: {cause}");
     }
     println!("\n| model | weights | work | engine | peer | ratio | target | peak MiB | |");
@@ -100,13 +103,14 @@ fn parse_options<'a>(options: &[&'a str]) -> Result<(Vec<&'a str>, usize), Xtask
 }
 
 impl Tools {
-    fn prepare(llama: bool) -> Result<Self, XtaskError> {
+    /// Installs the peers of `rows` and creates the models.
+    fn prepare(rows: &[&Row]) -> Result<Self, XtaskError> {
         let packages = Packages::wheels(&["torch", "transformers", "peft"]);
         let python = python::environment(Path::new("bench-python"), &packages)?;
         let models = target().join("bench-models");
         output(Command::new(&python).arg(script("peer.py")).arg("make").arg(&models))?;
-        let llama = match llama {
-            true => llama_environment(&models).map_err(|failure| failure.to_string()),
+        let llama = match rows.iter().any(|row| row.needs_llama()) {
+            true => llama_environment(&models, rows).map_err(|failure| failure.to_string()),
             false => Err("no row needs it".to_owned()),
         };
         Ok(Self { engine: build()?, models, python, llama })
@@ -164,6 +168,7 @@ impl Tools {
                 let mut command = Command::new(python);
                 command.arg(script("peer_llama.py")).arg("run");
                 command.arg(gguf(&self.models, row.model, precision));
+                command.arg(gguf(&self.models, row.model, ADAPTER));
                 command
             }
             _ => {
@@ -210,8 +215,9 @@ fn parse_result(output: &str) -> Result<Measurements, XtaskError> {
     Ok(line.split_whitespace().filter_map(field).collect())
 }
 
-/// Returns a Python interpreter with llama.cpp, built from source, and converts the models to GGUF.
-fn llama_environment(models: &Path) -> Result<PathBuf, XtaskError> {
+/// Returns a Python interpreter with llama.cpp, built from source, and converts the models of `rows`
+/// to GGUF.
+fn llama_environment(models: &Path, rows: &[&Row]) -> Result<PathBuf, XtaskError> {
     let python = python::llama_cpp()?;
     let convert = |model: &str, precision: &str, action: &str, from: PathBuf| {
         let file = gguf(models, model, precision);
@@ -222,11 +228,15 @@ fn llama_environment(models: &Path) -> Result<PathBuf, XtaskError> {
         convert.arg(script("peer_llama.py")).arg(action).arg(from).arg(precision).arg(&file);
         output(&mut convert).map(drop)
     };
-    for (model, precision) in [("A", "f32"), ("A", "bf16"), ("B", "f32"), ("B", "bf16")] {
-        convert(model, precision, "make", models.join(model))?;
-    }
-    for precision in ["q8_0", "q4_k"] {
-        convert("B", precision, "quantize", gguf(models, "B", "bf16"))?;
+    for row in rows.iter().filter(|row| row.needs_llama()) {
+        let (model, precision) = (row.model, row.precision);
+        if is_quantized(precision) {
+            convert(model, "bf16", "make", models.join(model))?;
+            convert(model, precision, "quantize", gguf(models, model, "bf16"))?;
+        } else {
+            convert(model, precision, "make", models.join(model))?;
+        }
+        convert(model, ADAPTER, "adapter", models.join(model))?;
     }
     Ok(python)
 }
@@ -235,7 +245,7 @@ fn gguf(models: &Path, model: &str, precision: &str) -> PathBuf {
     models.join(format!("{model}-{precision}.gguf"))
 }
 
-fn is_quantized(precision: &str) -> bool {
+pub(super) fn is_quantized(precision: &str) -> bool {
     precision.starts_with('q')
 }
 

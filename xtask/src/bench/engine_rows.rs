@@ -1,6 +1,6 @@
 //! Rows of the engine benchmark: workload, peer and target.
 
-use super::engine::Measurements;
+use super::engine::{Measurements, is_quantized};
 use crate::step::XtaskError;
 
 /// Program that runs a workload.
@@ -25,6 +25,8 @@ pub(super) enum PerformanceTarget {
     SpeedAndMemory { min_speed: f64, max_memory: f64 },
     /// Maximum time in seconds.
     Seconds(f64),
+    /// Maximum peak memory relative to the size of the model's file and of the KV cache.
+    FileMemory(f64),
     /// None: the row is only reported.
     ReportOnly,
 }
@@ -36,23 +38,27 @@ enum WorkloadKind {
     Train,
     /// A training step on 8 completions of different lengths for each of 4 prompts.
     Ragged,
-    /// `decodeN`: N prompts of 64 tokens, 128 new tokens each.
+    /// `decodeN`: N prompts of 64 tokens, 128 new tokens each, with the base model.
     Decode,
+    /// `loraN`: the same with an adapter.
+    Lora,
     /// `adaptersN`: one batch of 32 sequences that use N adapters.
     Adapters,
     /// `liveN`: N adapters are loaded, and requests use one after the other.
     LoadedAdapters,
     /// `contextN`: one token after a context of N tokens.
     LongContext,
-    /// Opening the model.
+    /// Opening the model, compared with reading its file; `cold` if the file is not in the page
+    /// cache.
     Load,
 }
 
 impl WorkloadKind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Train,
         Self::Ragged,
         Self::Decode,
+        Self::Lora,
         Self::Adapters,
         Self::LoadedAdapters,
         Self::LongContext,
@@ -65,6 +71,7 @@ impl WorkloadKind {
             Self::Train => "train",
             Self::Ragged => "ragged",
             Self::Decode => "decode",
+            Self::Lora => "lora",
             Self::Adapters => "adapters",
             Self::LoadedAdapters => "live",
             Self::LongContext => "context",
@@ -163,12 +170,17 @@ const TRAINING: PerformanceTarget =
 /// The time per token grows at most linearly with the length of the context.
 const LINEAR: PerformanceTarget = PerformanceTarget::Speed(2048.0 / 4032.0);
 
+/// A model is loaded in at most 1.2 times the time that reading its file takes.
+const LOADING: PerformanceTarget = PerformanceTarget::Speed(1.0 / 1.2);
+/// A loaded model takes little more memory than its file.
+const RESIDENT: PerformanceTarget = PerformanceTarget::FileMemory(1.15);
+
 /// All rows, in the order in which they are printed. The columns are the parameters of [`row`],
 /// [`engine_row`] and [`bf16_row`].
-pub(super) const ROWS: [Row; 32] = {
+pub(super) const ROWS: [Row; 44] = {
     use Peer::{Llama, Torch};
     use PerformanceTarget::{ReportOnly, Seconds, Speed};
-    use WorkloadKind::{Adapters, Decode, Load, LoadedAdapters, LongContext, Ragged, Train};
+    use WorkloadKind::{Adapters, Decode, Load, LoadedAdapters, LongContext, Lora, Ragged, Train};
 
     [
         row(Train, A_F32, "train", 5, Torch, TRAINING),
@@ -177,12 +189,10 @@ pub(super) const ROWS: [Row; 32] = {
         row(Train, B_BF16, "train", 1, Torch, TRAINING),
         row(Ragged, A_F32, "ragged", 2, Torch, Speed(2.0)),
         row(Ragged, B_F32, "ragged", 1, Torch, Speed(2.0)),
-        row(Decode, A_F32, "decode1", 3, Torch, ReportOnly),
         row(Decode, A_F32, "decode1", 3, Llama, ReportOnly),
         row(Decode, A_F32, "decode8", 3, Llama, ReportOnly),
         row(Decode, A_BF16, "decode1", 3, Llama, ReportOnly),
         row(Decode, A_BF16, "decode8", 3, Llama, ReportOnly),
-        row(Decode, B_BF16, "decode1", 1, Torch, Speed(1.8)),
         row(Decode, B_BF16, "decode1", 1, Llama, Speed(0.95)),
         row(Decode, B_BF16, "decode8", 1, Llama, Speed(1.2)),
         row(Decode, B_F32, "decode1", 1, Llama, Speed(0.9)),
@@ -193,6 +203,14 @@ pub(super) const ROWS: [Row; 32] = {
         row(Decode, B_Q4_K, "decode8", 1, Llama, Speed(1.0)),
         bf16_row(Decode, B_Q8_0, "decode1", Speed(1.6)),
         bf16_row(Decode, B_Q4_K, "decode1", Speed(2.2)),
+        row(Decode, B_BF16, "decode1", 1, Peer::None, RESIDENT),
+        row(Decode, B_Q8_0, "decode1", 1, Peer::None, RESIDENT),
+        row(Decode, B_Q4_K, "decode1", 1, Peer::None, RESIDENT),
+        row(Lora, A_F32, "lora1", 3, Torch, ReportOnly),
+        row(Lora, B_BF16, "lora1", 1, Torch, Speed(1.8)),
+        row(Lora, B_BF16, "lora1", 1, Llama, Speed(0.95)),
+        row(Lora, B_Q8_0, "lora1", 1, Llama, Speed(0.95)),
+        row(Lora, B_Q4_K, "lora1", 1, Llama, Speed(0.9)),
         bf16_row(Train, B_Q8_0, "train", Speed(0.9)),
         engine_row(Adapters, A_F32, "adapters8", 3, "adapters1", Speed(0.8)),
         engine_row(Adapters, B_BF16, "adapters8", 1, "adapters1", Speed(0.8)),
@@ -201,8 +219,14 @@ pub(super) const ROWS: [Row; 32] = {
         engine_row(LoadedAdapters, A_F32, "live64", 3, "live1", Speed(0.9)),
         engine_row(LongContext, A_F32, "context2048", 3, "context512", ReportOnly),
         engine_row(LongContext, A_F32, "context4032", 3, "context2048", LINEAR),
-        row(Load, B_BF16, "load", 2, Peer::None, Seconds(2.0)),
-        row(Load, B_F32, "load", 2, Peer::None, ReportOnly),
+        row(Load, B_BF16, "load", 1, Peer::None, Seconds(2.0)),
+        row(Load, B_F32, "load", 1, Peer::None, ReportOnly),
+        engine_row(Load, B_BF16, "load", 1, "read", ReportOnly),
+        engine_row(Load, B_Q8_0, "load", 1, "read", ReportOnly),
+        engine_row(Load, B_Q4_K, "load", 1, "read", ReportOnly),
+        engine_row(Load, B_BF16, "coldload", 1, "coldread", LOADING),
+        engine_row(Load, B_Q8_0, "coldload", 1, "coldread", LOADING),
+        engine_row(Load, B_Q4_K, "coldload", 1, "coldread", LOADING),
     ]
 };
 
@@ -215,6 +239,11 @@ impl Row {
     /// Returns the workload of the peer.
     pub(super) fn peer_work(&self) -> &'static str {
         self.peer_work.unwrap_or(self.work)
+    }
+
+    /// Returns whether the row is measured with llama.cpp, or on a file that llama.cpp quantized.
+    pub(super) fn needs_llama(&self) -> bool {
+        self.peer == Peer::Llama || is_quantized(self.precision)
     }
 
     /// Returns the weight format of the peer.
@@ -251,6 +280,11 @@ impl Row {
             PerformanceTarget::ReportOnly => (String::new(), true),
             PerformanceTarget::Speed(min) => (format!("≥ {min:.2}×"), speed >= Some(min)),
             PerformanceTarget::Seconds(max) => (format!("≤ {max} s"), seconds <= max),
+            PerformanceTarget::FileMemory(max) => {
+                let size = get(ours, "file").zip(get(ours, "cache")).map(|(a, b)| a + b);
+                let met = size.is_some_and(|size| peak <= max * size);
+                (format!("memory ≤ {max:.2}× of {:.0} MiB", size.unwrap_or(0.0)), met)
+            }
             PerformanceTarget::SpeedAndMemory { min_speed, max_memory } => (
                 format!("≥ {min_speed:.2}×, memory ≤ {max_memory}×"),
                 speed >= Some(min_speed) && memory.is_some_and(|memory| memory <= max_memory),

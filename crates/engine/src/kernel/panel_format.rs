@@ -9,12 +9,12 @@
 //! | [`F32`] | 1 | 64 | 16 weights |
 //! | [`F16`] | 1 | 32 | 16 weights |
 //! | [`Bf16`] | 2 | 64 | 16 words: the weight of the first input, then (upper half) of the second |
-//! | [`Q8_0`] | 32 | 544 | 16 scales (f16); 16 signed bytes for each input |
+//! | [`Q8_0`] | 32 | 544 | 16 scales (f16); 16 words for every 4 inputs |
 //! | [`Q4_0`] | 32 | 288 | 16 scales (f16); 16 words for every 8 inputs |
 //! | [`Q4K`] | 256 | 2368 | 16 scales and 16 minimum scales (f16); 16 factors of the scale and 16 of the minimum (bytes) for every 32 inputs; 16 words for every 8 inputs |
 //! | [`Q6K`] | 256 | 3392 | 16 scales (f16) and 32 unused bytes; 16 factors (signed bytes) for every 16 inputs; 3 × 16 words for every 16 inputs |
 //!
-//! A word has eight weights of 4 bits, the first one in the lowest bits. Three words have sixteen
+//! A word has four weights of 8 bits, plus 128, or eight of 4 bits, the first one in the lowest bits. Three words have sixteen
 //! weights of 6 bits: five each from the lowest bits on, and two bits each of the last weight.
 //!
 //! The decoded weights are those of the reference implementation of GGUF in f32, bit for bit: the
@@ -26,7 +26,7 @@
     reason = "reads through raw pointers; every function documents its requirements"
 )]
 
-use super::simd::Simd16;
+use super::simd::{BYTE_BASE, Simd16};
 
 /// Storage format of a panel, read in blocks. A block consists of `SCALES` parts with a common
 /// scale, a part consists of `CHUNKS` chunks, and a chunk of `CHUNK` inputs.
@@ -177,8 +177,13 @@ impl PanelFormat for Bf16 {
     }
 }
 
-/// `scale · number`, with a number of 8 bits.
+/// `scale · number`, with a signed number of 8 bits, stored plus 128.
 pub(super) struct Q8_0;
+
+impl Q8_0 {
+    /// The stored byte that means 0.
+    pub(super) const ZERO: u8 = 128;
+}
 
 impl PanelFormat for Q8_0 {
     const INPUTS: usize = 32;
@@ -188,13 +193,17 @@ impl PanelFormat for Q8_0 {
     const CHUNK: usize = 4;
     const CHUNK_BYTES: usize = 64;
 
-    type Scale<W: Simd16> = W;
-    type Chunk<W: Simd16> = *const u8;
+    /// The scale, and the scale times the value that [`Simd16::byte`] returns for a number of 0.
+    type Scale<W: Simd16> = (W, W);
+    type Chunk<W: Simd16> = W::Words;
 
     #[inline(always)]
-    unsafe fn scale<W: Simd16>(block: *const u8, _: usize) -> W {
+    unsafe fn scale<W: Simd16>(block: *const u8, _: usize) -> (W, W) {
         // SAFETY: the caller promises a valid block and the instructions of `W`.
-        unsafe { W::load_f16(block) }
+        unsafe {
+            let scale = W::load_f16(block);
+            (scale, scale.times(W::all(BYTE_BASE + f32::from(Self::ZERO))))
+        }
     }
 
     #[inline(always)]
@@ -203,15 +212,17 @@ impl PanelFormat for Q8_0 {
     }
 
     #[inline(always)]
-    unsafe fn chunk<W: Simd16>(from: *const u8) -> *const u8 {
-        from
+    unsafe fn chunk<W: Simd16>(from: *const u8) -> W::Words {
+        // SAFETY: the caller promises a valid chunk and the instructions of `W`.
+        unsafe { W::load_words(from) }
     }
 
     #[inline(always)]
-    unsafe fn weights<W: Simd16, const I: usize>(chunk: *const u8, scale: W) -> W {
-        // SAFETY: the caller promises that the chunk, which has sixteen bytes for each of its
-        // inputs, is valid, and the instructions of `W`.
-        unsafe { scale.times(W::load_i8(chunk.add(I * 16).cast())) }
+    unsafe fn weights<W: Simd16, const I: usize>(chunk: W::Words, (scale, zero): (W, W)) -> W {
+        // Both products are exact: a scale has 11 significant bits, a byte with its base 16, and
+        // `BYTE_BASE + 128` has 9. The difference is `scale · number`, which has at most 19.
+        // SAFETY: the caller promises the instructions of `W`.
+        unsafe { scale.times_minus(W::byte::<I>(chunk), zero) }
     }
 }
 

@@ -11,8 +11,6 @@ use super::{Isa, Kernel, PANEL, WeightFormat};
 thread_local! {
     /// Buffer for the rows of one panel, as f32.
     static PANEL_VALUES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    /// Buffer for source rows that are to be quantized, as f32.
-    static VALUES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     /// Buffer for the source rows of one panel, as GGUF blocks.
     static BLOCKS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
@@ -50,9 +48,9 @@ type ReadInto<'a, T, E> = &'a (dyn Fn(usize, &mut [T]) -> Result<(), E> + Sync);
 /// How whole rows of a matrix are read.
 #[derive(Clone, Copy)]
 pub(crate) enum ReadRows<'a, E> {
-    /// As f32, converted to the storage format.
+    /// As f32, for storage formats that are not quantized.
     Values(ReadInto<'a, f32, E>),
-    /// As GGUF blocks of the storage format, which must be a quantized one.
+    /// As GGUF blocks of the storage format, for quantized ones.
     Blocks(ReadInto<'a, u8, E>),
 }
 
@@ -140,7 +138,7 @@ impl<'a> PanelBlocks<'a> {
     ///
     /// # Panics
     /// If there is no such block.
-    pub(super) fn from_block(&self, index: usize) -> &'a [u8] {
+    pub(super) fn starting_at(&self, index: usize) -> &'a [u8] {
         &self.bytes[index * self.stride..]
     }
 
@@ -206,8 +204,9 @@ impl Panels {
     /// An error of a source.
     ///
     /// # Panics
-    /// If a source reads blocks of a format that has none, if `cols` is not a multiple of the block
-    /// of a quantized format, or if the size of the matrix exceeds the address space.
+    /// If a source reads values of a quantized format or blocks of another one, if `cols` is not a
+    /// multiple of the block of a quantized format, or if the size of the matrix exceeds the address
+    /// space.
     pub(crate) fn stack<E: Send>(
         kernel: &Kernel,
         cols: usize,
@@ -215,7 +214,7 @@ impl Panels {
     ) -> Result<Self, E> {
         for MatrixSource { format, read, .. } in sources {
             let blocks = matches!(read, ReadRows::Blocks(_));
-            assert!(!blocks || format.is_quantized(), "blocks of {format:?}");
+            assert_eq!(blocks, format.is_quantized(), "{format:?} is read as blocks");
         }
         let rows = sources.iter().map(|source| source.rows).sum();
         let stack = SourceStack { sources, rows, cols };
@@ -351,63 +350,49 @@ impl<E> SourceStack<'_, E> {
         format: WeightFormat,
         out: impl Iterator<Item = &'a mut [u8]>,
     ) -> Result<(), E> {
-        let rows = self.panel_rows(panel);
+        let (rows, cols) = (self.panel_rows(panel), self.cols);
         if format.is_quantized() {
-            return with_buffer(&BLOCKS, rows.len() * format.row_bytes(self.cols), |buffer| {
-                let row_bytes = format.row_bytes(self.cols);
+            let row_bytes = format.row_bytes(cols);
+            return with_buffer(&BLOCKS, rows.len() * row_bytes, |buffer| {
                 for (source, part, first) in self.parts(rows) {
-                    let out = &mut buffer[part.start * row_bytes..part.end * row_bytes];
-                    source.read_blocks(first, self.cols, out)?;
+                    let rows = &mut buffer[part.start * row_bytes..part.end * row_bytes];
+                    source.read_blocks(first, rows)?;
                 }
                 format.pack_blocks(buffer, row_bytes, out);
                 Ok(())
             });
         }
-        with_buffer(&PANEL_VALUES, rows.len() * self.cols, |buffer| {
+        with_buffer(&PANEL_VALUES, rows.len() * cols, |buffer| {
             for (source, part, first) in self.parts(rows) {
-                let out = &mut buffer[part.start * self.cols..part.end * self.cols];
-                match source.format.block_format() {
-                    None => source.read_values(first, out)?,
-                    Some(format) => {
-                        let rows = part.len() * source.format.row_bytes(self.cols);
-                        let mut blocks = vec![0; rows];
-                        source.read_blocks(first, self.cols, &mut blocks)?;
-                        format.decode(&blocks, out);
-                    }
-                }
+                source.read_values(first, cols, &mut buffer[part.start * cols..part.end * cols])?;
             }
-            format.pack_values(isa, buffer, self.cols, out);
+            format.pack_values(isa, buffer, cols, out);
             Ok(())
         })
     }
 }
 
 impl<E> MatrixSource<'_, E> {
-    /// Reads rows as f32.
-    ///
-    /// # Panics
-    /// If the source reads blocks.
-    fn read_values(&self, first: usize, out: &mut [f32]) -> Result<(), E> {
-        match self.read {
-            ReadRows::Values(read) => read(first, out),
-            ReadRows::Blocks(_) => unreachable!("blocks of {:?}", self.format),
+    /// Reads rows of `cols` weights as f32. Decodes them if the source reads blocks.
+    fn read_values(&self, first: usize, cols: usize, out: &mut [f32]) -> Result<(), E> {
+        match (&self.read, self.format.block_format()) {
+            (ReadRows::Values(read), _) => read(first, out),
+            (ReadRows::Blocks(_), None) => unreachable!("blocks of {:?}", self.format),
+            (ReadRows::Blocks(read), Some(format)) => {
+                let mut blocks = vec![0; out.len() / cols * self.format.row_bytes(cols)];
+                read(first, &mut blocks)?;
+                format.decode(&blocks, out);
+                Ok(())
+            }
         }
     }
 
-    /// Reads rows of `cols` weights as GGUF blocks of the format, which must be a quantized one.
-    /// Quantizes them if the source reads values.
-    fn read_blocks(&self, first: usize, cols: usize, out: &mut [u8]) -> Result<(), E> {
-        if let ReadRows::Blocks(read) = self.read {
-            return read(first, out);
+    /// Reads rows as GGUF blocks of the format, which must be a quantized one.
+    fn read_blocks(&self, first: usize, out: &mut [u8]) -> Result<(), E> {
+        match self.read {
+            ReadRows::Blocks(read) => read(first, out),
+            ReadRows::Values(_) => unreachable!("values of {:?}", self.format),
         }
-        let rows = out.len() / self.format.row_bytes(cols);
-        with_buffer(&VALUES, rows * cols, |values| {
-            self.read_values(first, values)?;
-            if let Some(format) = self.format.block_format() {
-                format.encode(values, out);
-            }
-            Ok(())
-        })
     }
 }
 
@@ -426,32 +411,6 @@ fn with_buffer<T: Clone + Default, R>(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_are_quantized_as_blocks() {
-        let cols = 512;
-        let matrix: Vec<f32> = (0_u16..40 * 512).map(|i| f32::from(i % 977) - 488.0).collect();
-        let rows = matrix.len() / cols;
-        let read = |first: usize, out: &mut [f32]| {
-            out.copy_from_slice(&matrix[first * cols..][..out.len()]);
-            Ok::<_, Infallible>(())
-        };
-        for format in WeightFormat::QUANTIZED {
-            let source = MatrixSource { rows, format, read: ReadRows::Values(&read) };
-            let Ok(panels) = Panels::stack(&Kernel::portable(), cols, &[source]);
-            let block_format = format.block_format().unwrap();
-            let mut blocks = vec![0; block_format.byte_len(matrix.len()).unwrap()];
-            let mut want = vec![0.0; matrix.len()];
-            block_format.encode(&matrix, &mut blocks);
-            block_format.decode(&blocks, &mut want);
-            assert!(panels.bytes() < blocks.len() * 5 / 4);
-            let mut row = vec![0.0; cols];
-            for (i, want) in want.chunks_exact(cols).enumerate() {
-                panels.row(i, &mut row);
-                assert_eq!(row, want, "{format:?} {i}");
-            }
-        }
-    }
 
     #[test]
     fn unpacking_restores_the_packed_rows() {

@@ -30,6 +30,8 @@ pub(super) trait Simd16: Copy {
     type Words: Copy;
 
     unsafe fn zero() -> Self;
+    /// Returns a vector whose elements are all `value`.
+    unsafe fn all(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
     /// Loads sixteen IEEE half-precision values as f32, little-endian.
@@ -51,6 +53,8 @@ pub(super) trait Simd16: Copy {
     unsafe fn lower_bf16(words: Self::Words) -> Self;
     /// Returns the bf16 values in the upper half of each word.
     unsafe fn upper_bf16(words: Self::Words) -> Self;
+    /// Returns [`BYTE_BASE`] plus byte `I` of each word, 0 being the lowest byte.
+    unsafe fn byte<const I: usize>(words: Self::Words) -> Self;
     /// Returns the unsigned number in the `bits` bits of each word from bit `shift` on, minus
     /// `offset`. `bits` is at most 8. `shift`, `bits` and `offset` should be constants, so that the
     /// compiler removes the branches on them.
@@ -58,6 +62,10 @@ pub(super) trait Simd16: Copy {
     /// Returns words with bits 30 and 31 of each of the given words in bits 0 to 5.
     unsafe fn join_top_bits(words: [Self::Words; 3]) -> Self::Words;
 }
+
+/// Number that [`Simd16::byte`] adds to a byte, 2¹⁵: in the mantissa of a number from 2¹⁵ to 2¹⁶, the
+/// units are bits 8 to 15.
+pub(super) const BYTE_BASE: f32 = 32_768.0;
 
 /// Returns the exponent bits of the f32 whose mantissa bit `shift` has the value 1.
 #[cfg(target_arch = "x86_64")]
@@ -79,6 +87,11 @@ impl Simd16 for Portable {
     #[inline(always)]
     unsafe fn zero() -> Self {
         Self([0.0; PANEL])
+    }
+
+    #[inline(always)]
+    unsafe fn all(value: f32) -> Self {
+        Self([value; PANEL])
     }
 
     #[inline(always)]
@@ -154,6 +167,11 @@ impl Simd16 for Portable {
     }
 
     #[inline(always)]
+    unsafe fn byte<const I: usize>(words: Self::Words) -> Self {
+        Self(words.map(|word| BYTE_BASE + f32::from(word.to_le_bytes()[I])))
+    }
+
+    #[inline(always)]
     unsafe fn field(words: Self::Words, shift: u32, bits: u32, offset: u8) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "a field has at most eight bits")]
         let number = |word: u32| f32::from(((word >> shift) & ((1 << bits) - 1)) as u8);
@@ -188,10 +206,12 @@ mod x86 {
         _mm512_storeu_ps, _mm512_sub_ps, _mm512_ternarylogic_epi32,
     };
 
-    use super::{Simd16, exponent_bits};
+    use super::{BYTE_BASE, Simd16, exponent_bits};
 
     /// Mask of the upper sixteen of 32 bits.
     const UPPER: i32 = -0x1_0000;
+    /// Mask of bits 8 to 15.
+    const BYTE_MASK: i32 = 0xff00;
     /// Number of mantissa bits of an f32.
     const MANTISSA: u32 = 23;
 
@@ -212,6 +232,12 @@ mod x86 {
         unsafe fn zero() -> Self {
             // SAFETY: the caller promises AVX2.
             unsafe { Self(_mm256_setzero_ps(), _mm256_setzero_ps()) }
+        }
+
+        #[inline(always)]
+        unsafe fn all(value: f32) -> Self {
+            // SAFETY: the caller promises AVX2.
+            unsafe { Self(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
         }
 
         #[inline(always)]
@@ -323,6 +349,12 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn byte<const I: usize>((a, b): Self::Words) -> Self {
+            // SAFETY: the caller promises AVX2.
+            unsafe { Self(byte256::<I>(a), byte256::<I>(b)) }
+        }
+
+        #[inline(always)]
         unsafe fn field((a, b): Self::Words, shift: u32, bits: u32, offset: u8) -> Self {
             // SAFETY: the caller promises AVX2.
             unsafe { Self(field256(a, shift, bits, offset), field256(b, shift, bits, offset)) }
@@ -343,6 +375,24 @@ mod x86 {
             let b = _mm256_slli_epi32::<2>(_mm256_srli_epi32::<30>(b));
             let c = _mm256_slli_epi32::<4>(_mm256_srli_epi32::<30>(c));
             _mm256_or_si256(_mm256_srli_epi32::<30>(a), _mm256_or_si256(b, c))
+        }
+    }
+
+    /// Implements [`Simd16::byte`] for eight words: moves the byte to bits 8 to 15 and adds the
+    /// exponent of [`BYTE_BASE`].
+    #[inline(always)]
+    unsafe fn byte256<const I: usize>(words: __m256i) -> __m256 {
+        // SAFETY: the caller promises AVX2.
+        unsafe {
+            let moved = match I {
+                0 => _mm256_slli_epi32::<8>(words),
+                1 => words,
+                2 => _mm256_srli_epi32::<8>(words),
+                _ => _mm256_srli_epi32::<16>(words),
+            };
+            let exponent = _mm256_set1_epi32(BYTE_BASE.to_bits().cast_signed());
+            let byte = _mm256_and_si256(moved, _mm256_set1_epi32(BYTE_MASK));
+            _mm256_castsi256_ps(_mm256_or_si256(byte, exponent))
         }
     }
 
@@ -397,6 +447,12 @@ mod x86 {
         unsafe fn zero() -> Self {
             // SAFETY: the caller promises AVX-512F.
             unsafe { Self(_mm512_setzero_ps()) }
+        }
+
+        #[inline(always)]
+        unsafe fn all(value: f32) -> Self {
+            // SAFETY: the caller promises AVX-512F.
+            unsafe { Self(_mm512_set1_ps(value)) }
         }
 
         #[inline(always)]
@@ -469,6 +525,25 @@ mod x86 {
         unsafe fn upper_bf16(words: Self::Words) -> Self {
             // SAFETY: the caller promises AVX-512F.
             unsafe { Self(_mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(UPPER)))) }
+        }
+
+        #[inline(always)]
+        unsafe fn byte<const I: usize>(words: Self::Words) -> Self {
+            // The same method as in `byte256`.
+            // SAFETY: the caller promises AVX-512F.
+            unsafe {
+                let moved = match I {
+                    0 => _mm512_slli_epi32::<8>(words),
+                    1 => words,
+                    2 => _mm512_srli_epi32::<8>(words),
+                    _ => _mm512_srli_epi32::<16>(words),
+                };
+                let exponent = _mm512_set1_epi32(BYTE_BASE.to_bits().cast_signed());
+                // Bitwise `exponent | (moved & mask)`.
+                let mask = _mm512_set1_epi32(BYTE_MASK);
+                let bits = _mm512_ternarylogic_epi32::<0xF8>(exponent, moved, mask);
+                Self(_mm512_castsi512_ps(bits))
+            }
         }
 
         #[inline(always)]

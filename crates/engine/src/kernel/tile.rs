@@ -422,7 +422,7 @@ unsafe fn decode<W: Simd16, F: PanelFormat>(panel: PanelBlocks<'_>, first: usize
         // SAFETY: the caller promises that the block is inside the panel, and the instructions of
         // `W`. Every store is inside `out`, which has `inputs` groups of sixteen.
         unsafe {
-            let block = panel.from_block(block).as_ptr();
+            let block = panel.starting_at(block).as_ptr();
             let scale = F::scale::<W>(block, part);
             let words = F::chunk::<W>(block.add(F::chunk_offset(part, chunk)));
             unroll!(I < F::CHUNK => {

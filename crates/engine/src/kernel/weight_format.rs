@@ -5,7 +5,7 @@
 use half::f16;
 use tinkex_weights::BlockFormat;
 
-use super::panel_format::{PanelFormat, Q4_0, Q4K, Q6K};
+use super::panel_format::{PanelFormat, Q4_0, Q4K, Q6K, Q8_0};
 use super::row_ops::{narrow_pairs, transpose};
 use super::{Isa, PANEL};
 
@@ -66,7 +66,7 @@ pub(super) use with_panel_format;
 impl WeightFormat {
     pub(super) const QUANTIZED: [Self; 4] = [Self::Q8_0, Self::Q4_0, Self::Q4K, Self::Q6K];
 
-    pub(super) fn is_quantized(self) -> bool {
+    pub(crate) fn is_quantized(self) -> bool {
         with_panel_format!(self, F => F::QUANTIZED)
     }
 
@@ -250,15 +250,20 @@ fn field(word: u32, shift: usize, bits: u32) -> f32 {
 fn pack_q8_0(row: &[u8], lane: usize, panel: &mut [u8]) {
     let (scale, numbers) = row.split_at(2);
     panel[2 * lane..][..2].copy_from_slice(scale);
-    for (number, group) in numbers.iter().zip(panel[32..].chunks_exact_mut(PANEL)) {
-        group[lane] = *number;
+    for (chunk, numbers) in numbers.as_chunks::<4>().0.iter().enumerate() {
+        // Adds 128, modulo 256.
+        let word = u32::from_le_bytes(numbers.map(|number| number ^ Q8_0::ZERO));
+        set_word(panel, Q8_0::chunk_offset(0, chunk), lane, word);
     }
 }
 
 fn unpack_q8_0(block: &[u8], lane: usize, out: &mut [f32]) {
     let scale = half_at(block, lane);
-    for (out, group) in out.iter_mut().zip(block[32..].chunks_exact(PANEL)) {
-        *out = scale * f32::from(group[lane].cast_signed());
+    for (chunk, out) in out.chunks_exact_mut(Q8_0::CHUNK).enumerate() {
+        let word = word_at(block, Q8_0::chunk_offset(0, chunk), lane);
+        for (out, byte) in out.iter_mut().zip(word.to_le_bytes()) {
+            *out = scale * f32::from((byte ^ Q8_0::ZERO).cast_signed());
+        }
     }
 }
 
@@ -338,23 +343,34 @@ fn pack_q6_k(row: &[u8], lane: usize, panel: &mut [u8]) {
     panel[2 * lane..][..2].copy_from_slice(scale);
     for (part, factor) in factors.iter().enumerate() {
         panel[Q6K::FACTORS + part * PANEL + lane] = *factor;
-        // Each half of the block has 128 weights, in four groups of 32. Byte `l` of the first 32
-        // lower bytes has weight `l` of groups 0 and 2, of the next 32 that of groups 1 and 3. Byte
-        // `l` of the upper bytes has weight `l` of all four groups.
-        let (half, group, first) = (part / 8, part % 8 / 2, part % 2 * 16);
-        let code = |i: usize| {
-            let low = lower[half * 64 + group % 2 * 32 + first + i] >> (group / 2 * 4) & 15;
-            let high = upper[half * 32 + first + i] >> (group * 2) & 3;
-            u32::from(low | (high << 4))
-        };
-        for word in 0..3 {
-            let mut bits = (code(15) >> (2 * word) & 3) << 30;
-            for i in 0..5 {
-                bits |= code(5 * word + i) << (6 * i);
-            }
-            set_word(panel, Q6K::chunk_offset(part, 0) + word * 64, lane, bits);
+        let numbers = std::array::from_fn(|i| q6_k_number(lower, upper, part * 16 + i));
+        for (i, word) in join_six_bits(numbers).into_iter().enumerate() {
+            set_word(panel, Q6K::chunk_offset(part, 0) + i * 64, lane, word);
         }
     }
+}
+
+/// Returns number `index` of a GGUF row's `Q6_K` block, of 6 bits.
+///
+/// Each half of the block has 128 numbers, in four quarters of 32. In a half, byte `i` of the first
+/// 32 lower bytes has number `i` of quarters 0 (lower 4 bits) and 2, byte `i` of the next 32 that of
+/// quarters 1 and 3. Byte `i` of the 32 upper bytes has number `i` of all four quarters.
+fn q6_k_number(lower: &[u8], upper: &[u8], index: usize) -> u8 {
+    let (half, quarter, i) = (index / 128, index % 128 / 32, index % 32);
+    let low = lower[half * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4) & 15;
+    let high = upper[half * 32 + i] >> (quarter * 2) & 3;
+    low | (high << 4)
+}
+
+/// Joins sixteen numbers of 6 bits to three words: five in each word, and two bits of the last
+/// number in the top bits of each.
+fn join_six_bits(numbers: [u8; 16]) -> [u32; 3] {
+    let [first @ .., last] = numbers;
+    std::array::from_fn(|word| {
+        let top = u32::from(last) >> (2 * word) & 3;
+        let five = &first[5 * word..5 * word + 5];
+        five.iter().rev().fold(top, |bits, number| bits << 6 | u32::from(*number))
+    })
 }
 
 fn unpack_q6_k(block: &[u8], lane: usize, out: &mut [f32]) {

@@ -198,8 +198,8 @@ struct Matrix<'a> {
     rows: usize,
     cols: usize,
     format: WeightFormat,
-    /// Whether the file contains blocks of this format. Otherwise the values are converted to it.
-    stored_as_blocks: bool,
+    /// Format that the values are quantized to while they are read.
+    quantized: Option<BlockFormat>,
 }
 
 impl<'a> Matrix<'a> {
@@ -211,14 +211,17 @@ impl<'a> Matrix<'a> {
         storage: WeightStorage,
     ) -> Result<Self> {
         let tensor = source.values(name)?;
-        let stored = match tensor {
-            SourceTensor::Stored(tensor) => tensor.dtype(),
-            SourceTensor::F32(_) => DType::F32,
+        // Weights in memory are trained, and not quantized.
+        let (stored, quantization) = match tensor {
+            SourceTensor::Stored(tensor) => (tensor.dtype(), storage.quantization),
+            SourceTensor::F32(_) => (DType::F32, None),
         };
         // Rounding errors of the embedding and of the unembedding affect the result more than those
         // of one layer.
         let is_embedding = !name.contains(".layers.");
-        let quantized = storage.quantization.and_then(|to| to.block_format(cols, is_embedding));
+        let quantized = quantization
+            .filter(|_| !matches!(stored, DType::Block(_)))
+            .and_then(|to| to.block_format(cols, is_embedding));
         let format = match (stored, quantized) {
             (DType::Block(format), _) | (_, Some(format)) => weight_format(format),
             (DType::F32, None) if source.keeps_precision() => WeightFormat::F32,
@@ -226,8 +229,7 @@ impl<'a> Matrix<'a> {
             (DType::Bf16, None) if source.keeps_precision() => WeightFormat::Bf16,
             (_, None) => storage.precision.into(),
         };
-        let stored_as_blocks = matches!(stored, DType::Block(_));
-        Ok(Self { tensor, rows, cols, format, stored_as_blocks })
+        Ok(Self { tensor, rows, cols, format, quantized })
     }
 
     /// Returns the size of the packed matrix in bytes.
@@ -240,11 +242,14 @@ impl<'a> Matrix<'a> {
         self.tensor.read(first * self.cols, out)
     }
 
-    /// Reads whole rows, from row `first` on, as the blocks of the file.
+    /// Reads whole rows, from row `first` on, as the blocks of the file, or quantizes them.
     fn read_blocks(&self, first: usize, out: &mut [u8]) -> Result<()> {
-        match self.tensor {
-            SourceTensor::Stored(tensor) => Ok(tensor.read_rows(first, out)?),
-            SourceTensor::F32(_) => unreachable!("values in memory have no blocks"),
+        match (self.tensor, self.quantized) {
+            (SourceTensor::Stored(tensor), None) => Ok(tensor.read_rows(first, out)?),
+            (SourceTensor::Stored(tensor), Some(format)) => {
+                Ok(tensor.read_rows_as(format, first, out)?)
+            }
+            (SourceTensor::F32(_), _) => unreachable!("values in memory have no blocks"),
         }
     }
 }
@@ -265,10 +270,9 @@ fn pack(kernel: &Kernel, cols: usize, matrices: &[Matrix<'_>]) -> Result<Panels>
         .map(|(matrix, (values, blocks))| MatrixSource {
             rows: matrix.rows,
             format: matrix.format,
-            read: if matrix.stored_as_blocks {
-                ReadRows::Blocks(blocks)
-            } else {
-                ReadRows::Values(values)
+            read: match matrix.format.is_quantized() {
+                true => ReadRows::Blocks(blocks),
+                false => ReadRows::Values(values),
             },
         })
         .collect();

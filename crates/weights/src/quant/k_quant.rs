@@ -2,11 +2,11 @@
 //! several trial scales, computes the least-squares scale of each rounding, and keeps the one with
 //! the smallest error.
 //!
-//! Sums are accumulated in lanes, so that the compiler vectorizes them.
+//! The loops run over arrays of [`LANES`] elements, so that the compiler vectorizes them.
 
 use super::round::ties_to_even;
 
-/// Lanes of an accumulator.
+/// Elements that are processed together.
 const LANES: usize = 8;
 
 /// A group of weights is approximated by `integer · scale − min`.
@@ -17,59 +17,82 @@ pub(super) struct AffineFit {
     pub(super) min: f32,
 }
 
+/// Weighted sums over a group. In the names, `x` is a value and `l` its integer.
+#[derive(Clone, Copy, Debug, Default)]
+struct ValueSums {
+    /// Sum of the weights of the error.
+    one: f32,
+    x: f32,
+    x2: f32,
+}
+
+/// Weighted sums over a group that depend on the integers; see [`ValueSums`].
+#[derive(Clone, Copy, Debug, Default)]
+struct IntegerSums {
+    l: f32,
+    l2: f32,
+    xl: f32,
+}
+
 /// Finds the scale and the minimum that approximate `values` with integers from 0 to `max`.
 ///
 /// Minimizes the squared error, weighted by the magnitude of a value plus the group's root mean
 /// square: errors of large weights have more effect.
 pub(super) fn fit_affine<const N: usize>(values: &[f32; N], max: f32) -> AffineFit {
-    let mean_square = sum(|i| values[i] * values[i], N) / N as f32;
-    let base = mean_square.sqrt();
-    let weights: [f32; N] = std::array::from_fn(|i| base + values[i].abs());
-    // In the names of sums, w is a weight of the error, x a value and l an integer.
-    let sum_w = sum(|i| weights[i], N);
-    let sum_x = sum(|i| weights[i] * values[i], N);
+    let [square] = sums(values, values, |x, _| [x * x]);
+    let base = (square / N as f32).sqrt();
+    let weights = values.map(|value| base + value.abs());
+    let [one, x, x2] = sums(values, &weights, |x, weight| [weight, weight * x, weight * x * x]);
+    let totals = ValueSums { one, x, x2 };
     let low = values.iter().fold(0.0_f32, |low, value| low.min(*value));
     let high = values.iter().fold(values[0], |high, value| high.max(*value));
     let range = high - low;
     if range <= 0.0 {
         return AffineFit { scale: 0.0, min: -low };
     }
-    // The weighted squared error of the integers that `scale` and `low` give.
-    let error = |scale: f32, low: f32| {
-        let factor = 1.0 / scale;
-        let squares = |i: usize| {
-            let integer = ties_to_even((factor * (values[i] - low)).clamp(0.0, max));
-            let difference = scale * integer + low - values[i];
-            weights[i] * difference * difference
-        };
-        sum(squares, N)
+    // Rounds with `factor` and returns the sums over the integers.
+    let round = |factor: f32| {
+        let [l, l2, xl] = sums(values, &weights, |x, weight| {
+            let integer = ties_to_even(limit((x - low) * factor, 0.0, max));
+            let weighted = weight * integer;
+            [weighted, weighted * integer, weighted * x]
+        });
+        IntegerSums { l, l2, xl }
     };
     let plain = range / max;
-    let mut best = (error(plain, low), plain, low);
+    let mut best = (totals.error(round(1.0 / plain), plain, low), plain, low);
     for step in 0_u8..=20 {
-        let factor = (max - 1.0 + 0.1 * f32::from(step)) / range;
-        let integers: [f32; N] =
-            std::array::from_fn(|i| ties_to_even((factor * (values[i] - low)).clamp(0.0, max)));
-        let sum_l = sum(|i| weights[i] * integers[i], N);
-        let sum_l2 = sum(|i| weights[i] * integers[i] * integers[i], N);
-        let sum_xl = sum(|i| weights[i] * integers[i] * values[i], N);
-        let determinant = sum_w * sum_l2 - sum_l * sum_l;
-        if determinant <= 0.0 {
-            continue;
-        }
-        let mut scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
-        let mut low = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
-        if low > 0.0 {
-            // The stored minimum cannot be negative.
-            low = 0.0;
-            scale = sum_xl / sum_l2;
-        }
-        let error = error(scale, low);
+        let integers = round((max - 1.0 + 0.1 * f32::from(step)) / range);
+        let Some((scale, low)) = totals.least_squares(integers) else { continue };
+        let error = totals.error(integers, scale, low);
         if error < best.0 {
             best = (error, scale, low);
         }
     }
     AffineFit { scale: best.1, min: -best.2 }
+}
+
+impl ValueSums {
+    /// Returns the scale and the offset with the smallest error for given integers, or `None` if
+    /// all integers are equal. The offset is not positive, because the stored minimum is its
+    /// negative.
+    fn least_squares(self, IntegerSums { l, l2, xl }: IntegerSums) -> Option<(f32, f32)> {
+        let determinant = self.one * l2 - l * l;
+        if determinant <= 0.0 {
+            return None;
+        }
+        let offset = (l2 * self.x - l * xl) / determinant;
+        if offset > 0.0 {
+            return Some((xl / l2, 0.0));
+        }
+        Some(((self.one * xl - self.x * l) / determinant, offset))
+    }
+
+    /// Returns the weighted squared error of `scale · integer + offset`, from the expanded square.
+    fn error(self, IntegerSums { l, l2, xl }: IntegerSums, scale: f32, offset: f32) -> f32 {
+        let squares = scale * scale * l2 + offset * offset * self.one + self.x2;
+        squares + 2.0 * (scale * offset * l - scale * xl - offset * self.x)
+    }
 }
 
 /// Finds the scale that approximates `values` with integers from `−max` to `max − 1`.
@@ -88,30 +111,48 @@ pub(super) fn fit_scale<const N: usize>(values: &[f32; N], max: f32) -> f32 {
     if largest.abs() < TINY {
         return 0.0;
     }
+    let weights = values.map(|value| value * value);
     // The best scale so far, after the amount by which it reduces the squared error.
     let mut best = (0.0, 0.0);
     for step in -9_i8..=9 {
         let factor = -(max + 0.1 * f32::from(step)) / largest;
-        let integers: [f32; N] =
-            std::array::from_fn(|i| ties_to_even((factor * values[i]).clamp(-max, max - 1.0)));
-        let weight = |i: usize| values[i] * values[i];
-        let sum_xl = sum(|i| weight(i) * values[i] * integers[i], N);
-        let sum_l2 = sum(|i| weight(i) * integers[i] * integers[i], N);
-        if sum_l2 > 0.0 && sum_xl * sum_xl > best.0 * sum_l2 {
-            best = (sum_xl * sum_xl / sum_l2, sum_xl / sum_l2);
+        let [xl, l2] = sums(values, &weights, |x, weight| {
+            let integer = ties_to_even(limit(x * factor, -max, max - 1.0));
+            let weighted = weight * integer;
+            [weighted * x, weighted * integer]
+        });
+        if l2 > 0.0 && xl * xl > best.0 * l2 {
+            best = (xl * xl / l2, xl / l2);
         }
     }
     best.1
 }
 
-/// Returns the sum of `term` over `0..count`, which must be a multiple of [`LANES`].
-#[inline]
-fn sum(term: impl Fn(usize) -> f32, count: usize) -> f32 {
-    let mut lanes = [0.0_f32; LANES];
-    for first in (0..count).step_by(LANES) {
-        for (lane, total) in lanes.iter_mut().enumerate() {
-            *total += term(first + lane);
+/// Returns the sums of the terms that `terms` returns for each value and its weight. `N` must be a
+/// multiple of [`LANES`].
+#[inline(always)]
+fn sums<const N: usize, const SUMS: usize>(
+    values: &[f32; N],
+    weights: &[f32; N],
+    terms: impl Fn(f32, f32) -> [f32; SUMS],
+) -> [f32; SUMS] {
+    let mut totals = [[0.0_f32; LANES]; SUMS];
+    for (values, weights) in values.as_chunks::<LANES>().0.iter().zip(weights.as_chunks().0) {
+        let weights: &[f32; LANES] = weights;
+        for lane in 0..LANES {
+            let terms = terms(values[lane], weights[lane]);
+            for (total, term) in totals.iter_mut().zip(terms) {
+                total[lane] += term;
+            }
         }
     }
-    lanes.iter().sum()
+    totals.map(|lanes| lanes.iter().sum())
+}
+
+/// Limits `value`, which must not be NaN. Unlike `f32::clamp`, compiles to two instructions that
+/// exist for vectors.
+#[inline]
+fn limit(value: f32, min: f32, max: f32) -> f32 {
+    let value = if value > min { value } else { min };
+    if value < max { value } else { max }
 }

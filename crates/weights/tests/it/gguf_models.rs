@@ -233,3 +233,34 @@ fn truncated_files_and_infinite_scales_are_errors() {
     let error = file.tensor("x").unwrap().read_rows(1, &mut [0; 34]).unwrap_err().to_string();
     assert!(error.contains("tensor x has a scale that is NaN or infinite"), "{error}");
 }
+
+#[test]
+fn elements_that_are_too_large_to_quantize_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    let mut values = [1.0_f32; 512];
+    values[300] = 1e7;
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let mut writer = GgufWriter::new();
+    writer.tensor("x", DType::F32, &[2, 256]).unwrap();
+    writer.write(&path, |_, out| Ok(out.write_all(&bytes)?)).unwrap();
+    let file = tinkex_weights::GgufFile::open(&path).unwrap();
+    let tensor = file.tensor("x").unwrap();
+    for format in BlockFormat::ALL {
+        let mut row = vec![0; format.byte_len(256).unwrap()];
+        tensor.read_rows_as(format, 0, &mut row).unwrap();
+        let mut decoded = [0.0; 256];
+        format.decode(&row, &mut decoded);
+        assert!(decoded.iter().all(|value| (value - 1.0).abs() < 0.1), "{}", format.name());
+        let result = tensor.read_rows_as(format, 1, &mut row).map_err(|error| error.to_string());
+        match format {
+            // The factors of the scales extend the range of f16, whose largest number is 65,504.
+            BlockFormat::Q4K | BlockFormat::Q6K => result.unwrap(),
+            _ => {
+                let (error, format) = (result.unwrap_err(), format.name());
+                let want = format!("tensor x has elements that are too large for {format}");
+                assert!(error.contains(&want), "{error}");
+            }
+        }
+    }
+}

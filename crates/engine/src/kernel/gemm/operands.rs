@@ -178,7 +178,7 @@ impl CheckedGemm<'_> {
             let blocks = segment.adjacent_panels(panel, group.count);
             // The first step is a multiple of `BLOCK_DEPTH`, and so of the number of inputs in a
             // block of any format.
-            let start = blocks.from_block(steps.start / format.block_inputs()).as_ptr();
+            let start = blocks.starting_at(steps.start / format.block_inputs()).as_ptr();
             let (panel_stride, block_stride) = (format.block_bytes(), blocks.stride);
             return then(RhsPanels { format, start, panel_stride, block_stride });
         }
@@ -249,7 +249,7 @@ impl CheckedGemm<'_> {
         let start = if !streaming {
             // The same steps of the next group of panels. The rows use this group several times.
             let in_place = segment.adjacent_panels(from / PANEL + group.first, group.count);
-            let blocks = in_place.from_block(steps.start / format.block_inputs());
+            let blocks = in_place.starting_at(steps.start / format.block_inputs());
             blocks.as_ptr().wrapping_add(MAX_TILE_PANELS * segment.panel_bytes)
         } else if !covers_the_depth {
             // The next steps of the same panels.
