@@ -41,7 +41,7 @@ async fn an_adapter_is_downloaded_imported_sampled_and_trained_further() {
     let again = download(&sandbox, &format!("checkpoint download {path} --local --to again")).await;
     assert!(Path::new(&again).ends_with("again"), "{again}");
     for name in ["adapter_config.json", "adapter_model.safetensors"] {
-        let content = |folder: &str| fs::read(Path::new(folder).join(name)).unwrap();
+        let content = |folder: &str| fs::read(sandbox.path(folder).join(name)).unwrap();
         assert!(content(&again) == content(&folder), "{name} differs");
     }
 
