@@ -1,18 +1,22 @@
 //! Streamed completions: time to the first token, and cost per token with many streams.
+//!
+//! The model is the built-in one. A step of the model of the other measurements takes less time
+//! than sending its tokens, so that events would contain more tokens the fewer streams there are.
 
 use std::time::Instant;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use tinkex_engine::Engine;
 use tinkex_engine::sample::SampleRequest;
+use tinkex_engine::{Engine, EngineOptions};
+use tinkex_server::BUILT_IN;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 
-use crate::{MODEL, Measurement, golden};
+use crate::Measurement;
 
 /// Number of tokens of each stream.
-const STREAM_TOKENS: u32 = 192;
+const STREAM_TOKENS: u32 = 64;
 /// Numbers of concurrent streams.
 const STREAMS: [u32; 3] = [16, 64, 256];
 
@@ -76,14 +80,28 @@ pub(crate) async fn stream_all(address: &str, requests: Vec<Value>) -> Vec<Strea
 /// Returns a request for `tokens` tokens; `n` varies prompt and seed.
 fn request(n: u32, tokens: u32) -> Value {
     json!({
-        "model": MODEL, "prompt": [n % 90 + 1, 5, 7], "max_tokens": tokens, "seed": n,
+        "model": BUILT_IN, "prompt": [n % 90 + 1, 5, 7], "max_tokens": tokens, "seed": n,
         "ignore_eos": true, "stream": true, "return_token_ids": true,
     })
 }
 
+/// Returns the time in seconds that the engine takes for the tokens of `count` streams.
+fn engine_seconds(engine: &Engine, count: u32) -> f64 {
+    let mut sampler = engine.sampler().unwrap();
+    let start = Instant::now();
+    for n in 0..count {
+        let mut request = SampleRequest::new(vec![n % 90 + 1, 5, 7], STREAM_TOKENS as usize);
+        request.seed = n.into();
+        sampler.add(&engine.base_weights(), request).unwrap();
+    }
+    while !sampler.is_idle() {
+        sampler.step();
+    }
+    start.elapsed().as_secs_f64()
+}
+
 /// Returns the median time in seconds that the engine takes for the first token.
-fn engine_first_token() -> f64 {
-    let engine = Engine::open(golden(), tinkex_engine::EngineOptions::default()).unwrap();
+fn engine_first_token(engine: &Engine) -> f64 {
     let mut sampler = engine.sampler().unwrap();
     let mut times: Vec<f64> = (0..101)
         .map(|n| {
@@ -107,13 +125,15 @@ pub(crate) async fn measure(address: &str) -> Vec<Measurement> {
         first.push(stream(address, &request(n, STREAM_TOKENS)).await.first_event);
     }
     first.sort_by(f64::total_cmp);
-    let engine = engine_first_token();
+    let engine = Engine::builtin(EngineOptions::default()).unwrap();
+    let alone = engine_first_token(&engine);
     println!(
         "\nfirst streamed token: {:.2} ms, with the connection; engine alone {:.2} ms",
         1e3 * first[50],
-        1e3 * engine
+        1e3 * alone
     );
-    println!("\n| streams | tokens /s | µs per token | slowest first token |\n|---|---|---|---|");
+    println!("\n| streams | tokens /s | µs per token | engine alone | slowest first token |");
+    println!("|---|---|---|---|---|");
     let mut costs = Vec::new();
     for count in STREAMS {
         // The fastest of three rounds.
@@ -132,14 +152,15 @@ pub(crate) async fn measure(address: &str) -> Vec<Measurement> {
         }
         let tokens = f64::from(count * STREAM_TOKENS);
         println!(
-            "| {count} | {:.0} | {:.1} | {:.1} ms |",
+            "| {count} | {:.0} | {:.1} | {:.1} | {:.1} ms |",
             tokens / seconds,
             1e6 * seconds / tokens,
+            1e6 * engine_seconds(&engine, count) / tokens,
             1e3 * slowest
         );
         costs.push(seconds / tokens);
     }
-    let overhead = 1e3 * (first[50] - engine);
+    let overhead = 1e3 * (first[50] - alone);
     let growth = costs[2] / costs[0];
     vec![
         Measurement("milliseconds of overhead, first streamed token", overhead, 5.0),
