@@ -1,9 +1,9 @@
 //! [`PanelMemory`]: memory of packed weights, aligned to cache lines and on huge pages if possible.
 //!
 //! Memory bandwidth limits the speed of matrix products with few rows, which read every weight
-//! once. With pages of 4 KiB, address translation limits the bandwidth: reading a model from huge
-//! pages is up to 1.6 times as fast. A matrix is often smaller than a huge page (2 MiB). The
-//! matrices of a model therefore share the chunks of an [`Arena`].
+//! once. Huge pages need fewer address translations; no difference was measured on the development
+//! machine (ADR 31). A matrix is often smaller than a huge page (2 MiB). The matrices of a model
+//! therefore share the chunks of an [`Arena`].
 
 #![expect(unsafe_code, reason = "hands out disjoint parts of memory that the system provides")]
 

@@ -343,23 +343,27 @@ fn pack_q6_k(row: &[u8], lane: usize, panel: &mut [u8]) {
     panel[2 * lane..][..2].copy_from_slice(scale);
     for (part, factor) in factors.iter().enumerate() {
         panel[Q6K::FACTORS + part * PANEL + lane] = *factor;
-        let numbers = std::array::from_fn(|i| q6_k_number(lower, upper, part * 16 + i));
+        let numbers = q6_k_numbers(lower, upper, part);
         for (i, word) in join_six_bits(numbers).into_iter().enumerate() {
             set_word(panel, Q6K::chunk_offset(part, 0) + i * 64, lane, word);
         }
     }
 }
 
-/// Returns number `index` of a GGUF row's `Q6_K` block, of 6 bits.
+/// Returns the sixteen numbers, of 6 bits, of part `part` of a GGUF row's `Q6_K` block.
 ///
 /// Each half of the block has 128 numbers, in four quarters of 32. In a half, byte `i` of the first
 /// 32 lower bytes has number `i` of quarters 0 (lower 4 bits) and 2, byte `i` of the next 32 that of
 /// quarters 1 and 3. Byte `i` of the 32 upper bytes has number `i` of all four quarters.
-fn q6_k_number(lower: &[u8], upper: &[u8], index: usize) -> u8 {
-    let (half, quarter, i) = (index / 128, index % 128 / 32, index % 32);
-    let low = lower[half * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4) & 15;
-    let high = upper[half * 32 + i] >> (quarter * 2) & 3;
-    low | (high << 4)
+fn q6_k_numbers(lower: &[u8], upper: &[u8], part: usize) -> [u8; 16] {
+    let (half, quarter, first) = (part / 8, part % 8 / 2, part % 2 * 16);
+    let lower: [u8; 16] = bytes_at(lower, half * 64 + quarter % 2 * 32 + first);
+    let upper: [u8; 16] = bytes_at(upper, half * 32 + first);
+    std::array::from_fn(|i| {
+        let low = lower[i] >> (quarter / 2 * 4) & 15;
+        let high = upper[i] >> (quarter * 2) & 3;
+        low | (high << 4)
+    })
 }
 
 /// Joins sixteen numbers of 6 bits to three words: five in each word, and two bits of the last

@@ -271,3 +271,31 @@ fn quantization_reduces_memory_and_keeps_log_probabilities_close() {
         }
     }
 }
+
+#[test]
+fn weights_that_are_too_large_to_quantize_are_refused_by_name() {
+    let models = Models::new("qwen3");
+    let path = models.folder.path().join("model.safetensors");
+    let file = TensorFile::open(&path).unwrap();
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let mut tensors = Vec::new();
+    for tensor in file.tensors() {
+        let mut values = tensor.to_f32().unwrap();
+        if tensor.name() == name {
+            values[1000] = 1e7;
+        }
+        tensors.push((tensor.name().to_owned(), tensor.shape().to_owned(), values));
+    }
+    let changed: Vec<NamedTensor<'_>> = tensors
+        .iter()
+        .map(|(name, shape, values)| NamedTensor { name, shape, values: TensorSlice::F32(values) })
+        .collect();
+    write_tensors(&path, &changed, &[]).unwrap();
+    let open = |quantization| {
+        let options = EngineOptions { quantization, ..EngineOptions::default() };
+        Engine::open(models.folder.path(), options)
+    };
+    open(None).unwrap();
+    let error = open(Some(Quantization::Q8)).unwrap_err().to_string();
+    assert!(error.contains(name) && error.contains("too large for Q8_0"), "{error}");
+}
