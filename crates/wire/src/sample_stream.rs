@@ -123,7 +123,7 @@ impl ApiRequest for SampleStreamRequest {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum SampleStreamEvent {
-    /// New tokens. Empty if the event has another purpose, such as the token counts.
+    /// New tokens. Empty if the event contains something else, such as the token counts.
     Choices(Vec<SampleStreamChoice>),
     /// The sample failed; contains the message of the server. No event follows.
     Failed(String),
@@ -185,7 +185,7 @@ pub struct SampleStreamChoice {
     pub token_ids: Option<Vec<u32>>,
     /// Log-probabilities of the tokens.
     pub logprobs: Option<SampleStreamLogprobs>,
-    /// Reason why the completion ended, with its last token.
+    /// Reason why the completion ended. Set in the event with its last token.
     pub finish_reason: Option<StopReason>,
 }
 

@@ -22,14 +22,19 @@ pub(super) fn check(sdk: &str) -> Result<(), XtaskError> {
     let python =
         python::environment(Path::new("conformance/inference"), &Packages::wheels(&names))?;
     let folder = folder("inference")?;
-    let open = TestServer::start(&folder.join("data"), &[golden_model()], true)?;
+    let without_key = TestServer::start(&folder.join("data"), &[golden_model()], true)?;
     let key_file = folder.join("key");
     write(&key_file, KEY)?;
     let key_argument = key_file.display().to_string();
-    let secured =
+    let with_key =
         TestServer::start_with(&folder.join("secured"), &[], &["--api-key-file", &key_argument])?;
-    script("inference", &python).argument(&open.url).argument(&secured.url).argument(KEY).run()?;
-    check_npm(&open.url)
+    script("inference", &python)
+        .argument(&without_key.url)
+        .argument(&with_key.url)
+        .argument(KEY)
+        .argument(root().join(GUIDE))
+        .run()?;
+    check_npm(&without_key.url)
 }
 
 /// Runs the package `openai` of npm, if node is installed.

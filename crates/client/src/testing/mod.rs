@@ -71,8 +71,7 @@ pub use tinkex_wire::Route;
 ///
 /// Default results are deterministic: a sample has `max_tokens` tokens, at most 4, with the ids 1,
 /// 2, 3, 4 and a log-probability of −0.5 each, and a streamed one ([`Route::Completions`]) has the
-/// text ` 1 2 3 4`; a pass has a log-probability of −0.5 for every
-/// target token.
+/// text ` 1 2 3 4`; a training pass has a log-probability of −0.5 for every target token.
 ///
 /// # Time
 ///

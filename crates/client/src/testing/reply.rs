@@ -16,8 +16,8 @@ use super::stream::{EVENT_STREAM, ScriptedStream, StreamEnd, token_events};
 /// What a [`FakeServer`](super::FakeServer) does with a request.
 ///
 /// There are three kinds of replies: the default response ([`ok`](Self::ok)), an HTTP response or
-/// failure ([`status`](Self::status), [`json`](Self::json),
-/// [`stream`](Self::stream), [`connection_lost`](Self::connection_lost), …), and an outcome of submitted work
+/// failure ([`status`](Self::status), [`json`](Self::json), [`stream`](Self::stream),
+/// [`connection_lost`](Self::connection_lost), …), and an outcome of submitted work
 /// ([`sampled`](Self::sampled), [`sample`](Self::sample),
 /// [`forward_backward`](Self::forward_backward), [`optim_step`](Self::optim_step),
 /// [`result`](Self::result), [`failed`](Self::failed)). For an outcome the server accepts the
@@ -158,7 +158,8 @@ impl Reply {
         self
     }
 
-    /// Sends nothing more after the last part of a streamed body, as long as the client waits.
+    /// Sends nothing after the last part of a streamed body, so that the idle timeout of the client
+    /// expires.
     ///
     /// # Panics
     /// If the reply is not a [`stream`](Self::stream).

@@ -28,19 +28,19 @@ pub(super) struct ScriptedStream {
     pub(super) end: StreamEnd,
 }
 
-/// What follows the last part of a streamed body.
+/// How a streamed body ends after its last part.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum StreamEnd {
     Complete,
     /// The connection is lost.
     Lost,
-    /// Nothing more arrives until the client gives up.
+    /// No data and no end: the client times out.
     Silence,
 }
 
 impl ScriptedStream {
-    /// Returns the response. `timeout` is the longest time without data that the client allows, and
-    /// `open` counts the bodies that are not read to their end.
+    /// Returns the response. `timeout` is the idle timeout of the client, and `open` counts the bodies
+    /// that are neither read to their end nor dropped.
     pub(super) fn to_http(
         &self,
         timeout: Duration,

@@ -177,8 +177,8 @@ impl Transport {
         })
     }
 
-    /// Exchanges `credential` for tokens, and authenticates further requests with them.
-    /// `clock` tells whether a token is fresh.
+    /// Exchanges `credential` for tokens, and authenticates further requests with them. `clock`
+    /// determines when a token must be renewed.
     pub(crate) fn exchange_tokens(&self, credential: Credential, clock: WallClock) {
         let token = TokenCache::new(clock);
         let _ = self.exchange.set(TokenExchange { credential, token });
@@ -189,7 +189,7 @@ impl Transport {
         &self.background
     }
 
-    /// Sets how long requests wait for a billing problem to be settled.
+    /// Sets how long requests that failed with 402 wait for the billing problem to be resolved.
     pub(crate) fn set_max_billing_wait(&self, max_wait: Duration) {
         self.billing.set_max_wait(max_wait);
     }
@@ -442,7 +442,8 @@ impl Transport {
                 }
                 RequestCredential::Token => (self.token().await, self.token_cache()),
             };
-            // Even if the cause is a lost connection: fetching a token has retries of its own.
+            // Not retried, even if the cause is a lost connection: fetching a token has its own
+            // retries.
             let secret = secret.map_err(FailedAttempt::permanent)?;
             let sent = self.send_with_secret(encoded, options, state, &secret, receive).await;
             match (&sent, tokens) {
@@ -524,8 +525,8 @@ impl Transport {
         }
     }
 
-    /// Converts the failure of a request to `uri` that got no response. If the connection failed,
-    /// the error names the server's address.
+    /// Converts the failure of a request to `uri` that received no response. If the connection
+    /// failed, the error names the server's address.
     fn no_response(&self, failure: HttpFailure, uri: &Uri) -> FailedAttempt {
         let refused = failure.is_connection_refused() && is_loopback(uri);
         let mut error = Error::from(failure);

@@ -17,7 +17,7 @@ const MAX_ERROR_BODY: usize = 64 << 10;
 pub(super) trait Receive: Copy + Send {
     type Body: Send;
 
-    /// Returns the time limit of an attempt. `default` is the one of the route.
+    /// Returns the time limit of an attempt. `default` is that of the route.
     fn timeout(self, default: Duration) -> Duration;
 
     /// Sends a request once, with the content of `file` after the bytes of its body.
@@ -133,8 +133,8 @@ impl Receive for StreamedBody {
         }
     }
 
-    /// 501 says that the server does not have the endpoint. The Python SDK retries it like any
-    /// other status from 500, but it knows no endpoint that a server may lack.
+    /// 501 says that the server does not have the endpoint, which is optional for streams. Other
+    /// requests retry 501 like any other 5xx status, as the Python SDK does.
     fn is_final(status: u16) -> bool {
         status == 501
     }
@@ -146,8 +146,8 @@ async fn with_first_part(mut body: ResponseBody) -> Result<ResponseBody, HttpFai
     Ok(ResponseBody::new(stream::iter(first.map(Ok)).chain(body)))
 }
 
-/// Returns at most [`MAX_ERROR_BODY`] bytes of a body. A failure ends it: the status of the
-/// response says more than the failure would.
+/// Returns at most [`MAX_ERROR_BODY`] bytes of a body. If reading fails, returns the bytes so far:
+/// the status of the response is the error to report.
 async fn start_of(mut body: ResponseBody) -> Bytes {
     let mut start = BytesMut::new();
     while let Some(Ok(part)) = body.next().await {

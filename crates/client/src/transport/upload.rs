@@ -65,7 +65,7 @@ impl UploadFile {
             }
             Ok(all)
         };
-        let body = self.off_thread(read).await?;
+        let body = self.run_blocking(read).await?;
         Ok(Request::from_parts(head, body.into()))
     }
 
@@ -76,7 +76,7 @@ impl UploadFile {
     /// [`HttpFailureKind::InvalidRequest`] if the file cannot be opened.
     pub(super) async fn stream(&self, head: Bytes) -> Result<UploadBody, HttpFailure> {
         let path = Arc::clone(&self.path);
-        let file = self.off_thread(move || File::open(path)).await?;
+        let file = self.run_blocking(move || File::open(path)).await?;
         let (sender, parts) = mpsc::channel(PARTS_AHEAD);
         let len = self.len;
         // The thread ends with the file, or when the body is dropped.
@@ -85,7 +85,8 @@ impl UploadFile {
         Ok(UploadBody { head: Some(head).filter(|head| !head.is_empty()), parts, unsent })
     }
 
-    async fn off_thread<T: Send + 'static>(
+    /// Runs `read` on a blocking thread. An error names the file.
+    async fn run_blocking<T: Send + 'static>(
         &self,
         read: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> Result<T, HttpFailure> {
@@ -124,7 +125,7 @@ fn became_shorter() -> io::Error {
 pub(super) struct UploadBody {
     head: Option<Bytes>,
     parts: mpsc::Receiver<io::Result<Bytes>>,
-    /// Number of bytes that were not returned yet.
+    /// Number of bytes that were not returned to the HTTP library yet.
     unsent: u64,
 }
 

@@ -215,8 +215,8 @@ impl AdapterExport {
         };
         if let Some(file) = base.filter(|path| path.is_file()) {
             let reason = format!(
-                "the base model {} is a file, expected a Hugging Face folder; a GGUF file cannot be \
-                 merged into",
+                "the base model {} is a file, expected a Hugging Face folder; an adapter cannot be \
+                 merged into a GGUF file",
                 file.display()
             );
             return Err(Error::invalid_export(&self.adapter, reason));

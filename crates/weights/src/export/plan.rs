@@ -135,8 +135,8 @@ impl MergePlan {
     }
 }
 
-/// Describes the LoRA matrices of `module`, which are for a layer of shape `size`, while the base
-/// model has `shape`.
+/// Returns the reason why the LoRA matrices of `module`, which are for a layer of shape `size`, do
+/// not fit the base model, whose layer has the shape `shape`.
 fn mismatch(
     folder: &Path,
     adapter: &StoredAdapter,

@@ -128,13 +128,13 @@ impl GgufValue {
                 None => format!("{text:?} (string)"),
                 Some((end, _)) => format!("{:?}… (string)", &text[..end]),
             },
-            // The text of a number or boolean is the same in `Debug` and `Display`.
             number => with_content!(number, content => shown_as(content)),
         }
     }
 }
 
-/// Returns a value with the name of its type.
+/// Returns a value with the name of its type. Uses `Debug`, because `with_content!` requires the
+/// bound of all types, and [`GgufArray`] has no `Display`.
 fn shown_as<T: GgufType + std::fmt::Debug>(value: &T) -> String {
     format!("{value:?} ({})", T::NAME)
 }

@@ -17,16 +17,17 @@ pub(super) struct AffineFit {
     pub(super) min: f32,
 }
 
-/// Weighted sums over a group. In the names, `x` is a value and `l` its integer.
+/// Sums over a group in which every term is multiplied by the importance of its value. In the
+/// names, `x` is a value and `l` its integer.
 #[derive(Clone, Copy, Debug, Default)]
 struct ValueSums {
-    /// Sum of the weights of the error.
+    /// Sum of the importances.
     one: f32,
     x: f32,
     x2: f32,
 }
 
-/// Weighted sums over a group that depend on the integers; see [`ValueSums`].
+/// Sums that depend on the integers; see [`ValueSums`].
 #[derive(Clone, Copy, Debug, Default)]
 struct IntegerSums {
     l: f32,
@@ -36,13 +37,15 @@ struct IntegerSums {
 
 /// Finds the scale and the minimum that approximate `values` with integers from 0 to `max`.
 ///
-/// Minimizes the squared error, weighted by the magnitude of a value plus the group's root mean
-/// square: errors of large weights have more effect.
+/// Minimizes the squared error, in which the importance of a value is its magnitude plus the
+/// root mean square of the group: errors of large values have more effect.
 pub(super) fn fit_affine<const N: usize>(values: &[f32; N], max: f32) -> AffineFit {
     let [square] = sums(values, values, |x, _| [x * x]);
     let base = (square / N as f32).sqrt();
-    let weights = values.map(|value| base + value.abs());
-    let [one, x, x2] = sums(values, &weights, |x, weight| [weight, weight * x, weight * x * x]);
+    let importances = values.map(|value| base + value.abs());
+    let [one, x, x2] = sums(values, &importances, |x, importance| {
+        [importance, importance * x, importance * x * x]
+    });
     let totals = ValueSums { one, x, x2 };
     let low = values.iter().fold(0.0_f32, |low, value| low.min(*value));
     let high = values.iter().fold(values[0], |high, value| high.max(*value));
@@ -52,9 +55,9 @@ pub(super) fn fit_affine<const N: usize>(values: &[f32; N], max: f32) -> AffineF
     }
     // Rounds with `factor` and returns the sums over the integers.
     let round = |factor: f32| {
-        let [l, l2, xl] = sums(values, &weights, |x, weight| {
+        let [l, l2, xl] = sums(values, &importances, |x, importance| {
             let integer = ties_to_even(limit((x - low) * factor, 0.0, max));
-            let weighted = weight * integer;
+            let weighted = importance * integer;
             [weighted, weighted * integer, weighted * x]
         });
         IntegerSums { l, l2, xl }
@@ -88,7 +91,7 @@ impl ValueSums {
         Some(((self.one * xl - self.x * l) / determinant, offset))
     }
 
-    /// Returns the weighted squared error of `scale · integer + offset`, from the expanded square.
+    /// Returns the squared error of `scale · integer + offset`, from the expanded square.
     fn error(self, IntegerSums { l, l2, xl }: IntegerSums, scale: f32, offset: f32) -> f32 {
         let squares = scale * scale * l2 + offset * offset * self.one + self.x2;
         squares + 2.0 * (scale * offset * l - scale * xl - offset * self.x)
@@ -97,8 +100,8 @@ impl ValueSums {
 
 /// Finds the scale that approximates `values` with integers from `−max` to `max − 1`.
 ///
-/// Minimizes the squared error, weighted by the square of a value. The scale may be negative: the
-/// value of largest magnitude becomes the negative limit, which is one larger.
+/// Minimizes the squared error, in which the importance of a value is its square. The scale may be
+/// negative: the value of largest magnitude becomes the negative limit, which is one larger.
 pub(super) fn fit_scale<const N: usize>(values: &[f32; N], max: f32) -> f32 {
     /// Magnitude below which all values of a group count as zero.
     const TINY: f32 = 1e-15;
@@ -111,14 +114,14 @@ pub(super) fn fit_scale<const N: usize>(values: &[f32; N], max: f32) -> f32 {
     if largest.abs() < TINY {
         return 0.0;
     }
-    let weights = values.map(|value| value * value);
+    let importances = values.map(|value| value * value);
     // The best scale so far, after the amount by which it reduces the squared error.
     let mut best = (0.0, 0.0);
     for step in -9_i8..=9 {
         let factor = -(max + 0.1 * f32::from(step)) / largest;
-        let [xl, l2] = sums(values, &weights, |x, weight| {
+        let [xl, l2] = sums(values, &importances, |x, importance| {
             let integer = ties_to_even(limit(x * factor, -max, max - 1.0));
-            let weighted = weight * integer;
+            let weighted = importance * integer;
             [weighted * x, weighted * integer]
         });
         if l2 > 0.0 && xl * xl > best.0 * l2 {
@@ -128,19 +131,20 @@ pub(super) fn fit_scale<const N: usize>(values: &[f32; N], max: f32) -> f32 {
     best.1
 }
 
-/// Returns the sums of the terms that `terms` returns for each value and its weight. `N` must be a
-/// multiple of [`LANES`].
+/// Returns the sums of the terms that `terms` returns for each value and its importance. `N` must
+/// be a multiple of [`LANES`].
 #[inline(always)]
 fn sums<const N: usize, const SUMS: usize>(
     values: &[f32; N],
-    weights: &[f32; N],
+    importances: &[f32; N],
     terms: impl Fn(f32, f32) -> [f32; SUMS],
 ) -> [f32; SUMS] {
     let mut totals = [[0.0_f32; LANES]; SUMS];
-    for (values, weights) in values.as_chunks::<LANES>().0.iter().zip(weights.as_chunks().0) {
-        let weights: &[f32; LANES] = weights;
+    for (values, importances) in values.as_chunks::<LANES>().0.iter().zip(importances.as_chunks().0)
+    {
+        let importances: &[f32; LANES] = importances;
         for lane in 0..LANES {
-            let terms = terms(values[lane], weights[lane]);
+            let terms = terms(values[lane], importances[lane]);
             for (total, term) in totals.iter_mut().zip(terms) {
                 total[lane] += term;
             }

@@ -43,7 +43,7 @@ pub struct SseDecoder {
     /// The event that has not ended yet, and whether it has a data line.
     event: SseEvent,
     has_data: bool,
-    /// Whether the last byte was a CR, so that a LF belongs to the same line end.
+    /// Whether the last byte was a CR: a LF that follows it belongs to the same line end.
     after_cr: bool,
     /// Whether no line has ended yet: the first may start with a byte order mark.
     first_line: bool,
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_fields_of_events_that_empty_lines_end() {
+    fn an_empty_line_ends_an_event() {
         assert_eq!(data("data: a\n\ndata:b\n\n"), ["a", "b"]);
         assert_eq!(data("data: a\rdata:  b\r\r"), ["a\n b"]);
         assert_eq!(data("data\n\n"), [""], "an empty data line");

@@ -19,7 +19,7 @@ impl Conversation {
         system.chain(self.messages.iter().cloned()).collect()
     }
 
-    /// Returns a completion of the last message, which starts when it is polled.
+    /// Returns the stream of a response to the last message. Sampling starts when it is polled.
     pub(super) fn complete(&self, params: SamplingParams) -> Result<SampleStream, CommandError> {
         let stop: StopCondition = match params.stop.clone() {
             Some(stop) => stop,

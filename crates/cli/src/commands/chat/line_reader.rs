@@ -46,9 +46,9 @@ impl LineReader {
 
     /// Reads the next line.
     ///
-    /// The editor receives Ctrl-C as a key. A Ctrl-C signal therefore arrives before the editor
-    /// starts, which it ignores, or after the line was submitted. Any other stream is read until
-    /// the number of interruptions reaches `max_interruptions`.
+    /// While the editor reads, Ctrl-C is a key and not a signal: a signal has arrived before the
+    /// editor started, and is ignored, or after the line was submitted. Any other stream is read
+    /// until the number of interruptions reaches `max_interruptions`.
     pub(super) async fn next(
         &self,
         prompt: &'static str,

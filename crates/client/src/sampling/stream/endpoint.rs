@@ -45,7 +45,7 @@ pub(super) struct TokenEvents {
     received: usize,
     /// Whether the last token was received.
     complete: bool,
-    /// Whether no event follows.
+    /// Whether the end of the stream was received.
     done: bool,
 }
 
@@ -115,8 +115,8 @@ fn is_missing_endpoint(error: &Error) -> bool {
 }
 
 /// Returns whether the server may have the endpoint but not the extensions that the request uses.
-/// If the request is invalid, the sample in pieces fails with the error of the Tinker API. Only a
-/// prompt that is too long is certain: a piece of it may still fit.
+/// If the request is invalid instead, the sample in pieces fails with the error of the Tinker API.
+/// A prompt that is too long is reported at once: its first pieces may be short enough to succeed.
 fn may_be_unsupported(error: &Error) -> bool {
     matches!(error.status(), Some(400 | 404 | 422)) && error.hint() != Some(Hint::ShortenPrompt)
 }
@@ -213,7 +213,7 @@ impl TokenEvents {
         let SampleStreamChoice { text, token_ids, logprobs, finish_reason, .. } = choice;
         let Some(tokens) = token_ids else {
             return match (self.received, text.is_empty() && finish_reason.is_none()) {
-                // An event without content, which some servers send first.
+                // Some servers first send an event without content.
                 (_, true) => Ok(()),
                 (0, false) => Err(ReadError::NoTokenIds),
                 (_, false) => Err(invalid("it has text without token ids").into()),
@@ -256,7 +256,7 @@ impl TokenEvents {
     }
 }
 
-/// Returns the error for an event that is not one of this protocol.
+/// Returns the error for an event that violates the protocol.
 fn invalid(reason: &str) -> Error {
     Error::new(ErrorKind::Decode, format!("cannot decode an event of the stream: {reason}"))
         .with_hint(Hint::CheckServer)

@@ -73,17 +73,18 @@ pub struct StreamedToken {
 /// The tokens and log-probabilities are those of [`SamplingClient::sample`] with the same seed and
 /// parameters.
 ///
-/// A server without that endpoint (status 404, 405 or 501, or no token ids in its events), and any
-/// server for a prompt with images, is sampled in pieces: 8 tokens first, then as many as take
-/// about 0.3 seconds, each continuing the previous ones. Then the prompt is sent and charged with
-/// every piece, tokens with a seed differ from those of `sample`, and the text is decoded on the
-/// client, which needs the feature `tokenizer`: it is empty without the feature.
+/// A server without that endpoint (status 404, 405 or 501, or no token ids in its events) or
+/// without its extensions (400 or 422), and any server for a prompt with images, is sampled in
+/// pieces: 8 tokens first, then as many as take about 0.3 seconds, each continuing the previous
+/// ones. Then the prompt is sent and charged with every piece, tokens with a seed differ from those
+/// of `sample`, and the text is decoded on the client, which needs the feature `tokenizer`: it is
+/// empty without the feature.
 ///
 /// # Failures
 ///
 /// The request is retried like any other until the first byte of the response. After it, a lost
 /// connection or the [idle timeout](Self::idle_timeout) ends the stream with an error: the tokens
-/// of a repeated request may differ from those that the program has used.
+/// of a retried request may differ from those that the program has used.
 ///
 /// # Cancel safety
 ///
@@ -157,7 +158,7 @@ impl SampleStream {
         self.set(|options| options.idle_timeout = timeout)
     }
 
-    /// Sets how often and how long the request is repeated before the response begins. Defaults to
+    /// Sets how often and how long the request is retried before the response begins. Defaults to
     /// the policy of the client.
     pub fn retry(self, policy: RetryPolicy) -> Self {
         self.set_call(|options| options.retry(policy))
@@ -221,12 +222,13 @@ impl UnstartedStream {
         stream::unfold(StreamProgress::New(self), StreamProgress::next).fuse().boxed()
     }
 
-    /// Opens the stream: sends the request, and waits for the first token.
+    /// Sends the request to the endpoint and waits for the first token, or prepares the stream for
+    /// pieces if the server does not have the endpoint.
     async fn open(self: Box<Self>) -> Result<OpenStream> {
         let Self { client, prompt, params, idle_timeout, text } = *self;
         let limit = client.options().call_limit();
         let deadline = limit.and_then(|limit| Some((limit, Instant::now().checked_add(limit)?)));
-        // Pieces are checked by `sample` itself.
+        // Check the parameters as `sample` does, so that both sources of tokens reject the same.
         Validated::new(SampleRequest::new(prompt.clone(), params.clone()))
             .map_err(|error| Error::from(error).during("sample_stream"))?;
         let connection = client.0.shared.session.connection();
@@ -264,7 +266,7 @@ impl UnstartedStream {
     }
 }
 
-/// A stream that the server has answered.
+/// A stream whose source of tokens is known.
 struct OpenStream {
     client: SamplingClient,
     source: TokenSource,
@@ -312,7 +314,8 @@ impl StreamProgress {
             },
             Self::Open(open) => open,
             Self::Finished(mut open) => {
-                // Lets the connection be used again. The completion is complete, whatever fails.
+                // Read the response to its end, so that its connection can be reused. An error does
+                // not matter: all tokens were returned.
                 while let Ok(Some(_)) = open.next().await {}
                 return None;
             }
@@ -330,7 +333,7 @@ impl StreamProgress {
     }
 }
 
-/// Runs `work` until the deadline of a call.
+/// Runs `work`, or fails when the deadline of the call has passed.
 async fn within<T>(
     deadline: Option<(Duration, Instant)>,
     work: impl Future<Output = Result<T>>,

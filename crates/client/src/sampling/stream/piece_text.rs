@@ -63,7 +63,7 @@ pub(super) async fn decoder(
     Ok(None)
 }
 
-/// Returns whether `token` is one of the tokens that end the completion, which are no text.
+/// Returns whether `token` is a stop token of the request. Stop tokens are not part of the text.
 pub(super) fn is_stop_token(params: &SamplingParams, token: u32) -> bool {
     matches!(&params.stop, Some(StopCondition::Tokens(tokens)) if tokens.contains(&token))
 }
