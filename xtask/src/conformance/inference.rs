@@ -1,5 +1,6 @@
-//! The steps `inference` and `lm-eval`: the official packages of the OpenAI and Anthropic APIs, and a
-//! public evaluation harness, against a new server. The checks are in `crates/server/tests/python`.
+//! The steps `inference` and `lm-eval` run the official packages of the OpenAI and Anthropic APIs,
+//! and a public evaluation harness, against a new server. The checks are in
+//! `crates/server/tests/python` and `crates/server/tests/javascript`.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +15,8 @@ const GUIDE: &str = "docs/inference.md";
 /// API key of the server that requires one.
 const KEY: &str = "tml-conformance-0123456789abcdef";
 
-/// Runs the packages `openai` (of PyPI and npm) and `anthropic` against a server without and one with
-/// an API key.
+/// Runs the packages `openai` (of PyPI and npm) and `anthropic` against a server without and one
+/// with an API key.
 pub(super) fn check(sdk: &str) -> Result<(), XtaskError> {
     TestServer::build()?;
     let names = [sdk, "numpy", "openai", "anthropic"];

@@ -39,8 +39,8 @@ pub(super) enum StreamEnd {
 }
 
 impl ScriptedStream {
-    /// Returns the response. `timeout` is the idle timeout of the client, and `open` counts the bodies
-    /// that are neither read to their end nor dropped.
+    /// Returns the response. `timeout` is the idle timeout of the client, and `open` counts the
+    /// bodies that are neither read to their end nor dropped.
     pub(super) fn to_http(
         &self,
         timeout: Duration,
@@ -91,8 +91,8 @@ impl Drop for OpenStreamGuard {
     }
 }
 
-/// Returns the events of a streamed sample: one per token, with its id after a space as the text and
-/// a log-probability of −0.5, and the end of the stream.
+/// Returns the events of a streamed sample: one per token, with its id after a space as the text
+/// and a log-probability of −0.5, and the end of the stream.
 pub(super) fn token_events(tokens: &[u32]) -> Vec<Bytes> {
     let last = tokens.len().wrapping_sub(1);
     let event = |(at, token): (usize, &u32)| {

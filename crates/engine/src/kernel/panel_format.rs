@@ -1,8 +1,8 @@
 //! [`PanelFormat`]: how the micro-kernel reads the weights of a panel from memory.
 //!
 //! A panel has sixteen outputs, whose weights it stores in blocks of inputs. Within a block, lane
-//! `l` of every vector belongs to output `l`. All formats but the first three are those of GGUF,
-//! with the bits of sixteen rows rearranged:
+//! `l` of every vector belongs to output `l`. The quantized formats have the bits of sixteen GGUF
+//! rows in another order:
 //!
 //! | Format | Inputs per block | Bytes per block | Contents |
 //! |---|---|---|---|
@@ -14,8 +14,11 @@
 //! | [`Q4K`] | 256 | 2368 | 16 scales and 16 minimum scales (f16); 16 factors of the scale and 16 of the minimum (bytes) for every 32 inputs; 16 words for every 8 inputs |
 //! | [`Q6K`] | 256 | 3392 | 16 scales (f16) and 32 unused bytes; 16 factors (signed bytes) for every 16 inputs; 3 × 16 words for every 16 inputs |
 //!
-//! A word has four weights of 8 bits, plus 128, or eight of 4 bits, the first one in the lowest bits. Three words have sixteen
-//! weights of 6 bits: five each from the lowest bits on, and two bits each of the last weight.
+//! A weight is stored as an unsigned number, from which the format's scale and minimum restore the
+//! value. A word has four numbers of 8 bits (`Q8_0`, whose signed numbers are stored plus 128) or
+//! eight of 4 bits, the first one in the lowest bits. Three words of `Q6_K` have sixteen numbers of
+//! 6 bits: each has five of them, from its lowest bits on, and two bits of the last number in its
+//! highest bits.
 //!
 //! The decoded weights are those of the reference implementation of GGUF in f32, bit for bit: the
 //! products of a scale, a factor and a number fit in the mantissa, so only the subtraction of
@@ -28,31 +31,31 @@
 
 use super::simd::{BYTE_BASE, Simd16};
 
-/// Storage format of a panel, read in blocks. A block consists of `SCALES` parts with a common
-/// scale, a part consists of `CHUNKS` chunks, and a chunk of `CHUNK` inputs.
+/// Storage format of a panel, read in blocks. A block consists of `PARTS` parts, each with its own
+/// scale, a part of `PART_CHUNKS` chunks, and a chunk of `CHUNK_INPUTS` inputs.
 ///
 /// # Safety
 /// The CPU must have the instructions of `W` when a method is called. `block` must be the address
-/// of `BYTES` readable bytes, with any alignment. `part` must be less than `SCALES`, and `I` less
-/// than `CHUNK`. `from` must be the address of a chunk in such a block. The block must stay
-/// readable while the result of `chunk` is used, which may be its address.
+/// of `BLOCK_BYTES` readable bytes, with any alignment. `part` must be less than `PARTS`, and `I`
+/// less than `CHUNK_INPUTS`. `from` must be the address of a chunk in such a block. The block must
+/// stay readable while the result of `chunk` is used, which may be an address in it.
 pub(super) trait PanelFormat {
     /// Number of inputs in a block.
-    const INPUTS: usize;
+    const BLOCK_INPUTS: usize;
     /// Size of a block in bytes.
-    const BYTES: usize;
-    /// Number of parts of a block with a scale of their own.
-    const SCALES: usize = 1;
+    const BLOCK_BYTES: usize;
+    /// Number of parts in a block.
+    const PARTS: usize = 1;
     /// Number of chunks in a part.
-    const CHUNKS: usize = 1;
+    const PART_CHUNKS: usize = 1;
     /// Number of inputs in a chunk, at most 16.
-    const CHUNK: usize;
+    const CHUNK_INPUTS: usize;
     /// Size of a chunk in bytes.
     const CHUNK_BYTES: usize;
     /// Whether the weights are quantized.
     const QUANTIZED: bool = true;
-    /// Distance in blocks between the weights that are read and those that are prefetched: one
-    /// block, or as many as have about 2 KiB, and 8 KiB with those of the other panels of a group.
+    /// Distance in blocks between the weights that are read and those that are prefetched: about
+    /// 2 KiB of each panel, but at least one block; 8 to 14 KiB in a group of four panels.
     const BLOCKS_AHEAD: usize;
 
     /// Scale of one part.
@@ -80,10 +83,10 @@ const fn first_bit(index: usize, bits: u32) -> u32 {
 pub(super) struct F32;
 
 impl PanelFormat for F32 {
-    const INPUTS: usize = 1;
-    const BYTES: usize = 64;
+    const BLOCK_INPUTS: usize = 1;
+    const BLOCK_BYTES: usize = 64;
     const BLOCKS_AHEAD: usize = 32;
-    const CHUNK: usize = 1;
+    const CHUNK_INPUTS: usize = 1;
     const CHUNK_BYTES: usize = 64;
     const QUANTIZED: bool = false;
 
@@ -113,10 +116,10 @@ impl PanelFormat for F32 {
 pub(super) struct F16;
 
 impl PanelFormat for F16 {
-    const INPUTS: usize = 1;
-    const BYTES: usize = 32;
+    const BLOCK_INPUTS: usize = 1;
+    const BLOCK_BYTES: usize = 32;
     const BLOCKS_AHEAD: usize = 64;
-    const CHUNK: usize = 1;
+    const CHUNK_INPUTS: usize = 1;
     const CHUNK_BYTES: usize = 32;
     const QUANTIZED: bool = false;
 
@@ -146,10 +149,10 @@ impl PanelFormat for F16 {
 pub(super) struct Bf16;
 
 impl PanelFormat for Bf16 {
-    const INPUTS: usize = 2;
-    const BYTES: usize = 64;
+    const BLOCK_INPUTS: usize = 2;
+    const BLOCK_BYTES: usize = 64;
     const BLOCKS_AHEAD: usize = 32;
-    const CHUNK: usize = 2;
+    const CHUNK_INPUTS: usize = 2;
     const CHUNK_BYTES: usize = 64;
     const QUANTIZED: bool = false;
 
@@ -186,14 +189,14 @@ impl Q8_0 {
 }
 
 impl PanelFormat for Q8_0 {
-    const INPUTS: usize = 32;
-    const BYTES: usize = 32 + 32 * 16;
+    const BLOCK_INPUTS: usize = 32;
+    const BLOCK_BYTES: usize = 32 + 32 * 16;
     const BLOCKS_AHEAD: usize = 4;
-    const CHUNKS: usize = 8;
-    const CHUNK: usize = 4;
+    const PART_CHUNKS: usize = 8;
+    const CHUNK_INPUTS: usize = 4;
     const CHUNK_BYTES: usize = 64;
 
-    /// The scale, and the scale times the value that [`Simd16::byte`] returns for a number of 0.
+    /// The scale, and the scale times the value that [`Simd16::byte`] returns for the number 0.
     type Scale<W: Simd16> = (W, W);
     type Chunk<W: Simd16> = W::Words;
 
@@ -230,11 +233,11 @@ impl PanelFormat for Q8_0 {
 pub(super) struct Q4_0;
 
 impl PanelFormat for Q4_0 {
-    const INPUTS: usize = 32;
-    const BYTES: usize = 32 + 32 * 8;
+    const BLOCK_INPUTS: usize = 32;
+    const BLOCK_BYTES: usize = 32 + 32 * 8;
     const BLOCKS_AHEAD: usize = 8;
-    const CHUNKS: usize = 4;
-    const CHUNK: usize = 8;
+    const PART_CHUNKS: usize = 4;
+    const CHUNK_INPUTS: usize = 8;
     const CHUNK_BYTES: usize = 64;
 
     type Scale<W: Simd16> = W;
@@ -275,12 +278,12 @@ impl Q4K {
 }
 
 impl PanelFormat for Q4K {
-    const INPUTS: usize = 256;
-    const BYTES: usize = Self::NUMBERS + 256 * 8;
-    const SCALES: usize = 8;
+    const BLOCK_INPUTS: usize = 256;
+    const BLOCK_BYTES: usize = Self::NUMBERS + 256 * 8;
+    const PARTS: usize = 8;
     const BLOCKS_AHEAD: usize = 1;
-    const CHUNKS: usize = 4;
-    const CHUNK: usize = 8;
+    const PART_CHUNKS: usize = 4;
+    const CHUNK_INPUTS: usize = 8;
     const CHUNK_BYTES: usize = 64;
 
     /// The scale and the minimum of the part.
@@ -328,11 +331,11 @@ impl Q6K {
 }
 
 impl PanelFormat for Q6K {
-    const INPUTS: usize = 256;
-    const BYTES: usize = Self::NUMBERS + 256 * 12;
-    const SCALES: usize = 16;
+    const BLOCK_INPUTS: usize = 256;
+    const BLOCK_BYTES: usize = Self::NUMBERS + 256 * 12;
+    const PARTS: usize = 16;
     const BLOCKS_AHEAD: usize = 1;
-    const CHUNK: usize = 16;
+    const CHUNK_INPUTS: usize = 16;
     const CHUNK_BYTES: usize = 192;
 
     type Scale<W: Simd16> = W;

@@ -204,9 +204,9 @@ impl Panels {
     /// An error of a source.
     ///
     /// # Panics
-    /// If a source reads values of a quantized format or blocks of another one, if `cols` is not a
-    /// multiple of the block of a quantized format, or if the size of the matrix exceeds the address
-    /// space.
+    /// If a source of a quantized format reads values, or one of another format reads blocks; if
+    /// `cols` is not a multiple of the block of a quantized format; or if the size of the matrix
+    /// exceeds the address space.
     pub(crate) fn stack<E: Send>(
         kernel: &Kernel,
         cols: usize,
@@ -214,7 +214,7 @@ impl Panels {
     ) -> Result<Self, E> {
         for MatrixSource { format, read, .. } in sources {
             let blocks = matches!(read, ReadRows::Blocks(_));
-            assert_eq!(blocks, format.is_quantized(), "{format:?} is read as blocks");
+            assert_eq!(blocks, format.is_quantized(), "whether {format:?} is read as blocks");
         }
         let rows = sources.iter().map(|source| source.rows).sum();
         let stack = SourceStack { sources, rows, cols };
@@ -223,7 +223,7 @@ impl Panels {
         for (panels, format) in stack.segments() {
             let panel_bytes = format.panel_bytes(cols);
             // A size that wrapped around would be too small for the panels.
-            let len = panels.len().checked_mul(panel_bytes).expect("a matrix in memory");
+            let len = panels.len().checked_mul(panel_bytes).expect("size of the matrix");
             let mut memory = PanelMemory::new(kernel.arena(), len);
             if cols > 0 {
                 let bytes = memory.bytes_mut();
@@ -304,8 +304,8 @@ struct SourceStack<'a, E> {
 }
 
 impl<E> SourceStack<'_, E> {
-    /// Returns the sources of the given rows, each with its part of the rows, counted from the
-    /// first of these rows, and the index of the part's first row in the source.
+    /// Returns the sources that have some of these rows of the stack. For each source: the range of
+    /// its rows, counted from `rows.start`, and the index of the first of them in the source.
     fn parts(
         &self,
         rows: Range<usize>,

@@ -63,8 +63,8 @@ fn prefetch(address: *const u8) {
 
 /// Prefetches the cache line at `address`, which need not be valid, into the second-level cache.
 ///
-/// Lines that are read later than a few hundred cycles from now would occupy the few buffers for
-/// misses of the first-level cache.
+/// For lines that are needed later than in a few hundred cycles: prefetches into the first-level
+/// cache would occupy its few miss buffers until the lines arrive from memory.
 #[inline(always)]
 fn prefetch_far(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -114,8 +114,8 @@ pub(super) struct Tile {
     pub(super) zero_init: bool,
 }
 
-/// Returns the number of panels that a tile of `rows` rows covers, so that its accumulators fill
-/// the registers, or 0 if there are no tiles with this number of rows.
+/// Returns the number of panels that a tile of `rows` rows covers so that its accumulators fill the
+/// registers, or 0 if the instruction set has no tile with this number of rows.
 pub(super) fn tile_panels(isa: Isa, rows: usize, quantized: bool) -> usize {
     match isa.level() {
         Level::Portable => panels::<Portable>(rows, quantized),
@@ -143,8 +143,9 @@ impl Tile {
     /// # Safety
     /// Every address that the fields `a`, `b` and `c` describe for `rows` rows, `panels` panels and
     /// `depth` steps must be valid: readable for `a` and `b`, readable and writable for `c`. `a`
-    /// must be aligned for f32; `b` and `c` may have any alignment. Until the call returns, no other thread may write the operands or access
-    /// the output. `depth` must be a multiple of the format's block if the format is quantized.
+    /// must be aligned for f32; `b` and `c` may have any alignment. Until the call returns, no
+    /// other thread may write the operands or access the output. `depth` must be a multiple of the
+    /// format's block if the format is quantized.
     pub(super) unsafe fn run<F: PanelFormat>(self, isa: Isa, rows: usize, panels: usize) {
         // SAFETY: the caller promises valid addresses, and an `Isa` proves that the CPU has the
         // instructions.
@@ -218,18 +219,18 @@ impl Tile {
             let later_blocks = matches!(self.prefetch, Prefetch::LaterBlocks);
             let (mut line, line_step) = match self.prefetch {
                 Prefetch::Lines { start, step } => (start, step),
-                // A line that is in the cache already: cheaper than a branch.
+                // Prefetching a line that is in the cache already is cheaper than a branch.
                 Prefetch::None | Prefetch::LaterBlocks => (self.b, 0),
             };
-            for _ in 0..self.depth / F::INPUTS {
+            for _ in 0..self.depth / F::BLOCK_INPUTS {
                 let later = block.wrapping_add(F::BLOCKS_AHEAD * self.b_block);
-                for part in 0..F::SCALES {
+                for part in 0..F::PARTS {
                     // The scales of a block are at its start.
                     if later_blocks && part * LINE < F::chunk_offset(0, 0) {
                         self.prefetch_lines::<PANELS>(later.wrapping_add(part * LINE), LINE);
                     }
                     let scales = self.scales::<W, F, PANELS>(block, part);
-                    for chunk in 0..F::CHUNKS {
+                    for chunk in 0..F::PART_CHUNKS {
                         let offset = F::chunk_offset(part, chunk);
                         let chunks = self.chunks::<W, F, PANELS>(block.add(offset));
                         if later_blocks {
@@ -239,7 +240,7 @@ impl Tile {
                             prefetch(line);
                             line = line.wrapping_add(line_step);
                         }
-                        unroll!(I < F::CHUNK => {
+                        unroll!(I < F::CHUNK_INPUTS => {
                             self.step::<W, F, I, ROWS, PANELS>(a, &chunks, &scales, &mut sums);
                             // After the last step the pointer is past the end and not used.
                             a = a.wrapping_add(self.a_step);
@@ -249,7 +250,7 @@ impl Tile {
                 block = block.wrapping_add(self.b_block);
             }
             // The last input has no second one to form a pair with.
-            if F::INPUTS == 2 && self.depth % 2 == 1 {
+            if F::BLOCK_INPUTS == 2 && self.depth % 2 == 1 {
                 let scales = self.scales::<W, F, PANELS>(block, 0);
                 let chunks = self.chunks::<W, F, PANELS>(block);
                 self.step::<W, F, 0, ROWS, PANELS>(a, &chunks, &scales, &mut sums);
@@ -361,8 +362,8 @@ impl Tile {
 ///
 /// # Panics
 /// If `out` does not have sixteen elements for each input, if the panel has fewer inputs or another
-/// format, or if `first` or the number of inputs is not a multiple of the format's chunk. A chunk of
-/// two inputs may end after the first one.
+/// format, or if `first` or the number of inputs is not a multiple of the format's chunk. The last
+/// chunk may have one input if the chunks of the format have two.
 pub(super) fn decode_panel<F: PanelFormat>(
     isa: Isa,
     panel: PanelBlocks<'_>,
@@ -371,11 +372,11 @@ pub(super) fn decode_panel<F: PanelFormat>(
 ) {
     let inputs = out.len() / PANEL;
     assert!(out.len().is_multiple_of(PANEL), "sixteen elements for each input");
-    assert!(first.is_multiple_of(F::CHUNK), "the first input of a chunk");
-    assert!(F::CHUNK <= 2 || inputs.is_multiple_of(F::CHUNK), "whole chunks");
-    assert_eq!(panel.block_bytes(), F::BYTES, "size of a block");
+    assert!(first.is_multiple_of(F::CHUNK_INPUTS), "the first input of a chunk");
+    assert!(F::CHUNK_INPUTS <= 2 || inputs.is_multiple_of(F::CHUNK_INPUTS), "whole chunks");
+    assert_eq!(panel.block_bytes(), F::BLOCK_BYTES, "size of a block");
     assert!(
-        (first + inputs).div_ceil(F::INPUTS) <= panel.count(),
+        (first + inputs).div_ceil(F::BLOCK_INPUTS) <= panel.count(),
         "inputs {first} to {} of a panel of {} blocks",
         first + inputs,
         panel.count()
@@ -414,10 +415,10 @@ unsafe fn decode_avx512<F: PanelFormat>(panel: PanelBlocks<'_>, first: usize, ou
 /// and `out` must have sixteen elements for each input.
 #[inline(always)]
 unsafe fn decode<W: Simd16, F: PanelFormat>(panel: PanelBlocks<'_>, first: usize, out: &mut [f32]) {
-    let chunks_per_block = F::INPUTS / F::CHUNK;
-    for (chunk, out) in (first / F::CHUNK..).zip(out.chunks_mut(PANEL * F::CHUNK)) {
+    let chunks_per_block = F::BLOCK_INPUTS / F::CHUNK_INPUTS;
+    for (chunk, out) in (first / F::CHUNK_INPUTS..).zip(out.chunks_mut(PANEL * F::CHUNK_INPUTS)) {
         let (block, chunk) = (chunk / chunks_per_block, chunk % chunks_per_block);
-        let (part, chunk) = (chunk / F::CHUNKS, chunk % F::CHUNKS);
+        let (part, chunk) = (chunk / F::PART_CHUNKS, chunk % F::PART_CHUNKS);
         let inputs = out.len() / PANEL;
         // SAFETY: the caller promises that the block is inside the panel, and the instructions of
         // `W`. Every store is inside `out`, which has `inputs` groups of sixteen.
@@ -425,7 +426,7 @@ unsafe fn decode<W: Simd16, F: PanelFormat>(panel: PanelBlocks<'_>, first: usize
             let block = panel.starting_at(block).as_ptr();
             let scale = F::scale::<W>(block, part);
             let words = F::chunk::<W>(block.add(F::chunk_offset(part, chunk)));
-            unroll!(I < F::CHUNK => {
+            unroll!(I < F::CHUNK_INPUTS => {
                 if I < inputs {
                     F::weights::<W, I>(words, scale).store(out.as_mut_ptr().add(I * PANEL));
                 }

@@ -72,12 +72,12 @@ impl WeightFormat {
 
     /// Returns the number of inputs in a block of a panel.
     pub(super) fn block_inputs(self) -> usize {
-        with_panel_format!(self, F => F::INPUTS)
+        with_panel_format!(self, F => F::BLOCK_INPUTS)
     }
 
     /// Returns the size of a block of a panel in bytes.
     pub(super) fn block_bytes(self) -> usize {
-        with_panel_format!(self, F => F::BYTES)
+        with_panel_format!(self, F => F::BLOCK_BYTES)
     }
 
     /// Returns the size of a panel of `cols` inputs in bytes, or `usize::MAX` if it is larger.
@@ -240,7 +240,7 @@ fn join_nibbles(bytes: u64) -> u32 {
     }
 }
 
-/// Returns the field of `bits` bits from bit `shift` on, as f32.
+/// Returns the unsigned number of `bits` bits that starts at bit `shift` of a word, as f32.
 #[expect(clippy::cast_possible_truncation, reason = "a field has at most eight bits")]
 fn field(word: u32, shift: usize, bits: u32) -> f32 {
     f32::from(((word >> shift) & ((1 << bits) - 1)) as u8)
@@ -259,7 +259,7 @@ fn pack_q8_0(row: &[u8], lane: usize, panel: &mut [u8]) {
 
 fn unpack_q8_0(block: &[u8], lane: usize, out: &mut [f32]) {
     let scale = half_at(block, lane);
-    for (chunk, out) in out.chunks_exact_mut(Q8_0::CHUNK).enumerate() {
+    for (chunk, out) in out.chunks_exact_mut(Q8_0::CHUNK_INPUTS).enumerate() {
         let word = word_at(block, Q8_0::chunk_offset(0, chunk), lane);
         for (out, byte) in out.iter_mut().zip(word.to_le_bytes()) {
             *out = scale * f32::from((byte ^ Q8_0::ZERO).cast_signed());
@@ -272,7 +272,7 @@ fn unpack_q8_0(block: &[u8], lane: usize, out: &mut [f32]) {
 fn pack_q4_0(row: &[u8], lane: usize, panel: &mut [u8]) {
     let (scale, numbers) = row.split_at(2);
     panel[2 * lane..][..2].copy_from_slice(scale);
-    for chunk in 0..Q4_0::CHUNKS {
+    for chunk in 0..Q4_0::PART_CHUNKS {
         let bytes = u64::from_le_bytes(bytes_at(numbers, chunk % 2 * 8));
         let word = join_nibbles(bytes >> (chunk / 2 * 4));
         set_word(panel, Q4_0::chunk_offset(0, chunk), lane, word);
@@ -281,7 +281,7 @@ fn pack_q4_0(row: &[u8], lane: usize, panel: &mut [u8]) {
 
 fn unpack_q4_0(block: &[u8], lane: usize, out: &mut [f32]) {
     let scale = half_at(block, lane);
-    for (chunk, out) in out.chunks_exact_mut(Q4_0::CHUNK).enumerate() {
+    for (chunk, out) in out.chunks_exact_mut(Q4_0::CHUNK_INPUTS).enumerate() {
         let word = word_at(block, Q4_0::chunk_offset(0, chunk), lane);
         for (i, out) in out.iter_mut().enumerate() {
             *out = scale * (field(word, 4 * i, 4) - 8.0);
@@ -296,7 +296,7 @@ fn pack_q4_k(row: &[u8], lane: usize, panel: &mut [u8]) {
     panel[2 * lane..][..2].copy_from_slice(&row[..2]);
     panel[32 + 2 * lane..][..2].copy_from_slice(&row[2..4]);
     let (factors, numbers) = row[4..].split_at(12);
-    for part in 0..Q4K::SCALES {
+    for part in 0..Q4K::PARTS {
         // The factors have 6 bits. The first four parts have them in the lower bits of bytes 0 to
         // 3 (scale) and 4 to 7 (minimum). The others have their lower 4 bits in bytes 8 to 11,
         // and their upper 2 bits in the upper bits of bytes 0 to 7.
@@ -310,7 +310,7 @@ fn pack_q4_k(row: &[u8], lane: usize, panel: &mut [u8]) {
         let at = Q4K::FACTORS + part * 32;
         panel[at + lane] = scale;
         panel[at + PANEL + lane] = minimum;
-        for chunk in 0..Q4K::CHUNKS {
+        for chunk in 0..Q4K::PART_CHUNKS {
             let bytes = u64::from_le_bytes(bytes_at(numbers, part / 2 * 32 + chunk * 8));
             let word = join_nibbles(bytes >> (part % 2 * 4));
             set_word(panel, Q4K::chunk_offset(part, chunk), lane, word);
@@ -324,7 +324,7 @@ fn unpack_q4_k(block: &[u8], lane: usize, out: &mut [f32]) {
         let factors = &block[Q4K::FACTORS + part * 32..];
         let scale = scale * f32::from(factors[lane]);
         let minimum = minimum * f32::from(factors[PANEL + lane]);
-        for (chunk, out) in out.chunks_exact_mut(Q4K::CHUNK).enumerate() {
+        for (chunk, out) in out.chunks_exact_mut(Q4K::CHUNK_INPUTS).enumerate() {
             let word = word_at(block, Q4K::chunk_offset(part, chunk), lane);
             for (i, out) in out.iter_mut().enumerate() {
                 // The product is exact, so this has the bits of a fused multiply-subtract.
@@ -353,8 +353,10 @@ fn pack_q6_k(row: &[u8], lane: usize, panel: &mut [u8]) {
 /// Returns the sixteen numbers, of 6 bits, of part `part` of a GGUF row's `Q6_K` block.
 ///
 /// Each half of the block has 128 numbers, in four quarters of 32. In a half, byte `i` of the first
-/// 32 lower bytes has number `i` of quarters 0 (lower 4 bits) and 2, byte `i` of the next 32 that of
-/// quarters 1 and 3. Byte `i` of the 32 upper bytes has number `i` of all four quarters.
+/// 32 bytes of `lower` has the lower 4 bits of number `i` of quarter 0, and in its upper half those
+/// of quarter 2; byte `i` of the next 32 bytes those of quarters 1 and 3. Byte `i` of the 32 bytes
+/// of `upper` has the upper 2 bits of number `i` of all four quarters, those of quarter 0 in the
+/// lowest bits.
 fn q6_k_numbers(lower: &[u8], upper: &[u8], part: usize) -> [u8; 16] {
     let (half, quarter, first) = (part / 8, part % 8 / 2, part % 2 * 16);
     let lower: [u8; 16] = bytes_at(lower, half * 64 + quarter % 2 * 32 + first);
@@ -379,7 +381,7 @@ fn join_six_bits(numbers: [u8; 16]) -> [u32; 3] {
 
 fn unpack_q6_k(block: &[u8], lane: usize, out: &mut [f32]) {
     let scale = half_at(block, lane);
-    for (part, out) in out.chunks_exact_mut(Q6K::CHUNK).enumerate() {
+    for (part, out) in out.chunks_exact_mut(Q6K::CHUNK_INPUTS).enumerate() {
         let factor = block[Q6K::FACTORS + part * PANEL + lane].cast_signed();
         let scale = scale * f32::from(factor);
         let words: [u32; 3] = std::array::from_fn(|word| {
@@ -387,9 +389,9 @@ fn unpack_q6_k(block: &[u8], lane: usize, out: &mut [f32]) {
         });
         let last = words[0] >> 30 | words[1] >> 30 << 2 | words[2] >> 30 << 4;
         for (i, out) in out.iter_mut().enumerate() {
-            let code =
+            let number =
                 if i == 15 { field(last, 0, 6) } else { field(words[i / 5], 6 * (i % 5), 6) };
-            *out = scale * (code - 32.0);
+            *out = scale * (number - 32.0);
         }
     }
 }

@@ -176,7 +176,7 @@ impl CheckedGemm<'_> {
     ) {
         self.with_panels(plan.copy, group, steps, |rhs| {
             let prefetch = self.prefetch(rhs, plan.streaming, group, steps);
-            let chunks = with_panel_format!(rhs.format, F => steps.len() / F::CHUNK);
+            let chunks = with_panel_format!(rhs.format, F => steps.len() / F::CHUNK_INPUTS);
             for tile in 0..plan.tiles {
                 let prefetch = prefetch.share(tile, plan.tiles, chunks);
                 let rows = chunk_of(&plan.rows, plan.tiles, tile);
@@ -276,9 +276,10 @@ impl CheckedGemm<'_> {
         };
         // SAFETY: `check_bounds` proved that the left operand holds every element of these rows and
         // steps; a copy holds the same elements. `with_panels` provides these panels, with the
-        // distances between panels and blocks, for at least these steps. Steps start with a block, and end with
-        // one or with the last input. The number of inputs of quantized weights is a multiple of
-        // their block, which `Panels::stack` checked. The caller promises that `out` is valid.
+        // distances between panels and blocks, for at least these steps. Steps start with a block,
+        // and end with one or with the last input. The number of inputs of quantized weights is a
+        // multiple of their block, which `Panels::stack` checked. The caller promises that `out` is
+        // valid.
         unsafe {
             with_panel_format!(rhs.format, F => tile.run::<F>(self.isa, rows.len(), group.count));
         }

@@ -245,13 +245,14 @@ impl CheckedGemm<'_> {
         if streaming && format.is_quantized() {
             return Prefetch::LaterBlocks;
         }
-        let covers_the_depth = steps.len() == self.size.depth;
+        let is_whole_depth = steps.len() == self.size.depth;
         let start = if !streaming {
-            // The same steps of the next group of panels. The rows use this group several times.
+            // The same steps of the next group of panels. The tiles that read this group divide the
+            // lines among themselves (`Prefetch::share`).
             let in_place = segment.adjacent_panels(from / PANEL + group.first, group.count);
             let blocks = in_place.starting_at(steps.start / format.block_inputs());
             blocks.as_ptr().wrapping_add(MAX_TILE_PANELS * segment.panel_bytes)
-        } else if !covers_the_depth {
+        } else if !is_whole_depth {
             // The next steps of the same panels.
             rhs.start.wrapping_add(steps.len() / format.block_inputs() * rhs.block_stride)
         } else if group.count == 1 {
