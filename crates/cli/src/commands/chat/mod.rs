@@ -206,7 +206,7 @@ fn save(
     file: &str,
 ) -> Result<(), CommandError> {
     if conversation.messages.is_empty() {
-        return Err(CommandError::usage("the conversation is empty"));
+        return Err(CommandError::usage("cannot save the conversation: it is empty"));
     }
     let to_json = |message: &Message| {
         let content = message.content().unwrap_or_default();
