@@ -9,7 +9,7 @@ use tinkex_wire::RequestId;
 
 use super::model_name::NamedModel;
 use super::request::{GenerationRequest, PreparedGeneration};
-use super::token_buffer::{GenerationProgress, PendingWakes, TokenBuffer, TokenSink};
+use super::token_buffer::{GenerationProgress, TokenBuffer, TokenSink};
 use crate::admit::check_capacity;
 use crate::error::ServerError;
 use crate::operation::{Operation, QueuedGeneration, QueuedRequest};
@@ -46,7 +46,7 @@ impl Generation {
             weights: model.weights.clone(),
             session: model.session.clone(),
             request,
-            sink: state.generations.sink(&buffer),
+            sink: TokenSink(Arc::clone(&buffer)),
         };
         let operation = Operation::Generate(Box::new(queued));
         // Hold the store's lock from the check to the push, as admission of other requests does:
@@ -105,10 +105,7 @@ impl Drop for Generation {
 
 /// All generations of a server, to end them when no worker will.
 #[derive(Default)]
-pub(crate) struct Generations {
-    table: Mutex<GenerationTable>,
-    wakes: Arc<PendingWakes>,
-}
+pub(crate) struct Generations(Mutex<GenerationTable>);
 
 #[derive(Default)]
 struct GenerationTable {
@@ -119,7 +116,7 @@ struct GenerationTable {
 
 impl Generations {
     fn lock(&self) -> MutexGuard<'_, GenerationTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn insert(&self, id: &RequestId, buffer: &Arc<TokenBuffer>) -> Result<(), ServerError> {
@@ -137,15 +134,6 @@ impl Generations {
         self.lock().active.remove(id);
     }
 
-    fn sink(&self, buffer: &Arc<TokenBuffer>) -> TokenSink {
-        TokenSink::new(Arc::clone(buffer), Arc::clone(&self.wakes))
-    }
-
-    /// Wakes the readers of all generations with new tokens. The worker calls it after every step.
-    pub(crate) fn wake_readers(&self) {
-        self.wakes.wake_all();
-    }
-
     /// Fails all generations, and rejects new ones, with `error`. Called when the server stops and
     /// when the worker has panicked.
     pub(crate) fn fail_all(&self, error: &ServerError) {
@@ -154,8 +142,6 @@ impl Generations {
         for buffer in table.active.values() {
             buffer.end(Err(error.clone()));
         }
-        // The worker may have panicked before the end of a step.
-        self.wake_readers();
     }
 }
 

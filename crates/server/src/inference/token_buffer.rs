@@ -100,52 +100,28 @@ impl BufferState {
     }
 }
 
-/// Readers with new tokens. They are woken together after a step: waking one takes longer than
-/// sampling a token of a small model, and their tasks would take the cores from the step.
-#[derive(Debug, Default)]
-pub(super) struct PendingWakes(Mutex<Vec<Waker>>);
-
-impl PendingWakes {
-    fn lock(&self) -> MutexGuard<'_, Vec<Waker>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Wakes all readers.
-    pub(super) fn wake_all(&self) {
-        let wakes = std::mem::take(&mut *self.lock());
-        wakes.into_iter().for_each(Waker::wake);
-    }
-}
-
 /// The worker's end of a generation: receives the tokens from the engine.
 #[derive(Clone, Debug)]
-pub(crate) struct TokenSink {
-    buffer: Arc<TokenBuffer>,
-    wakes: Arc<PendingWakes>,
-}
+pub(crate) struct TokenSink(pub(super) Arc<TokenBuffer>);
 
 impl TokenSink {
-    pub(super) fn new(buffer: Arc<TokenBuffer>, wakes: Arc<PendingWakes>) -> Self {
-        Self { buffer, wakes }
-    }
-
     /// Returns whether the generation needs no further token: its reader is gone, or the server is
     /// shutting down.
     pub(crate) fn has_ended(&self) -> bool {
-        self.buffer.has_ended()
+        self.0.has_ended()
     }
 
     /// Ends the generation after its last token, or with an error.
     pub(crate) fn finish(&self, end: Result<(), ServerError>) {
-        self.buffer.end(end);
+        self.0.end(end);
     }
 }
 
 impl TokenObserver for TokenSink {
     fn prompt(&mut self, scores: &PromptScores, cache_hits: usize) {
-        // The first token follows in the same step.
+        // The first token follows in the same step and wakes the reader.
         let report = PromptReport { scores: scores.clone(), cached_tokens: cache_hits };
-        self.buffer.lock().progress.prompt = Some(report);
+        self.0.lock().progress.prompt = Some(report);
     }
 
     fn token(&mut self, sampled: SampledToken<'_>) {
@@ -158,10 +134,13 @@ impl TokenObserver for TokenSink {
             top: top.filter(|pair| *pair != (0, NO_LOGPROB)).collect(),
             stop: sampled.stop,
         };
-        let mut state = self.buffer.lock();
+        let mut state = self.0.lock();
         if state.end.is_none() {
             state.progress.tokens.push(token);
-            self.wakes.lock().extend(state.reader.take());
+            // Wake the reader now, not after the step: tokens are sampled on one thread, so its task
+            // runs on the other cores. At the start of the next step it would take one from the
+            // engine, whose other threads would wait for it.
+            state.wake();
         }
     }
 }
@@ -181,29 +160,28 @@ mod tests {
 
     #[test]
     fn a_slow_reader_receives_all_tokens_before_the_end() {
-        let mut sink = TokenSink::new(Arc::default(), Arc::default());
-        assert!(poll(&sink.buffer).is_pending());
+        let mut sink = TokenSink(Arc::default());
+        assert!(poll(&sink.0).is_pending());
         sink.prompt(&PromptScores::default(), 16);
         for token in 0..3 {
             sink.token(sampled(token, (token == 2).then_some(StopReason::Length)));
         }
-        assert_eq!(sink.wakes.lock().len(), 1, "the reader is woken once per step");
         sink.finish(Ok(()));
-        let Poll::Ready(Ok(Some(progress))) = poll(&sink.buffer) else { panic!("no progress") };
+        let Poll::Ready(Ok(Some(progress))) = poll(&sink.0) else { panic!("no progress") };
         assert_eq!(progress.prompt.unwrap().cached_tokens, 16);
         let tokens: Vec<u32> = progress.tokens.iter().map(|token| token.token).collect();
         assert_eq!(tokens, [0, 1, 2]);
         assert_eq!(*progress.tokens[0].top, [(7, -0.5)], "empty entries are dropped");
-        assert!(matches!(poll(&sink.buffer), Poll::Ready(Ok(None))));
+        assert!(matches!(poll(&sink.0), Poll::Ready(Ok(None))));
     }
 
     #[test]
     fn the_first_end_counts_and_no_token_follows_it() {
-        let mut sink = TokenSink::new(Arc::default(), Arc::default());
+        let mut sink = TokenSink(Arc::default());
         sink.finish(Err(ServerError::shutting_down()));
         sink.token(sampled(1, None));
         sink.finish(Ok(()));
         assert!(sink.has_ended());
-        assert!(matches!(poll(&sink.buffer), Poll::Ready(Err(ServerError::Busy { .. }))));
+        assert!(matches!(poll(&sink.0), Poll::Ready(Err(ServerError::Busy { .. }))));
     }
 }

@@ -214,7 +214,6 @@ impl Worker {
                 Err(_) => panicked.push(name.clone()),
             }
         }
-        self.state.generations.wake_readers();
         for name in panicked {
             self.fail_samples_of(&name);
         }
