@@ -42,7 +42,8 @@ enum Pending {
     /// Bytes of an incomplete character, for byte-level tokenizers, whose text is that of the bytes
     /// of all tokens.
     Bytes(Vec<u8>),
-    /// For other tokenizers: a token whose text has been returned, if any, and the tokens after it.
+    /// For other tokenizers: the last token whose text was returned, if any, and the tokens after
+    /// it.
     Tokens { context: Option<u32>, after: Vec<u32> },
 }
 
@@ -79,6 +80,20 @@ impl TextDecoder {
         self
     }
 
+    /// Sets the token that precedes the text. Some tokenizers write the first token of a text
+    /// differently, for example without the space before it; after another token, they write it as
+    /// in the middle of a text. A special token has no effect.
+    #[must_use]
+    pub fn after(mut self, token: u32) -> Self {
+        let written = self.tokenizer.token(token);
+        let is_text = written.is_some_and(|written| raw_byte(&written).is_none())
+            && !self.tokenizer.is_special(token);
+        if let Pending::Tokens { context, .. } = &mut self.pending {
+            *context = is_text.then_some(token);
+        }
+        self
+    }
+
     /// Sets the strings that end the text. They are not part of it. Empty strings are ignored.
     #[must_use]
     pub fn stop_strings(mut self, strings: impl IntoIterator<Item: Into<String>>) -> Self {
@@ -106,7 +121,7 @@ impl TextDecoder {
             Pending::Tokens { context, after } => {
                 let Some(written) = self.tokenizer.token(token) else { return Ok(String::new()) };
                 after.push(token);
-                // Whether a run of bytes is a text is known only after its end.
+                // Whether a run of byte tokens is valid UTF-8 is known only after its end.
                 if raw_byte(&written).is_some() {
                     String::new()
                 } else {
@@ -177,7 +192,8 @@ fn text_after(tokenizer: &Tokenizer, context: Option<u32>, tokens: &[u32]) -> Re
     }
     let before = tokenizer.decode(&[context])?;
     let mut both = tokenizer.decode(&[&[context], tokens].concat())?;
-    // A decoder that changes text already returned cannot be decoded in pieces; keep the rest.
+    // Some decoders change the text of earlier tokens, which was already returned. Return what
+    // follows the common start.
     let kept = both.bytes().zip(before.bytes()).take_while(|(a, b)| a == b).count();
     Ok(both.split_off(both.floor_char_boundary(kept)))
 }
@@ -260,6 +276,15 @@ mod tests {
         let tokens = [1, byte(0xC3), byte(0xA9), 2, byte(0xFF), byte(0x41)];
         let decoder = TextDecoder::new(&sentence_piece_tokenizer());
         assert_eq!(decode(decoder, &tokens), ["a", "", "", "éb", "", "", "\u{FFFD}\u{FFFD}"]);
+    }
+
+    #[test]
+    fn the_first_token_keeps_its_space_after_another_token() {
+        let decoder = TextDecoder::new(&sentence_piece_tokenizer());
+        assert_eq!(decode(decoder.clone(), &[1, 2]), ["a", "b", ""]);
+        assert_eq!(decode(decoder.after(2), &[1, 2]), [" a", "b", ""]);
+        let decoder = TextDecoder::new(&byte_level_tokenizer());
+        assert_eq!(decode(decoder.after(256), &[256]), ["hell", ""]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Text of language models: tokenizers, chat templates, and answers.
+//! Converts between text and tokens of language models: tokenizers, chat templates, answers.
 //!
 //! | Task | Types |
 //! |---|---|

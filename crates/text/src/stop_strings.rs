@@ -24,7 +24,7 @@ struct StopString {
 }
 
 impl StopStrings {
-    /// Empty strings are ignored: they would match before the first character.
+    /// Creates a search. Empty strings are ignored: they would match before the first character.
     pub(crate) fn new(strings: impl IntoIterator<Item = String>) -> Self {
         let strings = strings.into_iter().filter(|text| !text.is_empty());
         Self { strings: strings.map(StopString::new).collect(), ..Self::default() }

@@ -90,8 +90,9 @@ enum ParserState {
     Reasoning { started: bool },
     /// Content.
     Content(ContentStart),
-    /// A tool call, after its tag. The white space before the tag is returned if the call is invalid.
-    TaggedCall { space: String },
+    /// A tool call, after its tag. The white space before the tag is returned if the call is
+    /// invalid. The closing tag does not start in the first `searched` bytes.
+    TaggedCall { space: String, searched: usize },
     /// A JSON object that may be a tool call. The text before it is returned if it is not.
     BareJson { before: String, end: JsonObjectEnd },
 }
@@ -183,7 +184,9 @@ impl AnswerParser {
                 true => self.content(start, is_end, events),
                 false => self.content_without_tools(start, events),
             },
-            ParserState::TaggedCall { space } => self.tagged_call(space, is_end, events),
+            ParserState::TaggedCall { space, searched } => {
+                self.tagged_call(space, searched, is_end, events)
+            }
             ParserState::BareJson { before, end } => self.bare_json(before, end, is_end, events),
         }
     }
@@ -284,7 +287,7 @@ impl AnswerParser {
             let space = self.waiting[certain..tag].to_owned();
             content(self.waiting[..certain].to_owned(), events);
             self.waiting.drain(..tag + CALL.len());
-            self.state = ParserState::TaggedCall { space };
+            self.state = ParserState::TaggedCall { space, searched: 0 };
             return Progress::Again;
         }
         let certain = match is_end {
@@ -305,12 +308,14 @@ impl AnswerParser {
     fn tagged_call(
         &mut self,
         space: String,
+        searched: usize,
         is_end: bool,
         events: &mut Vec<AnswerEvent>,
     ) -> Progress {
-        let end = self.waiting.find(CALL_END);
+        let end = self.waiting[searched..].find(CALL_END).map(|at| searched + at);
         if end.is_none() && !is_end {
-            self.state = ParserState::TaggedCall { space };
+            let searched = self.waiting.len() - partial_tag(&self.waiting, CALL_END);
+            self.state = ParserState::TaggedCall { space, searched };
             return Progress::NeedsText;
         }
         // The model may end its answer without the closing tag.

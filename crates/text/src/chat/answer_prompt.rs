@@ -18,7 +18,8 @@ impl ChatFormat {
         let Some((last, content)) =
             continued.and_then(|message| Some((message, message.content()?)))
         else {
-            let message = "only a message of the assistant with plain text can be continued";
+            let message = "cannot continue the last message: expected one of the assistant with \
+                           plain text";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         };
         let mut probed = values(messages);

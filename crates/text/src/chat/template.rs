@@ -99,9 +99,10 @@ pub(crate) fn strftime_now(now: Option<SystemTime>) -> Value {
 fn with_generation_as_filter(source: &str) -> (String, bool) {
     let (mut out, mut rest, mut found) = (String::with_capacity(source.len()), source, false);
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let (tag, end) = (&rest[start + 2..start + length], start + length);
-        out.push_str(&rest[..start + 2]);
+        let (before, tag_and_rest) = rest.split_at(start + 2);
+        let Some(end) = tag_and_rest.find("%}") else { break };
+        let (tag, after) = tag_and_rest.split_at(end);
+        out.push_str(before);
         let name = tag.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
         match name {
             "generation" | "endgeneration" => {
@@ -111,7 +112,7 @@ fn with_generation_as_filter(source: &str) -> (String, bool) {
             }
             _ => out.push_str(tag),
         }
-        rest = &rest[end..];
+        rest = after;
     }
     out.push_str(rest);
     (out, found)
@@ -135,7 +136,7 @@ fn unmark(text: &str, before: &str, after: &str) -> Result<Rendered> {
     Ok(Rendered { text: out, generated })
 }
 
-/// Message of `raise_exception`, with which templates reject a conversation.
+/// Error of `raise_exception`, with which templates reject a conversation: its message.
 #[derive(Debug)]
 struct RaisedException(String);
 
@@ -227,6 +228,13 @@ mod tests {
         assert!(error.to_string().contains("failed on this conversation"), "{error}");
         let error = render("{% if %}", context!()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Malformed);
+    }
+
+    #[test]
+    fn bug_a_tag_that_ends_where_it_starts_panicked() {
+        for source in ["{%}", "{%}{%", "a{%}b{% generation %}"] {
+            assert!(Template::compile(source).is_err(), "{source}");
+        }
     }
 
     #[test]

@@ -20,6 +20,8 @@ use super::token_bytes::byte_level;
 const SUPPORTED_MODULE: &str = "tokenization_kimi";
 /// Minimum number of ids after the vocabulary that are special tokens, named or not.
 const RESERVED: u32 = 256;
+/// Maximum number of these ids. Every id needs a token in memory, and a file can name any id.
+const MAX_RESERVED: u32 = 1 << 16;
 
 /// Pattern of the pieces that are merged separately: runs of Han characters, words with their
 /// contractions, up to three digits, punctuation, white space.
@@ -72,8 +74,16 @@ pub(crate) fn read(model: &[u8], config: &[u8]) -> Result<Core, BoxError> {
 
     // The library assigns ids in order, so ids without a name need a placeholder.
     let named = config.added_tokens_decoder;
-    let last = named.keys().next_back().map_or(0, |last| last + 1).max(base + RESERVED);
-    let added = (base..last).map(|id| match named.get(&id) {
+    let last_named = named.keys().next_back().copied().unwrap_or(0);
+    if last_named.saturating_sub(base) >= MAX_RESERVED {
+        return Err(format!(
+            "special token {last_named} is too far beyond the vocabulary of {base} tokens; the \
+             limit is {MAX_RESERVED} special tokens"
+        )
+        .into());
+    }
+    let end = (last_named + 1).max(base + RESERVED);
+    let added = (base..end).map(|id| match named.get(&id) {
         Some(AddedTokenEntry { content, special }) => {
             AddedToken::from(content, *special).normalized(false)
         }
@@ -82,7 +92,11 @@ pub(crate) fn read(model: &[u8], config: &[u8]) -> Result<Core, BoxError> {
     core.add_tokens(added)?;
     for (id, AddedTokenEntry { content, .. }) in &named {
         if core.token_to_id(content) != Some(*id) {
-            return Err(format!("special token {content:?} cannot have the id {id}").into());
+            return Err(format!(
+                "special token {content:?} cannot have the id {id}: another token has the id or \
+                 the text"
+            )
+            .into());
         }
     }
     Ok(core)
@@ -180,5 +194,16 @@ mod tests {
         let taken =
             r#"{"added_tokens_decoder": {"3": {"content": "[BOS]"}}, "x": "tokenization_kimi"}"#;
         assert!(error(&model(), taken).contains("cannot have the id 3"));
+    }
+
+    #[test]
+    fn bug_a_large_id_of_a_special_token_exhausted_memory() {
+        for id in [263 + MAX_RESERVED, u32::MAX] {
+            let config = format!(
+                r#"{{"added_tokens_decoder": {{"{id}": {{"content": "x"}}}}, "x": "tokenization_kimi"}}"#
+            );
+            let error = read(model().as_bytes(), config.as_bytes()).expect_err("rejected");
+            assert!(error.to_string().contains("the limit is"), "{error}");
+        }
     }
 }
