@@ -38,7 +38,16 @@ pub(crate) async fn run_blocking<T: Send + 'static, E: From<ServerError> + Send 
         result
     };
     let done = tokio::task::spawn_blocking(job).await;
-    done.unwrap_or_else(|_| Err(ServerError::shutting_down().into()))
+    done.unwrap_or_else(|error| Err(job_error(&error).into()))
+}
+
+/// Returns the error of a job on the blocking pool that has no result: it panicked, or the runtime
+/// shut down before it started.
+pub(crate) fn job_error(error: &tokio::task::JoinError) -> ServerError {
+    match error.is_panic() {
+        true => ServerError::Internal("internal error: a request handler panicked".to_owned()),
+        false => ServerError::shutting_down(),
+    }
 }
 
 #[cfg(test)]
@@ -64,5 +73,15 @@ mod tests {
         assert_eq!(permits.available_permits(), 0, "the job still runs");
         drop(finish);
         drop(permits.acquire().await.unwrap());
+    }
+
+    /// Clients retry after a shutdown, so the same request would have panicked again and again.
+    #[tokio::test]
+    async fn bug_a_job_that_panicked_was_reported_as_a_shutdown() {
+        let permits = Arc::new(Semaphore::new(1));
+        let work = || -> Result<(), ServerError> { panic!("the test expects this") };
+        let error = run_blocking(&permits, SMALL, work).await.unwrap_err();
+        assert!(matches!(error, ServerError::Internal(_)), "{error}");
+        assert_eq!(permits.available_permits(), 1);
     }
 }

@@ -56,7 +56,7 @@ impl Generation {
         state.generations.insert(&id, &buffer)?;
         store.touch(&model.session);
         let request = QueuedRequest::new(id.clone(), bytes, operation);
-        // Only requests of models can be late.
+        // Only requests with a sequence number can be late, which generations do not have.
         let _ = state.queue.push(request, Instant::now());
         drop(store);
         Ok(Self { id, state: Arc::clone(state), buffer, ended: false })
@@ -67,8 +67,8 @@ impl Generation {
         &self.id
     }
 
-    /// Waits for new tokens. Returns `None` after the last one, which has a stop reason in every
-    /// completion.
+    /// Waits for new tokens. Returns `None` after the last one. The last token of every completion
+    /// has a stop reason.
     ///
     /// # Errors
     /// - [`ServerError::Invalid`] if the weights produce logits that are not finite.
@@ -110,7 +110,7 @@ pub(crate) struct Generations(Mutex<GenerationTable>);
 #[derive(Default)]
 struct GenerationTable {
     active: HashMap<RequestId, Arc<TokenBuffer>>,
-    /// Error of all generations from now on.
+    /// Error with which new generations are rejected, once the server stops or the worker panicked.
     closed: Option<ServerError>,
 }
 

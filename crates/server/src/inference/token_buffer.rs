@@ -1,4 +1,4 @@
-//! Tokens on their way from the worker to a connection.
+//! Buffers of sampled tokens between the worker and the connections.
 //!
 //! The worker must not wait for a client that reads slowly, so the buffer accepts every token. Its
 //! size is bounded by the number of tokens that the request asked for, which the queue has counted

@@ -21,7 +21,8 @@ struct FailedAutosaves {
 }
 
 impl AutosaveRetries {
-    /// Returns whether the session has not failed to be saved, or is to be tried again.
+    /// Returns whether an autosave of the session may start: none has failed, or the delay after
+    /// the last failure has passed.
     pub(super) fn is_due(&self, id: &SessionId, now: Instant) -> bool {
         self.0.get(id).is_none_or(|failed| failed.retry_at <= now)
     }

@@ -1,4 +1,4 @@
-//! Sampling: all requests of a base model run in one batch, those of the Tinker API, whose results
+//! Sampling. All requests of a base model run in one batch: samples of the Tinker API, whose results
 //! are durable, and generations, whose tokens are delivered while they are sampled.
 
 use std::collections::HashMap;

@@ -214,10 +214,12 @@ async fn usage_counts_prompt_cached_and_sampled_tokens() {
     streamed["stream"] = json!(true);
     let url = completions_url(&test_server.server.base_url());
     let mut events = EventStream::post(&url, &streamed).await;
-    let mut last = Value::Null;
+    let mut all = Vec::new();
     while let Some(event) = events.next().await {
-        last = event;
+        all.push(event);
     }
+    let last = all.pop().unwrap();
+    assert!(all.iter().all(|event| event.get("usage") == Some(&Value::Null)));
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["completion_tokens"], 20);
     assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 64, "two full pages each");

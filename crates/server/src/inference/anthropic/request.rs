@@ -8,7 +8,7 @@ use crate::inference::chat::{ChatRequest, PromptEnd, Tool, ToolChoice, read_list
 use crate::inference::{GenerationRequest, InferenceError, Parameters};
 
 /// Parameters that have no effect on the answer.
-const HARMLESS: &[&str] = &["cache_control", "metadata", "service_tier"];
+const IGNORED: &[&str] = &["cache_control", "metadata", "service_tier"];
 
 /// A validated request.
 #[derive(Debug)]
@@ -38,7 +38,8 @@ impl MessagesRequest {
         generation.top_k = parameters.take::<u32>("top_k")?.filter(|k| *k > 0);
         generation.stop_texts = parameters.take("stop_sequences")?.unwrap_or_default();
         if generation.stop_texts.iter().any(String::is_empty) {
-            return Err(InferenceError::invalid("stop_sequences", "expected texts, got \"\""));
+            let reason = "expected strings that are not empty";
+            return Err(InferenceError::invalid("stop_sequences", reason));
         }
         request.stream = parameters.take("stream")?.unwrap_or(false);
         parameters.finish()?;
@@ -57,7 +58,7 @@ impl MessagesRequest {
     }
 
     fn read_prompt(parameters: &mut Parameters) -> Result<Self, InferenceError> {
-        parameters.ignore(HARMLESS);
+        parameters.ignore(IGNORED);
         let model = parameters.require("model")?;
         let messages: Vec<Box<RawValue>> = parameters.require("messages")?;
         let mut all: Vec<_> = turns::system(parameters)?.into_iter().collect();

@@ -41,7 +41,7 @@ pub(crate) struct AnswerUsage {
 pub(crate) struct AnswerUpdate {
     /// Index of the answer.
     pub(crate) index: usize,
-    /// Ids of all new tokens.
+    /// Ids of all new tokens, with the one that ended the answer.
     pub(crate) token_ids: Vec<u32>,
     /// New tokens, without the one that ended the answer.
     pub(crate) tokens: Vec<GeneratedToken>,
@@ -165,8 +165,8 @@ impl Answers {
                 continue;
             };
             let updates = self.read(progress)?;
-            // A generation that the engine has completed must not be cancelled: it counts as
-            // successful.
+            // Dropping the generation cancels it. Do not drop one that the engine has completed: it
+            // would count as failed.
             if self.readers.iter().all(|reader| reader.has_ended)
                 && self.readers.iter().any(|reader| reader.ended_early)
             {
@@ -194,7 +194,8 @@ impl Answers {
                 .entry(index)
                 .or_insert_with(|| AnswerUpdate { index, ..AnswerUpdate::default() });
             reader.read(token, update).map_err(|error| {
-                InferenceError::from(ServerError::Internal(format!("cannot decode: {error}")))
+                let message = format!("cannot decode the sampled tokens: {error}");
+                InferenceError::from(ServerError::Internal(message))
             })?;
         }
         Ok(updates.into_values().collect())

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use tinkex_text::{AnswerParser, ChatFormat, Tokenizer};
+use tinkex_text::{ChatFormat, Tokenizer};
 
-use crate::error::ServerError;
 use crate::inference::{InferenceError, NamedModel};
 use crate::models::BaseModel;
+use crate::task::job_error;
 
 /// Chat template and tokenizer of a base model. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -15,27 +15,28 @@ pub(crate) struct ChatModel {
     pub(super) format: ChatFormat,
     /// Tokens that end an answer: those of the template and of the model.
     pub(super) end_tokens: Arc<[u32]>,
-    /// Whether the template writes tool calls with tags.
-    pub(super) has_tool_tags: bool,
 }
 
 impl ChatModel {
     /// Returns the chat template of a model, reading it on the blocking pool on first use.
     ///
     /// # Errors
-    /// [`ServerError::Invalid`] if the model has no chat template, or if it is malformed.
+    /// Names the parameter `model` if the model has no chat template, or if it is malformed.
     pub(crate) async fn of(model: &NamedModel) -> Result<Self, InferenceError> {
         let base = Arc::clone(&model.base);
         let read = match base.loaded_chat() {
             Some(read) => read,
             None => tokio::task::spawn_blocking(move || base.chat())
                 .await
-                .map_err(|_| ServerError::shutting_down())?,
+                .map_err(|error| job_error(&error))?,
         };
         read.map_err(|reason| InferenceError::invalid("model", reason))
     }
 
-    /// Reads the chat template of a base model. The error is the reason.
+    /// Reads the chat template of a base model.
+    ///
+    /// # Errors
+    /// Returns the reason why the model has none that can be used.
     pub(crate) fn read(base: &BaseModel) -> Result<Self, String> {
         let name = &base.name;
         let Some(tokenizer) = base.tokenizer() else {
@@ -49,8 +50,7 @@ impl ChatModel {
         // The tokenizer may have no end token if the configuration of the model has one.
         end_tokens.extend(format.stop_tokens().unwrap_or_default());
         end_tokens.retain(|id| (*id as usize) < base.config.vocab_size);
-        let has_tool_tags = format.template_contains(AnswerParser::TOOL_CALL_TAG);
-        Ok(Self { tokenizer, format, end_tokens: end_tokens.into(), has_tool_tags })
+        Ok(Self { tokenizer, format, end_tokens: end_tokens.into() })
     }
 
     pub(crate) fn tokenizer(&self) -> &Tokenizer {

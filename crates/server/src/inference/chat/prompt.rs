@@ -43,7 +43,8 @@ impl ChatRequest {
             parser = parser.tools(names);
         }
         if let Some(call) = self.forced_call() {
-            if !model.has_tool_tags {
+            // A model may have another template for conversations with tools.
+            if !format.template_contains(AnswerParser::TOOL_CALL_TAG) {
                 let reason = "the chat template of this model has no tag with which a tool call \
                               starts, so no call can be forced; use \"auto\"";
                 return Err(InferenceError::invalid("tool_choice", reason));
@@ -90,13 +91,13 @@ mod tests {
         {% if add_generation_prompt %}<assistant>{% if think %}<think>\n{% endif %}{% endif %}\
         {# <tool_call> </think> #}";
 
+    const TOKENIZER: &str =
+        r#"{"version":"1.0","model":{"type":"WordLevel","unk_token":"?","vocab":{"?":0}}}"#;
+
     fn model(template: &str) -> ChatModel {
-        let json =
-            r#"{"version":"1.0","model":{"type":"WordLevel","unk_token":"?","vocab":{"?":0}}}"#;
-        let tokenizer = Tokenizer::from_json(json).unwrap();
+        let tokenizer = Tokenizer::from_json(TOKENIZER).unwrap();
         let format = ChatFormat::with_template(&tokenizer, template).unwrap();
-        let has_tool_tags = format.template_contains("<tool_call>");
-        ChatModel { tokenizer, format, end_tokens: [].into(), has_tool_tags }
+        ChatModel { tokenizer, format, end_tokens: [].into() }
     }
 
     fn conversation(choice: ToolChoice, names: &[&str]) -> ChatRequest {
@@ -141,6 +142,23 @@ mod tests {
         events.extend(prompt.parser.finish());
         let start = AnswerEvent::ToolCallStart { index: 0, name: "g".to_owned() };
         assert_eq!(events.first(), Some(&start));
+    }
+
+    #[test]
+    fn bug_the_tag_of_a_separate_tool_template_was_not_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = serde_json::json!({"chat_template": [
+            {"name": "default", "template": "{{ messages[0].content }}"},
+            {"name": "tool_use", "template": TEMPLATE},
+        ]});
+        std::fs::write(folder.path().join("tokenizer.json"), TOKENIZER).unwrap();
+        let config_file = folder.path().join("tokenizer_config.json");
+        std::fs::write(config_file, config.to_string()).unwrap();
+        let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+        let format = tokenizer.chat().unwrap();
+        let model = ChatModel { tokenizer, format, end_tokens: [].into() };
+        let prompt = conversation(ToolChoice::Required, &["f"]).prompt(&model).unwrap();
+        assert!(prompt.text.ends_with("{\"name\": \"f\", \"arguments\": "), "{}", prompt.text);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Tools that a model may call.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use serde::Serialize;
@@ -20,14 +21,14 @@ pub(crate) struct Tool {
 /// Which tools the model must call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ToolChoice {
-    /// None: the prompt does not mention the tools.
+    /// None. The prompt does not mention the tools.
     None,
-    /// Those that it decides to call.
+    /// None, one or several: the model decides.
     #[default]
     Auto,
     /// At least one.
     Required,
-    /// The one of this name.
+    /// The tool of this name, once.
     Named(String),
 }
 
@@ -67,12 +68,15 @@ impl Tool {
 }
 
 impl ChatRequest {
-    /// Checks that the tool choice refers to the tools.
+    /// Checks that the tools have different names and that the tool choice refers to them.
     pub(super) fn check_tools(&self) -> Result<(), InferenceError> {
-        for (at, tool) in self.tools.iter().enumerate() {
-            if tool.name.is_empty() || self.tools[..at].iter().any(|other| other.name == tool.name)
-            {
-                let reason = format!("expected different names, got {:?}", tool.name);
+        let mut names = HashSet::new();
+        for Tool { name, .. } in &self.tools {
+            if name.is_empty() {
+                return Err(InferenceError::invalid("tools", "a tool has an empty name"));
+            }
+            if !names.insert(name) {
+                let reason = format!("two tools have the name {name:?}");
                 return Err(InferenceError::invalid("tools", reason));
             }
         }

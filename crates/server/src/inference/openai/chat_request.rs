@@ -44,9 +44,7 @@ impl ChatCompletionRequest {
         conversation.tool_choice = tool_choice(&mut parameters)?;
         conversation.parallel_tool_calls = parameters.take("parallel_tool_calls")?.unwrap_or(true);
         conversation.end = prompt_end(&mut parameters)?;
-        let variables: Option<serde_json::Map<String, Value>> =
-            parameters.take("chat_template_kwargs")?;
-        conversation.variables = variables.unwrap_or_default().into_iter().collect();
+        conversation.variables = template_variables(&mut parameters)?;
         let reasoning_effort = parameters.take("reasoning_effort")?;
         parameters.refuse("response_format", |format| format["type"] == "text")?;
         parameters.refuse("modalities", |modalities| *modalities == serde_json::json!(["text"]))?;
@@ -65,6 +63,20 @@ fn max_tokens(parameters: &mut Parameters) -> Result<Option<u32>, InferenceError
             Err(InferenceError::invalid("max_completion_tokens", reason))
         }
         _ => Ok(limit.or(older)),
+    }
+}
+
+/// Reads `chat_template_kwargs`, as vLLM has it: variables for the template. They must not replace
+/// the conversation that the other parameters describe.
+fn template_variables(parameters: &mut Parameters) -> Result<Vec<(String, Value)>, InferenceError> {
+    let variables: serde_json::Map<String, Value> =
+        parameters.take("chat_template_kwargs")?.unwrap_or_default();
+    match ["messages", "tools"].iter().find(|name| variables.contains_key(**name)) {
+        Some(name) => {
+            let reason = format!("{name} is a parameter of the request, not of the template");
+            Err(InferenceError::invalid("chat_template_kwargs", reason))
+        }
+        None => Ok(variables.into_iter().collect()),
     }
 }
 
@@ -196,6 +208,7 @@ mod tests {
             (r#", "functions": []"#, "functions"),
             (r#", "audio": {"voice": "x"}"#, "audio"),
             (r#", "chat_template_kwargs": 1"#, "chat_template_kwargs"),
+            (r#", "chat_template_kwargs": {"messages": []}"#, "chat_template_kwargs"),
             (
                 r#", "continue_final_message": true, "add_generation_prompt": true"#,
                 "continue_final_message",

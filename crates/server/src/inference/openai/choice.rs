@@ -85,6 +85,14 @@ impl ChoiceWriter {
         Self { index, content, tokenizer, decoder, end_tokens, characters: 0 }
     }
 
+    /// Sets the last token of the prompt, which the text follows.
+    pub(super) fn after(mut self, token: Option<u32>) -> Self {
+        if let Some(token) = token {
+            self.decoder = self.decoder.map(|decoder| decoder.after(token));
+        }
+        self
+    }
+
     /// Returns the piece that repeats the prompt, whose text is `text`.
     pub(super) fn echo(
         &mut self,

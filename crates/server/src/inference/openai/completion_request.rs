@@ -51,7 +51,8 @@ impl CompletionRequest {
         let max_tokens: Option<u32> = parameters.take("max_tokens")?.or(default);
         parameters.finish()?;
         if max_tokens == Some(0) && !echo {
-            return Err(InferenceError::invalid("max_tokens", "0, expected at least 1 or echo"));
+            let reason = "0, expected at least 1 unless echo is true";
+            return Err(InferenceError::invalid("max_tokens", reason));
         }
         // Scoring a prompt samples one token, which is left out.
         generation.max_tokens = max_tokens.map(|tokens| tokens.max(1));

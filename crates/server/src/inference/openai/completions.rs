@@ -73,8 +73,9 @@ struct CompletionDocument<'a> {
     created: i64,
     model: &'a str,
     choices: &'a [ChoicePiece],
+    /// Number of tokens. A stream with usage has `null` in all events but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<UsageDocument>,
+    usage: Option<Option<UsageDocument>>,
 }
 
 impl Completion {
@@ -99,8 +100,11 @@ impl Completion {
             let echo = request.echo.then(|| prompt.text(&tokens, tokenizer));
             let eos = &model.base.config.eos;
             let started = Generation::start(state, model, generation)?;
+            let last_token = tokens.last().copied();
             let new_choice = |index| {
-                ChoiceWriter::new(index, request.content, tokenizer, &request.generation, eos)
+                let writer =
+                    ChoiceWriter::new(index, request.content, tokenizer, &request.generation, eos);
+                writer.after(last_token)
             };
             let choices = indices.map(new_choice).collect();
             let generation = Some(started);
@@ -136,13 +140,14 @@ impl Completion {
                 }
             }
         }
-        InferenceResponse::json(Some(&self.id), &self.document(&choices, Some(self.usage.total())))
+        let usage = Some(Some(self.usage.total()));
+        InferenceResponse::json(Some(&self.id), &self.document(&choices, usage))
     }
 
     fn document<'a>(
         &'a self,
         choices: &'a [ChoicePiece],
-        usage: Option<UsageDocument>,
+        usage: Option<Option<UsageDocument>>,
     ) -> CompletionDocument<'a> {
         let (id, created, model) = (&self.id, self.created, &self.model);
         CompletionDocument { id, object: "text_completion", created, model, choices, usage }
@@ -168,7 +173,8 @@ impl Completion {
                         let pieces = prompt.pieces(progress, &mut self.usage)?;
                         for piece in pieces.into_iter().flatten().filter(|piece| !piece.is_empty())
                         {
-                            out.data(&self.document(&[piece], None));
+                            let usage = self.delivery.include_usage.then_some(None);
+                            out.data(&self.document(&[piece], usage));
                         }
                     }
                 }
@@ -190,7 +196,7 @@ impl EventSource for Completion {
             Ok(false) => {}
             Ok(true) => {
                 if self.delivery.include_usage {
-                    out.data(&self.document(&[], Some(self.usage.total())));
+                    out.data(&self.document(&[], Some(Some(self.usage.total()))));
                 }
                 out.done();
                 self.ended = true;

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use crate::inference::{GenerationRequest, InferenceError, Parameters};
 
 /// Parameters that have no effect on the answer.
-const HARMLESS: &[&str] = &[
+const IGNORED: &[&str] = &[
     "metadata",
     "prompt_cache_key",
     "prompt_cache_options",
@@ -57,7 +57,7 @@ pub(crate) fn read(
     parameters.refuse("presence_penalty", zero)?;
     parameters
         .refuse("logit_bias", |bias| bias.as_object().is_some_and(serde_json::Map::is_empty))?;
-    parameters.ignore(HARMLESS);
+    parameters.ignore(IGNORED);
     let mut request = GenerationRequest::new(Vec::new());
     request.completions = parameters.take("n")?.unwrap_or(1);
     request.temperature = parameters.take("temperature")?.unwrap_or(1.0);
