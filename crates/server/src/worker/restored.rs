@@ -22,9 +22,10 @@ use crate::store::Record;
 pub(crate) const MAX_STARTS: u32 = 2;
 
 /// Failure message of a request that has started [`MAX_STARTS`] times.
-pub(crate) const KILLED_THE_PROCESS: &str =
-    "the server process ended three times while it executed this request; it may need more \
-     memory than the machine has, or trigger a bug. Send a smaller request";
+pub(crate) const KILLED_THE_PROCESS: &str = concat!(
+    "the server process ended three times while it executed this request; it may need more ",
+    "memory than the machine has, or trigger a bug. Send a smaller request",
+);
 
 /// Suspect samples that wait until they can run alone, oldest first.
 #[derive(Default)]

@@ -3,9 +3,9 @@
 mod documents;
 mod error;
 mod event_stream;
+mod message_blocks;
 mod messages;
 mod request;
-mod turns;
 
 pub(crate) use self::error::error_document;
 pub(crate) use self::messages::{count_tokens, messages};

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::turns;
+use super::message_blocks;
 use crate::inference::chat::{ChatRequest, PromptEnd, Tool, ToolChoice, read_list};
 use crate::inference::{GenerationRequest, InferenceError, Parameters};
 
@@ -61,8 +61,8 @@ impl MessagesRequest {
         parameters.ignore(IGNORED);
         let model = parameters.require("model")?;
         let messages: Vec<Box<RawValue>> = parameters.require("messages")?;
-        let mut all: Vec<_> = turns::system(parameters)?.into_iter().collect();
-        all.extend(turns::read(&messages)?);
+        let mut all: Vec<_> = message_blocks::system(parameters)?.into_iter().collect();
+        all.extend(message_blocks::read(&messages)?);
         let continues = all.last().is_some_and(tinkex_text::Message::is_assistant);
         let mut conversation = ChatRequest::new(all);
         if continues {

@@ -32,8 +32,10 @@ pub(super) fn read(messages: &[Box<RawValue>]) -> Result<Vec<Message>, Inference
         let content = TextOrParts::take(fields, "content")?
             .ok_or_else(|| InferenceError::invalid("content", "required"))?;
         match role.as_str() {
-            "user" => user_turn(content.map("content", Block::Text, user_block)?),
-            "assistant" => assistant_turn(content.map("content", Block::Text, assistant_block)?),
+            "user" => user_messages(content.map("content", Block::Text, user_block)?),
+            "assistant" => {
+                assistant_message(content.map("content", Block::Text, assistant_block)?)
+            }
             other => {
                 let reason = format!("{other:?}, expected \"user\" or \"assistant\"");
                 Err(InferenceError::invalid("role", reason))
@@ -100,7 +102,7 @@ fn text_block(fields: &mut Parameters) -> Result<String, InferenceError> {
 }
 
 fn block_type(fields: &mut Parameters) -> Result<String, InferenceError> {
-    // The cache of this server needs no marks, and its answers have no citations.
+    // The server caches every prompt, and its answers have no citations.
     fields.ignore(&["cache_control", "citations"]);
     fields.require("type")
 }
@@ -109,8 +111,9 @@ fn unsupported(kind: &str, expected: &str) -> InferenceError {
     InferenceError::invalid("type", format!("{kind:?} is not supported, expected {expected}"))
 }
 
-/// Converts the blocks of a user message: results of tool calls become messages of their own.
-fn user_turn(blocks: Vec<Block>) -> Result<Vec<Message>, InferenceError> {
+/// Converts the blocks of a user message. Results of tool calls become messages of their own, with
+/// the role `tool`; the texts between them become messages of the user.
+fn user_messages(blocks: Vec<Block>) -> Result<Vec<Message>, InferenceError> {
     let (mut messages, mut texts) = (Vec::new(), Vec::new());
     for block in blocks {
         match block {
@@ -139,7 +142,8 @@ fn push_texts(messages: &mut Vec<Message>, texts: &mut Vec<String>) -> Result<()
     Ok(())
 }
 
-fn assistant_turn(blocks: Vec<Block>) -> Result<Vec<Message>, InferenceError> {
+/// Converts the blocks of a message of the assistant to one message.
+fn assistant_message(blocks: Vec<Block>) -> Result<Vec<Message>, InferenceError> {
     let mut message = ChatMessage::new("assistant", String::new());
     let (mut texts, mut thoughts) = (Vec::new(), Vec::new());
     for block in blocks {
