@@ -1,33 +1,38 @@
 //! [`StopStrings`]: finds stop strings in a text that arrives in pieces.
 
+use std::sync::Arc;
+
 /// Searches a text for the first stop string, and withholds text that could be the start of one.
 ///
 /// The match that ends first wins, and of those the longest, so that the result does not depend on
 /// how the text is divided into pieces.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopStrings {
-    strings: Vec<StopString>,
+    /// Shared with clones: all completions of a request have the same stop strings.
+    strings: Arc<[StopString]>,
+    /// For each string, the length in bytes of its longest prefix that is a suffix of the text so
+    /// far.
+    matched: Vec<usize>,
     /// Text that could be the start of a stop string: as long as the longest partial match.
     withheld: String,
     /// Index of the stop string that was found.
     found: Option<usize>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct StopString {
     text: String,
     /// Knuth-Morris-Pratt failure function: for every prefix of the text, the length in bytes of
     /// its longest proper prefix that is also a suffix.
     borders: Vec<usize>,
-    /// Length in bytes of the longest prefix that is a suffix of the text so far.
-    matched: usize,
 }
 
 impl StopStrings {
     /// Creates a search. Empty strings are ignored: they would match before the first character.
     pub(crate) fn new(strings: impl IntoIterator<Item = String>) -> Self {
         let strings = strings.into_iter().filter(|text| !text.is_empty());
-        Self { strings: strings.map(StopString::new).collect(), ..Self::default() }
+        let strings: Arc<[StopString]> = strings.map(StopString::new).collect();
+        Self { matched: vec![0; strings.len()], strings, ..Self::default() }
     }
 
     /// Returns the stop string that was found.
@@ -50,9 +55,11 @@ impl StopStrings {
         for (at, byte) in piece.bytes().enumerate() {
             let end = before + at + 1;
             let mut longest: Option<(usize, usize)> = None;
-            for (index, string) in self.strings.iter_mut().enumerate() {
+            for (index, (string, matched)) in self.strings.iter().zip(&mut self.matched).enumerate()
+            {
                 let len = string.text.len();
-                if string.extend(byte) && longest.is_none_or(|(other, _)| other < len) {
+                *matched = extend(string.text.as_bytes(), &string.borders, *matched, byte);
+                if *matched == len && longest.is_none_or(|(other, _)| other < len) {
                     longest = Some((len, index));
                 }
             }
@@ -63,7 +70,7 @@ impl StopStrings {
                 return text;
             }
         }
-        let partial = self.strings.iter().map(|string| string.matched).max().unwrap_or(0);
+        let partial = self.matched.iter().copied().max().unwrap_or(0);
         // A partial match starts at a character boundary, as stop strings do.
         self.withheld = text.split_off(text.len().saturating_sub(partial));
         text
@@ -82,13 +89,7 @@ impl StopString {
         for at in 1..bytes.len() {
             borders[at] = extend(bytes, &borders, borders[at - 1], bytes[at]);
         }
-        Self { text, borders, matched: 0 }
-    }
-
-    /// Adds one byte; returns whether the string is complete.
-    fn extend(&mut self, byte: u8) -> bool {
-        self.matched = extend(self.text.as_bytes(), &self.borders, self.matched, byte);
-        self.matched == self.text.len()
+        Self { text, borders }
     }
 }
 

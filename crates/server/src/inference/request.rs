@@ -10,6 +10,13 @@ use crate::error::ServerError;
 use crate::models::BaseModel;
 use crate::state::ServerState;
 
+/// Maximum number of stop strings. The worker searches every sampled token for all of them, which
+/// delays the whole batch.
+const MAX_STOP_STRINGS: usize = 256;
+/// Approximate memory of a completion besides its tokens, in bytes: the states of the sampler, of
+/// the decoder and of the parser.
+const COMPLETION_BYTES: usize = 1 << 10;
+
 /// Parameters of an inference request. The tokens are those of a Tinker sample with the same
 /// parameters.
 #[derive(Clone, Debug)]
@@ -43,7 +50,8 @@ pub(crate) struct GenerationRequest {
 /// A validated request and the memory that it may need.
 pub(super) struct PreparedGeneration {
     pub(super) request: EngineRequest,
-    /// Bytes of the prompt, of its tables and of all tokens that the buffer may hold.
+    /// Bytes of the prompt, of its tables, of the completions and of all tokens that the buffer may
+    /// hold.
     pub(super) bytes: usize,
 }
 
@@ -72,6 +80,11 @@ impl GenerationRequest {
         state: &ServerState,
         base: &BaseModel,
     ) -> Result<PreparedGeneration, ServerError> {
+        let stop_strings = self.stop_texts.len();
+        if stop_strings > MAX_STOP_STRINGS {
+            let message = format!("stop: {stop_strings} strings, the limit is {MAX_STOP_STRINGS}");
+            return Err(ServerError::invalid(message));
+        }
         let eos = base.config.eos.iter().copied().filter(|_| !self.ignore_eos);
         check_tokens("stop_token_ids", &self.stop_tokens, base.config.vocab_size)?;
         let tokens = eos.chain(self.stop_tokens.iter().copied());
@@ -94,9 +107,10 @@ impl GenerationRequest {
         let context = base.config.max_positions;
         let tokens = request.max_tokens.unwrap_or(context.saturating_sub(prompt_tokens));
         let token_bytes = size_of::<GeneratedToken>() + request.top_k * size_of::<(u32, f32)>();
+        let completion_bytes = tokens.saturating_mul(token_bytes).saturating_add(COMPLETION_BYTES);
         let bytes = (prompt_tokens * size_of::<u32>())
             .saturating_add(extra_bytes)
-            .saturating_add(request.samples.saturating_mul(tokens).saturating_mul(token_bytes));
+            .saturating_add(request.samples.saturating_mul(completion_bytes));
         Ok(PreparedGeneration { request, bytes })
     }
 }

@@ -162,6 +162,7 @@ async fn models_have_many_names() {
 async fn errors_have_the_shape_of_the_api() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
+    let stops = vec!["x"; 257];
     for (request, param, part) in [
         (json!({"prompt": [5]}), json!("model"), "required"),
         (json!({"model": MODEL}), json!("prompt"), "required"),
@@ -173,6 +174,7 @@ async fn errors_have_the_shape_of_the_api() {
         (json!({"model": MODEL, "prompt": [99999]}), json!("prompt"), "vocabulary"),
         (json!({"model": MODEL, "prompt": [5], "temperature": -1}), json!("temperature"), "-1"),
         (json!({"model": MODEL, "prompt": [5], "n": 0}), json!("n"), "at least 1"),
+        (json!({"model": MODEL, "prompt": [5], "stop": stops}), json!("stop"), "limit is 256"),
     ] {
         let (status, body) = complete(&http, &request).await;
         let error = &body["error"];

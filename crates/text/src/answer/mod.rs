@@ -3,6 +3,7 @@
 mod tool_call;
 
 use std::mem;
+use std::sync::Arc;
 
 use tool_call::{JsonObjectEnd, ToolCall};
 
@@ -71,8 +72,8 @@ pub enum ReasoningStart {
 #[derive(Clone, Debug, Default)]
 pub struct AnswerParser {
     reasoning: ReasoningStart,
-    /// Names of the tools that the model may call; `None` if it has no tools.
-    tools: Option<Vec<String>>,
+    /// Names of the tools that the model may call; `None` if it has no tools. Shared with clones.
+    tools: Option<Arc<[String]>>,
     state: ParserState,
     /// Text that is not returned yet.
     waiting: String,

@@ -56,6 +56,7 @@ impl ChoicePiece {
 }
 
 /// Converts the tokens of one completion.
+#[derive(Clone)]
 pub(super) struct ChoiceWriter {
     index: usize,
     content: ChoiceContent,
@@ -68,10 +69,9 @@ pub(super) struct ChoiceWriter {
 }
 
 impl ChoiceWriter {
-    /// Creates the writer of choice number `index`. `eos` are the end-of-sequence tokens of the
-    /// model. Without a tokenizer the text is empty.
+    /// Creates the writer of the first choice. `eos` are the end-of-sequence tokens of the model.
+    /// Without a tokenizer the text is empty.
     pub(super) fn new(
-        index: usize,
         content: ChoiceContent,
         tokenizer: Option<&Tokenizer>,
         request: &GenerationRequest,
@@ -82,7 +82,12 @@ impl ChoiceWriter {
         let eos = eos.iter().filter(|_| !request.ignore_eos);
         let end_tokens = eos.chain(&request.stop_tokens).copied().collect();
         let tokenizer = tokenizer.cloned();
-        Self { index, content, tokenizer, decoder, end_tokens, characters: 0 }
+        Self { index: 0, content, tokenizer, decoder, end_tokens, characters: 0 }
+    }
+
+    /// Returns the writer of another choice of the same prompt.
+    pub(super) fn with_index(&self, index: usize) -> Self {
+        Self { index, ..self.clone() }
     }
 
     /// Sets the last token of the prompt, which the text follows.

@@ -100,13 +100,9 @@ impl Completion {
             let echo = request.echo.then(|| prompt.text(&tokens, tokenizer));
             let eos = &model.base.config.eos;
             let started = Generation::start(state, model, generation)?;
-            let last_token = tokens.last().copied();
-            let new_choice = |index| {
-                let writer =
-                    ChoiceWriter::new(index, request.content, tokenizer, &request.generation, eos);
-                writer.after(last_token)
-            };
-            let choices = indices.map(new_choice).collect();
+            let writer = ChoiceWriter::new(request.content, tokenizer, &request.generation, eos);
+            let writer = writer.after(tokens.last().copied());
+            let choices = indices.map(|index| writer.with_index(index)).collect();
             let generation = Some(started);
             prompts.push(PromptCompletion { generation, choices, prompt: tokens, echo });
         }
