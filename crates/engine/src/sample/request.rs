@@ -46,7 +46,7 @@ pub struct SampleRequest {
     /// Number of completions, 1 to 65,536. Each has its own random numbers.
     pub samples: usize,
     /// Maximum number of tokens per completion, at least 1; `None` means the rest of the model's
-    /// context.
+    /// context, or of the KV cache if it is smaller.
     pub max_tokens: Option<usize>,
     /// Temperature, top-k and top-p.
     pub decoding: DecodingParams,

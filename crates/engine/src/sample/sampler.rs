@@ -106,8 +106,13 @@ impl Sampler {
         request: SampleRequest,
         observer: Option<Box<dyn TokenObserver>>,
     ) -> Result<SampleRequestId> {
-        let limit = request.check(&self.model.config)?;
+        let mut limit = request.check(&self.model.config)?;
         // The last sampled token is not computed.
+        let max_len = self.cache.capacity() * PAGE_POSITIONS + 1;
+        if request.max_tokens.is_none() && request.prompt.len() < max_len {
+            // The context of most models is larger than the cache.
+            limit = limit.min(max_len - request.prompt.len());
+        }
         let pages = (request.prompt.len() + limit - 1).div_ceil(PAGE_POSITIONS);
         if pages > self.cache.capacity() {
             let page = KvCache::page_bytes(self.model.heads(), self.model.layers.len());

@@ -306,6 +306,19 @@ fn invalid_requests_are_refused_with_a_reason() {
 }
 
 #[test]
+fn bug_a_request_without_a_limit_was_refused_if_the_context_exceeds_the_cache() {
+    let options = EngineOptions { cache_memory: 40_000, ..EngineOptions::default() };
+    let engine = Engine::open(folder("qwen3"), options).unwrap();
+    let mut sampler = engine.sampler().unwrap();
+    let mut request = SampleRequest::new(prompt(30, 0), 1);
+    request.max_tokens = None;
+    let output = one(&mut sampler, &engine.base_weights(), request);
+    let positions = sampler.cache.capacity() * PAGE_POSITIONS;
+    assert_eq!(output.samples[0].tokens.len(), positions + 1 - 30);
+    assert_eq!(output.samples[0].reason, StopReason::Length);
+}
+
+#[test]
 fn an_adapter_with_nan_weights_fails_only_its_own_requests() {
     let engine = engine("qwen3", 1);
     let mut trainer = engine

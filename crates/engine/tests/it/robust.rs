@@ -196,9 +196,11 @@ fn a_huge_context_is_refused_when_a_request_needs_it() {
     let engine = open(copy.path()).unwrap();
     let mut sampler = engine.sampler().unwrap();
     let mut request = SampleRequest::new(vec![1, 2, 3], 1);
-    request.max_tokens = None;
+    request.max_tokens = Some((1 << 24) - 3);
     let error = sampler.add(&engine.base_weights(), request.clone()).unwrap_err();
     assert!(matches!(error, Error::Memory { .. }), "{error}");
+    request.max_tokens = None;
+    assert!(sampler.add(&engine.base_weights(), request.clone()).is_ok());
     request.max_tokens = Some(1);
     request.samples = usize::MAX;
     let error = sampler.add(&engine.base_weights(), request).unwrap_err();

@@ -25,7 +25,8 @@ pub(crate) struct GenerationRequest {
     pub(crate) prompt: Vec<u32>,
     /// Number of completions (`n`), at least 1.
     pub(crate) completions: u32,
-    /// Maximum number of tokens per completion, at least 1; `None` means the rest of the context.
+    /// Maximum number of tokens per completion, at least 1; `None` means the rest of the context,
+    /// or of the KV cache if it is smaller.
     pub(crate) max_tokens: Option<u32>,
     /// Temperature; 0 selects the most probable token.
     pub(crate) temperature: f64,

@@ -165,8 +165,8 @@ impl Answers {
                 continue;
             };
             let updates = self.read(progress)?;
-            // Dropping the generation cancels it. Do not drop one that the engine has completed: it
-            // would count as failed.
+            // Cancel the rest of answers that ended before the engine stopped sampling them. If
+            // there are none, the engine has completed the generation.
             if self.readers.iter().all(|reader| reader.has_ended)
                 && self.readers.iter().any(|reader| reader.ended_early)
             {
