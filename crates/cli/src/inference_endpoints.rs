@@ -1,6 +1,6 @@
 //! URLs of a server's OpenAI- and Anthropic-compatible endpoints, and a request to try them.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::format::shell_quote;
 
@@ -24,8 +24,10 @@ pub(crate) fn curl_chat(
     model: &str,
     message: &str,
 ) -> String {
-    let messages = json!([{ "role": "user", "content": message }]);
-    let body = json!({ "model": model, "messages": messages });
+    let (model, message) = (Value::from(model), Value::from(message));
+    // Written as text: a JSON object would be sorted by field name.
+    let messages = format!(r#"[{{"role":"user","content":{message}}}]"#);
+    let body = format!(r#"{{"model":{model},"messages":{messages}}}"#);
     curl(base_url, "chat/completions", key_file, &body)
 }
 
@@ -36,17 +38,18 @@ pub(crate) fn curl_completion(
     model: &str,
     prompt: &str,
 ) -> String {
-    curl(base_url, "completions", key_file, &json!({ "model": model, "prompt": prompt }))
+    let (model, prompt) = (Value::from(model), Value::from(prompt));
+    curl(base_url, "completions", key_file, &format!(r#"{{"model":{model},"prompt":{prompt}}}"#))
 }
 
-fn curl(base_url: &str, endpoint: &str, key_file: Option<&str>, body: &Value) -> String {
+fn curl(base_url: &str, endpoint: &str, key_file: Option<&str>, body: &str) -> String {
     let key =
         key_file.map(|file| format!(" -H \"authorization: Bearer $(cat {})\"", shell_quote(file)));
     format!(
         "curl {}/{endpoint}{} -H 'content-type: application/json' -d {}",
         openai_url(base_url),
         key.unwrap_or_default(),
-        shell_quote(&body.to_string()),
+        shell_quote(body),
     )
 }
 

@@ -200,7 +200,8 @@ fn a_huge_context_is_refused_when_a_request_needs_it() {
     let error = sampler.add(&engine.base_weights(), request.clone()).unwrap_err();
     assert!(matches!(error, Error::Memory { .. }), "{error}");
     request.max_tokens = None;
-    assert!(sampler.add(&engine.base_weights(), request.clone()).is_ok());
+    let limited = sampler.add(&engine.base_weights(), request.clone()).unwrap();
+    assert!(sampler.cancel(limited));
     request.max_tokens = Some(1);
     request.samples = usize::MAX;
     let error = sampler.add(&engine.base_weights(), request).unwrap_err();
