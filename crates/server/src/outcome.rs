@@ -111,6 +111,8 @@ impl From<tinkex_engine::Error> for Outcome {
     fn from(error: tinkex_engine::Error) -> Self {
         let category = match error.kind() {
             ErrorKind::Input | ErrorKind::Numeric => FailureCategory::User,
+            // A request that exceeds a configured limit exceeds it again if it is repeated.
+            _ if matches!(error, tinkex_engine::Error::Memory { .. }) => FailureCategory::User,
             _ => FailureCategory::Server,
         };
         let source = std::error::Error::source(&error).map(|source| format!(": {source}"));

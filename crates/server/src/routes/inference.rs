@@ -162,7 +162,7 @@ pub(super) async fn dispatch(
     let mut response = match response.body {
         InferenceBody::Json(json) => respond(JSON, json),
         InferenceBody::Events(source) => {
-            let body = Either::Right(Either::Right(EventBody(source)));
+            let body = Either::Right(Either::Right(EventBody::new(source)));
             let mut response = Response::new(body);
             let headers = response.headers_mut();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

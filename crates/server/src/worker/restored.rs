@@ -57,12 +57,10 @@ impl Worker {
         }
     }
 
-    /// Executes the next suspect sample, alone, if no other sample is running.
+    /// Executes the next suspect sample, alone: first finishes the samples that are running.
     pub(super) fn run_suspect_sample(&mut self) {
-        if !self.engines.is_idle() {
-            return;
-        }
         let Some(request) = self.suspects.0.pop_front() else { return };
+        self.finish_samples();
         self.count_starts(vec![request.id.clone()]);
         self.begin_sample(request);
         self.finish_samples();
