@@ -9,7 +9,7 @@ use crate::sse::{EventStream, completions_url};
 /// Returns a request for more tokens than a test waits for.
 fn long(model: &str) -> Value {
     json!({
-        "model": model, "prompt": [5, 6, 7], "max_tokens": 240, "n": 200, "stream": true,
+        "model": model, "prompt": [5, 6, 7], "max_tokens": 240, "n": 8_000, "stream": true,
         "ignore_eos": true, "return_token_ids": true,
     })
 }
@@ -25,6 +25,14 @@ pub(crate) async fn wait_until_idle(http: &Http) {
     }
 }
 
+/// Waits until a sample uses pages of the KV cache. The server counts them after each step, and the
+/// first token is sent within one.
+async fn wait_until_sampling(http: &Http) {
+    while http.metrics().await["cache_pages"] == 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
 async fn complete(http: &Http, request: &Value) -> (u16, Value) {
     http.send("POST", "/v1/completions", &[], request.to_string().into_bytes()).await
 }
@@ -35,8 +43,8 @@ async fn a_disconnected_client_cancels_its_request() {
     let (http, url) = (test_server.http(), completions_url(&test_server.server.base_url()));
     let mut events = EventStream::post(&url, &long(MODEL)).await;
     events.next().await.unwrap();
-    let metrics = http.metrics().await;
-    assert!(metrics["queued"] == 1 && metrics["cache_pages"] > 0, "{metrics:?}");
+    wait_until_sampling(&http).await;
+    assert_eq!(http.metrics().await["queued"], 1);
     drop(events);
     wait_until_idle(&http).await;
     assert_eq!(http.metrics().await["failed_jobs_total"], 1);
@@ -45,14 +53,9 @@ async fn a_disconnected_client_cancels_its_request() {
     let mut unstreamed = long(MODEL);
     unstreamed["stream"] = json!(false);
     let request = http_client().post(&url).body(unstreamed.to_string()).send();
-    let started = async {
-        while http.metrics().await["cache_pages"] == 0 {
-            tokio::task::yield_now().await;
-        }
-    };
     tokio::select! {
         response = request => panic!("{response:?}"),
-        () = started => {}
+        () = wait_until_sampling(&http) => {}
     }
     wait_until_idle(&http).await;
     assert_eq!(http.metrics().await["failed_jobs_total"], 2);

@@ -36,6 +36,10 @@ impl EventStream {
             self.buffer.extend_from_slice(&self.response.chunk().await.unwrap()?);
             while let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
                 let event: Vec<u8> = self.buffer.drain(..end + 2).collect();
+                if event.starts_with(b":") {
+                    // A comment, which keeps the connection alive.
+                    continue;
+                }
                 // Events of the Anthropic API have a name, which their data repeat.
                 let name = match event.starts_with(b"event: ") {
                     true => event.iter().position(|byte| *byte == b'\n').unwrap() + 1,

@@ -65,6 +65,21 @@ struct PromptCompletion {
     echo: Option<String>,
 }
 
+/// Maximum number of prompt tokens that the choices of a prompt repeat, with `echo` or
+/// `return_token_ids`. A short request would need any amount of memory otherwise.
+const MAX_REPEATED_TOKENS: usize = 1 << 21;
+
+fn check_repetition(prompt: usize, choices: usize) -> Result<(), InferenceError> {
+    if prompt.saturating_mul(choices) <= MAX_REPEATED_TOKENS {
+        return Ok(());
+    }
+    let reason = format!(
+        "{choices} choices would each repeat a prompt of {prompt} tokens (echo, \
+         return_token_ids); the limit is {MAX_REPEATED_TOKENS} tokens in total"
+    );
+    Err(InferenceError::invalid("n", reason))
+}
+
 /// A response, or one event of a stream.
 #[derive(Serialize)]
 struct CompletionDocument<'a> {
@@ -95,6 +110,9 @@ impl Completion {
             let tokens = generation.prompt.clone();
             usage.prompt_tokens += tokens.len();
             let count = usize::try_from(generation.completions).unwrap_or(usize::MAX);
+            if request.echo || request.delivery.return_token_ids {
+                check_repetition(tokens.len(), count)?;
+            }
             let indices = first_choice..first_choice + count;
             first_choice = indices.end;
             let echo = request.echo.then(|| prompt.text(&tokens, tokenizer));
@@ -234,5 +252,18 @@ impl PromptCompletion {
             usage.completion_tokens += usize::from(choice.counts_tokens());
         }
         Ok(pieces)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_choices_of_a_long_prompt_do_not_repeat_it() {
+        assert!(check_repetition(1 << 11, 1 << 10).is_ok());
+        let error = check_repetition(100_000, 1_000).err().unwrap();
+        assert_eq!(error.param.as_deref(), Some("n"));
+        assert!(error.error.to_string().starts_with("n: 1000 choices would each repeat"));
     }
 }
