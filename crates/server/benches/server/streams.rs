@@ -19,6 +19,8 @@ use crate::Measurement;
 const STREAM_TOKENS: u32 = 64;
 /// Numbers of concurrent streams.
 const STREAMS: [u32; 3] = [16, 64, 256];
+/// Number of rounds with the same number of streams.
+const ROUNDS: u32 = 9;
 
 /// Times of one streamed response, in seconds from the start of the request.
 pub(crate) struct StreamTimes {
@@ -136,9 +138,9 @@ pub(crate) async fn measure(address: &str) -> Vec<Measurement> {
     println!("|---|---|---|---|---|");
     let mut costs = Vec::new();
     for count in STREAMS {
-        // The fastest of three rounds.
+        // The fastest of several rounds: other programs disturb single ones.
         let (mut seconds, mut slowest) = (f64::INFINITY, 0.0);
-        for _ in 0..3 {
+        for _ in 0..ROUNDS {
             let requests = (0..count).map(|n| request(n, STREAM_TOKENS)).collect();
             let start = Instant::now();
             let times = stream_all(address, requests).await;
