@@ -16,6 +16,8 @@ pub(crate) fn anthropic_url(base_url: &str) -> &str {
 
 /// Returns a `curl` command that sends a chat message to a model.
 ///
+/// The temperature is 0, so that a small model answers sensibly, and everybody sees the same answer.
+///
 /// `key_file` contains the API key that the server requires, if it requires one. The key itself
 /// must not be printed.
 pub(crate) fn curl_chat(
@@ -27,7 +29,7 @@ pub(crate) fn curl_chat(
     let (model, message) = (Value::from(model), Value::from(message));
     // Written as text: a JSON object would be sorted by field name.
     let messages = format!(r#"[{{"role":"user","content":{message}}}]"#);
-    let body = format!(r#"{{"model":{model},"messages":{messages}}}"#);
+    let body = format!(r#"{{"model":{model},"temperature":0,"messages":{messages}}}"#);
     curl(base_url, "chat/completions", key_file, &body)
 }
 
@@ -63,7 +65,8 @@ mod tests {
             curl_chat("http://h:1", Some("my key"), "m", "What's up?"),
             "curl http://h:1/v1/chat/completions -H \"authorization: Bearer $(cat 'my key')\" \
              -H 'content-type: application/json' \
-             -d '{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"What'\\''s up?\"}]}'"
+             -d '{\"model\":\"m\",\"temperature\":0,\
+             \"messages\":[{\"role\":\"user\",\"content\":\"What'\\''s up?\"}]}'"
         );
     }
 }

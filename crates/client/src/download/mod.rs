@@ -50,8 +50,8 @@ type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 /// `NAME.part` beside it, which the next download into the same folder continues.
 ///
 /// An adapter (`adapter_config.json` and `adapter_model.safetensors`) is checked and converted
-/// before the folder appears, so that `peft` and programs that read its format load all of it: the
-/// hosted service names the unembedding `model.unembed_tokens`, which becomes `lm_head`, and
+/// before the folder appears, so that `peft` and programs that read its format load every tensor:
+/// the hosted service names the unembedding `model.unembed_tokens`, which becomes `lm_head`, and
 /// `target_modules` lists the modules that the tensors adapt. [`raw`](Self::raw) keeps the files as
 /// the server sends them.
 ///

@@ -1,9 +1,11 @@
 //! Sends requests to the API server: encodes once, authenticates, retries, follows redirects and
 //! decodes the response.
 //!
-//! [`retry_decision`] decides whether and when a failed request is sent again, [`retry`] carries
-//! the decision out, and [`http`] is the interface to the network.
+//! [`encode`] builds the request, [`attempt`] sends it once, [`retry_decision`] decides whether and
+//! when a failed request is sent again, [`retry`] carries the decision out, and [`http`] is the
+//! interface to the network.
 
+mod attempt;
 mod auth;
 pub(crate) mod backoff;
 pub(crate) mod backoff_registry;
@@ -12,6 +14,7 @@ pub(crate) mod call_progress;
 mod credential_command;
 pub(crate) mod custom_http;
 pub(crate) mod delay;
+mod encode;
 pub(crate) mod failed_attempt;
 pub(crate) mod header;
 pub(crate) mod http;
@@ -33,28 +36,20 @@ mod token;
 mod trace_context;
 mod upload;
 
-use std::io;
-use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use ::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE};
-use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
+use ::http::{HeaderMap, Response};
 use bytes::Bytes;
-use tinkex_wire::codec::compress;
-use tinkex_wire::{
-    ApiRequest, ApiResponse, AuthTokenRequest, BodyCodec, Route, Secret, header as wire_header,
-};
+use tinkex_wire::{ApiRequest, ApiResponse, AuthTokenRequest, Route, Secret};
 use tokio::sync::watch;
 use tracing::Instrument as _;
-use url::Url;
 
 use crate::background::{BackgroundTask, BackgroundTasks};
 use crate::clock::WallClock;
 use crate::config::{BaseUrl, Credential};
-use crate::error::{Error, ErrorKind, Result};
-use crate::hint::Hint;
+use crate::error::{Error, Result};
 use crate::targets;
 use crate::task;
 use crate::telemetry::EventQueue;
@@ -64,13 +59,10 @@ use backoff::RequestBackoff;
 use billing::BillingState;
 pub(crate) use billing::DELAY as BILLING_DELAY;
 use call_progress::CallProgress;
-use failed_attempt::FailedAttempt;
-use http::{HttpFailure, HttpFailureKind, HttpService, ResponseBody};
-use instrument::RequestEvents;
+use http::{HttpService, ResponseBody};
 use last_response::LastResponse;
 use receive::{PartialBody, Receive, StreamedBody, WholeBody};
-use redirect::RedirectChain;
-use request_policy::{RequestCredential, RequestPolicy};
+use request_policy::RequestPolicy;
 use retry::{RetryShared, RetryState};
 use retry_log::RetryLog;
 use retry_policy::RetryPolicy;
@@ -79,8 +71,6 @@ use stats::RequestStats;
 use token::{Exchange, TokenCache};
 pub use upload::UploadFile;
 
-/// Maximum number of headers that the transport adds to a request.
-const OWN_HEADERS: usize = 9;
 const DEFAULT_MAX_BILLING_WAIT: Duration = Duration::from_secs(3600);
 
 /// Sends requests to one server with one credential.
@@ -129,23 +119,6 @@ pub(crate) struct RequestOptions {
     pub(crate) retry: Option<RetryPolicy>,
     /// Set while the server may have read the request.
     pub(crate) sent: Option<SentFlag>,
-}
-
-/// The encoded request that all attempts send.
-struct EncodedRequest {
-    method: Method,
-    uri: Uri,
-    body: EncodedBody,
-    content_type: &'static str,
-    policy: RequestPolicy,
-}
-
-/// The body that all attempts send. The file is boxed, so that the type is as small as `Bytes`.
-#[derive(Clone)]
-enum EncodedBody {
-    Bytes(Bytes),
-    /// Bytes, then the content of a file.
-    WithFile(Box<(Bytes, UploadFile)>),
 }
 
 impl Transport {
@@ -350,197 +323,6 @@ impl Transport {
         }
     }
 
-    async fn encode<R: ApiRequest>(
-        &self,
-        request: &R,
-        options: &RequestOptions,
-    ) -> Result<EncodedRequest> {
-        let uri = parse_uri(&self.base_url.join(&request.target()?))?;
-        let method = match R::ROUTE.method() {
-            tinkex_wire::Method::Get => Method::GET,
-            tinkex_wire::Method::Post => Method::POST,
-            tinkex_wire::Method::Put => Method::PUT,
-            tinkex_wire::Method::Delete => Method::DELETE,
-        };
-        let body = request.body()?;
-        let mut bytes = body.bytes();
-        let retry = match options.single_attempt {
-            true => RetryPolicy::disabled(),
-            false => options.retry.unwrap_or(self.retry),
-        };
-        let policy = retry.apply(RequestPolicy::for_route(R::ROUTE));
-        debug_assert!(R::ROUTE.body() != BodyCodec::Empty || bytes.is_empty());
-        if options.compress {
-            bytes = Box::pin(compress_off_thread(bytes)).await?;
-        }
-        let content_type = body.content_type();
-        let body = match request.body_file() {
-            None => EncodedBody::Bytes(bytes),
-            Some(path) => {
-                let failed = |error: io::Error| {
-                    let message = format!("cannot read {}: {error}", path.display());
-                    Error::new(ErrorKind::InvalidInput, message)
-                };
-                let file = UploadFile::new(path.to_owned()).map_err(failed)?;
-                EncodedBody::WithFile(Box::new((bytes, file)))
-            }
-        };
-        Ok(EncodedRequest { method, uri, body, content_type, policy })
-    }
-
-    /// Returns the headers of one attempt. They are built for each attempt: keeping a copy for
-    /// retries would cost every request more than the rare retry does.
-    fn headers(
-        &self,
-        encoded: &EncodedRequest,
-        options: &RequestOptions,
-        state: &RetryState<'_>,
-        secret: &Secret,
-    ) -> Result<HeaderMap> {
-        // With the final capacity: growing the map rehashes all names.
-        let capacity = self.headers.len() + options.headers.len() + OWN_HEADERS;
-        let mut headers = HeaderMap::with_capacity(capacity);
-        headers.insert(ACCEPT, HeaderValue::from_static(tinkex_wire::JSON));
-        if encoded.method != Method::GET {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static(encoded.content_type));
-        }
-        let timeout = HeaderValue::from(encoded.policy.timeout.as_secs());
-        headers.insert(HeaderName::from_static(header::READ_TIMEOUT), timeout);
-        if options.compress {
-            headers.insert(CONTENT_ENCODING, HeaderValue::from_static(compress::ZSTD));
-        }
-        // Headers set on the builder replace the defaults, and those of this request replace both.
-        for (name, value) in self.headers.iter().chain(&options.headers) {
-            headers.insert(name.clone(), value.clone());
-        }
-        header::put_secret(&mut headers, wire_header::API_KEY, secret)?;
-        let retry_count = HeaderValue::from(state.retry_count());
-        headers.insert(HeaderName::from_static(header::RETRY_COUNT), retry_count);
-        if encoded.method != Method::GET {
-            header::put(&mut headers, wire_header::IDEMPOTENCY_KEY, state.idempotency_key());
-        }
-        #[cfg(feature = "opentelemetry")]
-        trace_context::inject(&mut headers);
-        Ok(headers)
-    }
-
-    /// Authenticates and sends the request. If the server rejects a token (401) that it issued for
-    /// the credential, replaces the token and sends the request once more.
-    async fn attempt<B: Receive>(
-        &self,
-        encoded: &EncodedRequest,
-        options: &RequestOptions,
-        state: &RetryState<'_>,
-        receive: B,
-    ) -> std::result::Result<Response<B::Body>, FailedAttempt> {
-        let mut token_replaced = false;
-        loop {
-            let (secret, tokens) = match encoded.policy.credential {
-                RequestCredential::Credential => (self.credential.fetch().await, None),
-                RequestCredential::ExchangedCredential => {
-                    (self.exchange_credential().fetch().await, None)
-                }
-                RequestCredential::Token => (self.token().await, self.token_cache()),
-            };
-            // Not retried, even if the cause is a lost connection: fetching a token has its own
-            // retries.
-            let secret = secret.map_err(FailedAttempt::permanent)?;
-            let sent = self.send_with_secret(encoded, options, state, &secret, receive).await;
-            match (&sent, tokens) {
-                (Err(failed), Some(tokens))
-                    if failed.error.status() == Some(401) && !token_replaced =>
-                {
-                    tracing::debug!(
-                        "server rejected the token (401); exchanging the credential again"
-                    );
-                    tokens.reject(&secret);
-                    token_replaced = true;
-                }
-                _ => return sent,
-            }
-        }
-    }
-
-    /// Sends the request once and follows redirects.
-    async fn send_with_secret<B: Receive>(
-        &self,
-        encoded: &EncodedRequest,
-        options: &RequestOptions,
-        state: &RetryState<'_>,
-        secret: &Secret,
-        receive: B,
-    ) -> std::result::Result<Response<B::Body>, FailedAttempt> {
-        let (mut method, mut uri) = (encoded.method.clone(), encoded.uri.clone());
-        let mut body = encoded.body.clone();
-        let (mut body_dropped, mut other_origin) = (false, false);
-        let mut redirects = RedirectChain::default();
-        loop {
-            let (bytes, file) = match body.clone() {
-                EncodedBody::Bytes(bytes) => (bytes, None),
-                EncodedBody::WithFile(parts) => (parts.0, Some(parts.1)),
-            };
-            let mut request = Request::new(bytes);
-            *request.method_mut() = method.clone();
-            *request.uri_mut() = uri.clone();
-            let mut headers = self.headers(encoded, options, state, secret)?;
-            if body_dropped {
-                headers.remove(CONTENT_TYPE);
-                headers.remove(CONTENT_ENCODING);
-            }
-            *request.headers_mut() =
-                if other_origin { redirect::public_headers(&headers) } else { headers };
-            let (lane, retry_count) = (encoded.policy.lane, state.retry_count());
-            let base_url = self.base_url.as_str();
-            let events = RequestEvents::start(&method, &uri, lane, base_url, retry_count);
-            let sent_before = options.sent.as_ref().is_some_and(SentFlag::set);
-            let timeout = encoded.policy.timeout;
-            let sent = receive.send(&*self.http, lane, request, file, timeout).await;
-            if let Some(flag) = &options.sent
-                && !sent_before
-                && is_unread(&sent)
-            {
-                flag.reset();
-            }
-            events.stop(&sent, &self.stats);
-            let response = sent.map_err(|failure| self.no_response(failure, &uri))?;
-            self.responded.store(true, Ordering::Relaxed);
-            self.last_response.record();
-            let next = redirects.next(&uri, &response).map_err(FailedAttempt::permanent)?;
-            let Some(next) = next else { return check_status::<B>(response) };
-            if !redirect::keeps_method(response.status()) && method != Method::GET {
-                let empty = EncodedBody::Bytes(Bytes::new());
-                (method, body, body_dropped) = (Method::GET, empty, true);
-            }
-            // Send secrets and user data to the API server only. A body may contain either.
-            if next.origin() != self.base_url.origin() {
-                if method != Method::GET {
-                    let refused =
-                        redirect::refused(&format!("a {method} request to another server"));
-                    return Err(FailedAttempt::permanent(refused));
-                }
-                other_origin = true;
-            }
-            let invalid = |_| FailedAttempt::permanent(redirect::refused("to an invalid URL"));
-            uri = next.as_str().parse().map_err(invalid)?;
-        }
-    }
-
-    /// Converts the failure of a request to `uri` that received no response. If the connection
-    /// failed, the error names the server's address.
-    fn no_response(&self, failure: HttpFailure, uri: &Uri) -> FailedAttempt {
-        let refused = failure.is_connection_refused() && is_loopback(uri);
-        let mut error = Error::from(failure);
-        if error.kind() == ErrorKind::Connect {
-            error = error.with_message(format!("connection to {} failed", origin(uri)));
-        }
-        if refused {
-            error = error.with_hint(Hint::StartServer);
-        }
-        let mut failed = FailedAttempt::from(error);
-        failed.server_not_started = refused && !self.responded.load(Ordering::Relaxed);
-        failed
-    }
-
     fn exchange_credential(&self) -> &Credential {
         self.exchange.get().map_or(&self.credential, |exchange| &exchange.credential)
     }
@@ -574,75 +356,13 @@ impl Transport {
     }
 }
 
-/// Compresses a body on a blocking thread: it takes milliseconds, too long for an async worker.
-async fn compress_off_thread(body: Bytes) -> Result<Bytes> {
-    let compressed = tokio::task::spawn_blocking(move || compress::compress(&body)).await;
-    match compressed {
-        Ok(compressed) => Ok(compressed?),
-        Err(error) if error.is_panic() => Err(Error::panicked(&*error.into_panic())),
-        Err(_) => Err(Error::runtime_ended()),
-    }
-}
-
 /// Decodes a successful response.
 fn decode<R: ApiRequest>(response: &Response<Bytes>) -> Result<R::Response> {
     R::Response::from_body(response.body())
         .map_err(|error| Error::from(error).during(operation::<R>()))
 }
 
-/// Returns whether the server has certainly not read the request of this attempt: nothing was sent,
-/// or the server refused the client because of its credential, account or rate. After any other
-/// failure, also a 5xx, it may have accepted the request.
-fn is_unread<B>(sent: &std::result::Result<Response<B>, HttpFailure>) -> bool {
-    match sent {
-        Ok(response) => matches!(response.status().as_u16(), 401 | 402 | 403 | 429),
-        Err(failure) => {
-            failure.is_connection_refused() || failure.kind() == HttpFailureKind::InvalidRequest
-        }
-    }
-}
-
-/// Returns the scheme, host and port of a URI, without a user name and password.
-fn origin(uri: &Uri) -> String {
-    let scheme = uri.scheme_str().unwrap_or("http");
-    let port = uri.port().map_or_else(String::new, |port| format!(":{port}"));
-    format!("{scheme}://{}{port}", uri.host().unwrap_or_default())
-}
-
-/// Returns whether a URI names this machine.
-fn is_loopback(uri: &Uri) -> bool {
-    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
-}
-
 /// Returns the operation named in errors: method and path template.
 fn operation<R: ApiRequest>() -> String {
     R::ROUTE.to_string()
-}
-
-/// Parses a URL. `Url` escapes characters that `Uri` rejects but is ten times slower, so it is only
-/// used if `Uri` fails.
-fn parse_uri(url: &str) -> Result<Uri> {
-    let invalid = |error: String| {
-        Error::new(ErrorKind::InvalidInput, format!("invalid request URL {url:?}: {error}"))
-    };
-    url.parse().or_else(|_| {
-        let url = Url::parse(url).map_err(|error| invalid(error.to_string()))?;
-        url.as_str().parse().map_err(|error: ::http::uri::InvalidUri| invalid(error.to_string()))
-    })
-}
-
-/// Returns the response if it is successful (2xx).
-fn check_status<B: Receive>(
-    response: Response<B::Body>,
-) -> std::result::Result<Response<B::Body>, FailedAttempt> {
-    let (status, headers) = (response.status(), response.headers());
-    header::log_deprecation(headers);
-    if status.is_success() {
-        return Ok(response);
-    }
-    let body = B::error_body(response.body());
-    let mut failed = FailedAttempt::from_parts(status.as_u16(), headers, body);
-    failed.permanent |= B::is_final(status.as_u16());
-    Err(failed)
 }

@@ -8,10 +8,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tinkex_weights::{DType, GgufWriter, ModelFolder, gguf_tensor_name};
 
 use crate::streams::{stream, stream_all};
-use crate::{Server, golden};
+use crate::{Server, golden, golden_gguf};
 
 /// Name of the model in requests.
 const NAME: &str = "gguf";
@@ -20,46 +19,10 @@ const REQUESTS: (u32, u32) = (30, 16);
 /// Time for llama.cpp's server to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Writes the recorded Qwen3 model as a GGUF file. Its first tokens are single characters.
+/// Writes the recorded model as a GGUF file whose first tokens are single characters.
 fn write_gguf(path: &Path) {
-    let source = ModelFolder::open(golden()).unwrap();
-    let config = source.config();
-    let mut writer = GgufWriter::new();
-    writer.metadata("general.architecture", "qwen3");
-    for (key, value) in [
-        ("block_count", config.layers),
-        ("context_length", config.max_positions),
-        ("embedding_length", config.hidden_size),
-        ("feed_forward_length", config.intermediate_size),
-        ("attention.head_count", config.heads),
-        ("attention.head_count_kv", config.kv_heads),
-        ("attention.key_length", config.head_dim),
-        ("attention.value_length", config.head_dim),
-    ] {
-        writer.metadata(format!("qwen3.{key}"), u32::try_from(value).unwrap());
-    }
     let names = ('!'..='~').map(String::from).chain((0..).map(|i| format!("t{i}")));
-    let tokens: Vec<String> = names.take(config.vocab_size).collect();
-    writer
-        .metadata("qwen3.attention.layer_norm_rms_epsilon", config.norm_eps)
-        .metadata("qwen3.rope.freq_base", 1e6_f32)
-        .metadata("tokenizer.ggml.model", "gpt2")
-        .metadata("tokenizer.ggml.pre", "qwen2")
-        .metadata("tokenizer.ggml.eos_token_id", config.eos[0])
-        .metadata("tokenizer.ggml.token_type", vec![1_i32; tokens.len()])
-        .metadata("tokenizer.ggml.tokens", tokens)
-        .metadata("tokenizer.ggml.merges", vec!["t 1".to_owned()]);
-    let names: Vec<String> = config.tensors().map(|(name, _)| name).collect();
-    for (name, shape) in config.tensors() {
-        writer.tensor(&gguf_tensor_name(&name).unwrap(), DType::F32, &shape).unwrap();
-    }
-    let fill = |i: usize, out: &mut dyn std::io::Write| {
-        for value in source.tensor(&names[i])?.to_f32()? {
-            out.write_all(&value.to_le_bytes())?;
-        }
-        Ok(())
-    };
-    writer.write(path, fill).unwrap();
+    golden_gguf::write(&golden(), path, names, None);
 }
 
 /// Returns a request for 64 tokens.

@@ -9,6 +9,8 @@
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 #![expect(clippy::unwrap_used, reason = "an error ends the run")]
 
+#[path = "../../tests/it/golden_gguf.rs"]
+mod golden_gguf;
 mod llama;
 mod load;
 mod streams;

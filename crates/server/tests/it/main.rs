@@ -16,6 +16,7 @@ mod damage;
 mod disk;
 mod fuzz;
 mod gguf;
+mod golden_gguf;
 mod harness;
 mod idle;
 mod import;

@@ -40,6 +40,7 @@ async fn streams_have_the_bits_of_samples() {
     let params = || SamplingParams::new().max_tokens(20).seed(7);
     let greedy = base.sample([3, 4, 5], params().temperature(0.0)).await.unwrap();
     let stop = greedy.sequences[0].tokens[3];
+    let before = test_server.http().metrics().await;
     for (about, params) in [
         ("greedy", params().temperature(0.0)),
         ("seed", params()),
@@ -61,8 +62,11 @@ async fn streams_have_the_bits_of_samples() {
             }
         }
     }
-    // All of it came from the endpoint: only `sample` itself submits samples.
-    assert_eq!(test_server.http().metrics().await["failed_jobs_total"], 0);
+    // One request for each sample and each stream: without the endpoint, a stream would be sampled
+    // in pieces, with several requests.
+    let after = test_server.http().metrics().await;
+    assert_eq!(after["jobs_total"] - before["jobs_total"], 6 * 2 * (1 + 4));
+    assert_eq!(after["failed_jobs_total"], 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
