@@ -300,7 +300,7 @@ pub enum HttpFailureKind {
     Connect,
     /// The server's TLS certificate was rejected.
     Certificate,
-    /// The response arrived, but its body could not be decompressed.
+    /// The response arrived, but its body could not be decompressed or is too large.
     Decode,
     /// The request could not be built, for example because of its URL. It was not sent.
     InvalidRequest,

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, Stream};
 use http::{Request, Response};
+use http_body_util::{BodyExt as _, Limited};
 
 use crate::config::Env;
 use crate::error::{Error, ErrorKind};
@@ -41,6 +42,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Upload rate below which a request times out: each second of upload at this rate extends the
 /// timeout by a second.
 const SLOWEST_UPLOAD_BYTES_PER_SECOND: u64 = 64 * 1024;
+/// Maximum size of a response in memory, after decompression. No result is as large; without a
+/// limit, a few megabytes of compressed data could fill the memory.
+const MAX_RESPONSE: usize = 2 << 30;
 
 impl Network {
     /// Creates the network, with the proxies that `env` names. The variables are read once, here.
@@ -100,7 +104,7 @@ impl Network {
             self.speaks_http2.store(true, Ordering::Relaxed);
         }
         let head = take_head(&mut response);
-        let body = response.bytes().await.map_err(classify)?;
+        let body = collect_body(response, MAX_RESPONSE).await?;
         pool.check_response(&lease, head.map(|()| body))
     }
 }
@@ -155,6 +159,19 @@ fn take_head(response: &mut reqwest::Response) -> Response<()> {
     *head.status_mut() = response.status();
     *head.headers_mut() = std::mem::take(response.headers_mut());
     head
+}
+
+/// Receives a body of at most `limit` bytes.
+async fn collect_body(response: reqwest::Response, limit: usize) -> Result<Bytes, HttpFailure> {
+    let body = Limited::new(reqwest::Body::from(response), limit);
+    let collected = body.collect().await.map_err(|error| match error.downcast() {
+        Ok(error) => classify(*error),
+        Err(_) => {
+            let message = format!("response body exceeds {limit} bytes");
+            HttpFailure::new(HttpFailureKind::Decode, message)
+        }
+    })?;
+    Ok(collected.to_bytes())
 }
 
 /// Streams the body of a response. The lease is held until the stream ends or is dropped.
@@ -287,6 +304,16 @@ mod tests {
         let error = read(&[("HTTP_PROXY", "http://user:hush@:x")]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("HTTP_PROXY") && !format!("{error:?}").contains("hush"));
+    }
+
+    #[tokio::test]
+    async fn response_bodies_are_limited() {
+        let response = || reqwest::Response::from(Response::new("12345678"));
+        assert_eq!(collect_body(response(), 8).await.unwrap(), "12345678");
+        let failure = collect_body(response(), 7).await.unwrap_err();
+        assert_eq!(failure.kind(), HttpFailureKind::Decode);
+        let cause = failure.source().unwrap().to_string();
+        assert_eq!(cause, "response body exceeds 7 bytes");
     }
 
     #[tokio::test]
