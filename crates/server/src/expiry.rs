@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use tinkex_wire::{ModelId, RequestId, SessionId, TinkerPath};
 use tokio::sync::OwnedMutexGuard;
+use tokio::time::Instant;
 
+use crate::clock::Clock;
 use crate::disk::WriteCallback;
 use crate::outcome::{Outcome, record_outcome};
 use crate::state::ServerState;
 use crate::store::{
-    FailureCategory, Record, RequestKind, SessionEnd, SessionRecord, Store, UnixMicros, now,
+    FailureCategory, Record, RequestKind, SessionEnd, SessionRecord, Store, UnixMicros,
 };
 
 /// Failure message of the queued requests of an expired session, and detail of its status.
@@ -24,7 +26,7 @@ pub(crate) const EXPIRED: &str = "session expired: no heartbeat or request from 
 #[derive(Clone, Copy)]
 pub(crate) struct ClockReading {
     wall: UnixMicros,
-    monotonic: std::time::Instant,
+    monotonic: Instant,
 }
 
 /// Smallest difference between the clocks, in microseconds, that counts as a suspension. Smaller
@@ -33,7 +35,7 @@ const MIN_SUSPENSION: UnixMicros = 60_000_000;
 
 impl ClockReading {
     pub(crate) fn now() -> Self {
-        Self { wall: now(), monotonic: std::time::Instant::now() }
+        Self { wall: Clock::system().now(), monotonic: Instant::now() }
     }
 
     /// Returns how long the machine was suspended since `earlier`, in microseconds, if it was.
@@ -46,7 +48,7 @@ impl ClockReading {
 
 /// Reports silent sessions, and removes expired objects and unreferenced folders.
 pub(crate) fn remove_expired(state: &Arc<ServerState>) {
-    let now = now();
+    let now = state.clock.now();
     report_silent_sessions(state);
     let mut store = state.store();
     let oldest = now.saturating_sub(micros(state.options.timeouts.result_retention));
@@ -65,7 +67,7 @@ pub(crate) fn remove_expired(state: &Arc<ServerState>) {
     let expired: Vec<TinkerPath> = store
         .checkpoints
         .values()
-        .filter(|entry| entry.row.is_expired())
+        .filter(|entry| entry.row.is_expired(now))
         .map(|entry| entry.row.path.clone())
         .collect();
     for path in expired {
@@ -80,7 +82,7 @@ pub(crate) fn remove_expired(state: &Arc<ServerState>) {
     }
     store.compact_payloads(state.options.limits.payload_bytes);
     drop(store);
-    let instant = std::time::Instant::now();
+    let instant = Instant::now();
     state.downloads().retain(|_, grant| grant.expires > instant);
     remove_folders(state);
 }
@@ -108,7 +110,7 @@ pub(crate) fn is_silent(state: &ServerState, id: &SessionId) -> bool {
 /// not expire.
 fn silence_deadline(state: &ServerState) -> Option<UnixMicros> {
     let timeout = state.options.timeouts.session_expiry;
-    (!timeout.is_zero()).then(|| now().saturating_sub(micros(timeout)))
+    (!timeout.is_zero()).then(|| state.clock.now().saturating_sub(micros(timeout)))
 }
 
 /// Ends sessions. Once the change is durable, their queued requests fail and their models are
@@ -123,7 +125,7 @@ pub(crate) fn end_sessions(
     let mut records = Vec::new();
     for (id, end) in sessions {
         if let Some(entry) = store.open_session(&id) {
-            let (end, ended_at) = (Some(end), Some(now()));
+            let (end, ended_at) = (Some(end), Some(state.clock.now()));
             records.push(Record::Session(SessionRecord { end, ended_at, ..entry.row.clone() }));
         }
     }

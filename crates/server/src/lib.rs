@@ -46,6 +46,7 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod clock;
 mod disk;
 mod durable;
 mod error;

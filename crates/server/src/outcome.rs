@@ -13,7 +13,7 @@ use tinkex_wire::RequestId;
 use crate::error::ServerError;
 use crate::log;
 use crate::state::ServerState;
-use crate::store::{FailureCategory, Record, ResultKind, ResultRecord, Store, UsageKey, now};
+use crate::store::{FailureCategory, Record, ResultKind, ResultRecord, Store, UsageKey};
 
 /// Outcome of a request, with the changes that must be committed together with it.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ pub(crate) fn record_outcome(
         outcome.limited_to(MAX_RESULT_BYTES);
     state.metrics.count_request(!matches!(result, ResultKind::Failed { .. }));
     let Some(request) = store.requests.get(id).map(|entry| Arc::clone(&entry.row)) else { return };
-    let (number, size, at) = (store.disk.next_payload_number(), payload.len(), now());
+    let (number, size, at) = (store.disk.next_payload_number(), payload.len(), store.clock.now());
     let record =
         ResultRecord { request, number, size, result: result.clone(), model_changed, at, usage };
     let (state, id, published) = (Arc::clone(state), id.clone(), payload.clone());

@@ -7,9 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tinkex_wire::{ModelId, RequestId, SessionId};
+use tokio::time::Instant;
 
 use crate::operation::{Operation, QueuedRequest};
 

@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::admit;
+use crate::clock::Clock;
 use crate::error::{ServerError, with_causes};
 use crate::expiry;
 use crate::inference::NamedModel;
@@ -230,7 +231,7 @@ impl Server {
             .map_err(StartError::io(StartAction::Create, tokenizer_dir.display()))?;
         let hub_cache = options.hub_cache.as_deref();
         let models = BaseModels::find(&tokenizer_dir, &options.models, hub_cache)?;
-        let store = Store::open(&data_dir, options.limits.result_bytes)
+        let store = Store::open(&data_dir, options.limits.result_bytes, Clock::system())
             .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
         check_needed_models(&options, &store, &models)?;
         for (name, _) in &options.quantize_models {

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 
+use crate::clock::Clock;
 use crate::inference::Generations;
 use crate::metrics::ServerMetrics;
 use crate::models::BaseModels;
@@ -17,6 +18,7 @@ use crate::store::Store;
 /// State shared by connections, the worker and the expiry task.
 pub(crate) struct ServerState {
     pub(crate) options: ServerOptions,
+    pub(crate) clock: Clock,
     store: Mutex<Store>,
     pub(crate) queue: Queue,
     /// Inference requests that are not finished.
@@ -58,6 +60,7 @@ impl ServerState {
     ) -> Self {
         Self {
             broken: store.disk.broken(),
+            clock: store.clock,
             store: Mutex::new(store),
             queue: Queue::new(options.timeouts.sequence_gap),
             generations: Generations::default(),

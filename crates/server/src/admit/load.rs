@@ -25,7 +25,7 @@ use crate::operation::{ModelOperation, Operation};
 use crate::state::ServerState;
 use crate::store::{
     CheckpointRecord, LoraSettings, Record, RequestKind, RequestRecord, RunRecord, SequenceScope,
-    Store, now,
+    Store,
 };
 
 /// Sequence number of the first request after the creation of a model.
@@ -197,7 +197,7 @@ impl LoadRequest<'_> {
             lora: LoraSettings { seed: random_seed(), ..source.lora },
             optimizer: optimizer(self.request, &source)?,
             user_metadata: self.request.user_metadata.clone(),
-            created_at: now(),
+            created_at: store.clock.now(),
             closed: None,
             snapshot: None,
             last_seq: None,

@@ -11,13 +11,13 @@ mod save;
 mod training;
 
 use std::sync::{Arc, MutexGuard};
-use std::time::Instant;
 
 use bytes::Bytes;
 use tinkex_autodiff::LossProgram;
 use tinkex_wire::{
     CustomLossCreated, LossId, ModelId, RequestId, SequenceId, SessionId, SubmitResponse,
 };
+use tokio::time::Instant;
 
 use crate::error::ServerError;
 use crate::log;
@@ -27,7 +27,7 @@ use crate::queue::LateRequest;
 use crate::state::ServerState;
 use crate::store::{
     FailureCategory, Record, RequestKind, RequestPhase, RequestRecord, RunRecord, SequenceScope,
-    Store, UnfinishedRequest, WriteStatus, now,
+    Store, UnfinishedRequest, WriteStatus,
 };
 use crate::worker::{KILLED_THE_PROCESS, MAX_STARTS};
 
@@ -112,11 +112,12 @@ fn submit(
     }
     let bytes = body.len() + next.extra_bytes();
     check_capacity(state, bytes)?;
+    let now = store.clock.now();
     store.touch(&session);
     if let SequenceScope::Model(model) = &scope
         && let Some(run) = store.runs.get_mut(model)
     {
-        run.last_used = now();
+        run.last_used = now;
     }
     let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
     let source_folder = match &next {
@@ -137,7 +138,7 @@ fn submit(
         seed,
         samples,
         source_folder,
-        at: now(),
+        at: now,
     };
     state.queue.write_started(bytes);
     let (state, callback_id) = (Arc::clone(state), id.clone());

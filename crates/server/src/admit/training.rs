@@ -18,7 +18,7 @@ use crate::error::ServerError;
 use crate::operation::{ModelOperation, Operation, PassObjective, TrainingPass, step_params};
 use crate::state::ServerState;
 use crate::store::{
-    LoraSettings, Record, RequestKind, RequestRecord, RunRecord, SequenceScope, Store, now,
+    LoraSettings, Record, RequestKind, RequestRecord, RunRecord, SequenceScope, Store,
 };
 
 /// Maximum LoRA rank. The hidden size of the base model is a further limit.
@@ -65,7 +65,7 @@ pub(crate) fn create_model(
         },
         optimizer: request.optimizer_config,
         user_metadata: request.user_metadata,
-        created_at: now(),
+        created_at: store.clock.now(),
         closed: None,
         snapshot: None,
         last_seq: None,

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use tinkex_wire::RequestId;
+use tokio::time::Instant;
 
 use super::model_name::NamedModel;
 use super::request::{GenerationRequest, PreparedGeneration};

@@ -12,7 +12,7 @@ use crate::error::ServerError;
 use crate::models::BaseModel;
 use crate::operation::WeightsKey;
 use crate::state::ServerState;
-use crate::store::{CheckpointRecord, INFERENCE_SESSION, Store, UnixMicros, now};
+use crate::store::{CheckpointRecord, INFERENCE_SESSION, Store, UnixMicros};
 
 /// Prefix of checkpoint paths.
 const TINKER: &str = "tinker://";
@@ -63,7 +63,7 @@ impl NamedModel {
             Ok(Self { name: name.to_owned(), base, weights, session, created_at })
         };
         if state.models.get(target).is_some() {
-            return found(target.to_owned(), None, inference, now());
+            return found(target.to_owned(), None, inference, state.clock.now());
         }
         let store = state.store();
         let checkpoint = if target.starts_with(TINKER) {
@@ -78,7 +78,7 @@ impl NamedModel {
         if let Some(sampler) = store.samplers.get(&SamplerId::from(target)) {
             let row = sampler.row.clone();
             require_session(&store, &row.session)?;
-            return found(row.base_model, row.folder, row.session, now());
+            return found(row.base_model, row.folder, row.session, state.clock.now());
         }
         drop(store);
         Err(unknown(state, name))
@@ -90,9 +90,9 @@ impl NamedModel {
         let mut names: Vec<String> = state.models.names().map(str::to_owned).collect();
         names.extend(state.options.aliases.iter().map(|(alias, _)| alias.clone()));
         let mut checkpoints: Vec<(UnixMicros, String)> = {
-            let store = state.store();
+            let (store, now) = (state.store(), state.clock.now());
             let rows = store.checkpoints.values().map(|entry| &entry.row);
-            let usable = rows.filter(|row| can_sample(row) && !row.is_expired());
+            let usable = rows.filter(|row| can_sample(row) && !row.is_expired(now));
             usable.map(|row| (row.created_at, row.path.to_string())).collect()
         };
         checkpoints.sort_by(|a, b| b.cmp(a));

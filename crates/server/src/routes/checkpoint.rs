@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
@@ -16,14 +16,16 @@ use tinkex_wire::{
     CheckpointKind, CopyWeights, LoraConfig, ModelId, TinkerPath, WeightsCopied, WeightsInfo,
     WeightsInfoRequest,
 };
+use tokio::time::Instant;
 
 use super::session::page;
 use super::{FILES, RouteResult, empty, from_query, to_json};
 use crate::admit::validate_ttl;
+use crate::clock::timestamp;
 use crate::durable;
 use crate::error::ServerError;
 use crate::state::{DownloadGrant, ServerState};
-use crate::store::{CheckpointRecord, Record, RunRecord, Store, now, seconds_from_now, timestamp};
+use crate::store::{CheckpointRecord, Record, RunRecord, Store};
 
 /// Time for which a download URL is valid.
 const DOWNLOAD_TTL: Duration = Duration::from_secs(3_600);
@@ -43,12 +45,12 @@ pub(super) fn list_of_run(state: &ServerState, run: &str) -> RouteResult {
 
 pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
     let request: ListUserCheckpoints = from_query(query)?;
-    let store = state.store();
+    let (store, now) = (state.store(), state.clock.now());
     let mut all: Vec<&CheckpointRecord> = store
         .checkpoints
         .values()
         .map(|entry| &entry.row)
-        .filter(|row| !row.is_expired())
+        .filter(|row| !row.is_expired(now))
         .collect();
     all.sort_by_key(|row| std::cmp::Reverse(row.created_at));
     let total_count = u64::try_from(all.len()).unwrap_or(u64::MAX);
@@ -97,7 +99,7 @@ pub(super) async fn delete(
             let deleted = store.deleted_checkpoints.contains_key(&path);
             return if deleted { Ok((Vec::new(), ())) } else { Err(missing) };
         }
-        Ok((vec![Record::CheckpointDeleted { path, at: now() }], ()))
+        Ok((vec![Record::CheckpointDeleted { path, at: store.clock.now() }], ()))
     })
     .await?;
     empty()
@@ -126,7 +128,8 @@ pub(super) async fn set_ttl(
     let request: CheckpointTtl = json::decode(body)?;
     validate_ttl(request.ttl_seconds)?;
     let path = path_of(run, kind, name)?;
-    update(state, &path, |row| row.expires_at = request.ttl_seconds.map(seconds_from_now)).await
+    let expires_at = request.ttl_seconds.map(|ttl| state.clock.in_seconds(ttl));
+    update(state, &path, |row| row.expires_at = expires_at).await
 }
 
 /// Applies `edit` to a checkpoint and waits until the change is durable.
@@ -196,7 +199,7 @@ pub(super) async fn copy(
             lora: row.lora,
             optimizer: row.optimizer.clone(),
             user_metadata: None,
-            created_at: now(),
+            created_at: store.clock.now(),
             closed: Some(
                 "it is a copy of a checkpoint; load it into a new model to train it".to_owned(),
             ),
@@ -210,8 +213,8 @@ pub(super) async fn copy(
             path: path.clone(),
             request: None,
             seq: None,
-            created_at: now(),
-            expires_at: request.ttl_seconds.map(seconds_from_now),
+            created_at: store.clock.now(),
+            expires_at: request.ttl_seconds.map(|ttl| store.clock.in_seconds(ttl)),
             public: false,
             ..row
         };
@@ -285,6 +288,6 @@ pub(super) async fn download_urls(
     }
     downloads.insert(token, grant);
     drop(downloads);
-    let expires = timestamp(seconds_from_now(DOWNLOAD_TTL.as_secs()));
+    let expires = timestamp(state.clock.in_seconds(DOWNLOAD_TTL.as_secs()));
     to_json(&ExternalWeightsUrls::new(urls, expires))
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::{Instant, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
 use http::header::{
@@ -17,6 +17,7 @@ use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::fs::File;
 use tokio::io::{AsyncRead as _, AsyncSeekExt as _, ReadBuf};
+use tokio::time::Instant;
 
 use super::{ResponseBody, RouteResult};
 use crate::error::ServerError;

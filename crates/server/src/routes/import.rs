@@ -23,7 +23,7 @@ use crate::durable;
 use crate::error::ServerError;
 use crate::models::{BaseModel, BaseModels};
 use crate::state::ServerState;
-use crate::store::{CheckpointRecord, LoraSettings, Record, RunRecord, now};
+use crate::store::{CheckpointRecord, LoraSettings, Record, RunRecord};
 
 /// Name of the checkpoints if the request gives none.
 const DEFAULT_NAME: &str = "imported";
@@ -152,7 +152,7 @@ impl ImportTarget {
         folder: &str,
         adapter: CheckedAdapter,
     ) -> Result<AdapterImported, ServerError> {
-        let created_at = now();
+        let created_at = state.clock.now();
         let run = RunRecord {
             id: self.run.clone(),
             session: "".into(),

@@ -14,10 +14,11 @@ use tinkex_wire::{
 use super::session::{OWNER, page, string_metadata};
 use super::{RouteResult, from_query, to_json};
 use crate::admit::require_session;
+use crate::clock::timestamp;
 use crate::durable;
 use crate::error::ServerError;
 use crate::state::ServerState;
-use crate::store::{Record, RunRecord, SamplerRecord, Store, Tracked, timestamp};
+use crate::store::{Record, RunRecord, SamplerRecord, Store, Tracked};
 
 pub(super) fn info(state: &ServerState, body: &Bytes) -> RouteResult {
     let request: GetInfo = json::decode(body)?;

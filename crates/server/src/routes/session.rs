@@ -14,11 +14,12 @@ use tinkex_wire::{
 };
 
 use super::{RouteResult, empty, from_query, to_json};
+use crate::clock::timestamp;
 use crate::durable;
 use crate::error::ServerError;
 use crate::expiry;
 use crate::state::ServerState;
-use crate::store::{Record, SessionEnd, SessionRecord, Store, now, timestamp};
+use crate::store::{Record, SessionEnd, SessionRecord, Store};
 
 /// Owner of all objects: a local server has one user.
 pub(super) const OWNER: &str = "local";
@@ -32,7 +33,7 @@ pub(super) async fn create(state: &Arc<ServerState>, body: &Bytes) -> RouteResul
     let id = SessionId::from(uuid::Uuid::new_v4().to_string());
     let row = SessionRecord {
         id: id.clone(),
-        created_at: now(),
+        created_at: state.clock.now(),
         tags: request.tags,
         user_metadata: request.user_metadata.filter(|metadata| !metadata.is_empty()),
         project_id: request.project_id,
@@ -190,12 +191,12 @@ fn has_status(row: &SessionRecord, filter: &SessionStatusFilter) -> bool {
 }
 
 fn summary(store: &Store, row: &SessionRecord) -> SessionSummary {
-    let prefix = format!("{}:train:", row.id);
+    let (prefix, now) = (format!("{}:train:", row.id), store.clock.now());
     let checkpoints: Vec<_> = store
         .checkpoints
         .values()
         .filter(|entry| {
-            entry.row.path.run().as_str().starts_with(&prefix) && !entry.row.is_expired()
+            entry.row.path.run().as_str().starts_with(&prefix) && !entry.row.is_expired(now)
         })
         .collect();
     let project = row.project_id.clone().unwrap_or_else(|| PROJECT.to_owned());

@@ -10,9 +10,10 @@ use tinkex_wire::{ApiKeyDetails, ApiKeyInfo};
 
 use super::session::{OWNER, string_metadata};
 use super::{RouteResult, from_query, to_json};
+use crate::clock::timestamp;
 use crate::error::ServerError;
 use crate::state::ServerState;
-use crate::store::{INFERENCE_SESSION, UsageMeter, timestamp};
+use crate::store::{INFERENCE_SESSION, UsageMeter};
 
 /// One hour in microseconds.
 const HOUR: i64 = 3_600_000_000;
@@ -69,9 +70,9 @@ pub(super) fn events(state: &ServerState, query: &str) -> RouteResult {
 }
 
 pub(super) fn storage(state: &ServerState) -> RouteResult {
-    let store = state.store();
+    let (store, now) = (state.store(), state.clock.now());
     let (mut checkpoint_count, mut size_bytes) = (0, 0);
-    for entry in store.checkpoints.values().filter(|entry| !entry.row.is_expired()) {
+    for entry in store.checkpoints.values().filter(|entry| !entry.row.is_expired(now)) {
         checkpoint_count += 1;
         size_bytes += entry.row.size_bytes;
     }

@@ -2,16 +2,19 @@
 
 use tinkex_wire::{CheckpointKind, ModelId, TinkerPath, rest};
 
-use super::{CheckpointRecord, Store, Tracked, now, timestamp};
+use super::{CheckpointRecord, Store, Tracked, UnixMicros};
+use crate::clock::timestamp;
 
 impl Store {
     /// Returns a checkpoint that exists and has not expired.
     pub(crate) fn checkpoint(&self, path: &TinkerPath) -> Option<&Tracked<CheckpointRecord>> {
-        self.checkpoints.get(path).filter(|entry| !entry.row.is_expired())
+        let now = self.clock.now();
+        self.checkpoints.get(path).filter(|entry| !entry.row.is_expired(now))
     }
 
     /// Returns the checkpoints of a run, oldest first.
     pub(crate) fn checkpoints_of(&self, run: &ModelId) -> Vec<&CheckpointRecord> {
+        let now = self.clock.now();
         // The map is sorted by run, kind and name, and "-" sorts before every valid name.
         let first = TinkerPath::new(run.clone(), CheckpointKind::Training, "-");
         let mut all: Vec<&CheckpointRecord> = first
@@ -19,7 +22,7 @@ impl Store {
             .flat_map(|first| self.checkpoints.range(first..))
             .map(|(_, entry)| &entry.row)
             .take_while(|row| row.path.run() == run)
-            .filter(|row| !row.is_expired())
+            .filter(|row| !row.is_expired(now))
             .collect();
         all.sort_by_key(|row| row.created_at);
         all
@@ -36,8 +39,8 @@ impl Store {
 }
 
 impl CheckpointRecord {
-    pub(crate) fn is_expired(&self) -> bool {
-        self.expires_at.is_some_and(|at| at <= now())
+    pub(crate) fn is_expired(&self, now: UnixMicros) -> bool {
+        self.expires_at.is_some_and(|at| at <= now)
     }
 
     /// Converts the record to the API's form.

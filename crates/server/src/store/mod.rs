@@ -13,8 +13,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use tinkex_autodiff::LossProgram;
-use tinkex_wire::{LossId, ModelId, RequestId, SamplerId, SessionId, Timestamp, TinkerPath};
+use tinkex_wire::{LossId, ModelId, RequestId, SamplerId, SessionId, TinkerPath};
 
+use crate::clock::Clock;
 use crate::disk::{Disk, PayloadReader, WriteCallback};
 use crate::log;
 pub(crate) use crate::record::*;
@@ -24,6 +25,7 @@ pub(crate) use self::request::{CompletionFeed, RequestEntry, RequestPhase, Write
 
 /// The server's state: durable records and the indexes over them.
 pub(crate) struct Store {
+    pub(crate) clock: Clock,
     pub(crate) disk: Disk,
     pub(crate) sessions: HashMap<SessionId, Tracked<SessionRecord>>,
     pub(crate) runs: HashMap<ModelId, Tracked<RunRecord>>,
@@ -58,29 +60,9 @@ pub(crate) struct Tracked<T> {
 }
 
 impl<T> Tracked<T> {
-    fn new(row: T) -> Self {
-        Self { row, last_used: now(), changes: BTreeMap::new() }
+    fn new(row: T, last_used: UnixMicros) -> Self {
+        Self { row, last_used, changes: BTreeMap::new() }
     }
-}
-
-/// Returns the current time.
-pub(crate) fn now() -> UnixMicros {
-    Timestamp::now().unix_micros()
-}
-
-/// Returns the current time in hours since the Unix epoch.
-pub(crate) fn current_hour() -> i64 {
-    now().div_euclid(3_600_000_000)
-}
-
-/// Returns the time in `seconds` seconds.
-pub(crate) fn seconds_from_now(seconds: u64) -> UnixMicros {
-    now().saturating_add(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000))
-}
-
-/// Converts a time to the API's form.
-pub(crate) fn timestamp(at: UnixMicros) -> Timestamp {
-    Timestamp::from_unix_micros(at).unwrap_or_else(|_| Timestamp::now())
 }
 
 fn ignore_result() -> WriteCallback {
@@ -135,7 +117,7 @@ impl Store {
     /// Resets the expiry timer of a session.
     pub(crate) fn touch(&mut self, id: &SessionId) {
         if let Some(session) = self.sessions.get_mut(id) {
-            session.last_used = now();
+            session.last_used = self.clock.now();
         }
     }
 

@@ -11,8 +11,9 @@ use tokio::sync::Notify;
 
 use super::{
     DELETION_RETENTION, Record, RequestEntry, RequestPhase, RequestRecord, RunRecord,
-    SequenceScope, Store, Tracked, UnixMicros, loss_prefix, now,
+    SequenceScope, Store, Tracked, UnixMicros, loss_prefix,
 };
+use crate::clock::Clock;
 use crate::disk::{Disk, StoredChange, StoredRequest, StoredResult, StoredRows, StoredRun};
 
 /// An admitted request without a result, and its body if that can be read.
@@ -26,9 +27,10 @@ pub(crate) struct UnfinishedRequest {
 impl Store {
     /// Opens the data folder `folder` and restores its state. `result_limit` is the maximum size
     /// of the results in memory, in bytes.
-    pub(crate) fn open(folder: &Path, result_limit: usize) -> io::Result<Self> {
+    pub(crate) fn open(folder: &Path, result_limit: usize, clock: Clock) -> io::Result<Self> {
         let (disk, rows) = Disk::open(folder)?;
         let mut store = Self {
+            clock,
             disk,
             sessions: Default::default(),
             runs: Default::default(),
@@ -63,7 +65,7 @@ impl Store {
         self.usage = usage;
         self.deleted_checkpoints = deleted_checkpoints.into_iter().collect();
         for StoredRun { row, last_used } in runs {
-            self.runs.insert(row.id.clone(), Tracked { last_used, ..Tracked::new(row) });
+            self.runs.insert(row.id.clone(), Tracked::new(row, last_used));
         }
         for StoredChange { run, seq, change } in changes {
             if let Some(run) = self.runs.get_mut(&run) {
@@ -86,8 +88,9 @@ impl Store {
         // Add the results to their feeds in the order in which they were persisted.
         finished.sort_by_key(|(_, result)| result.number);
         // Restart the retention time: clients could not poll while the server was down.
+        let at = self.clock.now();
         for (id, result) in finished {
-            self.set_result(&id, StoredResult { at: now(), ..result }, None);
+            self.set_result(&id, StoredResult { at, ..result }, None);
         }
     }
 
@@ -130,12 +133,13 @@ impl Store {
 
     /// Applies a record to the in-memory state.
     pub(super) fn apply(&mut self, record: Record) {
+        let now = self.clock.now();
         match record {
             Record::Session(row) => {
                 if row.end.is_some() {
                     self.release_session(&row.id);
                 }
-                self.sessions.insert(row.id.clone(), Tracked::new(row));
+                self.sessions.insert(row.id.clone(), Tracked::new(row, now));
             }
             Record::SessionsRemoved { ids } => {
                 for id in ids {
@@ -147,12 +151,12 @@ impl Store {
                 if let Some(folder) = &row.folder {
                     self.unfinished_folders.remove(folder);
                 }
-                self.samplers.insert(row.id.clone(), Tracked::new(row));
+                self.samplers.insert(row.id.clone(), Tracked::new(row, now));
             }
             Record::Checkpoint(row) => {
                 self.unfinished_folders.remove(&row.folder);
                 self.touch_run(row.path.run(), row.created_at);
-                self.checkpoints.insert(row.path.clone(), Tracked::new(row));
+                self.checkpoints.insert(row.path.clone(), Tracked::new(row, now));
             }
             Record::CheckpointDeleted { path, at } => {
                 self.checkpoints.remove(&path);

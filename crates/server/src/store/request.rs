@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use super::{
     ChangeRecord, Record, RequestRecord, ResultKind, ResultRecord, SequenceScope, Store,
-    UnixMicros, UsageKey, now,
+    UnixMicros, UsageKey,
 };
 use crate::disk::{StoredResult, WriteCallback};
 
@@ -139,7 +139,8 @@ impl Store {
         payload: Bytes,
         number: u64,
     ) {
-        let stored = StoredResult { number, size: payload.len(), at: now(), result };
+        let at = self.clock.now();
+        let stored = StoredResult { number, size: payload.len(), at, result };
         self.set_result(id, stored, Some(payload));
         self.evict_results();
     }

@@ -1,9 +1,10 @@
 //! [`AutosaveRetries`]: when the worker tries again to save the models of a silent session.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tinkex_wire::SessionId;
+use tokio::time::Instant;
 
 /// Delay after the first failure. Doubles with every further one.
 const FIRST_DELAY: Duration = Duration::from_secs(30);

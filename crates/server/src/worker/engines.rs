@@ -3,10 +3,11 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tinkex_engine::{Engine, EngineOptions, Error as EngineError, ErrorKind, Precision, Sampler};
 use tinkex_weights::{Error as FileError, ModelConfig};
+use tokio::time::Instant;
 
 use crate::error::with_causes;
 use crate::log;

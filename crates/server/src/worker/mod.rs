@@ -18,9 +18,10 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tinkex_wire::{ModelId, SessionId};
+use tokio::time::Instant;
 
 use self::autosave_retry::AutosaveRetries;
 use self::engines::Engines;

@@ -6,12 +6,13 @@
 //! [`snapshot_after`](crate::ServerTimeouts::snapshot_after).
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tinkex_engine::optim::OptimizerKind;
 use tinkex_engine::{Engine, LoraConfig, Trainer};
 use tinkex_wire::codec::json;
 use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
+use tokio::time::Instant;
 
 use super::Worker;
 use crate::error::ServerError;

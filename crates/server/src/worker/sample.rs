@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
 
 use tinkex_engine::sample::{ModelWeights, SampleOutput, SampleRequest, SampleRequestId};
 use tinkex_wire::{RequestId, SamplerId, SessionId, TensorData};
+use tokio::time::Instant;
 
 use super::Worker;
 use super::sample_response::response;
@@ -16,9 +16,7 @@ use crate::inference::TokenSink;
 use crate::log;
 use crate::operation::{Operation, QueuedGeneration, QueuedRequest, QueuedSample, WeightsKey};
 use crate::outcome::{Outcome, record_outcome};
-use crate::store::{
-    FailureCategory, Record, ResultKind, Store, UsageKey, UsageMeter, current_hour,
-};
+use crate::store::{FailureCategory, Record, ResultKind, Store, UsageKey, UsageMeter};
 
 /// Base model and the engine's id of a sample.
 type SampleKey = (String, SampleRequestId);
@@ -286,7 +284,7 @@ impl Worker {
         self.state.metrics.prompt_tokens.add(to_u64(sample.prompt_tokens));
         self.state.metrics.sampled_tokens.add(to_u64(sampled));
         let cached = output.cache_hits.min(sample.prompt_tokens);
-        let hour = current_hour();
+        let hour = self.state.clock.hour();
         [
             (UsageMeter::Prefill, sample.prompt_tokens - cached),
             (UsageMeter::CachedPrefill, cached),

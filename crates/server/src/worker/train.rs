@@ -9,12 +9,13 @@ use tinkex_wire::{
 
 use super::Worker;
 use super::model::{LiveModel, lora_config, optimizer_kind};
+use crate::clock::Clock;
 use crate::log;
 use crate::operation::{CheckpointSave, ModelOperation, TrainingPass, WeightsKey};
 use crate::outcome::Outcome;
 use crate::store::{
     CheckpointRecord, FailureCategory, Record, ResultKind, RunRecord, SamplerRecord, UsageKey,
-    UsageMeter, current_hour, now, seconds_from_now,
+    UsageMeter,
 };
 
 /// Time to live of an autosave in seconds: one day.
@@ -86,7 +87,8 @@ impl Worker {
         let outcome = Outcome::proto(pass.data.to_wire_output(output).to_proto());
         let tokens = u64::try_from(pass.data.tokens()).unwrap_or(u64::MAX);
         self.state.metrics.trained_tokens.add(tokens);
-        let outcome = outcome.with_usage(vec![(usage_key(run, UsageMeter::Training), tokens)]);
+        let outcome = outcome
+            .with_usage(vec![(usage_key(self.state.clock, run, UsageMeter::Training), tokens)]);
         Ok(if backward { outcome.with_model_changed() } else { outcome })
     }
 
@@ -114,9 +116,9 @@ impl Worker {
         let path = save.path.clone();
         let row = CheckpointRecord {
             request: Some(id.clone()),
-            ..checkpoint_record(run, seq, save, folder, size_bytes)
+            ..checkpoint_record(self.state.clock, run, seq, save, folder, size_bytes)
         };
-        let usage = vec![(usage_key(run, UsageMeter::Checkpoints), 1)];
+        let usage = vec![(usage_key(self.state.clock, run, UsageMeter::Checkpoints), 1)];
         let outcome = saved_outcome(&path, size_bytes);
         Ok(outcome.with_record(Record::Checkpoint(row)).with_usage(usage))
     }
@@ -155,7 +157,7 @@ impl Worker {
                 let ttl_seconds = Some(AUTOSAVE_TTL_SECONDS);
                 let save =
                     CheckpointSave { path, overwrite: true, ttl_seconds, user_metadata: None };
-                let row = checkpoint_record(&run, seq, save, folder, size);
+                let row = checkpoint_record(self.state.clock, &run, seq, save, folder, size);
                 self.state.store().put_required(Record::Checkpoint(row));
                 true
             }
@@ -265,12 +267,13 @@ fn close_run(run: &RunRecord, failed: Outcome) -> Outcome {
     failed.with_record(Record::Run(RunRecord { closed, ..run.clone() }))
 }
 
-fn usage_key(run: &RunRecord, meter: UsageMeter) -> UsageKey {
+fn usage_key(clock: Clock, run: &RunRecord, meter: UsageMeter) -> UsageKey {
     let (session, base_model) = (run.session.clone(), run.base_model.clone());
-    UsageKey { hour: current_hour(), session, base_model, meter }
+    UsageKey { hour: clock.hour(), session, base_model, meter }
 }
 
 fn checkpoint_record(
+    clock: Clock,
     run: &RunRecord,
     seq: u64,
     save: CheckpointSave,
@@ -282,8 +285,8 @@ fn checkpoint_record(
         folder,
         request: None,
         seq: Some(seq),
-        created_at: now(),
-        expires_at: save.ttl_seconds.map(seconds_from_now),
+        created_at: clock.now(),
+        expires_at: save.ttl_seconds.map(|ttl| clock.in_seconds(ttl)),
         size_bytes,
         public: false,
         user_metadata: save.user_metadata,

@@ -17,7 +17,6 @@ use super::usage::UsageDocument;
 use crate::inference::chat::{Answer, AnswerEnd, AnswerUpdate, Answers, ChatModel};
 use crate::inference::{EventSource, EventWriter, InferenceError, InferenceResponse, NamedModel};
 use crate::state::ServerState;
-use crate::store::now;
 use crate::task::run_blocking;
 
 /// Handles a request to `chat/completions`.
@@ -80,7 +79,7 @@ impl ChatCompletion {
             Answers::start(state, model, chat, &request.conversation, request.generation)?;
         let completion = Self {
             id: format!("chatcmpl-{}", answers.id()),
-            created: now().div_euclid(1_000_000),
+            created: state.clock.now().div_euclid(1_000_000),
             model: model.name.clone(),
             choices: answers.count(),
             stream: request.delivery.stream,

@@ -17,7 +17,6 @@ use crate::inference::{
     NamedModel,
 };
 use crate::state::ServerState;
-use crate::store::now;
 use crate::task::run_blocking;
 
 /// Handles a request to `completions`.
@@ -126,7 +125,7 @@ impl Completion {
         }
         let first = prompts.iter().find_map(|prompt| prompt.generation.as_ref());
         let id = first.map_or_else(String::new, |first| format!("cmpl-{}", first.id()));
-        let (created, model) = (now().div_euclid(1_000_000), model.name.clone());
+        let (created, model) = (state.clock.now().div_euclid(1_000_000), model.name.clone());
         Ok(Self { id, created, model, prompts, delivery: request.delivery, usage, ended: false })
     }
 
