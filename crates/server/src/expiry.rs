@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tinkex_wire::{ModelId, RequestId, SessionId, TinkerPath};
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Clock;
@@ -46,8 +46,27 @@ impl ClockReading {
     }
 }
 
-/// Reports silent sessions, and removes expired objects and unreferenced folders.
-pub(crate) fn remove_expired(state: &Arc<ServerState>) {
+/// Reports silent sessions, and removes expired objects and unreferenced folders. Removing files
+/// blocks, so this runs as jobs.
+pub(crate) async fn remove_expired(state: &Arc<ServerState>) {
+    let (remover, lister) = (Arc::clone(state), Arc::clone(state));
+    // A job that panicked or did not run is repeated at the next interval.
+    let _ = state.executor.run_job(move || remove_records(&remover)).await;
+    let Ok(Some(names)) = state.executor.run_job(move || list_folders(&lister)).await else {
+        return;
+    };
+    let Some(unreferenced) = unreferenced(state, names).await else { return };
+    let weights_dir = state.weights_dir.clone();
+    let remove = move || {
+        for name in unreferenced {
+            // A folder that cannot be removed now is tried again at the next interval.
+            let _ = std::fs::remove_dir_all(weights_dir.join(name));
+        }
+    };
+    let _ = state.executor.run_job(remove).await;
+}
+
+fn remove_records(state: &Arc<ServerState>) {
     let now = state.clock.now();
     report_silent_sessions(state);
     let mut store = state.store();
@@ -84,7 +103,6 @@ pub(crate) fn remove_expired(state: &Arc<ServerState>) {
     drop(store);
     let instant = Instant::now();
     state.downloads().retain(|_, grant| grant.expires > instant);
-    remove_folders(state);
 }
 
 /// Reports silent sessions to the worker, which saves their models and ends the sessions.
@@ -167,14 +185,19 @@ fn fail_queued(state: &Arc<ServerState>, store: &mut Store, id: &SessionId, end:
     }
 }
 
-/// Removes folders without a reference: old snapshots, deleted checkpoints, unfinished saves.
-fn remove_folders(state: &ServerState) {
-    let Ok(entries) = std::fs::read_dir(&state.weights_dir) else { return };
-    let names: Vec<String> =
-        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    let (sender, written) = std::sync::mpsc::channel();
-    // Read the references after listing the folders: a folder created in between is not in the
-    // list, so it cannot be removed by mistake.
+/// Lists the folders of weights.
+fn list_folders(state: &ServerState) -> Option<Vec<String>> {
+    let entries = std::fs::read_dir(&state.weights_dir).ok()?;
+    Some(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+}
+
+/// Returns those of the folders `names` to which no record refers: old snapshots, deleted
+/// checkpoints, unfinished saves. `None` if they must not be removed now.
+///
+/// List the folders first: a folder created since is not in the list and cannot be removed by
+/// mistake.
+async fn unreferenced(state: &ServerState, names: Vec<String>) -> Option<Vec<String>> {
+    let (sender, written) = oneshot::channel();
     let mut referenced: HashSet<String> = {
         let mut store = state.store();
         store.disk.barrier(Box::new(move |written| drop(sender.send(written))));
@@ -182,9 +205,7 @@ fn remove_folders(state: &ServerState) {
     };
     // Wait until the current records are durable: after a crash, earlier records would refer to the
     // folders to be removed.
-    if !matches!(written.recv(), Ok(Ok(()))) {
-        return;
-    }
+    written.await.ok()?.ok()?;
     // Add the references that a rolled-back deletion has restored meanwhile.
     referenced.extend(state.store().folders());
     // A folder being written has a temporary name that starts with its final name, after an
@@ -193,10 +214,8 @@ fn remove_folders(state: &ServerState) {
         let inner = name.strip_prefix('.').unwrap_or(name);
         referenced.iter().any(|folder| inner.starts_with(folder.as_str()))
     };
-    for name in names.iter().filter(|name| !referenced.contains(*name) && !is_temporary(name)) {
-        // A folder that cannot be removed now is tried again at the next interval.
-        let _ = std::fs::remove_dir_all(state.weights_dir.join(name));
-    }
+    let unreferenced = |name: &String| !referenced.contains(name) && !is_temporary(name);
+    Some(names.into_iter().filter(unreferenced).collect())
 }
 
 fn micros(duration: Duration) -> UnixMicros {

@@ -60,9 +60,12 @@ mod operation;
 mod options;
 mod outcome;
 mod queue;
+mod random;
 mod record;
 mod routes;
 mod server;
+#[doc(hidden)]
+pub mod simulation;
 mod state;
 mod store;
 mod stream;
@@ -81,7 +84,8 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     /// Modules that may refer to HTTP types.
-    const HTTP_MODULES: [&str; 4] = ["routes", "server.rs", "stream.rs", "main.rs"];
+    const HTTP_MODULES: [&str; 5] =
+        ["routes", "server.rs", "simulation.rs", "stream.rs", "main.rs"];
 
     fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(folder).unwrap() {

@@ -6,10 +6,11 @@
 //! Samples and generations have no order.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tinkex_wire::{ModelId, RequestId, SessionId};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::operation::{Operation, QueuedRequest};
@@ -17,7 +18,8 @@ use crate::operation::{Operation, QueuedRequest};
 /// Queue of requests that wait for the worker.
 pub(crate) struct Queue {
     pending: Mutex<PendingRequests>,
-    wake: Condvar,
+    /// Wakes the worker. Keeps one notification while the worker is busy.
+    wake: Notify,
     /// Maximum time for which a request waits for missing earlier sequence numbers.
     gap_timeout: Duration,
 }
@@ -119,7 +121,7 @@ pub(crate) struct LateRequest(pub(crate) RequestId);
 
 impl Queue {
     pub(crate) fn new(gap_timeout: Duration) -> Self {
-        Self { pending: Mutex::default(), wake: Condvar::new(), gap_timeout }
+        Self { pending: Mutex::default(), wake: Notify::new(), gap_timeout }
     }
 
     fn lock(&self) -> MutexGuard<'_, PendingRequests> {
@@ -175,7 +177,7 @@ impl Queue {
             queue.rejected.insert(seq);
         }
         drop(pending);
-        self.wake.notify_all();
+        self.wake.notify_one();
     }
 
     /// Enqueues a request that arrived at `now`.
@@ -204,7 +206,7 @@ impl Queue {
             }
         }
         drop(pending);
-        self.wake.notify_all();
+        self.wake.notify_one();
         Ok(())
     }
 
@@ -220,7 +222,7 @@ impl Queue {
     /// Asks the worker to cancel a sample.
     pub(crate) fn cancel(&self, id: RequestId) {
         self.lock().cancelled.push(id);
-        self.wake.notify_all();
+        self.wake.notify_one();
     }
 
     /// Removes a model from the queue and asks the worker to unload it. Returns the requests that
@@ -233,7 +235,7 @@ impl Queue {
         pending.bytes -= queue.waiting.values().map(|(request, _)| request.bytes).sum::<usize>();
         pending.dropped.push(model.clone());
         drop(pending);
-        self.wake.notify_all();
+        self.wake.notify_one();
         queue.waiting.into_values().map(|(request, _)| request.id).collect()
     }
 
@@ -241,35 +243,39 @@ impl Queue {
     pub(crate) fn report_silent(&self, sessions: Vec<SessionId>) {
         // Replaces the previous report: sessions that are still silent are in the new one too.
         self.lock().silent = sessions;
-        self.wake.notify_all();
+        self.wake.notify_one();
     }
 
     /// Asks the worker to save its models and return.
     pub(crate) fn stop(&self) {
         self.lock().stopping = true;
-        self.wake.notify_all();
+        self.wake.notify_one();
     }
 
     /// Takes everything that the worker can do now, with the next request of a model only if
     /// `model_request` is true. If there is nothing to do, waits for up to `wait`, or not at all if
     /// `wait` is `None`.
-    pub(crate) fn take(&self, model_request: bool, wait: Option<Duration>) -> Dispatch {
-        let mut pending = self.lock();
+    pub(crate) async fn take(&self, model_request: bool, wait: Option<Duration>) -> Dispatch {
         let deadline = wait.map(|wait| Instant::now() + wait);
         loop {
+            let (dispatch, gap_ends) = self.try_take(model_request);
             let now = Instant::now();
-            let dispatch = pending.take(model_request, now, self.gap_timeout);
             let Some(deadline) = deadline.filter(|at| *at > now && dispatch.is_empty()) else {
                 return dispatch;
             };
-            let gap_ends = pending.next_gap_end(self.gap_timeout).unwrap_or(deadline);
-            let timeout = gap_ends.min(deadline).saturating_duration_since(now);
-            let timeout = timeout.max(Duration::from_millis(1));
-            pending = match self.wake.wait_timeout(pending, timeout) {
-                Ok((pending, _)) => pending,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            let until = gap_ends.unwrap_or(deadline).min(deadline);
+            // The timer may fire early by its resolution of a millisecond.
+            let until = until.max(now + Duration::from_millis(1));
+            let _ = tokio::time::timeout_at(until, self.wake.notified()).await;
         }
+    }
+
+    /// Takes everything that the worker can do now, and returns the time at which the next held
+    /// request stops waiting for missing numbers.
+    fn try_take(&self, model_request: bool) -> (Dispatch, Option<Instant>) {
+        let mut pending = self.lock();
+        let dispatch = pending.take(model_request, Instant::now(), self.gap_timeout);
+        (dispatch, pending.next_gap_end(self.gap_timeout))
     }
 }
 
@@ -330,7 +336,7 @@ mod tests {
     }
 
     fn take_id(queue: &Queue) -> Option<String> {
-        queue.take(true, None).model_request.map(|request| request.id.as_str().to_owned())
+        queue.try_take(true).0.model_request.map(|request| request.id.as_str().to_owned())
     }
 
     #[test]
@@ -392,7 +398,7 @@ mod tests {
         let operation = Operation::Sample(Box::new(sample));
         let request = QueuedRequest::new("r".into(), 10, operation);
         assert!(queue.push(request, Instant::now()).is_ok());
-        let samples = queue.take(true, None).samples;
+        let samples = queue.try_take(true).0.samples;
         assert_eq!((samples.len(), queue.size()), (1, (1, 10)));
         queue.sample_finished(samples[0].bytes);
         assert_eq!(queue.size(), (0, 0));

@@ -4,7 +4,6 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tinkex_files::{FileLock, FolderAccess, LockError, create_private_folder};
@@ -20,11 +19,12 @@ use crate::inference::NamedModel;
 use crate::log;
 use crate::models::BaseModels;
 use crate::options::ServerOptions;
+use crate::random::RandomSource;
 use crate::routes;
 use crate::state::ServerState;
 use crate::store::Store;
 use crate::stream::WriteTimeoutStream;
-use crate::task;
+use crate::task::{self, Executor, LoopHandle};
 use crate::worker::Worker;
 
 /// Time that open connections get to finish their requests when the server stops.
@@ -40,13 +40,14 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 pub struct Server {
     address: SocketAddr,
     stop: watch::Sender<bool>,
+    accept_task: tokio::task::JoinHandle<()>,
     handles: ServerHandles,
 }
 
-struct ServerHandles {
-    state: Arc<ServerState>,
-    worker: Option<JoinHandle<usize>>,
-    accept_task: tokio::task::JoinHandle<()>,
+/// A running server without its listener.
+pub(crate) struct ServerHandles {
+    pub(crate) state: Arc<ServerState>,
+    worker: Option<LoopHandle<usize>>,
     expiry_task: tokio::task::JoinHandle<()>,
     /// Prevents a second server from using the same data folder.
     _lock: FileLock,
@@ -212,50 +213,18 @@ impl Server {
         if let Some(origin) = options.allow_origins.iter().find(|origin| !is_origin(origin)) {
             return Err(StartError::InvalidOrigin(origin.clone()));
         }
-        let data_dir = options.data_dir.clone();
-        let weights_dir = data_dir.join(crate::disk::WEIGHTS);
-        create_private_folder(&data_dir)
-            .and_then(|()| create_private_folder(&weights_dir))
-            .map_err(StartError::io(StartAction::Create, data_dir.display()))?;
-        check_access(&data_dir)?;
-        let lock_path = data_dir.join("lock");
-        let lock = match FileLock::acquire(&lock_path) {
-            Ok(lock) => lock,
-            Err(LockError::InUse) => return Err(StartError::DataDirInUse(data_dir)),
-            Err(error) => {
-                return Err(StartError::io(StartAction::Lock, lock_path.display())(error.into()));
-            }
-        };
-        let tokenizer_dir = data_dir.join("tokenizer");
-        std::fs::create_dir_all(&tokenizer_dir)
-            .map_err(StartError::io(StartAction::Create, tokenizer_dir.display()))?;
-        let hub_cache = options.hub_cache.as_deref();
-        let models = BaseModels::find(&tokenizer_dir, &options.models, hub_cache)?;
-        let store = Store::open(&data_dir, options.limits.result_bytes, Clock::system())
-            .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
-        check_needed_models(&options, &store, &models)?;
-        for (name, _) in &options.quantize_models {
-            models.check_quantized(name)?;
-        }
-        let listener = TcpListener::bind(options.address)
+        let address = options.address;
+        let opened = OpenedServer::open(options, Executor::Threads, RandomSource::System)?;
+        let listener = TcpListener::bind(address)
             .await
-            .map_err(StartError::io(StartAction::Listen, options.address))?;
+            .map_err(StartError::io(StartAction::Listen, address))?;
         let address =
-            listener.local_addr().map_err(StartError::io(StartAction::Listen, options.address))?;
-        let state = Arc::new(ServerState::new(options, store, models, weights_dir));
-        restore_requests(&state);
-        check_aliases(&state);
-        let expiry_state = Arc::clone(&state);
-        // Use the blocking pool: removing files blocks.
-        let _ = tokio::task::spawn_blocking(move || expiry::remove_expired(&expiry_state)).await;
-        let worker = Worker::start(Arc::clone(&state))
-            .map_err(StartError::io(StartAction::Spawn, "the worker thread"))?;
+            listener.local_addr().map_err(StartError::io(StartAction::Listen, address))?;
+        let handles = opened.start().await?;
         let (stop, stopped) = watch::channel(false);
-        let accept_task = task::spawn(accept_connections(listener, Arc::clone(&state), stopped));
-        let expiry_task = task::spawn(expire_periodically(Arc::clone(&state)));
-        let handles =
-            ServerHandles { state, worker: Some(worker), accept_task, expiry_task, _lock: lock };
-        Ok(Self { address, stop, handles })
+        let state = Arc::clone(&handles.state);
+        let accept_task = task::spawn(accept_connections(listener, state, stopped));
+        Ok(Self { address, stop, accept_task, handles })
     }
 
     /// Returns the address that the server listens on.
@@ -299,33 +268,103 @@ impl Server {
     pub async fn stop(mut self) -> ShutdownSummary {
         // Sending fails if the accept task has already ended; then no connection is accepted.
         let _ = self.stop.send(true);
-        self.handles.state.queue.stop();
-        self.handles.state.generations.fail_all(&ServerError::shutting_down());
-        let worker = self.handles.worker.take();
-        let saved =
-            tokio::task::spawn_blocking(move || worker.and_then(|worker| worker.join().ok()));
-        let models_saved = saved.await.ok().flatten().unwrap_or(0);
-        let wait_for_writes = self.handles.state.close();
-        // Wait before the lock on the data folder is released: another server may then open it.
-        let _ = tokio::task::spawn_blocking(wait_for_writes).await;
-        let store = self.handles.state.store();
-        let waiting = store.requests.values().filter(|entry| entry.finished_at().is_none());
-        let requests_waiting = waiting.count();
-        drop(store);
-        ShutdownSummary { models_saved, requests_waiting }
+        self.handles.stop().await
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.stop.send(true);
-        self.handles.state.queue.stop();
-        self.handles.state.generations.fail_all(&ServerError::shutting_down());
-        self.handles.accept_task.abort();
-        self.handles.expiry_task.abort();
+        self.accept_task.abort();
+    }
+}
+
+/// A server whose state is restored and that executes nothing yet.
+pub(crate) struct OpenedServer {
+    state: Arc<ServerState>,
+    lock: FileLock,
+}
+
+impl OpenedServer {
+    /// Locks the data folder and restores its state.
+    pub(crate) fn open(
+        options: ServerOptions,
+        executor: Executor,
+        random: RandomSource,
+    ) -> Result<Self, StartError> {
+        let data_dir = options.data_dir.clone();
+        let weights_dir = data_dir.join(crate::disk::WEIGHTS);
+        create_private_folder(&data_dir)
+            .and_then(|()| create_private_folder(&weights_dir))
+            .map_err(StartError::io(StartAction::Create, data_dir.display()))?;
+        check_access(&data_dir)?;
+        let lock_path = data_dir.join("lock");
+        let lock = match FileLock::acquire(&lock_path) {
+            Ok(lock) => lock,
+            Err(LockError::InUse) => return Err(StartError::DataDirInUse(data_dir)),
+            Err(error) => {
+                return Err(StartError::io(StartAction::Lock, lock_path.display())(error.into()));
+            }
+        };
+        let tokenizer_dir = data_dir.join("tokenizer");
+        std::fs::create_dir_all(&tokenizer_dir)
+            .map_err(StartError::io(StartAction::Create, tokenizer_dir.display()))?;
+        let hub_cache = options.hub_cache.as_deref();
+        let models = BaseModels::find(&tokenizer_dir, &options.models, hub_cache)?;
+        let store = Store::open(&data_dir, options.limits.result_bytes, Clock::system(), &executor)
+            .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
+        check_needed_models(&options, &store, &models)?;
+        for (name, _) in &options.quantize_models {
+            models.check_quantized(name)?;
+        }
+        let state = ServerState::new(options, store, models, weights_dir, executor, random);
+        Ok(Self { state: Arc::new(state), lock })
+    }
+
+    /// Enqueues the unfinished requests, removes expired objects and starts the worker.
+    pub(crate) async fn start(self) -> Result<ServerHandles, StartError> {
+        let Self { state, lock } = self;
+        restore_requests(&state);
+        check_aliases(&state);
+        expiry::remove_expired(&state).await;
+        let worker = Worker::start(&state)
+            .map_err(StartError::io(StartAction::Spawn, "the worker thread"))?;
+        let expiry_task = task::spawn(expire_periodically(Arc::clone(&state)));
+        Ok(ServerHandles { state, worker: Some(worker), expiry_task, _lock: lock })
+    }
+}
+
+impl ServerHandles {
+    /// Finishes the running operation, saves the models, and waits until all results are durable.
+    pub(crate) async fn stop(&mut self) -> ShutdownSummary {
+        self.state.queue.stop();
+        self.state.generations.fail_all(&ServerError::shutting_down());
+        let models_saved = match self.worker.take() {
+            Some(worker) => worker.finished().await.unwrap_or(0),
+            None => 0,
+        };
+        // Wait before the lock on the data folder is released: another server may then open it.
+        let writer = self.state.close();
+        if let Some(writer) = writer {
+            writer.finished().await;
+        }
+        let store = self.state.store();
+        let waiting = store.requests.values().filter(|entry| entry.finished_at().is_none());
+        ShutdownSummary { models_saved, requests_waiting: waiting.count() }
+    }
+}
+
+impl Drop for ServerHandles {
+    fn drop(&mut self) {
+        self.state.queue.stop();
+        self.state.generations.fail_all(&ServerError::shutting_down());
+        self.expiry_task.abort();
         // Wait for the disk but not for the worker: a training pass may take minutes. The worker's
         // later writes are rejected.
-        self.handles.state.close()();
+        let writer = self.state.close();
+        if let Some(writer) = writer {
+            writer.block();
+        }
     }
 }
 
@@ -416,9 +455,7 @@ async fn expire_periodically(state: Arc<ServerState>) {
             state.store().extend_expiry(suspended);
         }
         last = now;
-        let state = Arc::clone(&state);
-        // Use the blocking pool: removing files blocks.
-        let _ = tokio::task::spawn_blocking(move || expiry::remove_expired(&state)).await;
+        expiry::remove_expired(&state).await;
     }
 }
 

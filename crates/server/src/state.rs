@@ -13,12 +13,16 @@ use crate::metrics::ServerMetrics;
 use crate::models::BaseModels;
 use crate::options::ServerOptions;
 use crate::queue::Queue;
+use crate::random::RandomSource;
 use crate::store::Store;
+use crate::task::{Executor, LoopHandle};
 
 /// State shared by connections, the worker and the expiry task.
 pub(crate) struct ServerState {
     pub(crate) options: ServerOptions,
     pub(crate) clock: Clock,
+    pub(crate) executor: Executor,
+    pub(crate) random: RandomSource,
     store: Mutex<Store>,
     pub(crate) queue: Queue,
     /// Inference requests that are not finished.
@@ -57,6 +61,8 @@ impl ServerState {
         store: Store,
         models: BaseModels,
         weights_dir: PathBuf,
+        executor: Executor,
+        random: RandomSource,
     ) -> Self {
         Self {
             broken: store.disk.broken(),
@@ -76,6 +82,8 @@ impl ServerState {
                 std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             )),
             options,
+            executor,
+            random,
         }
     }
 
@@ -83,9 +91,10 @@ impl ServerState {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rejects further writes. The returned function blocks until all queued writes are finished;
-    /// it must run without the store's lock, which the callbacks of the writes take.
-    pub(crate) fn close(&self) -> impl FnOnce() + Send + use<> {
+    /// Rejects further writes and returns the handle of the disk writer; see
+    /// [`Disk::close`](crate::disk::Disk::close). Do not wait for it with the store's lock, which
+    /// the callbacks of the writes take.
+    pub(crate) fn close(&self) -> Option<LoopHandle<()>> {
         self.store().disk.close()
     }
 

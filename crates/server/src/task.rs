@@ -1,15 +1,111 @@
-//! Async tasks and the blocking pool. The only module that may call `tokio::spawn`.
+//! Async tasks, threads and the blocking pool. The only module that may call `tokio::spawn`.
 
 use std::future::Future;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::error::ServerError;
+use crate::simulation::Scheduler;
 
 /// Maximum size of a body, in bytes, that is read without a permit of the body budget and decoded
 /// on the async thread.
 pub(crate) const SMALL: usize = 64 << 10;
+
+/// Runs the loops of the worker and of the disk writer, and blocking jobs.
+///
+/// A loop is a future that waits only for its queue: it computes, or writes to disk, without
+/// awaiting. A thread of its own therefore drives it in production. A simulation drives all loops
+/// from one thread, in an order that it chooses.
+#[derive(Clone)]
+pub(crate) enum Executor {
+    /// A thread for each loop; tokio's blocking pool for jobs.
+    Threads,
+    Simulated(Arc<dyn Scheduler>),
+}
+
+impl Executor {
+    /// Starts a loop. `on_panic` runs if it panics.
+    pub(crate) fn start<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = T> + Send + 'static,
+        on_panic: impl FnOnce() + Send + 'static,
+    ) -> io::Result<LoopHandle<T>> {
+        let (sender, result) = oneshot::channel();
+        let thread = match self {
+            Self::Threads => {
+                let runtime =
+                    tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+                let run = move || match catch_unwind(AssertUnwindSafe(|| runtime.block_on(work))) {
+                    // The receiver is gone if nobody waits for the end of the loop.
+                    Ok(result) => drop(sender.send(result)),
+                    Err(_) => on_panic(),
+                };
+                Some(thread::Builder::new().name(name.to_owned()).spawn(run)?)
+            }
+            Self::Simulated(scheduler) => {
+                scheduler.spawn(name, Box::pin(async move { drop(sender.send(work.await)) }));
+                None
+            }
+        };
+        Ok(LoopHandle { result, thread })
+    }
+
+    /// Runs `job`, which may block, on the blocking pool. The job continues if the caller stops
+    /// waiting.
+    pub(crate) async fn run_job<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ServerError> {
+        match self {
+            Self::Threads => {
+                tokio::task::spawn_blocking(job).await.map_err(|error| job_error(&error))
+            }
+            Self::Simulated(scheduler) => {
+                let (sender, result) = oneshot::channel();
+                scheduler.spawn("job", Box::pin(async move { drop(sender.send(job())) }));
+                result.await.map_err(|_| ServerError::shutting_down())
+            }
+        }
+    }
+
+    /// Runs `work` soon, never on the caller's stack. Drops it if no thread can be started.
+    pub(crate) fn defer(&self, work: impl FnOnce() + Send + 'static) {
+        match self {
+            Self::Threads => {
+                drop(thread::Builder::new().name("deferred".to_owned()).spawn(work));
+            }
+            Self::Simulated(scheduler) => scheduler.spawn("deferred", Box::pin(async { work() })),
+        }
+    }
+}
+
+/// Handle of a loop that [`Executor::start`] started. Dropping it does not end the loop.
+pub(crate) struct LoopHandle<T> {
+    result: oneshot::Receiver<T>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl<T> LoopHandle<T> {
+    /// Waits until the loop has ended and returns its result; `None` if it panicked. Everything
+    /// that the loop owned is dropped then.
+    pub(crate) async fn finished(self) -> Option<T> {
+        self.result.await.ok()
+    }
+
+    /// Blocks until the loop has ended, unless the calling thread is its own.
+    pub(crate) fn block(self) {
+        let current = thread::current().id();
+        if let Some(thread) = self.thread.filter(|thread| thread.thread().id() != current) {
+            // `start` has caught and reported a panic.
+            let _ = thread.join();
+        }
+    }
+}
 
 /// Spawns `future` as a task that runs until it completes, is aborted, or the runtime shuts down.
 pub(crate) fn spawn(

@@ -194,7 +194,7 @@ impl LoadRequest<'_> {
             session: session.clone(),
             number,
             base_model: base_model(state, self.request, &source)?,
-            lora: LoraSettings { seed: random_seed(), ..source.lora },
+            lora: LoraSettings { seed: random_seed(state), ..source.lora },
             optimizer: optimizer(self.request, &source)?,
             user_metadata: self.request.user_metadata.clone(),
             created_at: store.clock.now(),

@@ -119,7 +119,7 @@ fn submit(
     {
         run.last_used = now;
     }
-    let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
+    let id = RequestId::from(state.random.id());
     let source_folder = match &next {
         NextStep::Enqueue(Operation::Model {
             operation: ModelOperation::Load { folder, .. },

@@ -47,7 +47,7 @@ pub(crate) fn sample(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId,
     let base = state.models.require(&row.base_model)?;
     let digest = digest::of_bytes(&body);
     let (samples, seq) = (request.num_samples, request.seq_id.map(Seq::get));
-    let seed = request.sampling_params.seed.unwrap_or_else(random_seed);
+    let seed = request.sampling_params.seed.unwrap_or_else(|| random_seed(state));
     let sample = prepare(state, base, sampler.clone(), request, seed)?;
     let submission = Submission {
         kind: RequestKind::Sample,

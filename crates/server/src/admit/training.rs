@@ -50,7 +50,7 @@ pub(crate) fn create_model(
     let store = state.store();
     require_session(&store, &request.session_id)?;
     let model = ModelId::in_session(&request.session_id, request.model_seq_id);
-    let seed = lora.seed.unwrap_or_else(random_seed);
+    let seed = lora.seed.unwrap_or_else(|| random_seed(state));
     let row = RunRecord {
         id: model.clone(),
         session: request.session_id.clone(),
@@ -240,9 +240,9 @@ pub(super) fn validate_optimizer(config: &OptimizerConfig) -> Result<(), ServerE
     }
 }
 
-/// Returns a seed from the system's random number generator.
-pub(crate) fn random_seed() -> u64 {
-    let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
+/// Returns a random seed.
+pub(crate) fn random_seed(state: &ServerState) -> u64 {
+    let (high, low) = state.random.uuid().as_u64_pair();
     // A version 4 UUID has fixed bits in both halves; the rotation aligns them with random ones.
     high ^ low.rotate_left(32)
 }

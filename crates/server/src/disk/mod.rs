@@ -18,13 +18,11 @@ mod payloads;
 mod writer;
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 use bytes::Bytes;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
 use self::database::Database;
@@ -34,6 +32,7 @@ use self::payloads::Payloads;
 use self::writer::{DiskWriter, PendingWrite, WriterCommand};
 use crate::log;
 use crate::record::Record;
+use crate::task::{Executor, LoopHandle};
 
 /// Callback that runs on the writer thread once a write is durable or has failed.
 pub(crate) type WriteCallback = Box<dyn FnOnce(io::Result<()>) + Send>;
@@ -47,16 +46,17 @@ const JOURNAL: &str = "journal";
 /// Folder of all adapter folders in the data folder.
 pub(crate) const WEIGHTS: &str = "weights";
 
-/// Handle of the writer thread. Dropping it finishes the queued writes and stops the thread.
+/// Handle of the writer. Dropping it finishes the queued writes and ends the writer.
 pub(crate) struct Disk {
     /// Next payload number to assign.
     next: u64,
-    sender: Option<Sender<WriterCommand>>,
+    sender: Option<UnboundedSender<WriterCommand>>,
     reader: PayloadReader,
     health: Arc<Mutex<WriterHealth>>,
     /// Becomes true when the writer thread has panicked.
     broken: watch::Sender<bool>,
-    thread: Option<JoinHandle<()>>,
+    writer: Option<LoopHandle<()>>,
+    executor: Executor,
 }
 
 /// State of the writer thread for status messages and metrics.
@@ -69,15 +69,15 @@ struct WriterHealth {
 }
 
 impl Disk {
-    /// Opens or creates the database and the payload file in `folder`, and returns the stored rows.
-    /// Migrates a database of an earlier version.
+    /// Opens or creates the database and the payload file in `folder`, starts the writer on
+    /// `executor`, and returns the stored rows. Migrates a database of an earlier version.
     ///
     /// A write that a crash interrupted is removed: no client received an acknowledgement for it.
     ///
     /// # Errors
     /// Fails if a file cannot be read or belongs to another program or to a newer version, or if a
     /// payload that a row refers to is missing, because other data may be lost too.
-    pub(crate) fn open(folder: &Path) -> io::Result<(Self, StoredRows)> {
+    pub(crate) fn open(folder: &Path, executor: &Executor) -> io::Result<(Self, StoredRows)> {
         let (path, payloads) = (folder.join(DATABASE), folder.join(PAYLOADS));
         if !path.exists() {
             check_no_data(folder)?;
@@ -90,28 +90,32 @@ impl Disk {
         let rows = database.read()?;
         let next = database.next_payload_number()?;
         let payloads = Payloads::open(&payloads, next, &database.needed_payloads()?)?;
-        Ok((Self::start(database, payloads, next)?, rows))
+        Ok((Self::start(database, payloads, next, executor)?, rows))
     }
 
-    fn start(database: Database, payloads: Payloads, next: u64) -> io::Result<Self> {
-        let (sender, receiver) = channel();
+    fn start(
+        database: Database,
+        payloads: Payloads,
+        next: u64,
+        executor: &Executor,
+    ) -> io::Result<Self> {
+        let (sender, receiver) = unbounded_channel();
         let health = Arc::default();
         let reader = payloads.reader();
         let writer = DiskWriter::new(database, payloads, Arc::clone(&health));
         let broken = watch::Sender::new(false);
-        let on_panic = broken.clone();
-        let run = move || {
-            if catch_unwind(AssertUnwindSafe(|| writer.run(&receiver))).is_err() {
-                tracing::error!(
-                    target: log::STORAGE,
-                    "the writer thread panicked; restart the server to continue with the accepted \
-                     requests"
-                );
-                on_panic.send_replace(true);
-            }
+        let broken_by_panic = broken.clone();
+        let on_panic = move || {
+            tracing::error!(
+                target: log::STORAGE,
+                "the writer thread panicked; restart the server to continue with the accepted \
+                 requests"
+            );
+            broken_by_panic.send_replace(true);
         };
-        let thread = std::thread::Builder::new().name("disk".to_owned()).spawn(run)?;
-        Ok(Self { next, sender: Some(sender), reader, health, broken, thread: Some(thread) })
+        let writer = Some(executor.start("disk", writer.run(receiver), on_panic)?);
+        let (sender, executor) = (Some(sender), executor.clone());
+        Ok(Self { next, sender, reader, health, broken, writer, executor })
     }
 
     /// Returns the flag that becomes true when the writer thread has panicked. From then on every
@@ -177,26 +181,17 @@ impl Disk {
             None => Some(command),
         };
         let Some(on_written) = unsent.map(WriterCommand::into_callback) else { return };
-        // Use another thread: the caller may hold a lock that the callback takes. If no thread can
-        // be spawned the callback is dropped, which its receivers treat as a shutdown.
-        let _ = std::thread::Builder::new()
-            .name("disk".to_owned())
-            .spawn(move || on_written(Err(io::Error::other("the server is shutting down"))));
+        // Defer it: the caller may hold a lock that the callback takes. If no thread can be spawned
+        // the callback is dropped, which its receivers treat as a shutdown.
+        self.executor
+            .defer(move || on_written(Err(io::Error::other("the server is shutting down"))));
     }
 
-    /// Rejects further writes. The returned function blocks until the queued writes are finished.
-    pub(crate) fn close(&mut self) -> impl FnOnce() + Send + use<> {
+    /// Rejects further writes and returns the handle of the writer, which ends once the queued
+    /// writes are finished; `None` if the disk was already closed.
+    pub(crate) fn close(&mut self) -> Option<LoopHandle<()>> {
         self.sender = None;
-        let thread = self.thread.take();
-        move || {
-            // A callback that drops the last reference to the server runs on the writer thread,
-            // which cannot join itself.
-            let current = std::thread::current().id();
-            if let Some(thread) = thread.filter(|thread| thread.thread().id() != current) {
-                // The panic hook has already reported a panic of that thread.
-                let _ = thread.join();
-            }
-        }
+        self.writer.take()
     }
 
     /// Returns why required writes are failing, if they are.
@@ -221,7 +216,11 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        self.close()();
+        // A callback that drops the last reference to the server runs on the writer thread, for
+        // which `block` returns at once.
+        if let Some(writer) = self.close() {
+            writer.block();
+        }
     }
 }
 

@@ -27,6 +27,10 @@ pub(super) fn request(id: &str, number: u64) -> Arc<RequestRecord> {
     })
 }
 
+pub(super) fn open(folder: &Path) -> io::Result<(Disk, StoredRows)> {
+    Disk::open(folder, &Executor::Threads)
+}
+
 /// Writes a request, waits for it, and returns its payload number.
 pub(super) fn append(disk: &mut Disk, id: &str, body: &[u8]) -> io::Result<u64> {
     let (sender, receiver) = mpsc::channel();
@@ -57,11 +61,11 @@ fn ids(rows: &StoredRows) -> Vec<String> {
 
 /// Returns the ids of the requests in a data folder.
 fn stored_ids(folder: &Path) -> Vec<String> {
-    ids(&Disk::open(folder).unwrap().1)
+    ids(&open(folder).unwrap().1)
 }
 
 pub(super) fn open_error(folder: &Path) -> String {
-    match Disk::open(folder) {
+    match open(folder) {
         Ok(_) => panic!("the folder was opened"),
         Err(error) => error.to_string(),
     }
@@ -70,7 +74,7 @@ pub(super) fn open_error(folder: &Path) -> String {
 #[test]
 fn written_requests_are_read_back() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut disk, found) = Disk::open(folder.path()).unwrap();
+    let (mut disk, found) = open(folder.path()).unwrap();
     assert!(found.requests.is_empty());
     append(&mut disk, "a", b"").unwrap();
     let big = vec![7; 2 * BUFFER];
@@ -79,7 +83,7 @@ fn written_requests_are_read_back() {
     assert_eq!(disk.commits(), 2);
     drop(disk);
 
-    let (mut disk, found) = Disk::open(folder.path()).unwrap();
+    let (mut disk, found) = open(folder.path()).unwrap();
     assert_eq!(ids(&found), ["a", "b"]);
     let row = &found.requests[1].row;
     assert_eq!((row.number, row.seq, row.seed), (number, u64::MAX - 1, u64::MAX));
@@ -90,13 +94,13 @@ fn written_requests_are_read_back() {
 #[test]
 fn payload_numbers_are_never_reused() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut disk, _) = Disk::open(folder.path()).unwrap();
+    let (mut disk, _) = open(folder.path()).unwrap();
     let number = append(&mut disk, "a", b"body").unwrap();
     remove(&mut disk, &["a"]);
     compact(&mut disk).unwrap();
     assert_eq!(disk.payload_bytes(), MAGIC.len() as u64);
     drop(disk);
-    let (mut disk, found) = Disk::open(folder.path()).unwrap();
+    let (mut disk, found) = open(folder.path()).unwrap();
     assert!(found.requests.is_empty());
     assert!(disk.next_payload_number() > number);
 }
@@ -105,7 +109,7 @@ fn payload_numbers_are_never_reused() {
 #[test]
 fn a_payload_without_a_row_is_dropped() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut disk, _) = Disk::open(folder.path()).unwrap();
+    let (mut disk, _) = open(folder.path()).unwrap();
     append(&mut disk, "a", b"body").unwrap();
     let (length, next) = (disk.payload_bytes(), disk.next_payload_number());
     drop(disk);
@@ -116,7 +120,7 @@ fn a_payload_without_a_row_is_dropped() {
     more.extend_from_slice(b"lost");
     for cut in whole.len()..=more.len() {
         std::fs::write(&path, &more[..cut]).unwrap();
-        let (mut disk, found) = Disk::open(folder.path()).unwrap();
+        let (mut disk, found) = open(folder.path()).unwrap();
         assert_eq!(ids(&found), ["a"]);
         assert_eq!(disk.payload_bytes(), length);
         assert_eq!(disk.next_payload_number(), next);
@@ -128,7 +132,7 @@ fn a_payload_without_a_row_is_dropped() {
 #[test]
 fn a_missing_payload_is_an_error_and_no_file_changes() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut disk, _) = Disk::open(folder.path()).unwrap();
+    let (mut disk, _) = open(folder.path()).unwrap();
     let numbers = ["a", "b", "c"].map(|id| append(&mut disk, id, b"body").unwrap());
     drop(disk);
     let path = folder.path().join(PAYLOADS);
@@ -149,11 +153,11 @@ fn a_missing_payload_is_an_error_and_no_file_changes() {
     }
     // A payload that no row needs may be missing.
     std::fs::write(&path, &whole).unwrap();
-    let (mut disk, _) = Disk::open(folder.path()).unwrap();
+    let (mut disk, _) = open(folder.path()).unwrap();
     remove(&mut disk, &["c"]);
     drop(disk);
     std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
-    let (disk, found) = Disk::open(folder.path()).unwrap();
+    let (disk, found) = open(folder.path()).unwrap();
     assert_eq!(ids(&found), ["a", "b"]);
     drop(disk);
 
@@ -161,7 +165,7 @@ fn a_missing_payload_is_an_error_and_no_file_changes() {
     let mut bytes = whole;
     bytes[second + HEADER_LEN] ^= 1;
     std::fs::write(&path, &bytes).unwrap();
-    let (disk, _) = Disk::open(folder.path()).unwrap();
+    let (disk, _) = open(folder.path()).unwrap();
     let message = disk.reader().payload(numbers[1]).unwrap_err();
     assert_eq!(message.kind(), io::ErrorKind::InvalidData, "{message}");
     assert_eq!(disk.reader().payload(numbers[0]).unwrap(), "body");
@@ -179,7 +183,7 @@ fn data_without_a_database_is_refused() {
     assert!(!folder.path().join(DATABASE).exists());
 
     let folder = tempfile::tempdir().unwrap();
-    append(&mut Disk::open(folder.path()).unwrap().0, "a", b"body").unwrap();
+    append(&mut open(folder.path()).unwrap().0, "a", b"body").unwrap();
     let payloads = std::fs::read(folder.path().join(PAYLOADS)).unwrap();
     // Deleted, or truncated.
     let path = folder.path().join(DATABASE);
@@ -201,7 +205,7 @@ fn data_without_a_database_is_refused() {
     assert!(open_error(folder.path()).contains("weights without the database"));
     assert!(!folder.path().join(DATABASE).exists());
     std::fs::remove_dir(weights.join("c1")).unwrap();
-    drop(Disk::open(folder.path()).unwrap());
+    drop(open(folder.path()).unwrap());
 }
 
 #[cfg(unix)]
@@ -209,7 +213,7 @@ fn data_without_a_database_is_refused() {
 fn files_are_readable_by_their_owner_only() {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = tempfile::tempdir().unwrap();
-    let (mut disk, _) = Disk::open(folder.path()).unwrap();
+    let (mut disk, _) = open(folder.path()).unwrap();
     append(&mut disk, "a", b"a prompt").unwrap();
     remove(&mut disk, &["a"]);
     compact(&mut disk).unwrap();
@@ -224,7 +228,7 @@ fn files_are_readable_by_their_owner_only() {
 fn files_of_other_programs_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(DATABASE);
-    drop(Disk::open(folder.path()).unwrap());
+    drop(open(folder.path()).unwrap());
     let sql = "PRAGMA application_id = 0";
     rusqlite::Connection::open(&path).unwrap().execute_batch(sql).unwrap();
     assert!(open_error(folder.path()).contains("not a database of this server"));
@@ -235,7 +239,7 @@ fn files_of_other_programs_are_refused() {
 #[test]
 fn compaction_keeps_needed_payloads_and_their_numbers() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut disk, _) = Disk::open(folder.path()).unwrap();
+    let (mut disk, _) = open(folder.path()).unwrap();
     let numbers: Vec<u64> =
         ["a", "b", "c"].map(|id| append(&mut disk, id, id.as_bytes()).unwrap()).into();
     // The result of the second replaces its body.
@@ -265,7 +269,7 @@ fn compaction_keeps_needed_payloads_and_their_numbers() {
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
     drop(disk);
-    let (disk, found) = Disk::open(folder.path()).unwrap();
+    let (disk, found) = open(folder.path()).unwrap();
     assert_eq!(ids(&found), ["b", "d"]);
     assert_eq!(found.requests[0].result.as_ref().unwrap().number, result_number);
     assert_eq!(disk.reader().payload(last).unwrap(), "d");
@@ -311,7 +315,7 @@ fn open_faulty(
     fails: impl Fn(usize) -> bool + Send + 'static,
 ) -> (Disk, Arc<AtomicU32>) {
     std::fs::create_dir_all(folder).unwrap();
-    drop(Disk::open(folder).unwrap());
+    drop(open(folder).unwrap());
     let path = folder.join(PAYLOADS);
     let mut file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let length = file.seek(SeekFrom::End(0)).unwrap();
@@ -320,7 +324,7 @@ fn open_faulty(
     let file = FaultyFile { file, operation: 0, fails: Box::new(fails) };
     let payloads =
         Payloads::new(Box::new(file), PayloadIndex { path, extents: BTreeMap::new(), length });
-    (Disk::start(database, payloads, 1).unwrap(), max_pages)
+    (Disk::start(database, payloads, 1, &Executor::Threads).unwrap(), max_pages)
 }
 
 #[test]
@@ -385,7 +389,7 @@ fn a_full_database_is_reported_and_its_payloads_are_truncated() {
     assert_eq!(disk.write_error(), None);
     drop(disk);
     written.push("required".to_owned());
-    let (disk, again) = Disk::open(folder.path()).unwrap();
+    let (disk, again) = open(folder.path()).unwrap();
     assert_eq!(ids(&again), written);
     assert_eq!(disk.reader().payload(number).unwrap(), "required");
 }
@@ -459,8 +463,8 @@ fn compaction_waits_for_outstanding_writes() {
 #[test]
 fn a_closed_disk_runs_callbacks_on_another_thread() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut disk, _) = Disk::open(folder.path()).unwrap();
-    disk.close()();
+    let (mut disk, _) = open(folder.path()).unwrap();
+    disk.close().unwrap().block();
     let (sender, receiver) = mpsc::channel();
     let own = std::thread::current().id();
     let report = |sender: mpsc::Sender<bool>| -> WriteCallback {
@@ -476,7 +480,7 @@ fn a_closed_disk_runs_callbacks_on_another_thread() {
 #[test]
 fn an_oversized_payload_is_rejected_and_blocks_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut disk, _) = Disk::open(folder.path()).unwrap();
+    let (mut disk, _) = open(folder.path()).unwrap();
     let (sender, receiver) = mpsc::channel();
     let number = disk.next_payload_number();
     let long = Some((number, Bytes::from(vec![0; MAX_PAYLOAD + 1])));
@@ -536,11 +540,11 @@ fn a_failed_commit_is_not_applied_after_a_crash() {
 #[test]
 fn bug_a_panic_of_the_writer_thread_went_unnoticed() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut disk, _) = Disk::open(folder.path()).unwrap();
+    let (mut disk, _) = open(folder.path()).unwrap();
     let broken = disk.broken();
     assert!(!*broken.borrow());
     disk.barrier(Box::new(|_| panic!("a bug in a callback")));
-    disk.close()();
+    disk.close().unwrap().block();
     assert!(*broken.borrow());
     assert!(append(&mut disk, "a", b"").is_err());
 }

@@ -1,11 +1,12 @@
 //! The writer thread: groups writes, retries required ones, compacts the payload file.
 
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::timeout;
 
 use super::database::Database;
 use super::frame::MAX_PAYLOAD;
@@ -64,21 +65,19 @@ impl DiskWriter {
     }
 
     /// Executes commands until the sender is dropped.
-    pub(super) fn run(mut self, receiver: &Receiver<WriterCommand>) {
+    pub(super) async fn run(mut self, mut receiver: UnboundedReceiver<WriterCommand>) {
         loop {
             let first = if self.outstanding.is_empty() && !self.needs_repair() {
-                receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                receiver.recv().await.map(Some)
             } else {
-                receiver.recv_timeout(RETRY_DELAY)
+                timeout(RETRY_DELAY, receiver.recv()).await.map_or(Some(None), |c| c.map(Some))
             };
-            let first = match first {
-                Ok(first) => Some(first),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => break,
-            };
+            // `Some(None)`: no command arrived, and outstanding writes are retried.
+            let Some(first) = first else { break };
             let mut group = Vec::new();
             let mut last = None;
-            for command in first.into_iter().chain(receiver.try_iter().take(MAX_GROUP)) {
+            let further = std::iter::from_fn(|| receiver.try_recv().ok());
+            for command in first.into_iter().chain(further.take(MAX_GROUP)) {
                 match command {
                     WriterCommand::Write(write) => group.push(write),
                     // Barriers and compactions run before the commands queued after them.

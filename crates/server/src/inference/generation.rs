@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use tinkex_wire::RequestId;
-use tokio::time::Instant;
 
 use super::model_name::NamedModel;
 use super::request::{GenerationRequest, PreparedGeneration};
@@ -57,7 +56,7 @@ impl Generation {
         store.touch(&model.session);
         let request = QueuedRequest::new(id.clone(), bytes, operation);
         // Only requests with a sequence number can be late, which generations do not have.
-        let _ = state.queue.push(request, Instant::now());
+        let _ = state.queue.push(request, tokio::time::Instant::now());
         drop(store);
         Ok(Self { id, state: Arc::clone(state), buffer, ended: false })
     }

@@ -102,7 +102,7 @@ impl GenerationRequest {
             .prompt_logprobs(Some(self.prompt_logprobs.is_some()))
             .topk_prompt_logprobs(self.prompt_logprobs.unwrap_or(0));
         sample.validate()?;
-        let seed = self.seed.unwrap_or_else(random_seed);
+        let seed = self.seed.unwrap_or_else(|| random_seed(state));
         let EngineSample { request, extra_bytes } =
             engine_sample(state, base, &sample, stop, seed)?;
         let context = base.config.max_positions;

@@ -7,12 +7,12 @@ use http::HeaderValue;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::request::Parts;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use tinkex_wire::codec::compress;
 use tinkex_wire::{BodyCodec, RequestId, Route};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
+use super::RequestBody;
 use super::error::HttpError;
 use crate::error::ServerError;
 use crate::state::{BODY_UNIT, ServerState};
@@ -43,7 +43,7 @@ impl ReceivedBody {
     pub(super) async fn read(
         state: &ServerState,
         parts: &Parts,
-        body: &mut Incoming,
+        body: &mut impl RequestBody,
         limit: usize,
         codec: BodyCodec,
     ) -> Result<Self, HttpError> {

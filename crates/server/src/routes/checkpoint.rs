@@ -176,7 +176,7 @@ pub(super) async fn copy(
                 (ModelId::in_session(session, n), session.clone())
             }
             (_, _, Some(_)) => {
-                (format!("copy-{}:train:0", copy_id(idempotency_key)).into(), "".into())
+                (format!("copy-{}:train:0", copy_id(state, idempotency_key)).into(), "".into())
             }
             _ => {
                 return Err(ServerError::invalid(
@@ -226,7 +226,7 @@ pub(super) async fn copy(
 
 /// Returns the unique part of the id of a copy: derived from the idempotency key, so that a retry
 /// finds the copy that the first attempt made, also after a restart.
-fn copy_id(idempotency_key: Option<&str>) -> uuid::Uuid {
+fn copy_id(state: &ServerState, idempotency_key: Option<&str>) -> uuid::Uuid {
     match idempotency_key {
         Some(key) => {
             let digest = Sha256::digest(key);
@@ -234,19 +234,22 @@ fn copy_id(idempotency_key: Option<&str>) -> uuid::Uuid {
             bytes.copy_from_slice(&digest[..16]);
             uuid::Builder::from_custom_bytes(bytes).into_uuid()
         }
-        None => uuid::Uuid::new_v4(),
+        None => state.random.uuid(),
     }
 }
 
 /// Renames the tensors of an adapter that an earlier version wrote with the names of the hosted
 /// service, which `peft` does not read.
-async fn convert_service_names(path: &TinkerPath, folder: PathBuf) -> Result<(), ServerError> {
+async fn convert_service_names(
+    state: &ServerState,
+    path: &TinkerPath,
+    folder: PathBuf,
+) -> Result<(), ServerError> {
     let convert = move || match AdapterConversion::open(&folder)? {
         Some(conversion) if conversion.is_needed(None) => conversion.apply(None),
         _ => Ok(()),
     };
-    let converted = tokio::task::spawn_blocking(convert).await;
-    let converted = converted.map_err(|_| ServerError::shutting_down())?;
+    let converted = state.executor.run_job(convert).await?;
     converted.map_err(|error| ServerError::Internal(format!("cannot download {path}: {error}")))
 }
 
@@ -265,9 +268,9 @@ pub(super) async fn download_urls(
     }
     let row = find(&state.store(), &path)?;
     let folder = state.weights_dir.join(&row.folder);
-    convert_service_names(&path, folder.clone()).await?;
+    convert_service_names(state, &path, folder.clone()).await?;
     let entries = std::fs::read_dir(&folder).map_err(|error| ServerError::read_failed(&error))?;
-    let token = uuid::Uuid::new_v4().simple().to_string();
+    let token = state.random.id();
     let host = host.unwrap_or("127.0.0.1");
     let urls: BTreeMap<String, String> = entries
         .flatten()

@@ -31,7 +31,7 @@ pub(super) async fn retrieve(state: &Arc<ServerState>, body: &Bytes) -> RouteRes
         let changed = match future_state(state, &id, request.allow_metadata_only)? {
             FutureState::Available(response) => return poll_response(&response, &id),
             FutureState::OnDisk { proto, number, reader } => {
-                return read_result(&id, proto, number, reader).await;
+                return read_result(state, &id, proto, number, reader).await;
             }
             FutureState::Pending(changed) => changed,
         };
@@ -93,24 +93,23 @@ fn no_result(id: &RequestId) -> ServerError {
 
 /// Reads a result that was evicted from memory.
 async fn read_result(
+    state: &ServerState,
     id: &RequestId,
     proto: bool,
     number: u64,
     reader: PayloadReader,
 ) -> RouteResult {
-    let read = tokio::task::spawn_blocking(move || reader.payload(number)).await;
-    let bytes = match read {
-        Ok(Ok(bytes)) => bytes,
-        Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+    let bytes = match state.executor.run_job(move || reader.payload(number)).await? {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(no_result(id).into());
         }
-        Ok(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
             let category = ErrorCategory::Server;
             let failed = RequestFailed::new(error.to_string(), category);
             return poll_response(&PollResponse::Failed(failed), id);
         }
-        Ok(Err(error)) => return Err(ServerError::read_failed(&error).into()),
-        Err(error) => return Err(ServerError::read_failed(&std::io::Error::other(error)).into()),
+        Err(error) => return Err(ServerError::read_failed(&error).into()),
     };
     let payload = if proto { ResultPayload::Proto(bytes) } else { ResultPayload::Json(bytes) };
     poll_response(&PollResponse::Ready(payload), id)

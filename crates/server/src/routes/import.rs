@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use http::header::CONTENT_ENCODING;
 use http::request::Parts;
-use hyper::body::Incoming;
 use tinkex_engine::LoraConfig;
 use tinkex_files::StagedFolder;
 use tinkex_weights::{AdapterConversion, AdapterFile, Error as FileError};
@@ -17,7 +16,7 @@ use tinkex_wire::{CheckpointKind, ModelId, OptimizerConfig, TinkerPath};
 use super::body::{announced_length, too_large};
 use super::error::HttpError;
 use super::upload::AdapterUpload;
-use super::{RouteResult, from_query, to_json};
+use super::{RequestBody, RouteResult, from_query, to_json};
 use crate::admit::validate_name;
 use crate::durable;
 use crate::error::ServerError;
@@ -32,7 +31,7 @@ const DEFAULT_NAME: &str = "imported";
 pub(super) async fn import(
     state: &Arc<ServerState>,
     parts: &Parts,
-    body: &mut Incoming,
+    body: &mut impl RequestBody,
     id: &str,
 ) -> RouteResult {
     let options: ImportOptions = from_query(parts.uri.query().unwrap_or_default())?;
@@ -82,7 +81,7 @@ impl Drop for UnfinishedFolder<'_> {
 /// Writes the upload to a staging folder, checks the adapter and gives the folder its name.
 async fn receive(
     state: &Arc<ServerState>,
-    upload: &mut AdapterUpload<'_>,
+    upload: &mut AdapterUpload<'_, impl RequestBody>,
     folder: &str,
     base_model: Option<String>,
 ) -> Result<CheckedAdapter, HttpError> {
@@ -94,10 +93,9 @@ async fn receive(
     let check = move || {
         let adapter = CheckedAdapter::read(&check_state.models, staged.path(), base_model)?;
         staged.commit().map_err(|error| ServerError::write_failed(&error))?;
-        Ok(adapter)
+        Ok::<_, ServerError>(adapter)
     };
-    let checked = tokio::task::spawn_blocking(check).await;
-    Ok(checked.unwrap_or_else(|_| Err(ServerError::shutting_down()))?)
+    Ok(state.executor.run_job(check).await??)
 }
 
 /// Run and name of the checkpoints that an import creates.

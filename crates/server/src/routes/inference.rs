@@ -10,13 +10,12 @@ use http::header::{
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body_util::Either;
-use hyper::body::Incoming;
 use tinkex_wire::{BodyCodec, JSON, percent_decode};
 
 use super::body::ReceivedBody;
 use super::error::HttpError;
 use super::event_body::EventBody;
-use super::{ResponseBody, RouteResult, authorize, check_worker, respond, to_json};
+use super::{RequestBody, ResponseBody, RouteResult, authorize, check_worker, respond, to_json};
 use crate::error::ServerError;
 use crate::inference::{ErrorClass, InferenceBody, anthropic, openai};
 use crate::state::ServerState;
@@ -119,7 +118,7 @@ impl Endpoint {
 pub(super) async fn dispatch(
     state: &Arc<ServerState>,
     parts: &Parts,
-    body: &mut Incoming,
+    body: &mut impl RequestBody,
     endpoint: &Endpoint,
 ) -> RouteResult {
     check_worker(state)?;

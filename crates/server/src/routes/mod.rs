@@ -25,7 +25,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Either, Full};
-use hyper::body::Incoming;
+use hyper::body::Body;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use tinkex_wire::codec::{json, query};
@@ -45,6 +45,14 @@ use self::error::HttpError;
 
 /// Body of a response: bytes in memory, a file that is streamed, or events.
 pub(crate) type ResponseBody = Either<Full<Bytes>, Either<file::FileBody, event_body::EventBody>>;
+/// Body of a request, from a connection or in memory.
+pub(crate) trait RequestBody:
+    Body<Data = Bytes, Error: std::fmt::Display + Send> + Unpin + Send
+{
+}
+
+impl<B: Body<Data = Bytes, Error: std::fmt::Display + Send> + Unpin + Send> RequestBody for B {}
+
 type RouteResult = Result<Response<ResponseBody>, HttpError>;
 
 /// Path prefix of file downloads.
@@ -58,7 +66,7 @@ const DRAIN_PAUSE: Duration = Duration::from_millis(200);
 /// Handles a request.
 pub(crate) async fn handle(
     state: &Arc<ServerState>,
-    request: Request<Incoming>,
+    request: Request<impl RequestBody>,
 ) -> Response<ResponseBody> {
     state.metrics.http_requests.add(1);
     let (parts, mut body) = request.into_parts();
@@ -100,7 +108,7 @@ pub(crate) async fn handle(
 }
 
 /// Reads and drops the rest of a body, up to [`MAX_DRAIN`] bytes.
-async fn drain(body: &mut Incoming) {
+async fn drain(body: &mut impl RequestBody) {
     let mut remaining = MAX_DRAIN;
     while let Ok(Some(Ok(frame))) = tokio::time::timeout(DRAIN_PAUSE, body.frame()).await {
         let read = frame.data_ref().map_or(0, Bytes::len);
@@ -110,7 +118,11 @@ async fn drain(body: &mut Incoming) {
 }
 
 /// Authorizes a request, finds its route, reads its body and calls the handler.
-async fn dispatch(state: &Arc<ServerState>, parts: &Parts, body: &mut Incoming) -> RouteResult {
+async fn dispatch(
+    state: &Arc<ServerState>,
+    parts: &Parts,
+    body: &mut impl RequestBody,
+) -> RouteResult {
     let path = parts.uri.path();
     check_worker(state)?;
     if path.starts_with(FILES) && parts.method == http::Method::GET {

@@ -30,7 +30,7 @@ const MAX_PAGE: usize = 1_000;
 
 pub(super) async fn create(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
     let request: CreateSession = json::decode(body)?;
-    let id = SessionId::from(uuid::Uuid::new_v4().to_string());
+    let id = SessionId::from(state.random.uuid().to_string());
     let row = SessionRecord {
         id: id.clone(),
         created_at: state.clock.now(),

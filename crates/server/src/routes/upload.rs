@@ -5,12 +5,12 @@ use std::path::Path;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use tinkex_weights::AdapterConversion;
 use tinkex_wire::rest::AdapterFiles;
 use tokio::fs::File;
 use tokio::io::AsyncWriteExt as _;
 
+use super::RequestBody;
 use super::body::too_large;
 use super::error::HttpError;
 use crate::error::ServerError;
@@ -20,17 +20,17 @@ use crate::state::ServerState;
 const MAX_CONFIG_BYTES: usize = 1 << 20;
 
 /// Body of a request with the files of an adapter.
-pub(super) struct AdapterUpload<'a> {
+pub(super) struct AdapterUpload<'a, B> {
     state: &'a ServerState,
-    body: &'a mut Incoming,
+    body: &'a mut B,
     /// Number of bytes that may still arrive.
     allowance: u64,
     /// Bytes that have arrived and are not written yet.
     buffer: Bytes,
 }
 
-impl<'a> AdapterUpload<'a> {
-    pub(super) fn new(state: &'a ServerState, body: &'a mut Incoming) -> Self {
+impl<'a, B: RequestBody> AdapterUpload<'a, B> {
+    pub(super) fn new(state: &'a ServerState, body: &'a mut B) -> Self {
         let allowance = state.options.limits.import_bytes;
         Self { state, body, allowance, buffer: Bytes::new() }
     }

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::disk::{Disk, StoredChange, StoredRequest, StoredResult, StoredRows, StoredRun};
+use crate::task::Executor;
 
 /// An admitted request without a result, and its body if that can be read.
 pub(crate) struct UnfinishedRequest {
@@ -27,8 +28,13 @@ pub(crate) struct UnfinishedRequest {
 impl Store {
     /// Opens the data folder `folder` and restores its state. `result_limit` is the maximum size
     /// of the results in memory, in bytes.
-    pub(crate) fn open(folder: &Path, result_limit: usize, clock: Clock) -> io::Result<Self> {
-        let (disk, rows) = Disk::open(folder)?;
+    pub(crate) fn open(
+        folder: &Path,
+        result_limit: usize,
+        clock: Clock,
+        executor: &Executor,
+    ) -> io::Result<Self> {
+        let (disk, rows) = Disk::open(folder, executor)?;
         let mut store = Self {
             clock,
             disk,

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use tinkex_wire::{CheckpointKind, OptimizerConfig};
 
 use super::*;
+use crate::task::Executor;
 
 fn session(n: usize) -> Record {
     Record::Session(SessionRecord {
@@ -87,7 +88,7 @@ fn compact(store: &mut Store) {
 }
 
 fn open(folder: &Path) -> Store {
-    Store::open(folder, 1 << 20, Clock::system()).unwrap()
+    Store::open(folder, 1 << 20, Clock::system(), &Executor::Threads).unwrap()
 }
 
 fn model(store: &Store) -> &Tracked<RunRecord> {
@@ -144,7 +145,7 @@ fn compaction_preserves_the_state() {
 #[test]
 fn results_beyond_the_limit_are_evicted_and_stay_on_disk() {
     let folder = tempfile::tempdir().unwrap();
-    let mut store = Store::open(folder.path(), 1_000, Clock::system()).unwrap();
+    let mut store = Store::open(folder.path(), 1_000, Clock::system(), &Executor::Threads).unwrap();
     store.put_unconfirmed(run());
     for seq in 1..=5 {
         let id = format!("r{seq}");

@@ -17,7 +17,6 @@ use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tinkex_wire::{ModelId, SessionId};
@@ -36,11 +35,12 @@ use crate::operation::{Operation, QueuedRequest};
 use crate::outcome::{Outcome, record_outcome};
 use crate::state::ServerState;
 use crate::store::{FailureCategory, ResultKind, SessionEnd};
+use crate::task::LoopHandle;
 
 /// Maximum time for which the worker sleeps before it checks for idle models again.
 const MAX_SLEEP: Duration = Duration::from_secs(5);
 
-/// State of the worker thread.
+/// State of the worker.
 pub(crate) struct Worker {
     state: Arc<ServerState>,
     engines: Engines,
@@ -52,46 +52,43 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread. It ends after [`Queue::stop`](crate::queue::Queue::stop) and returns the
+    /// Starts the worker. It ends after [`Queue::stop`](crate::queue::Queue::stop) and returns the
     /// number of models that it saved.
-    pub(crate) fn start(state: Arc<ServerState>) -> io::Result<JoinHandle<usize>> {
+    ///
+    /// A panic inside of an operation is caught there and fails only that operation; a panic
+    /// anywhere else ends the worker, and from then on the server rejects all requests.
+    pub(crate) fn start(state: &Arc<ServerState>) -> io::Result<LoopHandle<usize>> {
         let engines = Engines::new(&state.options);
-        let mut worker = Self {
-            state,
+        let worker = Self {
+            state: Arc::clone(state),
             engines,
             models: HashMap::new(),
             samples: RunningSamples::default(),
             suspects: Suspects::default(),
             autosave_retries: AutosaveRetries::default(),
         };
-        std::thread::Builder::new().name("worker".to_owned()).spawn(move || worker.run_guarded())
-    }
-
-    /// Runs the worker and reports a panic. Panics inside of an operation are caught there and fail
-    /// only that operation; a panic anywhere else ends the worker, and from then on the server
-    /// rejects all requests.
-    fn run_guarded(&mut self) -> usize {
-        catch_unwind(AssertUnwindSafe(|| self.run())).unwrap_or_else(|_| {
+        let broken_state = Arc::clone(state);
+        let on_panic = move || {
             tracing::error!(
                 target: log::MODEL,
                 "the worker thread panicked; restart the server to continue with the accepted \
                  requests"
             );
-            self.state.broken.send_replace(true);
-            self.state.generations.fail_all(&ServerError::worker_panicked());
-            0
-        })
+            broken_state.broken.send_replace(true);
+            broken_state.generations.fail_all(&ServerError::worker_panicked());
+        };
+        state.executor.start("worker", worker.run(), on_panic)
     }
 
     /// Executes requests until the server stops. Returns the number of models that it saved.
-    fn run(&mut self) -> usize {
+    async fn run(mut self) -> usize {
         let (mut training_time, mut sampling_time) = (Duration::ZERO, Duration::ZERO);
         loop {
             let sampling = !self.engines.is_idle();
             let may_train = !sampling || training_time <= sampling_time;
             let wait = (!sampling && self.suspects.is_empty()).then(|| self.max_sleep());
-            let dispatch = self.state.queue.take(may_train, wait);
-            self.begin_samples(dispatch.samples);
+            let dispatch = self.state.queue.take(may_train, wait).await;
+            self.begin_samples(dispatch.samples).await;
             for id in dispatch.cancelled {
                 self.cancel_sample(&id);
             }
@@ -99,7 +96,7 @@ impl Worker {
                 self.models.remove(&model);
             }
             if !dispatch.silent.is_empty() {
-                self.expire_sessions(dispatch.silent);
+                self.expire_sessions(dispatch.silent).await;
             }
             if dispatch.stopping {
                 return self.save_all();
@@ -107,7 +104,7 @@ impl Worker {
             let start = Instant::now();
             match dispatch.model_request {
                 Some(request) => {
-                    self.prepare_restored(&request);
+                    self.prepare_restored(&request).await;
                     self.execute(request);
                     training_time += start.elapsed();
                 }
@@ -115,7 +112,7 @@ impl Worker {
                 None if may_train => training_time = training_time.max(sampling_time),
                 None => {}
             }
-            self.run_suspect_sample();
+            self.run_suspect_sample().await;
             if self.engines.is_idle() {
                 sampling_time = training_time;
                 self.unload_idle();
@@ -126,6 +123,9 @@ impl Worker {
             }
             self.state.metrics.cache_pages.set(self.engines.pages_in_use());
             self.state.metrics.busy_micros.add(micros(start.elapsed()));
+            // Has no effect on a thread that runs nothing else. In a simulation, requests are
+            // handled between two steps.
+            tokio::task::yield_now().await;
         }
     }
 
@@ -136,7 +136,7 @@ impl Worker {
     }
 
     /// Ends silent sessions after saving the unsaved state of their models.
-    fn expire_sessions(&mut self, sessions: Vec<SessionId>) {
+    async fn expire_sessions(&mut self, sessions: Vec<SessionId>) {
         let mut ended = Vec::new();
         for id in sessions {
             // A request may have arrived after the session was reported.
@@ -147,7 +147,7 @@ impl Worker {
                 ended.push((id, SessionEnd::Expired));
             }
         }
-        let guard = Arc::clone(&self.state.change_lock).blocking_lock_owned();
+        let guard = Arc::clone(&self.state.change_lock).lock_owned().await;
         expiry::end_sessions(&self.state, guard, ended, Box::new(|_| {}));
     }
 

@@ -178,7 +178,7 @@ impl Worker {
     /// After a failure, a restart executes the requests since the previous snapshot again.
     pub(super) fn snapshot(&mut self, id: &ModelId, seq: u64) -> bool {
         let Some(model) = self.models.get_mut(id) else { return false };
-        let folder = format!("snapshot-{}", uuid::Uuid::new_v4().simple());
+        let folder = format!("snapshot-{}", self.state.random.id());
         self.state.store().unfinished_folders.insert(folder.clone());
         let path = self.state.weights_dir.join(&folder);
         let saved = model.trainer.save_with_optimizer(&path);

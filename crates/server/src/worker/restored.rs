@@ -8,9 +8,9 @@
 //! commit before every start would slow down all of them.
 
 use std::collections::VecDeque;
-use std::sync::mpsc;
 
 use tinkex_wire::RequestId;
+use tokio::sync::oneshot;
 
 use super::Worker;
 use crate::operation::QueuedRequest;
@@ -44,10 +44,10 @@ impl Suspects {
 
 impl Worker {
     /// Starts new and restored samples; suspects wait until they can run alone.
-    pub(super) fn begin_samples(&mut self, samples: Vec<QueuedRequest>) {
+    pub(super) async fn begin_samples(&mut self, samples: Vec<QueuedRequest>) {
         let restored = |request: &&QueuedRequest| request.starts == Some(0);
         let ids: Vec<RequestId> = samples.iter().filter(restored).map(|r| r.id.clone()).collect();
-        self.count_starts(ids);
+        self.count_starts(ids).await;
         for request in samples {
             if request.is_suspect() {
                 self.suspects.0.push_back(request);
@@ -58,22 +58,22 @@ impl Worker {
     }
 
     /// Executes the next suspect sample, alone: first finishes the samples that are running.
-    pub(super) fn run_suspect_sample(&mut self) {
+    pub(super) async fn run_suspect_sample(&mut self) {
         let Some(request) = self.suspects.0.pop_front() else { return };
         self.finish_samples();
-        self.count_starts(vec![request.id.clone()]);
+        self.count_starts(vec![request.id.clone()]).await;
         self.begin_sample(request);
         self.finish_samples();
     }
 
     /// Prepares the execution of a request of a model: counts its start, and first finishes the
     /// running samples if it is a suspect.
-    pub(super) fn prepare_restored(&mut self, request: &QueuedRequest) {
+    pub(super) async fn prepare_restored(&mut self, request: &QueuedRequest) {
         if request.is_suspect() {
             self.finish_samples();
         }
         if request.starts.is_some() {
-            self.count_starts(vec![request.id.clone()]);
+            self.count_starts(vec![request.id.clone()]).await;
         }
     }
 
@@ -92,15 +92,15 @@ impl Worker {
     }
 
     /// Counts a start of each request and waits until the count is durable.
-    fn count_starts(&self, ids: Vec<RequestId>) {
+    async fn count_starts(&mut self, ids: Vec<RequestId>) {
         if ids.is_empty() {
             return;
         }
-        let (sender, written) = mpsc::channel();
+        let (sender, written) = oneshot::channel();
         let on_written = Box::new(move |result| drop(sender.send(result)));
         self.state.store().put(vec![Record::RequestsStarted { ids }], on_written);
         // A failed write leaves the start uncounted, which costs one more death of the process at
         // worst. Waiting for a full disk would stop all requests.
-        let _ = written.recv();
+        let _ = written.await;
     }
 }

@@ -185,7 +185,7 @@ impl Worker {
         name: &str,
     ) -> Result<(String, u64), Outcome> {
         let run_name = folder_name(run);
-        let unique = uuid::Uuid::new_v4().simple().to_string();
+        let unique = self.state.random.id();
         let folder = format!("{run_name}-{}-{name}-{}", kind.segment(), &unique[..8]);
         let path = self.state.weights_dir.join(&folder);
         // Restore the model before registering the folder: a failure must leave no entry behind.

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::disk::frame::{FrameHeader, MAGIC};
-use crate::disk::tests::{append, crashed, open_error};
+use crate::disk::tests::{append, crashed, open, open_error};
 use crate::disk::{DATABASE, Disk, PAYLOADS};
 use crate::record::{
     FailureCategory, RequestKind, ResultKind, ResultRecord, SequenceScope, UsageKey, UsageMeter,
@@ -174,7 +174,7 @@ fn finish_request(disk: &mut Disk, rows: &StoredRows) {
 #[test]
 fn a_database_of_version_1_is_migrated_and_continues() {
     for folder in [OldFolder::new().stopped(), OldFolder::new().killed()] {
-        let (mut disk, rows) = Disk::open(folder.path()).unwrap();
+        let (mut disk, rows) = open(folder.path()).unwrap();
         assert_old_rows(&rows);
         for (number, payload) in PAYLOADS_1 {
             assert_eq!(disk.reader().payload(number).unwrap(), payload);
@@ -183,7 +183,7 @@ fn a_database_of_version_1_is_migrated_and_continues() {
         assert_eq!(append(&mut disk, "new", b"body").unwrap(), 8, "numbers continue after 7");
         drop(disk);
 
-        let (disk, rows) = Disk::open(folder.path()).unwrap();
+        let (disk, rows) = open(folder.path()).unwrap();
         let [_, _, finished, new] = &*rows.requests else { panic!("{:?}", rows.requests) };
         let result = finished.result.as_ref().unwrap();
         assert_eq!((result.number, result.at, &result.result), (7, 70, &ResultKind::Proto));
