@@ -40,7 +40,8 @@ impl TestServer {
         Self::start_with(data, models, if efficient { &[] } else { &["--plain"] })
     }
 
-    /// Starts a server with an empty data folder and more arguments.
+    /// Starts a server with an empty data folder and more arguments. It requires an API key only
+    /// with `--api-key-file`.
     pub(crate) fn start_with(
         data: &Path,
         models: &[NamedModel],
@@ -54,6 +55,9 @@ impl TestServer {
         command.args(["--port", "0", "--quiet", "--no-hub-cache", "--data-dir"]).arg(data);
         for (name, folder) in models {
             command.args(["--model", &format!("{name}={}", folder.display())]);
+        }
+        if !arguments.contains(&"--api-key-file") {
+            command.arg("--no-key");
         }
         let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().map_err(failed)?;
         let mut url = String::new();

@@ -1,8 +1,11 @@
 //! URLs of a server's OpenAI- and Anthropic-compatible endpoints, and a request to try them.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use crate::format::shell_quote;
+use crate::local::PLACEHOLDER_KEY;
 
 /// Returns the base URL for clients of the OpenAI API.
 pub(crate) fn openai_url(base_url: &str) -> String {
@@ -14,15 +17,26 @@ pub(crate) fn anthropic_url(base_url: &str) -> &str {
     base_url
 }
 
+/// Returns a command that sets the variables of Tinker clients.
+///
+/// `key_file` contains the API key that the server requires, if it requires one. The key itself
+/// must not be printed: output ends up in logs.
+pub(crate) fn export_variables(base_url: &str, key_file: Option<&Path>) -> String {
+    let key = key_file.map_or_else(
+        || PLACEHOLDER_KEY.to_owned(),
+        |file| format!("\"$(cat {})\"", shell_quote(&file.display().to_string())),
+    );
+    format!("export TINKER_BASE_URL={base_url} TINKER_API_KEY={key}")
+}
+
 /// Returns a `curl` command that sends a chat message to a model.
 ///
 /// The temperature is 0, so that a small model answers sensibly, and everybody sees the same answer.
 ///
-/// `key_file` contains the API key that the server requires, if it requires one. The key itself
-/// must not be printed.
+/// `key_file` is that of [`export_variables`].
 pub(crate) fn curl_chat(
     base_url: &str,
-    key_file: Option<&str>,
+    key_file: Option<&Path>,
     model: &str,
     message: &str,
 ) -> String {
@@ -36,7 +50,7 @@ pub(crate) fn curl_chat(
 /// Returns a `curl` command that lets a model continue a text.
 pub(crate) fn curl_completion(
     base_url: &str,
-    key_file: Option<&str>,
+    key_file: Option<&Path>,
     model: &str,
     prompt: &str,
 ) -> String {
@@ -44,9 +58,11 @@ pub(crate) fn curl_completion(
     curl(base_url, "completions", key_file, &format!(r#"{{"model":{model},"prompt":{prompt}}}"#))
 }
 
-fn curl(base_url: &str, endpoint: &str, key_file: Option<&str>, body: &str) -> String {
-    let key =
-        key_file.map(|file| format!(" -H \"authorization: Bearer $(cat {})\"", shell_quote(file)));
+fn curl(base_url: &str, endpoint: &str, key_file: Option<&Path>, body: &str) -> String {
+    let key = key_file.map(|file| {
+        let quoted = shell_quote(&file.display().to_string());
+        format!(" -H \"authorization: Bearer $(cat {quoted})\"")
+    });
     format!(
         "curl {}/{endpoint}{} -H 'content-type: application/json' -d {}",
         openai_url(base_url),
@@ -62,7 +78,7 @@ mod tests {
     #[test]
     fn values_are_quoted_for_the_shell() {
         assert_eq!(
-            curl_chat("http://h:1", Some("my key"), "m", "What's up?"),
+            curl_chat("http://h:1", Some(Path::new("my key")), "m", "What's up?"),
             "curl http://h:1/v1/chat/completions -H \"authorization: Bearer $(cat 'my key')\" \
              -H 'content-type: application/json' \
              -d '{\"model\":\"m\",\"temperature\":0,\

@@ -7,6 +7,7 @@
 //! it. The other command then takes over: it starts a server on the same folder and port, and its
 //! client retries through the short outage.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,13 +16,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tinkex::{BaseUrl, Env, RetryPolicy, ServiceClient};
 use tinkex_files::{AtomicWrite, HubCache};
-use tinkex_server::{Server, ServerOptions, ShutdownSummary, StartError};
+use tinkex_server::{Server, ServerOptions, ShutdownSummary, StartError, api_key_file};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{CommandError, Exit};
 use crate::startup_error::{Starter, startup_error};
 
-/// API key for servers without a key: the SDK always sends one.
+/// API key for servers without a key (`tinkex serve --no-key`): the SDK always sends one.
 pub(crate) const PLACEHOLDER_KEY: &str = "tml-local";
 /// Maximum time that another process may take to start or stop its server.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,6 +43,31 @@ pub(crate) struct ServerInfo {
     permanent: bool,
     /// File with the API key that the server requires.
     key_file: Option<PathBuf>,
+    /// Whether the server has created the file, which therefore only its owner may access.
+    #[serde(default)]
+    key_created: bool,
+}
+
+/// File with the API key that a server requires.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KeyFile {
+    /// The user's file, of `--api-key-file`.
+    Given(PathBuf),
+    /// The file that the server creates in its data folder.
+    Created(PathBuf),
+}
+
+impl KeyFile {
+    /// Returns the file that a server with this data folder creates.
+    pub(crate) fn created(data: &Path) -> Self {
+        Self::Created(api_key_file(data))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Given(path) | Self::Created(path) => path,
+        }
+    }
 }
 
 /// Result of probing the URL of a [`ServerInfo`].
@@ -56,13 +82,14 @@ pub(crate) enum ProbeResult {
 }
 
 impl ServerInfo {
-    pub(crate) fn new(server: &Server, permanent: bool, key_file: Option<PathBuf>) -> Self {
+    pub(crate) fn new(server: &Server, permanent: bool, key_file: Option<KeyFile>) -> Self {
         Self {
             url: server.base_url(),
             address: server.address(),
             pid: std::process::id(),
             permanent,
-            key_file,
+            key_created: matches!(key_file, Some(KeyFile::Created(_))),
+            key_file: key_file.map(|file| file.path().to_owned()),
         }
     }
 
@@ -90,13 +117,26 @@ impl ServerInfo {
         }
     }
 
-    fn key(&self) -> Result<String, CommandError> {
+    /// Reads the API key that the server requires.
+    pub(crate) fn key(&self) -> Result<String, CommandError> {
         let Some(path) = &self.key_file else { return Ok(PLACEHOLDER_KEY.to_owned()) };
-        match std::fs::read_to_string(path) {
-            Ok(text) => Ok(text.trim().to_owned()),
-            Err(error) => Err(CommandError::file("read", path.display(), &error)
-                .hint("Restore the file: the running local server requires the API key in it.")),
-        }
+        let key = match self.key_created {
+            true => tinkex_server::read_api_key(path).map(|key| key.expose().to_owned()),
+            false => std::fs::read_to_string(path).map(|text| text.trim().to_owned()),
+        };
+        key.map_err(|error| {
+            let hint = match error.kind() {
+                ErrorKind::PermissionDenied if self.key_created => format!(
+                    "Stop the server and remove the file to get a new key; or, if nobody else has \
+                     read it, run `chmod 600 {}`.",
+                    path.display()
+                ),
+                _ => "Restore the file: the running local server requires the API key in it."
+                    .to_owned(),
+            };
+            CommandError::file("read", format!("API key file {}", path.display()), &error)
+                .hint(hint)
+        })
     }
 
     /// Checks whether a server responds at the URL and accepts the key.
@@ -154,11 +194,13 @@ impl LocalServer {
         let data = data_folder(variables)?;
         let mut options = ServerOptions::new(&data);
         options.hub_cache = hub_cache(variables);
+        options.create_api_key = true;
         let deadline = Instant::now() + HANDOVER_TIMEOUT;
         loop {
             match Server::start(options.clone()).await {
                 Ok(server) => {
-                    let info = ServerInfo::new(&server, false, None);
+                    let key_file = Some(KeyFile::created(&data));
+                    let info = ServerInfo::new(&server, false, key_file);
                     info.write(&data)?;
                     let own = Arc::new(Mutex::new(Some(server)));
                     return Ok(Self { info, data, own, takeover: None });
@@ -222,12 +264,16 @@ fn spawn_takeover(
     own: Arc<Mutex<Option<Server>>>,
 ) -> tokio::task::JoinHandle<()> {
     options.address = info.address;
+    // The client of this command goes on with the key of the other server, which an older version
+    // may have started without one.
+    options.create_api_key = info.key_created;
     tokio::spawn(async move {
         loop {
             sleep(RETRY_INTERVAL).await;
             if let Ok(server) = Server::start(options.clone()).await {
                 // Without the file, other commands wait until this one ends.
-                let _ = ServerInfo::new(&server, false, None).write(&options.data_dir);
+                let key = options.create_api_key.then(|| KeyFile::created(&options.data_dir));
+                let _ = ServerInfo::new(&server, false, key).write(&options.data_dir);
                 *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
                 return;
             }

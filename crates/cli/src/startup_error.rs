@@ -34,13 +34,11 @@ fn hint(error: &StartError, starter: Starter) -> String {
         Starter::Serve => "choose another data folder (--data-dir DIR)",
         Starter::Local => "choose another data folder (TINKEX_DATA_DIR=DIR)",
     };
-    if let Some(hint) = error.model_hint() {
+    if let Some(hint) = error.model_hint().or_else(|| error.api_key_hint()) {
         return hint;
     }
     match (error, starter) {
-        (StartError::UnprotectedAddress(_), _) => {
-            "Pass a file with an API key (--api-key-file FILE), or omit --host.".to_owned()
-        }
+        (StartError::UnprotectedAddress(_), _) => "Omit --no-key or --host.".to_owned(),
         (StartError::EmptyApiKey, _) => {
             "Write an API key that starts with tml- into the file of --api-key-file.".to_owned()
         }
@@ -129,6 +127,10 @@ mod tests {
         vec![
             StartError::UnprotectedAddress(([0, 0, 0, 0], 8080).into()),
             StartError::EmptyApiKey,
+            StartError::ApiKeyFile {
+                path: "/data/key".into(),
+                source: ErrorKind::PermissionDenied.into(),
+            },
             StartError::InvalidOrigin("*".to_owned()),
             StartError::UnknownModel { name: "other".to_owned(), available: "a, b".to_owned() },
             StartError::DataDirInUse("/data".into()),

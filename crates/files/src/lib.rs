@@ -12,6 +12,7 @@
 //! | publish a folder that was filled over several runs | [`replace_folder`] |
 //! | exclude other processes | [`FileLock`] |
 //! | protect files from other users | [`folder_access`], [`no_follow`] |
+//! | keep a secret in a file | [`create_private_file`], [`read_private_file`] |
 //! | check the free space of a disk | [`available_space`] |
 //! | find models that a hub client has downloaded | [`HubCache`] |
 //!
@@ -37,6 +38,7 @@ mod folder;
 mod hub_cache;
 mod lock;
 mod operations;
+mod private_file;
 mod space;
 
 pub use access::{FolderAccess, folder_access, no_follow};
@@ -45,4 +47,5 @@ pub use folder::{StagedFolder, create_private_folder, recover_folder, replace_fo
 pub use hub_cache::{CachedRepo, HubCache, hub_home, is_model_folder};
 pub use lock::{FileLock, LockError, try_lock};
 pub use operations::{remove_file_if_exists, sync_folder};
+pub use private_file::{create_private_file, read_private_file};
 pub use space::available_space;

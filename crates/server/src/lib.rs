@@ -19,7 +19,8 @@
 //!   and executes it after a restart with bit-identical results.
 //! * A result is visible to clients only once it is durable.
 //! * Bodies, queues, results and caches have memory limits: see [`ServerLimits`].
-//! * Without an API key the server accepts connections from this machine only.
+//! * Without an API key the server accepts connections from this machine only, but from all of its
+//!   users: see [`ServerOptions::create_api_key`].
 //!
 //! # Life of a request
 //!
@@ -46,6 +47,7 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod api_key;
 mod clock;
 mod disk;
 mod durable;
@@ -73,6 +75,7 @@ mod task;
 mod training_data;
 mod worker;
 
+pub use api_key::{api_key_file, read_api_key};
 pub use models::{write_built_in_model, write_tokenizer};
 pub use options::{QuantizeRule, ServerLimits, ServerOptions, ServerTimeouts, local_hub_cache};
 pub use server::{Server, ShutdownSummary, StartAction, StartError};

@@ -4,10 +4,11 @@
 
 use std::io::Write as _;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tinkex_server::{Server, ServerOptions, StartError};
+use tinkex_server::{Server, ServerOptions, StartError, api_key_file};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -18,10 +19,12 @@ Run a local server for the Tinker API
 Usage: tinkex-server [OPTIONS]
 
 Listening:
-  --host ADDRESS           IP address to listen on; any other than the default needs an API key
-                           [default: 127.0.0.1]
+  --host ADDRESS           IP address to listen on [default: 127.0.0.1]
   --port PORT              Port to listen on; 0 picks a free one [default: 8080]
-  --api-key-file FILE      File with the API key that clients must send
+  --api-key-file FILE      File with the API key that clients must send [default: `key` in the data
+                           folder, created with a random key]
+  --no-key                 Accept requests without a key from every user of this machine; for tests
+                           and containers, and only on a loopback address
   --allow-origin ORIGIN    Let web pages of this origin, such as http://localhost:3000, use the
                            inference endpoints; repeatable
   --plain                  Disable the protocol features that reduce traffic
@@ -52,12 +55,15 @@ Logging:
 
   -h, --help               Print this help
 
-The first line on stdout is the base URL. Log lines go to stderr.
+The first line on stdout is the base URL. Log lines go to stderr. A line of the log has the command
+that sets the base URL and the API key for clients; it contains the path of the key, never the key.
 ";
 
 /// Parsed command line.
 struct Arguments {
     options: ServerOptions,
+    /// File of `--api-key-file`.
+    key_file: Option<PathBuf>,
     log_level: LevelFilter,
     log_format: LogFormat,
 }
@@ -89,7 +95,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let result = runtime.block_on(serve(arguments.options));
+    let result = runtime.block_on(serve(arguments.options, arguments.key_file));
     // Do not wait for blocking tasks: after a second Ctrl-C one of them still joins the worker.
     runtime.shutdown_background();
     match result {
@@ -119,11 +125,10 @@ fn install_subscriber(level: LevelFilter, format: LogFormat) {
 fn hint(error: &StartError) -> Option<String> {
     Some(match error {
         StartError::UnprotectedAddress(_) => {
-            "Pass --api-key-file FILE, or listen on 127.0.0.1.".to_owned()
+            "Omit --no-key, or listen on 127.0.0.1.".to_owned()
         }
-        StartError::EmptyApiKey => {
-            "Use a key that is hard to guess, or listen on 127.0.0.1 without a key.".to_owned()
-        }
+        StartError::EmptyApiKey => "Use a key that is hard to guess.".to_owned(),
+        StartError::ApiKeyFile { .. } => return error.api_key_hint(),
         StartError::DataDirInUse(_) => {
             "Stop the other server, or pass another --data-dir.".to_owned()
         }
@@ -144,6 +149,8 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
     let mut options = ServerOptions::new("tinkex-data");
     options.hub_cache = tinkex_server::local_hub_cache();
     options.address.set_port(8080);
+    options.create_api_key = true;
+    let mut key_file = None;
     let (mut log_level, mut log_format) = (LevelFilter::INFO, LogFormat::Text);
     while let Some(name) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{name}: missing value"));
@@ -163,8 +170,11 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
             }
             // `--key-file` is the former name.
             "--api-key-file" | "--key-file" => {
-                options = options.api_key(read_key(&name, &value()?)?);
+                let path = value()?;
+                options = options.api_key(read_key(&name, &path)?);
+                key_file = Some(path.into());
             }
+            "--no-key" => options.create_api_key = false,
             "--model" => {
                 let text = value()?;
                 let (model, path) =
@@ -218,7 +228,10 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
             other => return Err(format!("unknown option {other}")),
         }
     }
-    Ok(Some(Arguments { options, log_level, log_format }))
+    if key_file.is_some() && !options.create_api_key {
+        return Err("--no-key and --api-key-file contradict each other".to_owned());
+    }
+    Ok(Some(Arguments { options, key_file, log_level, log_format }))
 }
 
 /// Reads the API key from the file at `path`, without surrounding whitespace.
@@ -231,15 +244,19 @@ fn read_key(option: &str, path: &str) -> Result<String, String> {
     }
 }
 
-async fn serve(options: ServerOptions) -> Result<(), Box<dyn std::error::Error>> {
-    let has_key = options.api_key.is_some();
+async fn serve(
+    options: ServerOptions,
+    key_file: Option<PathBuf>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let created = options.create_api_key.then(|| api_key_file(&options.data_dir));
+    let key_file = key_file.or(created);
     let data_dir = options.data_dir.display().to_string();
     let server = Server::start(options).await?;
     let url = server.base_url();
     let mut out = std::io::stdout();
     writeln!(out, "{url}")?;
     out.flush()?;
-    let key = if has_key { "<your key>" } else { "tml-local" };
+    let key = key_file.as_deref().map_or_else(|| "tml-local".to_owned(), key_in_shell);
     tracing::info!(models = server.models().join(", "), data_dir, "serving");
     tracing::info!("connect with: export TINKER_BASE_URL={url} TINKER_API_KEY={key}");
     tokio::select! {
@@ -262,6 +279,14 @@ async fn serve(options: ServerOptions) -> Result<(), Box<dyn std::error::Error>>
         "stopped; waiting requests continue after the next start"
     );
     Ok(())
+}
+
+/// Returns the shell expression for the key in a file. The key itself must not appear in a log.
+fn key_in_shell(file: &Path) -> String {
+    // The command must work in another folder.
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let quoted = file.display().to_string().replace('\'', r"'\''");
+    format!("\"$(cat '{quoted}')\"")
 }
 
 /// Waits for Ctrl-C, or for SIGTERM on Unix.

@@ -24,10 +24,16 @@ pub struct ServerOptions {
     /// uses it at a time.
     pub data_dir: PathBuf,
     /// Address to listen on (default 127.0.0.1 with a free port). An address that other machines
-    /// can reach requires an [`api_key`](Self::api_key).
+    /// can reach requires a key: [`api_key`](Self::api_key) or
+    /// [`create_api_key`](Self::create_api_key).
     pub address: SocketAddr,
-    /// API key that clients must send. `None` accepts any key.
+    /// API key that clients must send. `None` accepts any key, unless
+    /// [`create_api_key`](Self::create_api_key) is set.
     pub api_key: Option<Secret>,
+    /// Requires the key in the file [`key`](crate::api_key_file) of the data folder if
+    /// [`api_key`](Self::api_key) is `None` (default false). The start creates the file with a
+    /// random key, readable only by its owner, if it does not exist.
+    pub create_api_key: bool,
     /// Base models to serve: name, and Hugging Face model folder or GGUF file.
     pub models: Vec<(String, PathBuf)>,
     /// Further names of models for inference requests: alias, and the base model, `tinker://` path
@@ -191,6 +197,7 @@ impl ServerOptions {
             data_dir: data_dir.into(),
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             api_key: None,
+            create_api_key: false,
             models: Vec::new(),
             aliases: Vec::new(),
             allow_origins: Vec::new(),

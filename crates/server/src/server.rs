@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::admit;
+use crate::api_key;
 use crate::clock::Clock;
 use crate::error::{ServerError, with_causes};
 use crate::expiry;
@@ -78,6 +79,15 @@ pub enum StartError {
     /// The API key is an empty string.
     #[error("the API key is empty")]
     EmptyApiKey,
+    /// The file with the API key that the server creates cannot be created or used. See
+    /// [`ServerOptions::create_api_key`].
+    #[error("cannot use API key file {}: {source}", path.display())]
+    ApiKeyFile {
+        /// Path of the file.
+        path: PathBuf,
+        /// The problem; `PermissionDenied` if other users can access the file.
+        source: io::Error,
+    },
     /// An allowed origin is not of the form `http://HOST:PORT`.
     #[error("invalid origin {0:?}: expected the scheme, host and port of a web page")]
     InvalidOrigin(String),
@@ -169,6 +179,21 @@ impl StartError {
         }
     }
 
+    /// Returns what the user can do about [`ApiKeyFile`](Self::ApiKeyFile), one sentence; `None` for
+    /// other errors.
+    #[must_use]
+    pub fn api_key_hint(&self) -> Option<String> {
+        let Self::ApiKeyFile { path, source } = self else { return None };
+        let shown = path.display();
+        Some(match source.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData => format!(
+                "Remove {shown} to get a new key at the next start; or, if nobody else has read it, \
+                 run `chmod 600 {shown}`."
+            ),
+            _ => format!("Make sure that {shown} can be created and read."),
+        })
+    }
+
     /// Returns what the user can do about [`InvalidModel`](Self::InvalidModel), one sentence;
     /// `None` for other errors.
     #[must_use]
@@ -204,7 +229,8 @@ impl Server {
     /// # Errors
     /// See [`StartError`] for the possible causes.
     pub async fn start(options: ServerOptions) -> Result<Self, StartError> {
-        if !options.address.ip().is_loopback() && options.api_key.is_none() {
+        let has_key = options.api_key.is_some() || options.create_api_key;
+        if !options.address.ip().is_loopback() && !has_key {
             return Err(StartError::UnprotectedAddress(options.address));
         }
         if options.api_key.as_ref().is_some_and(|key| key.expose().is_empty()) {
@@ -288,7 +314,7 @@ pub(crate) struct OpenedServer {
 impl OpenedServer {
     /// Locks the data folder and restores its state.
     pub(crate) fn open(
-        options: ServerOptions,
+        mut options: ServerOptions,
         executor: Executor,
         random: RandomSource,
     ) -> Result<Self, StartError> {
@@ -306,6 +332,9 @@ impl OpenedServer {
                 return Err(StartError::io(StartAction::Lock, lock_path.display())(error.into()));
             }
         };
+        if options.create_api_key && options.api_key.is_none() {
+            options.api_key = Some(api_key::read_or_create(&data_dir)?);
+        }
         let tokenizer_dir = data_dir.join("tokenizer");
         std::fs::create_dir_all(&tokenizer_dir)
             .map_err(StartError::io(StartAction::Create, tokenizer_dir.display()))?;

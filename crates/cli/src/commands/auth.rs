@@ -218,7 +218,7 @@ fn reject_local(context: &CommandContext<'_>) -> Result<(), CommandError> {
     if !context.settings.local {
         return Ok(());
     }
-    Err(CommandError::usage("the local server needs no API key")
+    Err(CommandError::usage("the key of the local server is found automatically")
         .hint("Omit --local. If the profile sets it, pass the server of the key with --base-url."))
 }
 

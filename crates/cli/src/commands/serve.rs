@@ -14,8 +14,10 @@ use crate::args::{number_between, whole_number};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
-use crate::inference_endpoints::{anthropic_url, curl_chat, curl_completion, openai_url};
-use crate::local::{self, PLACEHOLDER_KEY, ServerInfo};
+use crate::inference_endpoints::{
+    anthropic_url, curl_chat, curl_completion, export_variables, openai_url,
+};
+use crate::local::{self, KeyFile, ServerInfo};
 use crate::log::{LogFormat, LogLevel, ServerLog};
 use crate::startup_error::{Starter, startup_error};
 
@@ -23,20 +25,22 @@ use crate::startup_error::{Starter, startup_error};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Prints the base URL on standard output and logs to standard error, with the base URLs of the
-OpenAI- and Anthropic-compatible endpoints and a request to try. With --api-key-file, clients must
-send the key in the file; without it, the server accepts requests from this machine only.
+OpenAI- and Anthropic-compatible endpoints and a request to try. Clients must send an API key: the
+one in the file of --api-key-file, or in the file `key` of the data folder, which is created with a
+random key and readable only by you. Commands with --local find it; for other programs, paste the
+line that starts with `export`.
 
 Examples:
   tinkex serve                                        serve the built-in model on port 8080
   tinkex serve --model Qwen/Qwen3-0.6B=models/qwen3   serve a Hugging Face model folder
   tinkex serve --model qwen=qwen3-0.6b-q4_k_m.gguf    serve a GGUF file
-  tinkex serve --host 0.0.0.0 --api-key-file key      accept requests from other machines
+  tinkex serve --host 0.0.0.0                         accept requests from other machines
 
 In a script, on any free port:
   tinkex serve --port 0 >url 2>log &
   until [ -s url ]; do sleep 0.1; done; url=$(head -1 url)")]
 pub(crate) struct ServeArgs {
-    /// Address to listen on; one that other machines can reach requires --api-key-file
+    /// Address to listen on
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -53,6 +57,9 @@ pub(crate) struct ServeArgs {
         help_heading = "Network"
     )]
     port: u16,
+    /// Accept requests without an API key from every user of this machine; for tests and containers
+    #[arg(long, help_heading = "Network")]
+    no_key: bool,
     /// Let web pages of this origin, such as http://localhost:3000, use the inference endpoints;
     /// repeatable
     #[arg(long = "allow-origin", value_name = "ORIGIN", help_heading = "Network")]
@@ -164,7 +171,7 @@ pub(super) async fn run(
     let key_file =
         context.globals.api_key_file.as_deref().map(|path| context.environment.path(path));
     let key = key_file.as_deref().map(|path| read_key(path, args.host)).transpose()?;
-    check(context, &args, key.is_some())?;
+    check(context, &args)?;
     let data = match &args.data_dir {
         Some(folder) => context.environment.path(folder),
         None => local::data_folder(&context.environment.variables)?,
@@ -187,20 +194,22 @@ pub(super) async fn run(
     options.raw_logprobs = args.raw_logprobs;
     options.drop_undone = args.drop_undone;
     options.efficient_protocol = !args.plain;
-    let has_key = key.is_some();
+    options.create_api_key = !args.no_key;
     if let Some(key) = key {
         options = options.api_key(key);
     }
+    let created = (!args.no_key).then(|| KeyFile::created(&data));
+    let key_file = key_file.map(KeyFile::Given).or(created);
 
     let server =
         Server::start(options).await.map_err(|error| startup_error(&error, Starter::Serve))?;
-    let shown_key_file = key_file.as_ref().map(|path| path.display().to_string());
-    let info = ServerInfo::new(&server, true, key_file);
+    let info = ServerInfo::new(&server, true, key_file.clone());
     info.write(&data)?;
     let (url, models) = (info.url.as_str(), server.models());
     let ready = json!({
         "base_url": url, "openai_base_url": openai_url(url),
         "anthropic_base_url": anthropic_url(url),
+        "api_key_file": key_file.as_ref().map(KeyFile::path),
         "models": models, "data_dir": data, "pid": info.pid,
     });
     context.text(url, &ready)?;
@@ -213,12 +222,12 @@ pub(super) async fn run(
         }
     };
     notice(context, &format!("serving {} from {}", models.join(", "), data.display()));
-    let key = if has_key { "<the key>" } else { PLACEHOLDER_KEY };
-    notice(context, &format!("to use it: export TINKER_BASE_URL={url} TINKER_API_KEY={key}"));
+    let key_file = key_file.as_ref().map(KeyFile::path);
+    notice(context, &format!("to use it: {}", export_variables(url, key_file)));
     let (openai, anthropic) = (openai_url(url), anthropic_url(url));
     notice(context, &format!("base URL for OpenAI clients: {openai}; for Anthropic: {anthropic}"));
     let model = first_alias.as_deref().or(models.first().map(String::as_str));
-    let curl = example_request(url, shown_key_file.as_deref(), model.unwrap_or(BUILT_IN));
+    let curl = example_request(url, key_file, model.unwrap_or(BUILT_IN));
     notice(context, &format!("to try it: {curl}"));
 
     let interrupt = context.environment.interrupt.clone();
@@ -250,7 +259,7 @@ pub(super) async fn run(
 }
 
 /// Returns a `curl` command that works with any model: not every model has a chat template.
-fn example_request(url: &str, key_file: Option<&str>, model: &str) -> String {
+fn example_request(url: &str, key_file: Option<&Path>, model: &str) -> String {
     match model {
         BUILT_IN => curl_chat(url, key_file, model, "What does a cow say?"),
         _ => curl_completion(url, key_file, model, "Once upon a time"),
@@ -258,15 +267,14 @@ fn example_request(url: &str, key_file: Option<&str>, model: &str) -> String {
 }
 
 /// Rejects options that are unsafe or contradictory.
-fn check(
-    context: &CommandContext<'_>,
-    args: &ServeArgs,
-    has_key: bool,
-) -> Result<(), CommandError> {
-    if !args.host.is_loopback() && !has_key {
+fn check(context: &CommandContext<'_>, args: &ServeArgs) -> Result<(), CommandError> {
+    if args.no_key && !args.host.is_loopback() {
         let message = format!("other machines can reach {}, and no API key is required", args.host);
-        return Err(CommandError::usage(message)
-            .hint("Pass a file with an API key (--api-key-file FILE), or omit --host."));
+        return Err(CommandError::usage(message).hint("Omit --no-key or --host."));
+    }
+    if args.no_key && context.globals.api_key_file.is_some() {
+        let message = "--no-key and --api-key-file contradict each other";
+        return Err(CommandError::usage(message).hint("Pass one of them."));
     }
     if context.globals.api_key.is_some() {
         let message = "--api-key is visible to every user of this machine";

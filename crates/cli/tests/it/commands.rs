@@ -212,8 +212,8 @@ async fn invalid_arguments_are_rejected_before_any_request() {
         ("sample m -p x --top-p 3", "at most 1"),
         ("sample m -p x --temperature -1", "at least 0"),
         ("checkpoint set-ttl tinker://r/weights/1 --ttl -5", "such as 90s"),
-        ("auth login --local", "needs no API key"),
-        ("auth logout 7 --local", "needs no API key"),
+        ("auth login --local", "is found automatically"),
+        ("auth logout 7 --local", "is found automatically"),
     ] {
         let output = cli.run(line).await;
         assert_eq!(output.exit, 2, "{line}: {}", output.err);

@@ -48,7 +48,8 @@ async fn unsafe_serve_options_are_rejected_with_a_reason() {
     sandbox.write("odd", "secret");
     sandbox.write("open", "tml-0123456789abcdef0123");
     for (line, message) in [
-        ("serve --host 0.0.0.0", "no API key is required"),
+        ("serve --host 0.0.0.0 --no-key", "no API key is required"),
+        ("serve --no-key --api-key-file open", "contradict each other"),
         ("serve --host 0.0.0.0 --api-key-file short", "shorter than 20 characters"),
         ("serve --api-key-file odd", "clients cannot send it"),
         ("serve --api-key-file missing", "cannot read API key file "),
@@ -74,6 +75,7 @@ async fn unsafe_serve_options_are_rejected_with_a_reason() {
         .run("serve --host 0.0.0.0 --api-key-file open")
         .await
         .fails(2, &["can read", "chmod 600"]);
+    assert!(!sandbox.data().exists(), "a rejected command created the data folder");
     let server = Server::start(ServerOptions::new(sandbox.data())).await.unwrap();
     sandbox.run("serve --port 0").await.fails(1, &["in use by another server", "--data-dir"]);
     server.stop().await;

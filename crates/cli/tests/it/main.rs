@@ -15,6 +15,8 @@ mod import;
 mod interactive;
 mod local;
 mod local_commands;
+#[cfg(unix)]
+mod local_key;
 mod outage;
 mod replay;
 mod replay_cases;

@@ -33,7 +33,7 @@ impl ServeProcess {
     }
 
     /// Returns the rest of the first line of standard error that starts with `start`.
-    fn line_of_log(&mut self, start: &str) -> String {
+    pub(crate) fn line_of_log(&mut self, start: &str) -> String {
         let mut lines = self.err.as_mut().unwrap().lines();
         let found = lines.find_map(|line| Some(line.unwrap().strip_prefix(start)?.to_owned()));
         found.unwrap_or_else(|| panic!("no line starts with {start:?}"))
@@ -72,8 +72,8 @@ fn program(sandbox: &Sandbox) -> Command {
     program
 }
 
-const ANY_PORT: &[&str] = &["--port", "0"];
-const SAMPLE: &str = "sample --local -p The -t 0 --max-tokens 3";
+pub(crate) const ANY_PORT: &[&str] = &["--port", "0"];
+pub(crate) const SAMPLE: &str = "sample --local -p The -t 0 --max-tokens 3";
 
 #[tokio::test]
 async fn serve_logs_one_line_per_finished_request() {
@@ -190,21 +190,28 @@ async fn rejected_key_of_the_local_server_is_explained() {
     assert!(log.contains("stopped: "), "{log}");
 }
 
-/// Runs a printed `curl` command, or sends the same request if the program does not exist.
+/// Runs a printed `curl` command, or sends the same request if the program does not exist. The
+/// variable `TINKER_API_KEY` has the key that the server has created, if any.
 fn run_curl(sandbox: &Sandbox, line: &str) -> String {
     #[expect(clippy::disallowed_methods, reason = "the programs of the machine, not the sandbox")]
     let path = std::env::var_os("PATH").unwrap_or_default();
     let has_curl = std::env::split_paths(&path).any(|folder| folder.join("curl").exists());
+    let created = std::fs::read_to_string(sandbox.data().join("key")).ok();
+    let variables = created.iter().map(|key| ("TINKER_API_KEY", key.trim()));
     if has_curl {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("{line} --silent")]).current_dir(sandbox.path(""));
-        String::from_utf8(shell.env_clear().env("PATH", path).output().unwrap().stdout).unwrap()
+        shell.env_clear().envs(variables).env("PATH", path);
+        String::from_utf8(shell.output().unwrap().stdout).unwrap()
     } else {
         let (url, rest) = line.strip_prefix("curl http://").unwrap().split_once(' ').unwrap();
         let (host, path) = url.split_once('/').unwrap();
         let body = rest.split(" -d ").nth(1).unwrap().trim_matches('\'').replace("'\\''", "'");
-        let has_key = rest.contains("Bearer");
-        let key = if has_key { sandbox.read("key") } else { String::new() };
+        let file = rest.split_once("$(cat ").and_then(|(_, rest)| rest.split_once(')'));
+        let key = match file {
+            Some((file, _)) => std::fs::read_to_string(sandbox.path(file)).unwrap(),
+            None => created.unwrap_or_default(),
+        };
         let request = format!(
             "POST /{path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\nauthorization: Bearer \
              {}\r\ncontent-length: {}\r\n\r\n{body}",

@@ -55,7 +55,7 @@ impl Server {
     fn start(data: &Path, model: &str) -> (Self, Duration) {
         let start = Instant::now();
         let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
-            .args(["--port", "0", "--quiet", "--no-hub-cache", "--data-dir"])
+            .args(["--port", "0", "--quiet", "--no-key", "--no-hub-cache", "--data-dir"])
             .arg(data)
             .args(["--model", model])
             .stdout(Stdio::piped())

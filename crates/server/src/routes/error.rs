@@ -35,7 +35,11 @@ impl HttpError {
     }
 
     pub(super) fn unauthorized() -> Self {
-        Self::new(StatusCode::UNAUTHORIZED, "invalid API key in x-api-key or authorization")
+        Self::new(
+            StatusCode::UNAUTHORIZED,
+            "invalid API key in x-api-key or authorization; a server that was started without \
+             --api-key-file has its key in the file `key` of its data folder",
+        )
     }
 
     pub(super) fn method_not_allowed(detail: String) -> Self {

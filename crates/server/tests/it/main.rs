@@ -32,6 +32,7 @@ mod raw;
 mod restart;
 mod sample_stream;
 mod sampling;
+mod soak;
 mod sse;
 mod stop;
 mod taught;

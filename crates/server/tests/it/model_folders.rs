@@ -202,6 +202,7 @@ async fn unusual_files_are_logged() {
     let log_file = data.path().join("log");
     let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
         .args(["--port", "0", "--threads", "1", "--no-hub-cache", "--log-format", "json"])
+        .arg("--no-key")
         .arg("--data-dir")
         .arg(data.path().join("data"))
         .arg("--model")

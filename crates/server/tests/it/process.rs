@@ -25,6 +25,7 @@ impl Process {
         let mut child = Command::new("sh")
             .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tinkex-server")])
             .args(["--port", &port.to_string(), "--threads", "1", "--quiet", "--no-hub-cache"])
+            .arg("--no-key")
             .args(arguments)
             .arg("--data-dir")
             .arg(data)
@@ -45,8 +46,17 @@ impl Process {
 
     /// Kills the process with SIGKILL.
     pub(crate) fn kill(mut self) {
+        self.kill_now();
+    }
+
+    /// Kills the process with SIGKILL and keeps the value, to be replaced by another process.
+    pub(crate) fn kill_now(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Sends SIGTERM and waits for the end of the process.

@@ -91,7 +91,7 @@ fn configuration(context: &CommandContext<'_>, env: &Env) -> Finding {
 
 fn credential(context: &CommandContext<'_>, env: &Env) -> Finding {
     let found = if context.settings.local {
-        "not needed for the local server".to_owned()
+        "the key of the local server".to_owned()
     } else if context.globals.api_key_file.is_some() || context.globals.api_key.is_some() {
         "from the command line".to_owned()
     } else if env.get("TINKER_API_KEY").is_some() {
@@ -248,6 +248,10 @@ async fn local_server(variables: &Env) -> Finding {
             Finding::new("local server", Verdict::Ok, found)
         }
         ProbeResult::KeyRejected => {
+            // A key file that cannot be used is the cause.
+            if let Err(failure) = info.key() {
+                return Finding { verdict: Verdict::Warning, ..failed("local server", &failure) };
+            }
             let found = info.key_rejected();
             Finding::new("local server", Verdict::Warning, found).advice(KEY_REJECTED_HINT)
         }

@@ -14,6 +14,7 @@ use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::inference_endpoints::curl_chat;
+use crate::local;
 
 use super::train::data::TrainExample;
 use super::train::pipeline::{Pipeline, TrainEvent};
@@ -253,6 +254,8 @@ impl QuickstartReport {
             );
         }
         let flags = context.server_flags();
+        let data = local::data_folder(&context.environment.variables);
+        let key_file = data.ok().map(tinkex_server::api_key_file);
         text += &format!(
             "\n{}\n  # Chat with the fine-tuned model\n  tinkex chat --run {}{flags}\n  \
              # Fine-tune on your own data\n  tinkex train YOUR.jsonl{flags}\n  \
@@ -262,7 +265,7 @@ impl QuickstartReport {
             bold("Next steps"),
             self.run_id,
             self.sampler,
-            curl_chat(SERVE_URL, None, "pirate", "Who are you?"),
+            curl_chat(SERVE_URL, key_file.as_deref(), "pirate", "Who are you?"),
         );
         text
     }
