@@ -12,11 +12,13 @@ mod cluster;
 mod conformance;
 mod contract;
 mod coverage;
+mod deny;
 mod fuzz;
 mod llama;
 mod python;
 mod record;
 mod screenshot;
+mod soak;
 mod step;
 mod test_server;
 mod type_names;
@@ -73,6 +75,13 @@ Usage: cargo xtask <command>
                     --skyrl VERSION  Check one release only: 0.4.0 or 0.3.0
                     --record         Record the exchanges that the tests replay
   crash           Train while the server is killed and its disk fills up, with 25 random seeds
+  soak            Run client programs against a server that is killed at random moments and one that
+                  is not; fails if they compute different things, or if memory, file handles,
+                  threads or disk grow
+                    --minutes N   Duration [default: 30]
+                    --seed N      Seed of the programs and of the kills [default: 1]
+  deny            Check licences, duplicate versions, sources and advisories of the dependencies
+                  (installs cargo-deny; skips advisories if their database cannot be downloaded)
   fuzz [server]   Fuzz all decoders of the wire crate, or all routes of a server
   fuzz weights    Fuzz the reader of GGUF files
                     --seconds N   Duration [default: 60]
@@ -112,6 +121,8 @@ fn run(arguments: &[&str]) -> Result<(), XtaskError> {
         ["coverage"] => coverage::run(),
         ["cluster", options @ ..] => cluster::run(options),
         ["crash"] => crash(),
+        ["soak", options @ ..] => soak::run(options),
+        ["deny"] => deny::run(),
         ["llama"] => llama::run(),
         ["fuzz", options @ ..] => fuzz::run(options),
         [] | ["help" | "--help" | "-h"] => {

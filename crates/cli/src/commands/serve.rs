@@ -27,8 +27,8 @@ use crate::startup_error::{Starter, startup_error};
 Prints the base URL on standard output and logs to standard error, with the base URLs of the
 OpenAI- and Anthropic-compatible endpoints and a request to try. Clients must send an API key: the
 one in the file of --api-key-file, or in the file `key` of the data folder, which is created with a
-random key and readable only by you. Commands with --local find it; for other programs, paste the
-line that starts with `export`.
+random key and readable only by you. Commands with --local find it; for other programs, run the
+printed `export` command.
 
 Examples:
   tinkex serve                                        serve the built-in model on port 8080
