@@ -38,6 +38,7 @@ mod list;
 mod local;
 mod log;
 mod output;
+mod port_owner;
 mod progress;
 mod settings;
 mod startup_error;

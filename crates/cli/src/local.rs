@@ -20,6 +20,7 @@ use tinkex_server::{Server, ServerOptions, ShutdownSummary, StartError, api_key_
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{CommandError, Exit};
+use crate::port_owner::belongs_to_another_user;
 use crate::startup_error::{Starter, startup_error};
 
 /// API key for servers without a key (`tinkex serve --no-key`): the SDK always sends one.
@@ -142,6 +143,11 @@ impl ServerInfo {
     /// Checks whether a server responds at the URL and accepts the key.
     pub(crate) async fn probe(&self) -> ProbeResult {
         let Ok(url) = self.url.parse::<BaseUrl>() else { return ProbeResult::Unavailable };
+        // The information may be outdated: do not send the key to a program of somebody else.
+        let key_file = self.key_file.as_deref();
+        if key_file.is_some_and(|file| belongs_to_another_user(self.address.port(), file)) {
+            return ProbeResult::Unavailable;
+        }
         let client = ServiceClient::builder()
             .env(Env::empty())
             .base_url(url)
