@@ -209,7 +209,7 @@ impl StagedFile {
     /// # Errors
     /// If fsync fails, for example because the disk is full.
     pub fn sync(&self) -> io::Result<()> {
-        self.file.as_file().sync_all()
+        System.sync_file(self.file.as_file())
     }
 
     /// Renames the file to its target without fsync, for callers that hold a lock and must not wait
@@ -221,7 +221,7 @@ impl StagedFile {
     /// If the rename fails. The old file is then unchanged.
     pub fn publish(self) -> io::Result<File> {
         let (file, path) = self.file.into_parts();
-        fs::rename(&path, &self.target)?;
+        System.rename(&path, &self.target)?;
         Ok(file)
     }
 

@@ -15,6 +15,7 @@
 //! | keep a secret in a file | [`create_private_file`], [`read_private_file`] |
 //! | check the free space of a disk | [`available_space`] |
 //! | find models that a hub client has downloaded | [`HubCache`] |
+//! | simulate crashes and failing disks | [`observe_thread`] |
 //!
 //! All functions block. Inside an async runtime, call them from a blocking task.
 //!
@@ -37,6 +38,7 @@ mod file;
 mod folder;
 mod hub_cache;
 mod lock;
+mod observe;
 mod operations;
 mod private_file;
 mod space;
@@ -46,6 +48,7 @@ pub use file::{AtomicWrite, StagedFile, publish, write};
 pub use folder::{StagedFolder, create_private_folder, recover_folder, replace_folder};
 pub use hub_cache::{CachedRepo, HubCache, hub_home, is_model_folder};
 pub use lock::{FileLock, LockError, try_lock};
+pub use observe::{FileOperation, ThreadObserver, announce, observe_thread};
 pub use operations::{remove_file_if_exists, sync_folder};
 pub use private_file::{create_private_file, read_private_file};
 pub use space::available_space;

@@ -6,6 +6,8 @@ use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
+use crate::observe::{FileOperation, announce};
+
 /// File-system operations that a replacement consists of.
 pub(crate) trait Operations {
     /// Flushes content and metadata of an open file to disk (fsync).
@@ -24,6 +26,7 @@ pub(crate) struct System;
 
 impl Operations for System {
     fn sync_file(&self, file: &File) -> io::Result<()> {
+        announce(FileOperation::SyncFile(file))?;
         file.sync_all()
     }
 
@@ -32,12 +35,14 @@ impl Operations for System {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        announce(FileOperation::Rename(from, to))?;
         fs::rename(from, to)
     }
 
     #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
     fn exchange(&self, a: &Path, b: &Path) -> io::Result<()> {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
+        announce(FileOperation::Exchange(a, b))?;
         Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
     }
 
@@ -47,6 +52,7 @@ impl Operations for System {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
+        announce(FileOperation::Remove(path))?;
         if fs::symlink_metadata(path)?.is_dir() {
             fs::remove_dir_all(path)
         } else {
@@ -68,6 +74,7 @@ pub fn sync_folder(folder: impl AsRef<Path>) -> io::Result<()> {
     if !cfg!(unix) {
         return Ok(());
     }
+    announce(FileOperation::SyncFolder(folder))?;
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     match File::open(folder)?.sync_all() {
         Err(error)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use tinkex_files::AtomicWrite;
+use tinkex_files::{AtomicWrite, FileOperation, announce};
 
 use super::frame::{FrameHeader, HEADER_LEN, MAGIC};
 
@@ -28,14 +28,17 @@ pub(super) trait AppendFile: Send {
 
 impl AppendFile for File {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        announce(FileOperation::Append(self))?;
         self.write_all(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        announce(FileOperation::SyncFile(self))?;
         self.sync_data()
     }
 
     fn truncate(&mut self, length: u64) -> io::Result<()> {
+        announce(FileOperation::Truncate(self, length))?;
         self.set_len(length)?;
         self.seek(SeekFrom::Start(length)).map(|_| ())
     }
@@ -99,6 +102,7 @@ impl Payloads {
         if index.length == 0 {
             file.append(MAGIC)?;
         }
+        announce(FileOperation::SyncFile(&file))?;
         file.sync_all()?;
         sync_folder_of(path)?;
         let index = PayloadIndex { length: index.length.max(MAGIC.len() as u64), ..index };

@@ -25,6 +25,7 @@ use tokio::time::Instant;
 use self::autosave_retry::AutosaveRetries;
 use self::engines::Engines;
 use self::model::LiveModel;
+pub(crate) use self::model::{lora_config, optimizer_kind};
 use self::restored::Suspects;
 pub(crate) use self::restored::{KILLED_THE_PROCESS, MAX_STARTS};
 use self::sample::RunningSamples;

@@ -257,7 +257,7 @@ impl Worker {
     }
 }
 
-pub(super) fn lora_config(lora: &LoraSettings) -> LoraConfig {
+pub(crate) fn lora_config(lora: &LoraSettings) -> LoraConfig {
     LoraConfig {
         rank: usize::try_from(lora.rank).unwrap_or(usize::MAX),
         seed: lora.seed,
@@ -268,7 +268,7 @@ pub(super) fn lora_config(lora: &LoraSettings) -> LoraConfig {
     }
 }
 
-pub(super) fn optimizer_kind(run: &RunRecord) -> OptimizerKind {
+pub(crate) fn optimizer_kind(run: &RunRecord) -> OptimizerKind {
     match &*run.optimizer.kind {
         "dimuon" => OptimizerKind::Dimuon { rank: usize::try_from(run.lora.rank).unwrap_or(1) },
         _ => OptimizerKind::Adam,

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::{Connection, TransactionBehavior};
+use tinkex_files::{FileOperation, announce};
 
 use self::column::{read_u64, to_i64};
 use self::schema::{DatabaseHeader, SchemaState};
@@ -156,6 +157,7 @@ impl Database {
             let sql = "UPDATE writer_state SET next_payload = ?";
             execute(&transaction, sql, [to_i64(next)]).map_err(to_io_error)?;
         }
+        announce(FileOperation::Commit)?;
         let committed = transaction.commit();
         self.needs_repair = committed.is_err();
         committed.map_err(to_io_error)
@@ -173,6 +175,7 @@ impl Database {
     pub(super) fn repair(&mut self) -> io::Result<()> {
         if self.needs_repair {
             let sql = "UPDATE writer_state SET overwritten_commits = overwritten_commits + 1";
+            announce(FileOperation::Commit)?;
             self.connection.execute(sql, []).map_err(to_io_error)?;
             self.needs_repair = false;
         }

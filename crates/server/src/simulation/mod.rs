@@ -6,6 +6,9 @@
 //! the loops of worker and disk writer run where the [`Scheduler`] puts them, and ids derive from a
 //! seed.
 
+mod replay;
+mod view;
+
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -13,6 +16,8 @@ use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Body;
 
+pub use self::replay::Replay;
+pub use self::view::{CheckpointView, OutcomeView, RequestView};
 use crate::ServerOptions;
 use crate::random::RandomSource;
 use crate::routes;

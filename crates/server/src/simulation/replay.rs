@@ -1,0 +1,117 @@
+//! [`Replay`]: executes the requests of models one after the other, without queue, worker and disk.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use bytes::Bytes;
+use tinkex_engine::{Engine, EngineOptions, Trainer};
+use tinkex_wire::codec::json;
+use tinkex_wire::{ForwardBackward, LoadWeights, ModelId, OptimStep, OptimStepOutput};
+
+use super::RequestHandler;
+use crate::operation::{PassObjective, TrainingPass, step_params};
+use crate::outcome::Outcome;
+use crate::store::RunRecord;
+use crate::worker::{lora_config, optimizer_kind};
+
+/// Models that are trained request by request, to compare with the results of a server.
+pub struct Replay {
+    handler: RequestHandler,
+    engine: Engine,
+    trainers: BTreeMap<String, Trainer>,
+}
+
+impl std::fmt::Debug for Replay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Replay").finish_non_exhaustive()
+    }
+}
+
+impl Replay {
+    /// Loads the base model `name` in `folder`. The records of runs are read from `handler`.
+    ///
+    /// # Errors
+    /// If the base model cannot be loaded.
+    pub fn new(handler: RequestHandler, name: &str, folder: &Path) -> tinkex_engine::Result<Self> {
+        let options =
+            EngineOptions { threads: 1, name: Some(name.to_owned()), ..EngineOptions::default() };
+        let engine = Engine::open(folder, options)?;
+        Ok(Self { handler, engine, trainers: BTreeMap::new() })
+    }
+
+    /// Executes a successful request of a model. Returns the result that it must have; `None` if
+    /// that does not depend on weights.
+    ///
+    /// # Errors
+    /// If the request cannot be executed.
+    pub fn execute(
+        &mut self,
+        model: &str,
+        kind: &str,
+        body: &Bytes,
+    ) -> Result<Option<Bytes>, String> {
+        let run = self.run(model)?;
+        if kind == "CreateModel" {
+            let created = self.engine.create_trainer(lora_config(&run.lora), optimizer_kind(&run));
+            let trainer = created.map_err(|error| error.to_string())?;
+            self.trainers.insert(model.to_owned(), trainer);
+            return Ok(None);
+        }
+        let trainer = self.trainers.get_mut(model).ok_or("the model was not created")?;
+        match kind {
+            "ForwardBackward" => {
+                let request = ForwardBackward::from_proto(body).map_err(|e| e.to_string())?;
+                let state = &self.handler.0;
+                let objective = PassObjective::resolve(&state.store(), &run, &request);
+                let pass = objective
+                    .and_then(|loss| TrainingPass::new(&state.models, &run, loss, &request))
+                    .map_err(|error| error.to_string())?;
+                let output = pass.data.run(trainer, pass.mode).map_err(|e| e.to_string())?;
+                Ok(Some(pass.data.to_wire_output(output).to_proto()))
+            }
+            "OptimStep" => {
+                let request: OptimStep = json::decode(body).map_err(|e| e.to_string())?;
+                let params = step_params(&request.params).map_err(|e| e.to_string())?;
+                let report = trainer.optim_step(&params).map_err(|e| e.to_string())?;
+                let metrics = [("unclipped_grad_l2:mean".to_owned(), report.grad_norm)];
+                let output = OptimStepOutput::new(metrics.into_iter().collect());
+                Ok(Some(Outcome::json(&output).payload))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Saves a model to `folder`, with the state of its optimizer.
+    ///
+    /// # Errors
+    /// If the model does not exist or cannot be saved.
+    pub fn save(&self, model: &str, folder: &Path) -> Result<(), String> {
+        let trainer = self.trainers.get(model).ok_or("the model was not created")?;
+        trainer.save_with_optimizer(folder).map_err(|error| error.to_string())
+    }
+
+    /// Replaces a model by the one that [`save`](Self::save) wrote to `folder`. `body` is the body
+    /// of the request that loads it.
+    ///
+    /// # Errors
+    /// If the folder cannot be loaded.
+    pub fn load(&mut self, model: &str, body: &Bytes, folder: &Path) -> Result<(), String> {
+        let run = self.run(model)?;
+        let request: LoadWeights = json::decode(body).map_err(|error| error.to_string())?;
+        let kind = optimizer_kind(&run);
+        let trainer = if request.optimizer {
+            self.engine.resume_trainer(folder, kind)
+        } else {
+            self.engine.load_trainer(folder, kind)
+        };
+        let trainer = trainer.map_err(|error| error.to_string())?;
+        self.trainers.insert(model.to_owned(), trainer);
+        Ok(())
+    }
+
+    fn run(&self, model: &str) -> Result<RunRecord, String> {
+        let id = ModelId::from(model);
+        let run = self.handler.0.store().runs.get(&id).map(|entry| entry.row.clone());
+        run.ok_or_else(|| format!("model {model} has no record"))
+    }
+}

@@ -1,0 +1,225 @@
+//! What a simulation checks: requests, outcomes and checkpoints of a simulated server.
+
+use std::io;
+
+use bytes::Bytes;
+use tinkex_wire::codec::json;
+use tinkex_wire::{LoadWeights, TinkerPath};
+
+use super::RequestHandler;
+use crate::store::{RequestKind, RequestPhase, SequenceScope, Store};
+
+/// A request that the server has admitted.
+#[derive(Clone, Debug)]
+pub struct RequestView {
+    /// Id of the request.
+    pub id: String,
+    /// Name of its kind, for example `ForwardBackward`.
+    pub kind: String,
+    /// Id of the model, sampling session or session that orders it.
+    pub scope: String,
+    /// Whether it changes or reads a model in training.
+    pub of_model: bool,
+    /// Sequence number within the scope.
+    pub seq: u64,
+    /// Whether the request is durable.
+    pub durable: bool,
+    /// Number of the payload with its body.
+    pub body: u64,
+    /// Its outcome, once that is visible to clients.
+    pub outcome: Option<OutcomeView>,
+}
+
+/// Outcome of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OutcomeView {
+    /// The request succeeded; the result is the payload with this number.
+    Succeeded(u64),
+    /// The request failed with this message.
+    Failed(String),
+}
+
+/// A checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointView {
+    /// Its `tinker://` path.
+    pub path: String,
+    /// Name of its folder under `weights/`.
+    pub folder: String,
+    /// Model and sequence number of the request that saved it, if known.
+    pub source: Option<(String, u64)>,
+}
+
+impl RequestHandler {
+    /// Returns all requests, in order of admission.
+    #[must_use]
+    pub fn requests(&self) -> Vec<RequestView> {
+        let store = self.0.store();
+        let mut entries: Vec<_> = store.requests.values().collect();
+        entries.sort_by_key(|entry| entry.row.number);
+        let view = |entry: &crate::store::RequestEntry| {
+            let row = &entry.row;
+            let (scope, of_model) = match &row.scope {
+                SequenceScope::Model(id) => (id.to_string(), true),
+                SequenceScope::Sampler(id) => (id.to_string(), false),
+                SequenceScope::CustomLosses(id) => (id.to_string(), false),
+            };
+            let outcome = match &entry.phase {
+                RequestPhase::Ready { number, .. } => Some(OutcomeView::Succeeded(*number)),
+                RequestPhase::Failed { failed, .. } => {
+                    Some(OutcomeView::Failed(failed.error.clone()))
+                }
+                _ => None,
+            };
+            RequestView {
+                id: row.id.to_string(),
+                kind: format!("{:?}", row.kind),
+                scope,
+                of_model,
+                seq: row.seq,
+                durable: !matches!(entry.phase, RequestPhase::Writing { .. }),
+                body: row.number,
+                outcome,
+            }
+        };
+        entries.into_iter().map(view).collect()
+    }
+
+    /// Reads a payload: the body or the result of a request.
+    ///
+    /// # Errors
+    /// If there is no such payload, or if it is damaged.
+    pub fn payload(&self, number: u64) -> io::Result<Bytes> {
+        self.0.store().reader().payload(number)
+    }
+
+    /// Returns all checkpoints.
+    #[must_use]
+    pub fn checkpoints(&self) -> Vec<CheckpointView> {
+        let store = self.0.store();
+        let view = |entry: &crate::store::Tracked<crate::store::CheckpointRecord>| CheckpointView {
+            path: entry.row.path.to_string(),
+            folder: entry.row.folder.clone(),
+            source: entry.row.seq.map(|seq| (entry.row.path.run().to_string(), seq)),
+        };
+        store.checkpoints.values().map(view).collect()
+    }
+
+    /// Returns the folder that a request to load weights must read: the one that its checkpoint has
+    /// now. Call it when the request is admitted.
+    #[must_use]
+    pub fn folder_to_load(&self, body: &[u8]) -> Option<String> {
+        let request: LoadWeights = json::decode(body).ok()?;
+        let path: TinkerPath = request.path.as_str().parse().ok()?;
+        Some(self.0.store().checkpoint(&path)?.row.folder.clone())
+    }
+
+    /// Returns whether a request with this sequence number exists.
+    #[must_use]
+    pub fn has_request(&self, model: &str, seq: u64) -> bool {
+        let scope = SequenceScope::Model(model.into());
+        self.0.store().request_at(&scope, seq).is_some()
+    }
+
+    /// Checks that every record refers to files that exist.
+    ///
+    /// # Errors
+    /// Describes the first reference to a missing folder or payload.
+    pub fn check_references(&self) -> Result<(), String> {
+        let (folders, payloads) = {
+            let store = self.0.store();
+            (referenced_folders(&store), needed_payloads(&store))
+        };
+        for (owner, folder) in folders {
+            if !self.0.weights_dir.join(&folder).is_dir() {
+                return Err(format!("{owner} refers to the missing folder {folder}"));
+            }
+        }
+        for (owner, number) in payloads {
+            if let Err(error) = self.payload(number) {
+                return Err(format!("{owner} refers to a missing payload: {error}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Describes the durable state, one line per object, in a fixed order. A server that is
+    /// restarted without a fault has the same description.
+    #[must_use]
+    pub fn describe(&self) -> Vec<String> {
+        let store = self.0.store();
+        let mut lines = Vec::new();
+        for entry in store.sessions.values() {
+            lines.push(format!("session {} {:?}", entry.row.id, entry.row.end));
+        }
+        for entry in store.runs.values() {
+            let row = &entry.row;
+            let changes: Vec<_> = entry.changes.keys().collect();
+            lines.push(format!(
+                "run {} last {:?} closed {:?} snapshot {:?} changes {changes:?}",
+                row.id, row.last_seq, row.closed, row.snapshot
+            ));
+        }
+        for entry in store.samplers.values() {
+            lines.push(format!("sampler {:?}", entry.row));
+        }
+        for entry in store.checkpoints.values() {
+            lines.push(format!("checkpoint {:?}", entry.row));
+        }
+        for entry in store.requests.values() {
+            let outcome = match &entry.phase {
+                RequestPhase::Ready { number, .. } => format!("result {number}"),
+                RequestPhase::Failed { failed, .. } => format!("failed {failed:?}"),
+                _ => "unfinished".to_owned(),
+            };
+            lines.push(format!("request {:?} {outcome}", entry.row));
+        }
+        for (key, feed) in &store.feeds {
+            if !feed.completions.is_empty() {
+                lines.push(format!("feed {key:?} {:?}", feed.completions));
+            }
+        }
+        for loss in store.losses.keys() {
+            lines.push(format!("loss {loss}"));
+        }
+        lines.extend(store.usage.iter().map(|(key, count)| format!("usage {key:?} {count}")));
+        lines.sort();
+        lines
+    }
+}
+
+/// Returns the folders that records refer to, each with a name of the record.
+fn referenced_folders(store: &Store) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for entry in store.checkpoints.values() {
+        all.push((format!("checkpoint {}", entry.row.path), entry.row.folder.clone()));
+    }
+    for entry in store.samplers.values() {
+        all.extend(entry.row.folder.clone().map(|f| (format!("sampler {}", entry.row.id), f)));
+    }
+    for entry in store.runs.values() {
+        let snapshot = entry.row.snapshot.as_ref();
+        all.extend(snapshot.map(|s| (format!("run {}", entry.row.id), s.folder.clone())));
+    }
+    all
+}
+
+/// Returns the payloads that durable records need, each with a name of the record.
+fn needed_payloads(store: &Store) -> Vec<(String, u64)> {
+    let mut all = Vec::new();
+    for entry in store.requests.values() {
+        let name = || format!("request {}", entry.row.id);
+        match &entry.phase {
+            RequestPhase::Ready { number, .. } => all.push((name(), *number)),
+            RequestPhase::Queued => all.push((name(), entry.row.number)),
+            _ if entry.row.kind == RequestKind::CreateCustomLoss => {}
+            _ => {}
+        }
+    }
+    for entry in store.runs.values() {
+        let changes = entry.changes.values();
+        all.extend(changes.map(|change| (format!("run {}", entry.row.id), change.body)));
+    }
+    all.sort();
+    all
+}

@@ -1,0 +1,296 @@
+//! [`SimulatedDisk`]: faults of the file operations of the server, and what survives a power loss.
+//!
+//! The files are real, in a temporary folder. The disk learns of every operation before it happens
+//! ([`tinkex_files::observe_thread`]) and keeps a record of what is durable: the length of a file
+//! when it was last flushed, and the entries of a folder when that was last flushed. A power loss
+//! removes or truncates a random part of the rest. The database is not part of it: a transaction of
+//! SQLite is durable once it is committed, and the simulation trusts it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fastrand::Rng;
+use tinkex_files::FileOperation;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::faults::FaultPlan;
+use crate::trace::{Trace, event};
+
+/// Files of the data folder that a power loss does not change; see the module.
+const DATABASE_PREFIX: &str = "metadata.sqlite";
+
+/// The disk of the simulated machine. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct SimulatedDisk(Arc<DiskInner>);
+
+struct DiskInner {
+    root: PathBuf,
+    plan: FaultPlan,
+    trace: Trace,
+    state: Mutex<DiskState>,
+    /// Notified when an operation has killed the process.
+    killed: Notify,
+}
+
+struct DiskState {
+    rng: Rng,
+    /// Faults end here.
+    calm_at: Instant,
+    /// The process has been killed: no operation has an effect until it is restarted.
+    dead: bool,
+    full_until: Option<Instant>,
+    /// Durable length of each file, by inode.
+    lengths: HashMap<u64, u64>,
+    /// Durable entries of each folder: name and inode.
+    entries: HashMap<PathBuf, BTreeMap<String, u64>>,
+    /// Links to files that a rename replaced, until that is durable: link and replaced path.
+    replaced: Vec<(PathBuf, PathBuf)>,
+    links: u64,
+}
+
+impl SimulatedDisk {
+    pub(crate) fn new(root: &Path, plan: &FaultPlan, seed: u64, trace: Trace) -> Self {
+        let state = DiskState {
+            rng: Rng::with_seed(seed),
+            calm_at: Instant::now() + plan.duration,
+            dead: false,
+            full_until: None,
+            lengths: HashMap::new(),
+            entries: HashMap::new(),
+            replaced: Vec::new(),
+            links: 0,
+        };
+        let (root, plan) = (root.to_owned(), plan.clone());
+        let inner =
+            DiskInner { root, plan, trace, state: Mutex::new(state), killed: Notify::new() };
+        Self(Arc::new(inner))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DiskState> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until an operation has killed the process.
+    pub(crate) async fn killed(&self) {
+        while !self.is_dead() {
+            self.0.killed.notified().await;
+        }
+    }
+
+    /// Kills the process: from now on, no operation has an effect.
+    pub(crate) fn kill(&self) {
+        self.lock().dead = true;
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.lock().dead
+    }
+
+    /// Lets the process start again.
+    pub(crate) fn revive(&self) {
+        self.lock().dead = false;
+    }
+
+    /// Decides about an operation, and records what it makes durable.
+    pub(crate) fn observe(&self, operation: FileOperation<'_>) -> io::Result<()> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        if state.dead {
+            return Err(io::Error::other("the process is dead"));
+        }
+        let now = Instant::now();
+        if now < state.calm_at {
+            self.inject(state, operation, now)?;
+        }
+        self.record(state, operation)
+    }
+
+    fn inject(
+        &self,
+        state: &mut DiskState,
+        operation: FileOperation<'_>,
+        now: Instant,
+    ) -> io::Result<()> {
+        let plan = &self.0.plan;
+        if state.rng.f64() < plan.crash_at_write {
+            event!(self.0.trace, "disk: {} kills the process", name(operation));
+            self.0.trace.count("killed at a write");
+            state.dead = true;
+            self.0.killed.notify_one();
+            return Err(io::Error::other("the process is dead"));
+        }
+        let writes = !matches!(operation, FileOperation::Remove(_) | FileOperation::Truncate(..));
+        if state.rng.f64() < plan.full_disk {
+            let seconds = state.rng.u64(1..30);
+            event!(self.0.trace, "disk: full for {seconds} s");
+            self.0.trace.count("full disk");
+            state.full_until = Some(now + Duration::from_secs(seconds));
+        }
+        if writes && state.full_until.is_some_and(|until| now < until) {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "disk full (simulated)"));
+        }
+        if state.rng.f64() < plan.write_error {
+            event!(self.0.trace, "disk: {} fails", name(operation));
+            self.0.trace.count("failed file operation");
+            return Err(io::Error::other("input/output error (simulated)"));
+        }
+        Ok(())
+    }
+
+    fn record(&self, state: &mut DiskState, operation: FileOperation<'_>) -> io::Result<()> {
+        match operation {
+            FileOperation::SyncFile(file) => {
+                let metadata = file.metadata()?;
+                state.lengths.insert(metadata.ino(), metadata.len());
+            }
+            FileOperation::Truncate(file, length) => {
+                let durable = state.lengths.entry(file.metadata()?.ino()).or_default();
+                *durable = length.min(*durable);
+            }
+            FileOperation::SyncFolder(folder) => {
+                state.entries.insert(folder.to_owned(), entries(folder)?);
+                state.replaced.retain(|(link, path)| {
+                    let pending = path.parent() != Some(folder);
+                    if !pending {
+                        let _ = fs::remove_file(link);
+                    }
+                    pending
+                });
+            }
+            FileOperation::Rename(_, to) if to.is_file() && to.starts_with(&self.0.root) => {
+                state.links += 1;
+                let link = self.0.root.join(format!("replaced-{}", state.links));
+                fs::hard_link(to, &link)?;
+                state.replaced.push((link, to.to_owned()));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Loses a random part of what is not durable.
+    pub(crate) fn lose_power(&self) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        for (link, path) in std::mem::take(&mut state.replaced) {
+            if state.rng.bool() {
+                event!(self.0.trace, "power loss: {} is the old file", shown(&path));
+                let _ = fs::rename(link, path);
+            } else {
+                let _ = fs::remove_file(link);
+            }
+        }
+        let root = self.0.root.clone();
+        let mut folders = vec![root.clone(), root.join("weights")];
+        folders.extend(list(&root.join("weights")).into_iter().filter(|path| path.is_dir()));
+        for folder in folders {
+            let durable = state.entries.get(&folder).cloned().unwrap_or_default();
+            for path in list(&folder) {
+                self.lose_entry(state, &path, &durable);
+            }
+        }
+        state.lengths.clear();
+        state.entries.clear();
+        // What has survived is on the disk.
+        self.record_all(state);
+    }
+
+    fn lose_entry(&self, state: &mut DiskState, path: &Path, durable: &BTreeMap<String, u64>) {
+        let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let Ok(metadata) = fs::symlink_metadata(path) else { return };
+        let top_level = path.parent() == Some(&self.0.root);
+        let untouched = file_name.starts_with(DATABASE_PREFIX)
+            || (top_level && ["lock", "tokenizer", "weights", "key"].contains(&&*file_name));
+        if untouched {
+            return;
+        }
+        let is_durable = durable.get(&file_name) == Some(&metadata.ino());
+        if !is_durable && state.rng.bool() {
+            event!(self.0.trace, "power loss: {} is lost", shown(path));
+            let _ =
+                if metadata.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            return;
+        }
+        if !metadata.is_file() {
+            return;
+        }
+        let durable = state.lengths.get(&metadata.ino()).copied().unwrap_or(0);
+        if metadata.len() > durable {
+            let kept = state.rng.u64(durable..=metadata.len());
+            event!(self.0.trace, "power loss: {} has {kept} bytes", shown(path));
+            let garbage = state.rng.u8(0..4) == 0;
+            let _ = tear(path, durable, kept, garbage);
+        }
+    }
+
+    /// Records everything that exists as durable.
+    fn record_all(&self, state: &mut DiskState) {
+        let root = &self.0.root;
+        let mut folders = vec![root.clone(), root.join("weights")];
+        folders.extend(list(&root.join("weights")).into_iter().filter(|path| path.is_dir()));
+        for folder in folders {
+            for path in list(&folder) {
+                if let Ok(metadata) = fs::symlink_metadata(&path) {
+                    state.lengths.insert(metadata.ino(), metadata.len());
+                }
+            }
+            let found = entries(&folder).unwrap_or_default();
+            state.entries.insert(folder, found);
+        }
+    }
+}
+
+/// Truncates a file to `kept` bytes, and overwrites those after `durable` if `garbage` is true.
+fn tear(path: &Path, durable: u64, kept: u64, garbage: bool) -> io::Result<()> {
+    use std::io::{Seek as _, SeekFrom, Write as _};
+    let mut file = File::options().write(true).open(path)?;
+    file.set_len(kept)?;
+    if garbage {
+        file.seek(SeekFrom::Start(durable))?;
+        let length = usize::try_from(kept - durable).unwrap_or(0);
+        file.write_all(&vec![0xA5; length])?;
+    }
+    Ok(())
+}
+
+/// Returns the paths in a folder, sorted.
+fn list(folder: &Path) -> Vec<PathBuf> {
+    let read = fs::read_dir(folder).into_iter().flatten().flatten();
+    let paths: BTreeSet<PathBuf> = read.map(|entry| entry.path()).collect();
+    paths.into_iter().collect()
+}
+
+fn entries(folder: &Path) -> io::Result<BTreeMap<String, u64>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        found.insert(entry.file_name().to_string_lossy().into_owned(), entry.metadata()?.ino());
+    }
+    Ok(found)
+}
+
+/// Returns the last component of a path. Temporary names are random and not part of a trace.
+fn shown(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if name.starts_with('.') { "a temporary file".to_owned() } else { name }
+}
+
+fn name(operation: FileOperation<'_>) -> &'static str {
+    match operation {
+        FileOperation::Append(_) => "append",
+        FileOperation::Truncate(..) => "truncate",
+        FileOperation::SyncFile(_) => "fsync",
+        FileOperation::SyncFolder(_) => "fsync of a folder",
+        FileOperation::Rename(..) => "rename",
+        FileOperation::Exchange(..) => "exchange",
+        FileOperation::Remove(_) => "remove",
+        FileOperation::Commit => "commit",
+        _ => "operation",
+    }
+}

@@ -1,0 +1,72 @@
+//! [`FaultPlan`]: which faults a run has, and how often.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+/// Probabilities and limits of the faults of one run. Each kind of fault is absent in some runs, so
+/// that the others are seen alone, too.
+#[derive(Clone, Debug)]
+pub(crate) struct FaultPlan {
+    /// Time after which no fault happens any more.
+    pub(crate) duration: Duration,
+    /// Mean time between two deaths of the server process; `None` for none.
+    pub(crate) crash_interval: Option<Duration>,
+    /// Longest time for which a dead server stays down.
+    pub(crate) max_downtime: Duration,
+    /// Probability that a death is a loss of power: writes that are not flushed may be lost.
+    pub(crate) power_loss: f64,
+    /// Probability that a restart is graceful.
+    pub(crate) graceful: f64,
+    /// Probability that a file operation kills the process.
+    pub(crate) crash_at_write: f64,
+    /// Probability that a file operation fails.
+    pub(crate) write_error: f64,
+    /// Probability that a period of a full disk begins at a file operation.
+    pub(crate) full_disk: f64,
+    /// Probabilities of the fate of a request.
+    pub(crate) drop_request: f64,
+    pub(crate) drop_response: f64,
+    pub(crate) duplicate: f64,
+    pub(crate) cut_request: f64,
+    pub(crate) error_status: f64,
+    /// Probability that a message takes up to `max_delay` instead of a few milliseconds.
+    pub(crate) slow_message: f64,
+    pub(crate) max_delay: Duration,
+    /// Probability that the program of a client dies.
+    pub(crate) client_death: f64,
+    /// Longest time between the wake-up of a server task and its execution, in milliseconds.
+    pub(crate) max_task_delay: u64,
+}
+
+impl FaultPlan {
+    /// Chooses the faults of a run.
+    pub(crate) fn choose(rng: &mut Rng) -> Self {
+        let mut chance = |most: f64| if rng.bool() { rng.f64() * most } else { 0.0 };
+        let (drop_request, drop_response, duplicate) = (chance(0.1), chance(0.1), chance(0.1));
+        let (cut_request, error_status, slow_message) = (chance(0.05), chance(0.1), chance(0.2));
+        let (crash_at_write, write_error) = (chance(0.02), chance(0.05));
+        let (power_loss, graceful, full_disk) = (chance(1.0), chance(0.5), chance(0.01));
+        let client_death = chance(0.3);
+        let crash_interval = rng.bool().then(|| Duration::from_secs(rng.u64(2..120)));
+        Self {
+            duration: Duration::from_secs(rng.u64(10..600)),
+            crash_interval,
+            max_downtime: Duration::from_secs(rng.u64(1..40)),
+            power_loss,
+            graceful,
+            crash_at_write,
+            write_error,
+            full_disk,
+            drop_request,
+            drop_response,
+            duplicate,
+            cut_request,
+            error_status,
+            slow_message,
+            max_delay: Duration::from_millis(rng.u64(10..20_000)),
+            client_death,
+            max_task_delay: rng.u64(0..30),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! [`Host`]: the machine of the server. Starts, kills and restarts the server process.
+
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fastrand::Rng;
+use futures_util::FutureExt as _;
+use tinkex_server::ServerOptions;
+use tinkex_server::simulation::{RequestHandler, Scheduler, SimulatedServer, SimulatedTask};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::disk::SimulatedDisk;
+use crate::faults::FaultPlan;
+use crate::oracle::Oracle;
+use crate::task::{self, Delayed};
+use crate::trace::{Trace, event};
+
+/// The machine of the server. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Host(Arc<HostInner>);
+
+struct HostInner {
+    options: ServerOptions,
+    plan: FaultPlan,
+    pub(crate) disk: SimulatedDisk,
+    trace: Trace,
+    oracle: Oracle,
+    process: Mutex<Option<Process>>,
+    /// Number of starts; connections end when it changes.
+    generation: watch::Sender<u64>,
+    rng: Mutex<Rng>,
+}
+
+/// A running server process.
+struct Process {
+    server: SimulatedServer,
+    tasks: Arc<ProcessTasks>,
+}
+
+/// Tasks of one server process.
+struct ProcessTasks {
+    host: Host,
+    rng: Mutex<Rng>,
+    running: Mutex<Vec<JoinHandle<()>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Scheduler for ProcessTasks {
+    fn spawn(&self, name: &'static str, task: SimulatedTask) {
+        let max = if name == "deferred" { 0 } else { self.host.0.plan.max_task_delay };
+        let mut rng = Rng::with_seed(lock(&self.rng).u64(..));
+        let disk = self.host.0.disk.clone();
+        let delay = move || match disk.is_dead() {
+            // The process is about to be killed.
+            true => Duration::from_secs(1 << 30),
+            false => Duration::from_millis(rng.u64(0..=max)),
+        };
+        let (host, observes) = (self.host.clone(), name == "disk" || name == "worker");
+        let after = move || {
+            if observes {
+                host.observe();
+            }
+        };
+        let trace = self.host.0.trace.clone();
+        let run = AssertUnwindSafe(Delayed::new(task, delay, after)).catch_unwind();
+        let task = task::spawn(async move {
+            if let Err(panic) = run.await {
+                let message = panic.downcast_ref::<String>().map(String::as_str);
+                let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
+                trace.fail(format!("task {name} panicked: {}", message.unwrap_or_default()));
+            }
+        });
+        lock(&self.running).push(task);
+    }
+}
+
+impl Host {
+    pub(crate) fn new(
+        options: ServerOptions,
+        plan: &FaultPlan,
+        disk: SimulatedDisk,
+        oracle: Oracle,
+        seed: u64,
+        trace: Trace,
+    ) -> Self {
+        Self(Arc::new(HostInner {
+            options,
+            plan: plan.clone(),
+            disk,
+            trace,
+            oracle,
+            process: Mutex::new(None),
+            generation: watch::Sender::new(0),
+            rng: Mutex::new(Rng::with_seed(seed)),
+        }))
+    }
+
+    /// Starts the server. A start that a fault interrupts is repeated.
+    pub(crate) async fn start(&self) {
+        loop {
+            let (ids, tasks) = {
+                let mut rng = lock(&self.0.rng);
+                (rng.u64(..), rng.u64(..))
+            };
+            let tasks = Arc::new(ProcessTasks {
+                host: self.clone(),
+                rng: Mutex::new(Rng::with_seed(tasks)),
+                running: Mutex::default(),
+            });
+            let scheduler: Arc<dyn Scheduler> = Arc::clone(&tasks) as _;
+            self.0.disk.revive();
+            let starting = SimulatedServer::start(self.0.options.clone(), scheduler, ids);
+            let started = tokio::select! {
+                biased;
+                () = self.0.disk.killed() => None,
+                started = starting => Some(started),
+            };
+            match started {
+                Some(Ok(server)) if !self.0.disk.is_dead() => {
+                    event!(self.0.trace, "server started");
+                    self.0.oracle.server_started(&server.handler());
+                    *lock(&self.0.process) = Some(Process { server, tasks });
+                    self.0.generation.send_modify(|generation| *generation += 1);
+                    return;
+                }
+                Some(Err(error)) => {
+                    event!(self.0.trace, "server cannot start: {error}");
+                    self.0.oracle.start_failed(&error.to_string());
+                }
+                _ => event!(self.0.trace, "server died while it started"),
+            }
+            end_tasks(&tasks).await;
+            if self.0.trace.has_failed() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Kills the server process. If `power_loss` is true, the machine loses power, too.
+    pub(crate) async fn crash(&self, power_loss: bool) {
+        self.0.disk.kill();
+        let Some(Process { server, tasks }) = lock(&self.0.process).take() else { return };
+        let what = if power_loss { "power loss" } else { "server killed" };
+        event!(self.0.trace, "{what}");
+        self.0.trace.count(what);
+        self.0.generation.send_modify(|generation| *generation += 1);
+        end_tasks(&tasks).await;
+        // Let the connections end, which hold the state of the server.
+        tokio::task::yield_now().await;
+        drop(server);
+        if power_loss {
+            self.0.disk.lose_power();
+        }
+    }
+
+    /// Stops the server gracefully.
+    pub(crate) async fn stop(&self) {
+        let Some(Process { server, tasks }) = lock(&self.0.process).take() else { return };
+        event!(self.0.trace, "server stops");
+        self.0.trace.count("graceful stop");
+        self.0.generation.send_modify(|generation| *generation += 1);
+        tokio::select! {
+            biased;
+            () = self.0.disk.killed() => event!(self.0.trace, "server died while it stopped"),
+            summary = server.stop() => event!(self.0.trace, "server stopped: {summary:?}"),
+        }
+        end_tasks(&tasks).await;
+    }
+
+    /// Waits until a file operation has killed the process.
+    pub(crate) async fn killed_by_disk(&self) {
+        self.0.disk.killed().await;
+    }
+
+    /// Returns the handler of the running server.
+    pub(crate) fn handler(&self) -> Option<RequestHandler> {
+        if self.0.disk.is_dead() {
+            return None;
+        }
+        lock(&self.0.process).as_ref().map(|process| process.server.handler())
+    }
+
+    /// Waits until the current process ends.
+    pub(crate) async fn process_ended(&self) {
+        let mut generation = self.0.generation.subscribe();
+        let _ = generation.changed().await;
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.0.disk.is_dead()
+    }
+
+    /// Returns the data folder.
+    pub(crate) fn data_dir(&self) -> PathBuf {
+        self.0.options.data_dir.clone()
+    }
+
+    /// Lets the oracle look at the state of the server.
+    pub(crate) fn observe(&self) {
+        if let Some(handler) = self.handler() {
+            self.0.oracle.observe(&handler);
+        }
+    }
+}
+
+/// Ends all tasks of a process and waits until they are dropped.
+async fn end_tasks(tasks: &ProcessTasks) {
+    let running = std::mem::take(&mut *lock(&tasks.running));
+    for task in &running {
+        task.abort();
+    }
+    for task in running {
+        let _ = task.await;
+    }
+}

@@ -1,0 +1,223 @@
+//! [`run`]: one scenario from start to end.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fastrand::Rng;
+use tinkex_server::ServerOptions;
+use tokio::time::Instant;
+
+use crate::disk::SimulatedDisk;
+use crate::faults::FaultPlan;
+use crate::host::Host;
+use crate::network::Network;
+use crate::oracle::Oracle;
+use crate::program::Program;
+use crate::task;
+use crate::trace::{Trace, event};
+
+/// Name of the base model that all programs use.
+pub(crate) const BASE_MODEL: &str = "micro";
+
+/// Simulated time after the last fault within which all programs must end.
+const PATIENCE: Duration = Duration::from_secs(6 * 3_600);
+
+/// What a run has shown.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// Seed of the run.
+    pub seed: u64,
+    /// Hash of all events. Two runs with the same seed have the same hash.
+    pub hash: u64,
+    /// First violation, if any.
+    pub failure: Option<String>,
+    /// Events, if they were requested.
+    pub events: Vec<String>,
+    /// Simulated time in seconds.
+    pub simulated_seconds: f64,
+    /// Number of occurrences of each kind of fault.
+    pub counts: BTreeMap<&'static str, u64>,
+}
+
+/// Runs the scenario of `seed`. Keeps its events if `keep_events` is true.
+///
+/// # Errors
+/// If the temporary folder or the runtime cannot be created.
+pub fn run(seed: u64, keep_events: bool) -> std::io::Result<Report> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
+    let memory = Path::new("/dev/shm");
+    let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    let folder = tempfile::Builder::new().prefix("tinkex-simulation-").tempdir_in(parent)?;
+    // The client draws its jitter and its ids from the generator of the thread.
+    fastrand::seed(seed);
+    let trace = runtime.block_on(async {
+        let trace = Trace::new(keep_events);
+        scenario(seed, folder.path(), &trace).await;
+        trace
+    });
+    let summary = runtime.block_on(async { trace.finish() });
+    Ok(Report {
+        seed,
+        hash: summary.hash,
+        failure: summary.failure,
+        events: summary.lines,
+        simulated_seconds: summary.simulated_seconds,
+        counts: summary.counts,
+    })
+}
+
+/// Returns the folder of the base model.
+fn base_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3")
+}
+
+fn options(data: &Path, rng: &mut Rng) -> ServerOptions {
+    let mut options = ServerOptions::new(data).model(BASE_MODEL, base_folder());
+    options.threads = 1;
+    options.limits.kv_cache_bytes = 1 << 20;
+    options.limits.training_bytes = 64 << 20;
+    if rng.bool() {
+        options.limits.queued_requests = rng.usize(2..20);
+    }
+    if rng.bool() {
+        options.limits.result_bytes = rng.usize(100..5_000);
+    }
+    if rng.bool() {
+        options.limits.payload_bytes = rng.u64(100..10_000);
+    }
+    if rng.bool() {
+        options.limits.model_bytes = rng.usize(1_000..200_000);
+    }
+    if rng.bool() {
+        options.timeouts.snapshot_after = Duration::ZERO;
+    }
+    if rng.bool() {
+        options.timeouts.idle_model = Duration::from_secs(rng.u64(1..100));
+    }
+    options.timeouts.expiry_interval = Duration::from_secs(rng.u64(1..60));
+    options.efficient_protocol = rng.u32(0..4) > 0;
+    options
+}
+
+async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
+    let mut rng = Rng::with_seed(seed);
+    let plan = FaultPlan::choose(&mut rng);
+    event!(trace, "{plan:?}");
+    let data = folder.join("data");
+    let options = options(&data, &mut rng);
+    event!(trace, "{:?} {:?}", options.limits, options.timeouts);
+    let oracle = Oracle::new(trace.clone());
+    let disk = SimulatedDisk::new(&data, &plan, rng.u64(..), trace.clone());
+    let observed = disk.clone();
+    let _observer = tinkex_files::observe_thread(move |operation| observed.observe(operation));
+    let host = Host::new(options, &plan, disk, oracle.clone(), rng.u64(..), trace.clone());
+    host.start().await;
+    let calm_at = Instant::now() + plan.duration;
+    let mut programs = Vec::new();
+    for client in 0..rng.usize(1..4) {
+        let (network_seed, program_seed) = (rng.u64(..), rng.u64(..));
+        let network =
+            Network::new(client, host.clone(), oracle.clone(), &plan, network_seed, trace.clone());
+        match Program::new(client, network, program_seed, trace.clone()) {
+            Ok(program) => {
+                let death =
+                    (rng.f64() < plan.client_death).then(|| plan.duration.mul_f64(rng.f64()));
+                programs.push((client, death, task::spawn(program.run())));
+            }
+            Err(error) => trace.fail(format!("cannot build a client: {error}")),
+        }
+    }
+    let chaos = chaos(&host, &plan, &mut rng, calm_at);
+    let ending = async {
+        for (client, death, mut program) in programs {
+            let outcome = match death {
+                Some(after) => match tokio::time::timeout(after, &mut program).await {
+                    Ok(outcome) => Some(outcome),
+                    Err(_) => {
+                        event!(trace, "client {client} dies");
+                        trace.count("client died");
+                        program.abort();
+                        let _ = program.await;
+                        None
+                    }
+                },
+                None => Some(program.await),
+            };
+            match outcome {
+                None | Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => {
+                    trace.fail(format!("program of client {client} failed: {error}"));
+                }
+                Some(Err(error)) => trace.fail(format!("program {client} panicked: {error}")),
+            }
+        }
+    };
+    let limit = plan.duration + PATIENCE;
+    let ended = tokio::time::timeout(limit, async { tokio::join!(chaos, ending) }).await;
+    if ended.is_err() {
+        return trace.fail("a client still waits, hours after the last fault".to_owned());
+    }
+    if trace.has_failed() {
+        return;
+    }
+    finish(&host, &oracle, folder, trace).await;
+}
+
+/// Kills and restarts the server until the faults end.
+async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant) {
+    loop {
+        let interval = plan.crash_interval.unwrap_or(plan.duration);
+        let wait = interval.mul_f64(2.0 * rng.f64());
+        let until = (Instant::now() + wait).min(calm_at);
+        let killed = tokio::time::timeout_at(until, host.killed_by_disk()).await.is_ok();
+        let calm = Instant::now() >= calm_at;
+        if calm && !killed {
+            return;
+        }
+        if !killed && plan.crash_interval.is_none() {
+            continue;
+        }
+        if !killed && rng.f64() < plan.graceful {
+            host.stop().await;
+        } else {
+            host.crash(rng.f64() < plan.power_loss).await;
+        }
+        tokio::time::sleep(plan.max_downtime.mul_f64(rng.f64())).await;
+        host.start().await;
+    }
+}
+
+/// Waits until the server is idle, and checks its state, before and after a restart.
+async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &Trace) {
+    for _ in 0..1_000 {
+        host.observe();
+        if !oracle.has_unfinished() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let Some(handler) = host.handler() else {
+        return trace.fail("the server does not run at the end".to_owned());
+    };
+    oracle.check_references(&handler);
+    let scratch = folder.join("replay");
+    let base = (BASE_MODEL, base_folder());
+    if let Err(error) = std::fs::create_dir_all(&scratch) {
+        return trace.fail(format!("cannot create {}: {error}", scratch.display()));
+    }
+    oracle.check_replay(&handler, (base.0, &base.1), &host.data_dir(), &scratch);
+    let before = handler.describe();
+    drop(handler);
+    host.crash(true).await;
+    host.start().await;
+    let Some(handler) = host.handler() else { return };
+    let after = handler.describe();
+    if before != after {
+        let lost: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
+        let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+        trace.fail(format!("a restart changes the state: {lost:?} became {new:?}"));
+    }
+}
