@@ -11,12 +11,15 @@ pub(crate) fn run() -> Result<(), XtaskError> {
     let program = tools.join("bin/cargo-deny");
     if !program.exists() {
         let build = tools.join("build");
-        cargo("cargo-deny", &["install", "cargo-deny", "--version", VERSION, "--locked", "--debug"])
-            .arguments(&["--root"])
-            .argument(&tools)
-            // A folder of its own, so that an interrupted build goes on where it was.
-            .variable("CARGO_TARGET_DIR", &build)
-            .run()?;
+        cargo(
+            "cargo-deny",
+            &["install", "cargo-deny", "--version", VERSION, "--locked", "--debug"],
+        )
+        .arguments(&["--root"])
+        .argument(&tools)
+        // A folder of its own, so that an interrupted build goes on where it was.
+        .variable("CARGO_TARGET_DIR", &build)
+        .run()?;
         // Its size is several hundred megabytes; a failure to remove it does no harm.
         let _ = std::fs::remove_dir_all(&build);
     }

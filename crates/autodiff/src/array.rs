@@ -78,28 +78,51 @@ pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
         .collect()
 }
 
-/// Returns the positions that a view of this shape visits, in row-major order.
-///
-/// The view begins at position `start` and has these strides. A stride of 0 repeats a dimension.
-pub(crate) fn strided_indices(shape: &[usize], start: usize, strides: &[isize]) -> Vec<usize> {
-    let count = element_count(shape).unwrap_or(0);
-    let mut at = start;
-    let mut index = vec![0_usize; shape.len()];
-    let mut out = Vec::with_capacity(count);
-    for _ in 0..count {
-        out.push(at);
-        for i in (0..shape.len()).rev() {
-            index[i] += 1;
-            at = at.wrapping_add_signed(strides[i]);
-            if index[i] < shape[i] {
-                break;
-            }
-            let back = strides[i].wrapping_mul(index[i].cast_signed());
-            at = at.wrapping_add_signed(back.wrapping_neg());
-            index[i] = 0;
-        }
+/// Regular view of an array: its positions are computed instead of stored, so that a view of
+/// millions of elements needs no memory.
+#[derive(Clone, Debug)]
+pub(crate) struct StridedView {
+    shape: Vec<usize>,
+    start: usize,
+    /// Distance of neighbours in each dimension. 0 repeats a dimension.
+    strides: Vec<isize>,
+}
+
+impl StridedView {
+    /// Creates the view of this shape that begins at position `start` and has these strides.
+    pub(crate) fn new(shape: Vec<usize>, start: usize, strides: Vec<isize>) -> Self {
+        Self { shape, start, strides }
     }
-    out
+
+    /// Creates the view of the first `count` positions.
+    pub(crate) fn contiguous(count: usize) -> Self {
+        Self::new(vec![count], 0, vec![1])
+    }
+
+    /// Returns the number of positions.
+    pub(crate) fn len(&self) -> usize {
+        element_count(&self.shape).unwrap_or(0)
+    }
+
+    /// Returns the positions that the view visits, in row-major order.
+    pub(crate) fn positions(&self) -> impl Iterator<Item = usize> + '_ {
+        let mut at = self.start;
+        let mut index = vec![0_usize; self.shape.len()];
+        (0..self.len()).map(move |_| {
+            let position = at;
+            for i in (0..self.shape.len()).rev() {
+                index[i] += 1;
+                at = at.wrapping_add_signed(self.strides[i]);
+                if index[i] < self.shape[i] {
+                    break;
+                }
+                let back = self.strides[i].wrapping_mul(index[i].cast_signed());
+                at = at.wrapping_add_signed(back.wrapping_neg());
+                index[i] = 0;
+            }
+            position
+        })
+    }
 }
 
 #[cfg(test)]
@@ -115,11 +138,17 @@ mod tests {
     }
 
     #[test]
-    fn strided_indices_transpose_and_repeat() {
-        assert_eq!(strided_indices(&[3, 2], 0, &[1, 3]), [0, 3, 1, 4, 2, 5]);
-        assert_eq!(strided_indices(&[2, 3], 0, &[0, 1]), [0, 1, 2, 0, 1, 2]);
-        assert_eq!(strided_indices(&[3], 2, &[-1]), [2, 1, 0]);
-        assert_eq!(strided_indices(&[], 0, &[]), [0]);
-        assert!(strided_indices(&[0, 2], 0, &[2, 1]).is_empty());
+    fn strided_views_transpose_and_repeat() {
+        let positions = |shape: &[usize], start, strides: &[isize]| -> Vec<usize> {
+            let view = StridedView::new(shape.to_vec(), start, strides.to_vec());
+            assert_eq!(view.len(), view.positions().count());
+            view.positions().collect()
+        };
+        assert_eq!(positions(&[3, 2], 0, &[1, 3]), [0, 3, 1, 4, 2, 5]);
+        assert_eq!(positions(&[2, 3], 0, &[0, 1]), [0, 1, 2, 0, 1, 2]);
+        assert_eq!(positions(&[3], 2, &[-1]), [2, 1, 0]);
+        assert_eq!(positions(&[], 0, &[]), [0]);
+        assert!(positions(&[0, 2], 0, &[2, 1]).is_empty());
+        assert_eq!(StridedView::contiguous(3).positions().collect::<Vec<_>>(), [0, 1, 2]);
     }
 }

@@ -1,5 +1,7 @@
 //! Arguments of one operation, by position or by keyword.
 
+use std::rc::Rc;
+
 use crate::array::{Array, ElementKind};
 use crate::tape::{Tape, Var};
 
@@ -8,7 +10,8 @@ use crate::tape::{Tape, Var};
 pub(crate) enum NodeValue {
     Tensor(Var),
     Number(f64, ElementKind),
-    List(Vec<Self>),
+    /// List. It is shared: lists of references to lists would otherwise grow exponentially.
+    List(Rc<Vec<Self>>),
     Text(String),
     None,
     Slice([Option<i64>; 3]),
@@ -16,6 +19,13 @@ pub(crate) enum NodeValue {
     DType(ElementKind),
     /// Device, layout or memory format: has no effect on the result.
     Ignored,
+}
+
+impl NodeValue {
+    /// Creates a list.
+    pub(crate) fn list(items: Vec<Self>) -> Self {
+        Self::List(Rc::new(items))
+    }
 }
 
 /// Position of an argument that can only be passed by keyword.
@@ -80,7 +90,7 @@ impl<'a> CallArgs<'a> {
         match all.as_slice() {
             [] => None,
             [NodeValue::List(_)] => match all.pop() {
-                Some(NodeValue::List(items)) => Some(items),
+                Some(NodeValue::List(items)) => Some(Rc::unwrap_or_clone(items)),
                 _ => None,
             },
             _ => Some(all),

@@ -278,6 +278,7 @@ fn select(call: &mut CallArgs<'_>, mask: Var, a: Var, b: Var) -> Result<Var, Str
         .ok_or("the shapes of condition and values cannot be broadcast together")?;
     let mask = call.tape.broadcast_to(mask, &shape)?;
     let (a, b) = (call.tape.broadcast_to(a, &shape)?, call.tape.broadcast_to(b, &shape)?);
+    call.tape.check_words(4 * call.tape.get(mask).data.len())?;
     let selected: Vec<bool> = call.tape.get(mask).data.iter().map(|&m| m != 0.0).collect();
     let (left, right) = (&call.tape.get(a).data, &call.tape.get(b).data);
     let data = selected.iter().enumerate().map(|(i, &yes)| if yes { left[i] } else { right[i] });

@@ -1,8 +1,11 @@
 //! Indexing and gathering.
 
-use crate::array::{ElementKind, strided_indices, strides};
+use crate::array::{ElementKind, StridedView, strides};
 use crate::call::{CallArgs, NodeValue, describe, dimension, integer};
 use crate::tape::Var;
+
+/// Number of 8-byte words of an item of a list.
+const LIST_ITEM_WORDS: usize = size_of::<NodeValue>() / 8;
 
 /// Runs the indexing operation `name`; returns `None` if `name` is no indexing operation.
 pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
@@ -10,7 +13,7 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
         "getitem" => {
             let (input, index) = (call.required(0, "input")?, call.index());
             match input {
-                NodeValue::List(items) => list_item(&items, &index).map(Some),
+                NodeValue::List(items) => list_item(call, &items, &index).map(Some),
                 NodeValue::Tensor(x) => {
                     tensor_item(call, x, index).map(|x| Some(NodeValue::Tensor(x)))
                 }
@@ -42,12 +45,17 @@ impl CallArgs<'_> {
 }
 
 /// Indexes a list, such as a shape.
-fn list_item(items: &[NodeValue], index: &NodeValue) -> Result<NodeValue, String> {
+fn list_item(
+    call: &mut CallArgs<'_>,
+    items: &[NodeValue],
+    index: &NodeValue,
+) -> Result<NodeValue, String> {
     match index {
         NodeValue::Slice(slice) => {
             let (start, step, count) = range(slice, items.len())?;
             let at = |i: usize| start.wrapping_add_signed(step.wrapping_mul(i.cast_signed()));
-            Ok(NodeValue::List((0..count).map(|i| items[at(i)].clone()).collect()))
+            call.tape.reserve(count.saturating_mul(LIST_ITEM_WORDS))?;
+            Ok(NodeValue::list((0..count).map(|i| items[at(i)].clone()).collect()))
         }
         index => {
             let at = checked_index(integer(index)? as f64, items.len())?;
@@ -59,7 +67,7 @@ fn list_item(items: &[NodeValue], index: &NodeValue) -> Result<NodeValue, String
 /// Indexes a tensor by integers, slices, `...`, `None`, and at most one integer or boolean tensor.
 fn tensor_item(call: &mut CallArgs<'_>, x: Var, index: NodeValue) -> Result<Var, String> {
     let parts = match index {
-        NodeValue::List(parts) => parts,
+        NodeValue::List(parts) => parts.to_vec(),
         one => vec![one],
     };
     if let [NodeValue::Tensor(mask)] = parts.as_slice()
@@ -118,8 +126,7 @@ fn tensor_item(call: &mut CallArgs<'_>, x: Var, index: NodeValue) -> Result<Var,
         }
         dim += 1;
     }
-    let map = strided_indices(&sizes, start, &steps);
-    let x = call.tape.gather(x, map, sizes)?;
+    let x = call.tape.gather(x, StridedView::new(sizes.clone(), start, steps), sizes)?;
     match tensor_index {
         None => Ok(x),
         Some((dim, index)) => index_select(call, x, dim, index),
@@ -159,9 +166,11 @@ fn masked(call: &mut CallArgs<'_>, x: Var, mask: Var) -> Result<Var, String> {
     }
     let rest = &shape[mask.shape.len()..];
     let block: usize = rest.iter().product();
+    call.tape.check_words(mask.data.len())?;
     let selected: Vec<usize> = (0..mask.data.len()).filter(|&i| mask.data[i] != 0.0).collect();
     let sizes = [&[selected.len()], rest].concat();
-    let map = selected.iter().flat_map(|&i| i * block..(i + 1) * block).collect();
+    call.tape.check_words(2 * selected.len() * block)?;
+    let map: Vec<usize> = selected.iter().flat_map(|&i| i * block..(i + 1) * block).collect();
     call.tape.gather(x, map, sizes)
 }
 
@@ -186,10 +195,11 @@ fn index_select(call: &mut CallArgs<'_>, x: Var, dim: usize, index: Var) -> Resu
         index.data.iter().map(|&at| checked_index(at, size)).collect::<Result<_, _>>()?;
     let mut sizes = shape.clone();
     sizes[dim] = indices.len();
-    call.tape.check_size(&sizes)?;
+    let count = call.tape.check_size(&sizes)?;
+    call.tape.check_words(count.saturating_mul(2))?;
     let step = strides(&shape)[dim];
     let outer: usize = shape[..dim].iter().product();
-    let mut map = Vec::new();
+    let mut map = Vec::with_capacity(count);
     for block in 0..outer {
         for &at in &indices {
             let from = (block * size + at) * step;
@@ -202,7 +212,7 @@ fn index_select(call: &mut CallArgs<'_>, x: Var, dim: usize, index: Var) -> Resu
 /// Runs `gather`: returns, for each element of the index, the element of `x` at that index along
 /// `dim`.
 fn gather(call: &mut CallArgs<'_>, x: Var, dim: &NodeValue, index: Var) -> Result<Var, String> {
-    let (shape, index) = (call.tape.shape(x).to_vec(), call.tape.get(index).clone());
+    let (shape, index) = (call.tape.shape(x).to_vec(), call.tape.get(index));
     let dim = dimension(dim, shape.len())?;
     let fits = index.shape.len() == shape.len()
         && (0..shape.len()).all(|i| i == dim || index.shape[i] <= shape[i]);
@@ -217,13 +227,15 @@ fn gather(call: &mut CallArgs<'_>, x: Var, dim: &NodeValue, index: Var) -> Resul
     let steps: Vec<isize> = (0..shape.len())
         .map(|i| if i == dim { 0 } else { source_strides[i].cast_signed() })
         .collect();
-    let mut map = strided_indices(&index.shape, 0, &steps);
+    call.tape.check_words(2 * index.data.len())?;
+    let sizes = index.shape.clone();
+    let mut map: Vec<usize> = StridedView::new(sizes.clone(), 0, steps).positions().collect();
     for (at, &value) in map.iter_mut().zip(&index.data) {
         if let Some(&size) = shape.get(dim) {
             *at += checked_index(value, size)? * source_strides[dim];
         }
     }
-    call.tape.gather(x, map, index.shape)
+    call.tape.gather(x, map, sizes)
 }
 
 /// Returns the start, stop or step of a slice, which may be absent.

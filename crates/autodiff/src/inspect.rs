@@ -82,7 +82,7 @@ pub(crate) fn run(
             };
             let kind = call.dtype()?.unwrap_or(call.tape.get(x).kind);
             let shape = call.tape.shape(x).to_vec();
-            let data = vec![kind.cast(fill); call.tape.get(x).data.len()];
+            let data = vec![kind.cast(fill); call.tape.check_size(&shape)?];
             NodeValue::Tensor(call.tape.constant(Array { shape, data, kind })?)
         }
         _ => return Ok(None),
@@ -96,7 +96,7 @@ fn count(n: usize) -> NodeValue {
 
 /// Returns a shape as a list of its sizes.
 fn sizes(shape: &[usize]) -> NodeValue {
-    NodeValue::List(shape.iter().map(|&size| count(size)).collect())
+    NodeValue::list(shape.iter().map(|&size| count(size)).collect())
 }
 
 /// Returns an attribute of a tensor, or of the result of `max` or `min` along a dimension.

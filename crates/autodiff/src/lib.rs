@@ -39,8 +39,8 @@
 //! # Limits
 //!
 //! Graphs may come from an untrusted client. A graph has at most [`MAX_INPUTS`] inputs and
-//! [`MAX_NODES`] nodes, arguments nest at most 32 levels deep, and one evaluation holds at most
-//! 2²⁵ elements. Only operations that the crate implements are accepted.
+//! [`MAX_NODES`] nodes, arguments nest at most 32 levels deep, a tensor has at most 64 dimensions, and
+//! one evaluation holds at most 1 GiB or the program's [memory limit](LossProgram::memory_limit). Only operations that the crate implements are accepted.
 //!
 //! # Example
 //!

@@ -18,7 +18,12 @@ pub struct LossProgram {
     loss: String,
     /// Pairs of metric name and node name.
     metrics: Vec<(String, String)>,
+    /// Maximum memory of one evaluation in bytes.
+    memory_limit: usize,
 }
+
+/// Maximum memory of one evaluation in bytes, unless the program has another limit.
+const DEFAULT_MEMORY_LIMIT: usize = 1 << 30;
 
 /// Tensor passed to [`LossProgram::evaluate`].
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +64,16 @@ impl LossProgram {
     /// [`Error::Graph`] with the name of the node and the reason.
     pub fn new(inputs: Vec<GraphInput>, graph: LossGraph) -> Result<Self> {
         let output = validate(&inputs, &graph)?;
-        Ok(Self { inputs, graph, loss: output.loss, metrics: output.metrics })
+        let (loss, metrics) = (output.loss, output.metrics);
+        Ok(Self { inputs, graph, loss, metrics, memory_limit: DEFAULT_MEMORY_LIMIT })
+    }
+
+    /// Sets the maximum memory of one evaluation in bytes (default 1 GiB): values, slopes, index
+    /// tensors and gradients. An evaluation that needs more fails before it allocates.
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: usize) -> Self {
+        self.memory_limit = bytes;
+        self
     }
 
     /// Returns the declared inputs, `logprobs` first.
@@ -114,11 +128,12 @@ impl LossProgram {
     ///
     /// # Errors
     /// The errors of [`check_inputs`](Self::check_inputs); [`Error::Graph`] if shapes do not fit or
-    /// the evaluation would hold more than 2²⁵ elements; [`Error::NonFiniteResult`] if the loss or
+    /// the evaluation would hold more than its [memory limit](Self::memory_limit);
+    /// [`Error::NonFiniteResult`] if the loss or
     /// its gradient is not finite.
     pub fn evaluate(&self, inputs: &[TensorView<'_>]) -> Result<LossEvaluation> {
         self.check_inputs(inputs)?;
-        let mut tape = Tape::default();
+        let mut tape = Tape::new(self.memory_limit);
         let values = interpret::run(&self.graph.nodes, &self.inputs, &mut tape, inputs)?;
         let loss = values.scalar(&tape, &self.loss)?;
         let mut metrics = Vec::with_capacity(self.metrics.len());

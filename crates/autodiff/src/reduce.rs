@@ -1,6 +1,6 @@
 //! Reductions, and operations built on them.
 
-use crate::array::{Array, ElementKind, strided_indices, strides};
+use crate::array::{Array, ElementKind, StridedView, strides};
 use crate::call::{CallArgs, KEYWORD_ONLY, NodeValue, dimension, dimensions};
 use crate::elementwise::{self, sign};
 use crate::operations::NOT_SUPPORTED;
@@ -11,7 +11,7 @@ const NO_ELEMENTS: &str = "max and min need at least one element";
 /// Assignment of the elements of a tensor to the elements of the result.
 struct Reduction {
     /// For each element, the element of the result it contributes to.
-    targets: Vec<usize>,
+    targets: StridedView,
     /// Shape of the result: reduced dimensions have length 1, or are removed.
     shape: Vec<usize>,
     /// Number of elements of the result.
@@ -29,7 +29,7 @@ impl Reduction {
             .enumerate()
             .map(|(i, &step)| if dims.contains(&i) { 0 } else { step.cast_signed() })
             .collect();
-        let targets = strided_indices(shape, 0, &steps);
+        let targets = StridedView::new(shape.to_vec(), 0, steps);
         let count = kept.iter().product();
         let group_size = dims.iter().map(|&dim| shape[dim]).product();
         let shape = match keep {
@@ -95,8 +95,9 @@ fn simple(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
         "prod" => product(call.tape, x, &reduction, dtype.unwrap_or(kind.max(ElementKind::Int))),
         "any" | "all" => {
             let any = name == "any";
+            call.tape.check_words(reduction.count)?;
             let mut data = vec![f64::from(!any); reduction.count];
-            for (&value, &at) in call.tape.get(x).data.iter().zip(&reduction.targets) {
+            for (&value, at) in call.tape.get(x).data.iter().zip(reduction.targets.positions()) {
                 if (value != 0.0) == any {
                     data[at] = f64::from(any);
                 }
@@ -108,8 +109,9 @@ fn simple(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
 }
 
 fn sum(tape: &mut Tape, x: Var, reduction: Reduction, kind: ElementKind) -> Result<Var, String> {
+    tape.check_words(reduction.count)?;
     let mut data = vec![0.0; reduction.count];
-    for (&value, &at) in tape.get(x).data.iter().zip(&reduction.targets) {
+    for (&value, at) in tape.get(x).data.iter().zip(reduction.targets.positions()) {
         data[at] += value;
     }
     let value = Array { shape: reduction.shape, data, kind };
@@ -129,9 +131,10 @@ fn product(
     kind: ElementKind,
 ) -> Result<Var, String> {
     let source = &tape.get(x).data;
+    tape.check_words(source.len() + 3 * reduction.count)?;
     let mut data = vec![1.0; reduction.count];
     let (mut zeros, mut others) = (vec![0_usize; reduction.count], vec![1.0; reduction.count]);
-    for (&value, &at) in source.iter().zip(&reduction.targets) {
+    for (&value, at) in source.iter().zip(reduction.targets.positions()) {
         data[at] *= value;
         match value == 0.0 {
             true => zeros[at] += 1,
@@ -140,7 +143,7 @@ fn product(
     }
     // The slope of an element is the product of the others. If one element is 0, only its slope is
     // nonzero; if two are, all slopes are 0.
-    let slope = source.iter().zip(&reduction.targets).map(|(&value, &at)| {
+    let slope = source.iter().zip(reduction.targets.positions()).map(|(&value, at)| {
         match (zeros[at], value == 0.0) {
             (0, _) => others[at] / value,
             (1, true) => others[at],
@@ -163,9 +166,10 @@ fn shared_extreme(
         return Err(NO_ELEMENTS.to_owned());
     }
     let source = tape.get(x);
+    tape.check_words(source.data.len() + 2 * reduction.count)?;
     let start = if largest { f64::NEG_INFINITY } else { f64::INFINITY };
     let mut data = vec![start; reduction.count];
-    for (&value, &at) in source.data.iter().zip(&reduction.targets) {
+    for (&value, at) in source.data.iter().zip(reduction.targets.positions()) {
         data[at] = match (largest, value.is_nan() || data[at].is_nan()) {
             (_, true) => f64::NAN,
             (true, _) => data[at].max(value),
@@ -173,11 +177,11 @@ fn shared_extreme(
         };
     }
     let mut ties = vec![0.0; reduction.count];
-    for (&value, &at) in source.data.iter().zip(&reduction.targets) {
+    for (&value, at) in source.data.iter().zip(reduction.targets.positions()) {
         ties[at] += f64::from(value == data[at]);
     }
-    let slope = source.data.iter().zip(&reduction.targets);
-    let slope = slope.map(|(&value, &at)| f64::from(value == data[at]) / f64::max(ties[at], 1.0));
+    let slope = source.data.iter().zip(reduction.targets.positions());
+    let slope = slope.map(|(&value, at)| f64::from(value == data[at]) / f64::max(ties[at], 1.0));
     let slope = slope.collect();
     let value = Array { shape: reduction.shape, data, kind: source.kind };
     tape.derive(value, vec![(x, LocalGradient::Reduce(reduction.targets, Some(slope)))])
@@ -207,9 +211,10 @@ fn extreme(name: &str, call: &mut CallArgs<'_>) -> Result<NodeValue, String> {
     if reduction.group_size == 0 {
         return Err(NO_ELEMENTS.to_owned());
     }
+    call.tape.check_words(5 * reduction.count)?;
     let source = &call.tape.get(x).data;
     let mut best: Vec<Option<usize>> = vec![None; reduction.count];
-    for (i, &at) in reduction.targets.iter().enumerate() {
+    for (i, at) in reduction.targets.positions().enumerate() {
         let better = best[at].is_none_or(|best| {
             let (new, old) = (source[i], source[best]);
             !old.is_nan() && (new.is_nan() || if largest { new > old } else { new < old })
@@ -225,7 +230,7 @@ fn extreme(name: &str, call: &mut CallArgs<'_>) -> Result<NodeValue, String> {
     let indices = Array { shape: reduction.shape.clone(), data: indices, kind: ElementKind::Int };
     let values = call.tape.gather(x, best, reduction.shape)?;
     let indices = call.tape.constant(indices)?;
-    Ok(NodeValue::List(vec![NodeValue::Tensor(values), NodeValue::Tensor(indices)]))
+    Ok(NodeValue::list(vec![NodeValue::Tensor(values), NodeValue::Tensor(indices)]))
 }
 
 /// Runs `maximum` or `minimum` of two tensors.
@@ -321,6 +326,7 @@ fn cumulative_sum(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let dim = call.required(1, "dim")?;
     let dtype = call.dtype()?;
     let source = call.tape.get(x);
+    call.tape.check_words(source.data.len())?;
     let dim = dimension(&dim, source.shape.len())?;
     let (length, stride) = match source.shape.get(dim) {
         Some(&length) => (length, strides(&source.shape)[dim]),

@@ -1,6 +1,6 @@
 //! Operations that rearrange elements.
 
-use crate::array::{Array, ElementKind, element_count, strided_indices, strides};
+use crate::array::{Array, ElementKind, StridedView, element_count, strides};
 use crate::call::{CallArgs, NodeValue, dimension, dimensions, integer};
 use crate::tape::{LocalGradient, Var};
 
@@ -71,7 +71,7 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
         "flip" => {
             let x = call.tensor(0, "input")?;
             let shape = call.tape.shape(x).to_vec();
-            let dims = call.rest(1, "dims").map(NodeValue::List);
+            let dims = call.rest(1, "dims").map(NodeValue::list);
             let dims = dimensions(dims, shape.len())?;
             let source_strides = strides(&shape);
             let start =
@@ -81,7 +81,7 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
                 .enumerate()
                 .map(|(i, step)| step.cast_signed() * if dims.contains(&i) { -1 } else { 1 })
                 .collect();
-            call.tape.gather(x, strided_indices(&shape, start, &steps), shape)
+            call.tape.gather(x, StridedView::new(shape.clone(), start, steps), shape)
         }
         "roll" => roll(call),
         _ => return Ok(None),
@@ -133,7 +133,8 @@ fn permuted(call: &mut CallArgs<'_>, x: Var, order: &[usize]) -> Result<Var, Str
     let source_strides = strides(&shape);
     let permuted_shape: Vec<usize> = order.iter().map(|&dim| shape[dim]).collect();
     let steps: Vec<isize> = order.iter().map(|&dim| source_strides[dim].cast_signed()).collect();
-    call.tape.gather(x, strided_indices(&permuted_shape, 0, &steps), permuted_shape)
+    let view = StridedView::new(permuted_shape.clone(), 0, steps);
+    call.tape.gather(x, view, permuted_shape)
 }
 
 fn expand(call: &mut CallArgs<'_>) -> Result<Var, String> {
@@ -162,7 +163,7 @@ fn join(stack: bool, call: &mut CallArgs<'_>) -> Result<Var, String> {
     };
     let dim = call.optional(1, "dim").unwrap_or(NodeValue::Number(0.0, ElementKind::Int));
     let mut parts = Vec::with_capacity(items.len());
-    for item in &items {
+    for item in items.iter() {
         parts.push(call.var(item, "tensors")?);
     }
     let Some(&first) = parts.first() else {
@@ -198,31 +199,36 @@ fn join(stack: bool, call: &mut CallArgs<'_>) -> Result<Var, String> {
     let count = call.tape.check_size(&shape)?;
     // The result is a sequence of `outer` blocks, each of one contiguous piece of every part.
     let outer: usize = shape[..dim].iter().product();
+    let block: usize = shape[dim..].iter().product();
     let mut data = Vec::with_capacity(count);
-    let mut positions: Vec<Vec<usize>> =
-        parts.iter().map(|&part| Vec::with_capacity(call.tape.get(part).data.len())).collect();
-    for block in 0..outer {
-        for (&part, positions) in parts.iter().zip(&mut positions) {
+    for at in 0..outer {
+        for &part in &parts {
             let source = &call.tape.get(part).data;
             let length = source.len() / outer;
-            positions.extend(data.len()..data.len() + length);
-            data.extend_from_slice(&source[block * length..(block + 1) * length]);
+            data.extend_from_slice(&source[at * length..(at + 1) * length]);
         }
     }
-    let gradients = positions.into_iter().map(|targets| LocalGradient::Reduce(targets, None));
-    let operands = parts.into_iter().zip(gradients).collect();
+    let mut start = 0;
+    let operands = parts.into_iter().map(|part| {
+        let length = call.tape.get(part).data.len().checked_div(outer).unwrap_or(0);
+        let strides = vec![block.cast_signed(), 1];
+        let view = StridedView::new(vec![outer, length], start, strides);
+        start += length;
+        (part, LocalGradient::Reduce(view, None))
+    });
+    let operands = operands.collect();
     call.tape.derive(Array { shape, data, kind }, operands)
 }
 
 fn roll(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
     let shifts = match call.required(1, "shifts")? {
-        NodeValue::List(items) => items,
+        NodeValue::List(items) => items.to_vec(),
         one => vec![one],
     };
     let shape = call.tape.shape(x).to_vec();
     let dims = match call.optional(2, "dims") {
-        Some(NodeValue::List(items)) => items,
+        Some(NodeValue::List(items)) => items.to_vec(),
         Some(one) => vec![one],
         None => {
             // Without dims the flattened tensor is rolled.
@@ -255,11 +261,11 @@ fn roll_dimension(call: &mut CallArgs<'_>, x: Var, shift: i64, dim: usize) -> Re
     let too_long = |_| format!("a dimension of length {length} cannot be rolled");
     let signed_length = i64::try_from(length).map_err(too_long)?;
     let back = usize::try_from((-shift).rem_euclid(signed_length)).map_err(too_long)?;
-    let map = (0..call.tape.get(x).data.len())
-        .map(|at| {
-            let index = at / step % length;
-            at - index * step + (index + back) % length * step
-        })
-        .collect();
-    call.tape.gather(x, map, shape)
+    let count = call.tape.get(x).data.len();
+    call.tape.check_words(2 * count)?;
+    let rolled = |at: usize| {
+        let index = at / step % length;
+        at - index * step + (index + back) % length * step
+    };
+    call.tape.gather(x, (0..count).map(rolled).collect::<Vec<_>>(), shape)
 }

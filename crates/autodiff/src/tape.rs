@@ -4,22 +4,31 @@
 //! operand. All derivatives have one of four forms ([`LocalGradient`]), so the backward pass needs
 //! four loops and no code per operation.
 
-use crate::array::{Array, ElementKind, broadcast, element_count, strided_indices, strides};
+use crate::array::{Array, ElementKind, StridedView, broadcast, element_count, strides};
 
-/// Maximum number of elements of all values of one evaluation. Without this limit a graph of a few
-/// nodes could exhaust memory.
-const MAX_ELEMENTS: usize = 1 << 25;
+/// Maximum number of dimensions of a value, as in PyTorch.
+const MAX_RANK: usize = 64;
+
+/// Number of 8-byte words that an entry needs besides its elements: the entry itself, its shape, and
+/// the vectors of its operands.
+const ENTRY_WORDS: usize = 32;
+
+/// Bytes of a word: a value, a slope or an index.
+const WORD: usize = 8;
 
 /// Handle of a value on the tape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Var(usize);
 
 /// Values of one evaluation, in the order of their computation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tape {
     entries: Vec<TapeEntry>,
-    /// Number of elements of all entries.
-    elements: usize,
+    /// Number of 8-byte words that the evaluation holds: values, slopes, indices, items of lists,
+    /// and the gradients that the backward pass will allocate.
+    words: usize,
+    /// Maximum of `words`. Without it a graph of a few nodes could exhaust memory.
+    max_words: usize,
 }
 
 #[derive(Debug)]
@@ -35,16 +44,57 @@ struct TapeEntry {
 pub(crate) enum LocalGradient {
     /// Element `i` depends on element `i` of the operand, with slope `slopes[i]`.
     Elementwise(Vec<f64>),
-    /// Element `i` is element `map[i]` of the operand.
-    Gather(Vec<usize>),
-    /// Element `i` of the operand contributes to element `targets[i]`, with slope `slopes[i]`, or
-    /// 1 without slopes.
-    Reduce(Vec<usize>, Option<Vec<f64>>),
+    /// Element `i` is the element of the operand at the `i`-th of these positions.
+    Gather(Positions),
+    /// Element `i` of the operand contributes to the element at the `i`-th of these positions, with
+    /// slope `slopes[i]`, or 1 without slopes.
+    Reduce(StridedView, Option<Vec<f64>>),
     /// Running sums along a dimension.
     CumulativeSum { length: usize, stride: usize },
 }
 
+/// Positions in an array, in any order.
+#[derive(Debug)]
+pub(crate) enum Positions {
+    Strided(StridedView),
+    Listed(Vec<usize>),
+}
+
+impl From<StridedView> for Positions {
+    fn from(view: StridedView) -> Self {
+        Self::Strided(view)
+    }
+}
+
+impl From<Vec<usize>> for Positions {
+    fn from(list: Vec<usize>) -> Self {
+        Self::Listed(list)
+    }
+}
+
+impl Positions {
+    fn len(&self) -> usize {
+        match self {
+            Self::Strided(view) => view.len(),
+            Self::Listed(list) => list.len(),
+        }
+    }
+
+    /// Calls `visit` for each position.
+    fn for_each(&self, visit: impl FnMut(usize)) {
+        match self {
+            Self::Strided(view) => view.positions().for_each(visit),
+            Self::Listed(list) => list.iter().copied().for_each(visit),
+        }
+    }
+}
+
 impl Tape {
+    /// Creates an empty tape whose evaluation may hold `max_bytes` bytes.
+    pub(crate) fn new(max_bytes: usize) -> Self {
+        Self { entries: Vec::new(), words: 0, max_words: max_bytes / WORD }
+    }
+
     pub(crate) fn get(&self, var: Var) -> &Array {
         &self.entries[var.0].value
     }
@@ -69,25 +119,43 @@ impl Tape {
         tracked: bool,
         operands: Vec<(Var, LocalGradient)>,
     ) -> Result<Var, String> {
-        self.add_elements(value.data.len())?;
+        if value.shape.len() > MAX_RANK {
+            return Err(format!("a tensor has at most {MAX_RANK} dimensions"));
+        }
+        let count = value.data.len();
+        let locals: usize = operands.iter().map(|(_, local)| local.words()).sum();
+        let gradient = if tracked { count } else { 0 };
+        self.reserve(count.saturating_add(locals).saturating_add(gradient + ENTRY_WORDS))?;
         self.entries.push(TapeEntry { value, tracked, operands });
         Ok(Var(self.entries.len() - 1))
     }
 
-    /// Adds to the number of elements. Fails if it exceeds the limit.
-    fn add_elements(&mut self, elements: usize) -> Result<(), String> {
-        self.elements = self.elements.saturating_add(elements);
-        if self.elements > MAX_ELEMENTS {
-            return Err(format!("the evaluation holds more than {MAX_ELEMENTS} elements"));
-        }
+    /// Counts words that the evaluation holds until its end.
+    ///
+    /// # Errors
+    /// Fails if the evaluation holds more than its limit.
+    pub(crate) fn reserve(&mut self, words: usize) -> Result<(), String> {
+        self.check_words(words)?;
+        self.words += words;
         Ok(())
+    }
+
+    /// Checks that `words` more words are within the limit, before they are allocated.
+    pub(crate) fn check_words(&self, words: usize) -> Result<(), String> {
+        match self.words.saturating_add(words) <= self.max_words {
+            true => Ok(()),
+            false => {
+                let limit = (self.max_words * WORD) >> 20;
+                Err(format!("the evaluation needs more than {limit} MiB of memory"))
+            }
+        }
     }
 
     /// Checks that a value of this shape is within the limit, before it is allocated. Returns its
     /// number of elements.
     pub(crate) fn check_size(&self, shape: &[usize]) -> Result<usize, String> {
         match element_count(shape) {
-            Some(count) if self.elements.saturating_add(count) <= MAX_ELEMENTS => Ok(count),
+            Some(count) if self.check_words(count).is_ok() => Ok(count),
             _ => Err(format!("a tensor of shape {shape:?} is too large")),
         }
     }
@@ -108,26 +176,29 @@ impl Tape {
 
     /// Copies a value as a constant.
     pub(crate) fn detach(&mut self, x: Var) -> Result<Var, String> {
+        self.check_words(self.get(x).data.len())?;
         self.constant(self.get(x).clone())
     }
 
     /// Copies a value under another shape with the same number of elements.
     pub(crate) fn reshaped(&mut self, x: Var, shape: Vec<usize>) -> Result<Var, String> {
-        let count = self.get(x).data.len();
-        self.gather(x, (0..count).collect(), shape)
+        self.gather(x, StridedView::contiguous(self.get(x).data.len()), shape)
     }
 
-    /// Returns the elements of `x` at the positions `map`.
+    /// Returns the elements of `x` at these positions.
     pub(crate) fn gather(
         &mut self,
         x: Var,
-        map: Vec<usize>,
+        positions: impl Into<Positions>,
         shape: Vec<usize>,
     ) -> Result<Var, String> {
+        let positions = positions.into();
+        self.check_words(positions.len())?;
         let source = self.get(x);
-        let data = map.iter().map(|&at| source.data[at]).collect();
+        let mut data = Vec::with_capacity(positions.len());
+        positions.for_each(|at| data.push(source.data[at]));
         let value = Array { shape, data, kind: source.kind };
-        self.derive(value, vec![(x, LocalGradient::Gather(map))])
+        self.derive(value, vec![(x, LocalGradient::Gather(positions))])
     }
 
     /// Broadcasts `x` to `shape`.
@@ -148,7 +219,7 @@ impl Tape {
                 _ => 0,
             })
             .collect();
-        self.gather(x, strided_indices(shape, 0, &repeated), shape.to_vec())
+        self.gather(x, StridedView::new(shape.to_vec(), 0, repeated), shape.to_vec())
     }
 
     /// Applies `f`, which returns a value and its slope, to every element.
@@ -159,6 +230,7 @@ impl Tape {
         f: impl Fn(f64) -> (f64, f64),
     ) -> Result<Var, String> {
         let source = self.get(x);
+        self.check_words(2 * source.data.len())?;
         let (data, slope) = source.data.iter().map(|&value| f(value)).unzip();
         let value = Array { shape: source.shape.clone(), data, kind };
         self.derive(value, vec![(x, LocalGradient::Elementwise(slope))])
@@ -178,6 +250,7 @@ impl Tape {
             .ok_or_else(|| format!("shapes {sa:?} and {sb:?} cannot be broadcast together"))?;
         let (a, b) = (self.broadcast_to(a, &shape)?, self.broadcast_to(b, &shape)?);
         let count = self.get(a).data.len();
+        self.check_words(3 * count)?;
         let mut data = Vec::with_capacity(count);
         let (mut by_a, mut by_b) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for (&x, &y) in self.get(a).data.iter().zip(&self.get(b).data) {
@@ -212,6 +285,17 @@ impl Tape {
 }
 
 impl LocalGradient {
+    /// Returns the number of words of slopes and positions.
+    fn words(&self) -> usize {
+        match self {
+            Self::Elementwise(slopes) | Self::Reduce(_, Some(slopes)) => slopes.len(),
+            Self::Gather(Positions::Listed(list)) => list.len(),
+            Self::Gather(Positions::Strided(_))
+            | Self::Reduce(_, None)
+            | Self::CumulativeSum { .. } => 0,
+        }
+    }
+
     /// Propagates `gradient`, the gradient of the value, to `operand`, the gradient of the operand.
     fn accumulate(&self, gradient: &[f64], operand: &mut [f64]) {
         match self {
@@ -220,13 +304,13 @@ impl LocalGradient {
                     *operand += product(*gradient, *slope);
                 }
             }
-            Self::Gather(map) => {
-                for (gradient, &source) in gradient.iter().zip(map) {
-                    operand[source] += gradient;
-                }
+            Self::Gather(positions) => {
+                let mut gradient = gradient.iter();
+                positions.for_each(|at| operand[at] += gradient.next().copied().unwrap_or(0.0));
             }
             Self::Reduce(targets, slopes) => {
-                for (i, (operand, &target)) in operand.iter_mut().zip(targets).enumerate() {
+                let targets = targets.positions();
+                for (i, (operand, target)) in operand.iter_mut().zip(targets).enumerate() {
                     let slope = slopes.as_ref().map_or(1.0, |slopes| slopes[i]);
                     *operand += product(gradient[target], slope);
                 }

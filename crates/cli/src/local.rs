@@ -16,7 +16,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tinkex::{BaseUrl, Env, RetryPolicy, ServiceClient};
 use tinkex_files::{AtomicWrite, HubCache};
-use tinkex_server::{Server, ServerOptions, ShutdownSummary, StartError, api_key_file};
+use tinkex_server::{
+    Server, ServerLimits, ServerOptions, ShutdownSummary, StartError, api_key_file,
+};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{CommandError, Exit};
@@ -199,6 +201,7 @@ impl LocalServer {
     pub(crate) async fn open(variables: &Env) -> Result<Self, CommandError> {
         let data = data_folder(variables)?;
         let mut options = ServerOptions::new(&data);
+        options.limits = ServerLimits::for_this_process();
         options.hub_cache = hub_cache(variables);
         options.create_api_key = true;
         let deadline = Instant::now() + HANDOVER_TIMEOUT;

@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | [`REQUEST`] | INFO | one per executed request, successful or failed |
 //! | [`REQUEST`] | DEBUG | HTTP requests that were rejected, with status and reason |
-//! | [`MODEL`] | INFO | base model loaded or unloaded, model restored from disk, model autosaved |
+//! | [`MODEL`] | INFO | memory limits at the start, base model loaded or unloaded, model restored from disk, model autosaved |
 //! | [`MODEL`] | INFO | the architecture of a model in the hub cache is not supported |
 //! | [`MODEL`] | WARN | snapshot or autosave failed, base model of unfinished requests missing |
 //! | [`MODEL`] | WARN | model of the hub cache skipped, files of a base model unusual, alias without a model |

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tinkex_server::{Server, ServerOptions, StartError, api_key_file};
+use tinkex_server::{
+    DropUndone, MemorySize, Server, ServerLimits, ServerOptions, StartError, api_key_file,
+};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -39,13 +41,17 @@ Models:
   --bf16                   Store frozen weights as bf16
   --quantize [NAME=]FORMAT Quantize frozen weights of all models or of one: q8 or q4; repeatable
   --raw-logprobs           Report log-probabilities of samples before the temperature is applied
+  --training-memory SIZE   Memory of the activations of a training pass, such as 4GiB
+                           [default: a quarter of the memory of the process]
+  --cache-memory SIZE      Memory of the KV cache of one model [default: an eighth of the memory of
+                           the process]
 
 Data:
   --data-dir DIR           Folder for the database, payloads and weights [default: tinkex-data]
   --snapshot-after SECONDS Compute time on a model after which its state is saved [default: 20]
   --no-autosave            Do not save unsaved models of sessions that expire
-  --drop-undone            Start even if accepted requests need a base model that is not available;
-                           those requests fail
+  --drop-undone[=WHICH]    Fail accepted requests without a result: those whose base model is
+                           missing, or all [default: missing]
 
 Logging:
   --log-level LEVEL        Least severe level to log: off, error, warn, info, debug or trace
@@ -124,9 +130,7 @@ fn install_subscriber(level: LevelFilter, format: LogFormat) {
 /// Returns the hint for a start error: what the user can do about it.
 fn hint(error: &StartError) -> Option<String> {
     Some(match error {
-        StartError::UnprotectedAddress(_) => {
-            "Omit --no-key, or listen on 127.0.0.1.".to_owned()
-        }
+        StartError::UnprotectedAddress(_) => "Omit --no-key, or listen on 127.0.0.1.".to_owned(),
         StartError::EmptyApiKey => "Use a key that is hard to guess.".to_owned(),
         StartError::ApiKeyFile { .. } => return error.api_key_hint(),
         StartError::DataDirInUse(_) => {
@@ -148,6 +152,7 @@ fn hint(error: &StartError) -> Option<String> {
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments>, String> {
     let mut options = ServerOptions::new("tinkex-data");
     options.hub_cache = tinkex_server::local_hub_cache();
+    options.limits = ServerLimits::for_this_process();
     options.address.set_port(8080);
     options.create_api_key = true;
     let mut key_file = None;
@@ -209,7 +214,13 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
             }
             "--raw-logprobs" => options.raw_logprobs = true,
             "--no-autosave" => options.autosave_on_expiry = false,
-            "--drop-undone" => options.drop_undone = true,
+            "--training-memory" => options.limits.training_bytes = size(&name, &value()?)?,
+            "--cache-memory" => options.limits.kv_cache_bytes = size(&name, &value()?)?,
+            "--drop-undone" => options.drop_undone = DropUndone::Missing,
+            other if other.starts_with("--drop-undone=") => {
+                let which = other["--drop-undone=".len()..].parse();
+                options.drop_undone = which.map_err(|error| format!("{other}: {error}"))?;
+            }
             "--plain" => options.efficient_protocol = false,
             "--log-level" => {
                 let text = value()?;
@@ -232,6 +243,12 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
         return Err("--no-key and --api-key-file contradict each other".to_owned());
     }
     Ok(Some(Arguments { options, key_file, log_level, log_format }))
+}
+
+/// Parses the value of `option`, a size in bytes with a unit.
+fn size(option: &str, text: &str) -> Result<usize, String> {
+    let size: MemorySize = text.parse().map_err(|error| format!("{option} {text}: {error}"))?;
+    Ok(size.bytes())
 }
 
 /// Reads the API key from the file at `path`, without surrounding whitespace.

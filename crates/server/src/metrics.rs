@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::limits::ServerLimits;
+
 /// Counters of the server, and the number of loaded base models.
 #[derive(Debug, Default)]
 pub(crate) struct ServerMetrics {
@@ -61,7 +63,7 @@ impl ServerMetrics {
     }
 
     /// Formats all metrics in the Prometheus text format.
-    pub(crate) fn to_text(&self, gauges: &GaugeValues) -> String {
+    pub(crate) fn to_text(&self, gauges: &GaugeValues, limits: &ServerLimits) -> String {
         let mut out = String::new();
         let counters = [
             ("calls_total", "HTTP requests received", self.http_requests.get()),
@@ -103,6 +105,10 @@ impl ServerMetrics {
                      tinkex_{name} {value}\n"
                 );
             }
+        }
+        out.push_str("# HELP tinkex_limit_bytes memory limits\n# TYPE tinkex_limit_bytes gauge\n");
+        for (name, bytes) in limits.memory_limits() {
+            let _ = writeln!(out, "tinkex_limit_bytes{{memory=\"{name}\"}} {bytes}");
         }
         out
     }

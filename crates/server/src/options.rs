@@ -9,6 +9,8 @@ use tinkex_engine::Quantization;
 use tinkex_files::HubCache;
 use tinkex_wire::Secret;
 
+use crate::limits::ServerLimits;
+
 /// Configuration of a [`Server`](crate::Server).
 ///
 /// ```
@@ -67,13 +69,39 @@ pub struct ServerOptions {
     /// session expires (default true). `N` is the sequence number of the last request that changed
     /// the model. The checkpoint expires after one day.
     pub autosave_on_expiry: bool,
-    /// Starts even if accepted requests need a base model that is not available; those requests
-    /// fail (default false: the start fails).
-    pub drop_undone: bool,
+    /// Accepted requests without a result that fail when the server starts (default
+    /// [`DropUndone::None`]).
+    pub drop_undone: DropUndone,
     /// Memory and queue limits.
     pub limits: ServerLimits,
     /// Timeouts and intervals.
     pub timeouts: ServerTimeouts,
+}
+
+/// Accepted requests without a result that fail when a server starts, instead of being executed. The
+/// failures are durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DropUndone {
+    /// None: the server does not start while a base model that they need is missing.
+    #[default]
+    None,
+    /// Those whose base model is missing.
+    Missing,
+    /// All.
+    All,
+}
+
+impl FromStr for DropUndone {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "missing" => Ok(Self::Missing),
+            "all" => Ok(Self::All),
+            _ => Err("expected missing or all".to_owned()),
+        }
+    }
 }
 
 /// Value of the option `--quantize`: `q8` or `q4` for all models, `NAME=q8` or `NAME=q4` for one.
@@ -114,47 +142,6 @@ impl FromStr for QuantizeRule {
         }
         Ok(Self { model: model.map(str::to_owned), format })
     }
-}
-
-/// Limits on memory and concurrency.
-///
-/// A client that exceeds a queue limit receives 429 with the time after which to retry; a body over
-/// its limit is rejected with 413. Caches over their limit evict the least recently used entries.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ServerLimits {
-    /// Maximum number of open connections (default 4096). Further ones wait to be accepted.
-    pub connections: usize,
-    /// Maximum size of a request body that carries training or sampling data, in bytes, after
-    /// decompression (default 64 MiB).
-    pub body_bytes: usize,
-    /// Maximum size of any other request body, in bytes (default 1 MiB).
-    pub small_body_bytes: usize,
-    /// Maximum size of an imported adapter, in bytes (default 4 GiB).
-    pub import_bytes: u64,
-    /// Maximum total size of the request bodies being read, in bytes (default 1 GiB).
-    pub total_body_bytes: usize,
-    /// Maximum number of requests that are queued or being sampled (default 50,000).
-    pub queued_requests: usize,
-    /// Maximum total size of the queued requests and running samples, in bytes (default 1 GiB).
-    pub queued_bytes: usize,
-    /// Maximum total size of the results held in memory, in bytes (default 256 MiB). Beyond
-    /// it, the oldest results are dropped from memory and read from disk when a client polls them.
-    pub result_bytes: usize,
-    /// Minimum size of the payload file, in bytes, for compaction (default 32 MiB). A larger file
-    /// is compacted once at least half of it is no longer needed.
-    pub payload_bytes: u64,
-    /// Maximum memory of the models in training, in bytes (default 4 GiB). The least recently used
-    /// ones are written to disk and reloaded on demand.
-    pub model_bytes: usize,
-    /// Maximum memory of the adapters loaded for sampling, in bytes (default 1 GiB). The least
-    /// recently used ones are reloaded from disk on demand.
-    pub sampler_weight_bytes: usize,
-    /// Maximum memory of the activations of a training pass, in bytes (default 4 GiB). A larger
-    /// batch is split.
-    pub training_bytes: usize,
-    /// Maximum memory of the KV cache of one base model, in bytes (default 2 GiB).
-    pub kv_cache_bytes: usize,
 }
 
 /// Timeouts and intervals of a server.
@@ -209,7 +196,7 @@ impl ServerOptions {
             raw_logprobs: false,
             efficient_protocol: true,
             autosave_on_expiry: true,
-            drop_undone: false,
+            drop_undone: DropUndone::None,
             limits: ServerLimits::default(),
             timeouts: ServerTimeouts::default(),
         }
@@ -279,26 +266,6 @@ pub fn local_hub_cache() -> Option<PathBuf> {
     };
     let cache = HubCache::locate(variable)?;
     cache.folder().is_dir().then(|| cache.folder().to_owned())
-}
-
-impl Default for ServerLimits {
-    fn default() -> Self {
-        Self {
-            connections: 4_096,
-            body_bytes: 64 << 20,
-            small_body_bytes: 1 << 20,
-            import_bytes: 4 << 30,
-            total_body_bytes: 1 << 30,
-            queued_requests: 50_000,
-            queued_bytes: 1 << 30,
-            result_bytes: 256 << 20,
-            payload_bytes: 32 << 20,
-            model_bytes: 4 << 30,
-            sampler_weight_bytes: 1 << 30,
-            training_bytes: 4 << 30,
-            kv_cache_bytes: 2 << 30,
-        }
-    }
 }
 
 impl Default for ServerTimeouts {

@@ -19,7 +19,7 @@ use crate::expiry;
 use crate::inference::NamedModel;
 use crate::log;
 use crate::models::BaseModels;
-use crate::options::ServerOptions;
+use crate::options::{DropUndone, ServerOptions};
 use crate::random::RandomSource;
 use crate::routes;
 use crate::state::ServerState;
@@ -240,6 +240,7 @@ impl Server {
             return Err(StartError::InvalidOrigin(origin.clone()));
         }
         let address = options.address;
+        options.limits.log();
         let opened = OpenedServer::open(options, Executor::Threads, RandomSource::System)?;
         let listener = TcpListener::bind(address)
             .await
@@ -423,7 +424,7 @@ fn check_needed_models(
         if models.get(&name).is_some() {
             continue;
         }
-        if !options.drop_undone {
+        if options.drop_undone == DropUndone::None {
             return Err(StartError::MissingModel { name, requests });
         }
         tracing::warn!(
@@ -459,6 +460,7 @@ fn check_aliases(state: &ServerState) {
 /// Enqueues the requests that were accepted before the restart and have no result.
 fn restore_requests(state: &Arc<ServerState>) {
     admit::restore_losses(state);
+    let drop_all = state.options.drop_undone == DropUndone::All;
     let unfinished = {
         let mut store = state.store();
         for run in store.runs.values() {
@@ -468,8 +470,19 @@ fn restore_requests(state: &Arc<ServerState>) {
         }
         store.requeue_unfinished()
     };
+    if drop_all && !unfinished.is_empty() {
+        tracing::warn!(
+            target: log::REQUEST,
+            requests = unfinished.len(),
+            "all unfinished requests fail because the server was started with --drop-undone=all"
+        );
+    }
     for request in unfinished {
-        admit::readmit(state, request);
+        if drop_all {
+            admit::drop_undone(state, &request.row);
+        } else {
+            admit::readmit(state, request);
+        }
     }
 }
 

@@ -202,17 +202,6 @@ fn shape_errors_are_found_during_evaluation() {
 }
 
 #[test]
-fn memory_is_limited_over_all_nodes_together() {
-    // Each node alone would be within the limit.
-    let expand = |name| {
-        let sizes = [GraphArg::node("logprobs"), GraphArg::Int(1 << 18), GraphArg::Int(64)];
-        GraphNode::method(name, "expand", sizes)
-    };
-    let error = run(vec![expand("a"), expand("b"), sum_of("b")], &[-1.0; 64]).unwrap_err();
-    assert!(error.to_string().contains("too large"), "{error}");
-}
-
-#[test]
 fn results_that_are_not_finite_are_errors() {
     let error = run(vec![call("log", vec![]), sum_of("y")], &[-1.0]).unwrap_err();
     assert!(matches!(error, Error::NonFiniteResult { what: "value", .. }), "{error}");

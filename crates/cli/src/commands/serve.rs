@@ -8,7 +8,9 @@ use std::pin::pin;
 use clap::Args;
 use futures_util::future::{Either, select};
 use serde_json::json;
-use tinkex_server::{BUILT_IN, QuantizeRule, Server, ServerOptions};
+use tinkex_server::{
+    BUILT_IN, DropUndone, MemorySize, QuantizeRule, Server, ServerLimits, ServerOptions,
+};
 
 use crate::args::{number_between, whole_number};
 use crate::context::CommandContext;
@@ -114,12 +116,38 @@ pub(crate) struct ServeArgs {
         help_heading = "Models"
     )]
     threads: usize,
+    /// Memory of the activations of a training pass, such as 4GiB; larger batches are split
+    /// [default: a quarter of the memory of the process]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = str::parse::<MemorySize>,
+        help_heading = "Memory"
+    )]
+    training_memory: Option<MemorySize>,
+    /// Memory of the KV cache of one model [default: an eighth of the memory of the process]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = str::parse::<MemorySize>,
+        help_heading = "Memory"
+    )]
+    cache_memory: Option<MemorySize>,
     /// Data folder [default: the folder that --local uses]
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     data_dir: Option<PathBuf>,
-    /// Fail pending requests whose base model is missing instead of refusing to start
-    #[arg(long, help_heading = "Data")]
-    drop_undone: bool,
+    /// Fail pending requests at the start: those whose base model is missing, which otherwise
+    /// prevents the start, or all [default: missing]
+    #[arg(
+        long,
+        value_name = "WHICH",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "missing",
+        value_parser = str::parse::<DropUndone>,
+        help_heading = "Data"
+    )]
+    drop_undone: Option<DropUndone>,
     /// Log format: text or json
     #[arg(
         long,
@@ -192,7 +220,14 @@ pub(super) async fn run(
     options.bf16 = args.bf16;
     options = args.quantize.into_iter().fold(options, ServerOptions::quantize_rule);
     options.raw_logprobs = args.raw_logprobs;
-    options.drop_undone = args.drop_undone;
+    options.drop_undone = args.drop_undone.unwrap_or_default();
+    options.limits = ServerLimits::for_this_process();
+    if let Some(size) = args.training_memory {
+        options.limits.training_bytes = size.bytes();
+    }
+    if let Some(size) = args.cache_memory {
+        options.limits.kv_cache_bytes = size.bytes();
+    }
     options.efficient_protocol = !args.plain;
     options.create_api_key = !args.no_key;
     if let Some(key) = key {

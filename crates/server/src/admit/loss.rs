@@ -15,6 +15,9 @@ use crate::store::{RequestKind, RequestRecord, SequenceScope, loss_id};
 /// Maximum size of an uploaded graph in bytes.
 const MAX_GRAPH_BYTES: usize = 1 << 20;
 
+/// Maximum memory of the evaluation of a custom loss for one datum, in bytes.
+const MAX_EVALUATION_BYTES: usize = 1 << 30;
+
 /// Admits a custom loss. Its graph is validated here, so the worker has nothing to execute.
 pub(crate) fn create_custom_loss(
     state: &Arc<ServerState>,
@@ -28,7 +31,7 @@ pub(crate) fn create_custom_loss(
     }
     let request: CreateCustomLoss = json::decode(&body)?;
     let (session, seq) = (request.session_id.clone(), u64::from(request.custom_loss_seq_id));
-    let program = Arc::new(compile(request)?);
+    let program = Arc::new(compile(state, request)?);
     let store = state.store();
     require_session(&store, &session)?;
     let submission = Submission {
@@ -47,13 +50,20 @@ pub(crate) fn create_custom_loss(
 }
 
 /// Compiles a stored custom loss. Returns the step that registers it again.
-pub(super) fn restore(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
+pub(super) fn restore(
+    state: &ServerState,
+    row: &RequestRecord,
+    body: &Bytes,
+) -> Result<NextStep, ServerError> {
     let request: CreateCustomLoss = json::decode(body)?;
-    Ok(NextStep::RegisterLoss(loss_id(&row.session, row.seq), Arc::new(compile(request)?)))
+    Ok(NextStep::RegisterLoss(loss_id(&row.session, row.seq), Arc::new(compile(state, request)?)))
 }
 
-/// Validates the graph of an upload.
-fn compile(upload: CreateCustomLoss) -> Result<LossProgram, ServerError> {
-    LossProgram::new(upload.inputs, upload.graph)
-        .map_err(|error| ServerError::invalid(error.to_string()))
+/// Validates the graph of an upload. Its evaluation may use as much memory as the activations of a
+/// training pass, at most [`MAX_EVALUATION_BYTES`].
+fn compile(state: &ServerState, upload: CreateCustomLoss) -> Result<LossProgram, ServerError> {
+    let program = LossProgram::new(upload.inputs, upload.graph)
+        .map_err(|error| ServerError::invalid(error.to_string()))?;
+    let limit = state.options.limits.training_bytes.min(MAX_EVALUATION_BYTES);
+    Ok(program.memory_limit(limit))
 }

@@ -339,7 +339,9 @@ fn submit_response(row: &RequestRecord) -> SubmitResponse {
 
 /// Enqueues a request that was admitted before a restart.
 pub(crate) fn readmit(state: &Arc<ServerState>, unfinished: UnfinishedRequest) {
-    let UnfinishedRequest { row, starts, body } = unfinished;
+    let UnfinishedRequest { row, starts } = unfinished;
+    let reader = state.store().reader();
+    let body = reader.payload(row.number);
     let bytes = body.as_ref().map_or(0, Bytes::len);
     let next = match body {
         Ok(_) if starts >= MAX_STARTS => {
@@ -364,8 +366,22 @@ pub(crate) fn readmit(state: &Arc<ServerState>, unfinished: UnfinishedRequest) {
             Err((FailureCategory::Server, message))
         }
     };
-    let next = next.unwrap_or_else(|(category, message)| match &row.scope {
-        // Fail in sequence, after the requests before it.
+    let next = next.unwrap_or_else(|(category, message)| failure(&row, category, message));
+    let bytes = bytes + next.extra_bytes();
+    proceed(state, &mut state.store(), row.id.clone(), bytes, Some(starts), next);
+}
+
+/// Fails a request that was admitted before a restart, without reading it.
+pub(crate) fn drop_undone(state: &Arc<ServerState>, row: &RequestRecord) {
+    let message = "the request was dropped: the server was started with --drop-undone=all";
+    let next = failure(row, FailureCategory::Server, message.to_owned());
+    proceed(state, &mut state.store(), row.id.clone(), 0, None, next);
+}
+
+/// Returns the step that fails a stored request. A request of a model fails in sequence, after the
+/// requests before it.
+fn failure(row: &RequestRecord, category: FailureCategory, message: String) -> NextStep {
+    match &row.scope {
         SequenceScope::Model(model) => NextStep::Enqueue(Operation::Model {
             model: model.clone(),
             seq: row.seq,
@@ -374,9 +390,7 @@ pub(crate) fn readmit(state: &Arc<ServerState>, unfinished: UnfinishedRequest) {
         SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => {
             NextStep::Complete(Outcome::failed(category, message))
         }
-    });
-    let bytes = bytes + next.extra_bytes();
-    proceed(state, &mut state.store(), row.id.clone(), bytes, Some(starts), next);
+    }
 }
 
 /// Decodes and validates a stored request again.
@@ -393,7 +407,7 @@ fn restore(
         | RequestKind::SaveWeightsForSampler
         | RequestKind::SaveWeightsExternal => save::restore(row, body),
         RequestKind::LoadWeights => load::restore(&state.store(), row, body),
-        RequestKind::CreateCustomLoss => loss::restore(row, body),
+        RequestKind::CreateCustomLoss => loss::restore(state, row, body),
         RequestKind::Sample => sampling::restore(state, row, body),
     }
 }
@@ -412,7 +426,7 @@ pub(crate) fn restore_losses(state: &ServerState) {
         .collect();
     for row in stored {
         let body = reader.payload(row.number).map_err(|error| ServerError::read_failed(&error));
-        match body.and_then(|body| loss::restore(&row, &body)) {
+        match body.and_then(|body| loss::restore(state, &row, &body)) {
             Ok(NextStep::RegisterLoss(id, program)) => drop(store.losses.insert(id, program)),
             Ok(_) => {}
             Err(error) => {

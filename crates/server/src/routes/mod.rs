@@ -365,7 +365,7 @@ fn metrics(state: &ServerState) -> String {
         commits: store.disk.commits(),
     };
     drop(store);
-    state.metrics.to_text(&gauges)
+    state.metrics.to_text(&gauges, &state.options.limits)
 }
 
 fn to_json(value: &impl Serialize) -> RouteResult {

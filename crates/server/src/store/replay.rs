@@ -5,7 +5,6 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use tinkex_wire::{ModelId, SessionId};
 use tokio::sync::Notify;
 
@@ -17,12 +16,11 @@ use crate::clock::Clock;
 use crate::disk::{Disk, StoredChange, StoredRequest, StoredResult, StoredRows, StoredRun};
 use crate::task::Executor;
 
-/// An admitted request without a result, and its body if that can be read.
+/// An admitted request without a result.
 pub(crate) struct UnfinishedRequest {
     pub(crate) row: Arc<RequestRecord>,
     /// Number of starts after earlier restarts. Each of them ended with the death of the process.
     pub(crate) starts: u32,
-    pub(crate) body: io::Result<Bytes>,
 }
 
 impl Store {
@@ -102,21 +100,16 @@ impl Store {
 
     /// Marks all requests without a result as queued and returns them in order of admission.
     pub(crate) fn requeue_unfinished(&mut self) -> Vec<UnfinishedRequest> {
-        let reader = self.reader();
-        let mut unfinished: Vec<(Arc<RequestRecord>, u32)> = Vec::new();
+        let mut unfinished = Vec::new();
         for entry in self.requests.values_mut() {
             if entry.finished_at().is_none() {
                 entry.phase = RequestPhase::Queued;
-                unfinished.push((Arc::clone(&entry.row), entry.starts));
+                let (row, starts) = (Arc::clone(&entry.row), entry.starts);
+                unfinished.push(UnfinishedRequest { row, starts });
             }
         }
-        unfinished.sort_by_key(|(row, _)| row.number);
-        let read = |(row, starts): (Arc<RequestRecord>, u32)| UnfinishedRequest {
-            body: reader.payload(row.number),
-            row,
-            starts,
-        };
-        unfinished.into_iter().map(read).collect()
+        unfinished.sort_by_key(|request| request.row.number);
+        unfinished
     }
 
     /// Returns the base models that unfinished requests need, with the number of those requests.

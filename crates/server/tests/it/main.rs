@@ -23,6 +23,7 @@ mod import;
 mod inference;
 mod invalid_data;
 mod logging;
+mod memory;
 mod messages;
 mod model_folders;
 mod order;

@@ -1,6 +1,6 @@
 //! Shutdown under load, and starts without a base model that unfinished requests need.
 
-use tinkex_server::{Server, ServerOptions, StartError};
+use tinkex_server::{DropUndone, Server, ServerOptions, StartError};
 
 use crate::harness::{Http, MODEL, TestServer, options, step};
 
@@ -75,7 +75,7 @@ async fn drop_undone_fails_the_requests_without_their_base_model() {
     test_server.server.stop().await;
 
     let mut without = ServerOptions::new(test_server.data.path());
-    without.drop_undone = true;
+    without.drop_undone = DropUndone::Missing;
     without.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(without).await.unwrap();
     let http = Http::new(&server.base_url());
@@ -93,4 +93,41 @@ async fn drop_undone_fails_the_requests_without_their_base_model() {
     let (_, next) = http.post("/optim_step", step(&model, 4, 0.1)).await;
     let result = http.result(&next).await;
     assert!(result["metrics"].is_object(), "{result}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn drop_undone_all_fails_every_unfinished_request() {
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    // Number 1 is missing, so these requests stay queued.
+    let (_, step_2) = http.post("/optim_step", step(&model, 2, 0.1)).await;
+    let (_, step_3) = http.post("/optim_step", step(&model, 3, 0.1)).await;
+    test_server.server.stop().await;
+
+    let start = |drop_undone| {
+        let mut options = options(test_server.data.path());
+        options.drop_undone = drop_undone;
+        options.timeouts.sequence_gap = std::time::Duration::ZERO;
+        Server::start(options)
+    };
+    let check = async |http: &Http| {
+        for future in [&step_2, &step_3] {
+            let failed = http.result(future).await;
+            assert_eq!(failed["category"], "server", "{failed}");
+            assert!(failed["error"].as_str().unwrap().contains("--drop-undone=all"), "{failed}");
+        }
+    };
+    let server = start(DropUndone::All).await.unwrap();
+    let http = Http::new(&server.base_url());
+    check(&http).await;
+    // New requests are executed.
+    let (_, next) = http.post("/optim_step", step(&model, 4, 0.1)).await;
+    assert!(http.result(&next).await["metrics"].is_object());
+    server.stop().await;
+
+    // The failures are durable.
+    let server = start(DropUndone::None).await.unwrap();
+    check(&Http::new(&server.base_url())).await;
 }
