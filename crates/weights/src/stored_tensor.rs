@@ -136,8 +136,8 @@ impl<'a> StoredTensor<'a> {
     /// Reads whole rows into `out`, from row `first` on, as stored bytes.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if a row in a block format is not finite; [`Error::Io`] if the file
-    /// cannot be read, or if the tensor ends before `out` is filled.
+    /// [`Error::BadFile`] if a row in bf16 or in a block format is not finite; [`Error::Io`] if the
+    /// file cannot be read, or if the tensor ends before `out` is filled.
     ///
     /// # Panics
     /// If `out` does not have the size of whole rows.
@@ -165,8 +165,37 @@ impl<'a> StoredTensor<'a> {
                 );
                 Err(Error::bad_file(self.path, reason))
             }
+            DType::Bf16 if !is_finite_bf16(out) => {
+                let mut values = vec![0.0; out.len() / size_of::<u16>()];
+                self.decode(out, &mut values);
+                self.check_finite(first * self.row_len(), &values)
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Asks the system to read bytes of the file before they are used, at most `len` from byte
+    /// `start` of the tensor. Returns without waiting for the disk. Does nothing for a tensor in
+    /// memory, and on systems other than Linux.
+    pub fn read_ahead(&self, start: usize, len: usize) {
+        #[cfg(target_os = "linux")]
+        if let StoredBytes::File { file, offset, len: total } = self.data
+            && let Some(len) = total
+                .checked_sub(start)
+                .and_then(|rest| std::num::NonZero::new(len.min(rest) as u64))
+        {
+            // The advice has no effect on the contents, so a refusal does not matter.
+            let advice = rustix::fs::Advice::WillNeed;
+            let _ = rustix::fs::fadvise(file, offset + start as u64, Some(len), advice);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = (start, len);
+    }
+
+    /// Returns the size in bytes that the tensor has in its file.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        self.data.len()
     }
 
     /// Reads whole rows into `out`, from row `first` on, and encodes them in `format`.
@@ -351,6 +380,14 @@ impl<'a> StoredTensor<'a> {
             _ => out.fill(f32::NAN),
         }
     }
+}
+
+/// Returns whether all little-endian bf16 numbers are finite.
+fn is_finite_bf16(bytes: &[u8]) -> bool {
+    // A number that is not finite has all bits of its exponent set, and the largest bits. The loop
+    // has no branch per element, so that the compiler vectorizes it.
+    let bits = bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes) & 0x7fff);
+    bits.fold(0, u16::max) < 0x7f80
 }
 
 /// Converts each `N`-byte element of `bytes` to f32.

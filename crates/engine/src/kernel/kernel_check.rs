@@ -61,7 +61,7 @@ fn decoded_products(kernel: &Kernel, format: WeightFormat) -> Vec<u32> {
     // One and several panels per tile, and a partial panel.
     for (count, cols) in [(1, 67), (3, 18), (8, 18), (13, 5)] {
         let weights = match format.is_quantized() {
-            true => quantized(format, &block_rows(format, cols, DEPTH, 7), cols, DEPTH),
+            true => quantized(kernel, format, &block_rows(format, cols, DEPTH, 7), cols, DEPTH),
             false => {
                 let w = numbers(cols * DEPTH, 8);
                 let read = |first: usize, out: &mut [f32]| {
@@ -89,14 +89,20 @@ fn decoded_products(kernel: &Kernel, format: WeightFormat) -> Vec<u32> {
 }
 
 /// Packs GGUF rows, stored one after the other.
-pub(super) fn quantized(format: WeightFormat, blocks: &[u8], rows: usize, cols: usize) -> Panels {
+pub(super) fn quantized(
+    kernel: &Kernel,
+    format: WeightFormat,
+    blocks: &[u8],
+    rows: usize,
+    cols: usize,
+) -> Panels {
     let row_bytes = format.row_bytes(cols);
     let read = |first: usize, out: &mut [u8]| {
         out.copy_from_slice(&blocks[first * row_bytes..][..out.len()]);
         Ok::<_, Infallible>(())
     };
-    let source = MatrixSource { rows, format, read: ReadRows::Blocks(&read) };
-    let Ok(weights) = Panels::stack(&Kernel::portable(), cols, &[source]);
+    let source = MatrixSource { rows, format, read: ReadRows::Stored(&read) };
+    let Ok(weights) = Panels::stack(kernel, cols, &[source]);
     weights
 }
 

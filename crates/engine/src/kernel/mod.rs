@@ -17,6 +17,7 @@ mod kernel_check;
 pub(crate) mod paged_attention;
 mod panel_format;
 mod panel_memory;
+mod panel_packing;
 mod panels;
 pub(crate) mod row_ops;
 mod simd;

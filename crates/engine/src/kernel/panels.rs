@@ -11,8 +11,8 @@ use super::{Isa, Kernel, PANEL, WeightFormat};
 thread_local! {
     /// Buffer for the rows of one panel, as f32.
     static PANEL_VALUES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    /// Buffer for the source rows of one panel, as GGUF blocks.
-    static BLOCKS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// Buffer for the stored rows of one panel.
+    static STORED_ROWS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Storage format of frozen model weights that are not quantized. Accumulation is always in f32.
@@ -50,8 +50,8 @@ type ReadInto<'a, T, E> = &'a (dyn Fn(usize, &mut [T]) -> Result<(), E> + Sync);
 pub(crate) enum ReadRows<'a, E> {
     /// As f32, for storage formats that are not quantized.
     Values(ReadInto<'a, f32, E>),
-    /// As GGUF blocks of the storage format, for quantized ones.
-    Blocks(ReadInto<'a, u8, E>),
+    /// As bytes of the storage format: GGUF blocks of a quantized format, or bf16 numbers.
+    Stored(ReadInto<'a, u8, E>),
 }
 
 /// Number of panels whose blocks are interleaved in memory.
@@ -204,7 +204,7 @@ impl Panels {
     /// An error of a source.
     ///
     /// # Panics
-    /// If a source of a quantized format reads values, or one of another format reads blocks; if
+    /// If a source of a quantized format reads values, or one of f32 or f16 reads stored rows; if
     /// `cols` is not a multiple of the block of a quantized format; or if the size of the matrix
     /// exceeds the address space.
     pub(crate) fn stack<E: Send>(
@@ -213,8 +213,11 @@ impl Panels {
         sources: &[MatrixSource<'_, E>],
     ) -> Result<Self, E> {
         for MatrixSource { format, read, .. } in sources {
-            let blocks = matches!(read, ReadRows::Blocks(_));
-            assert_eq!(blocks, format.is_quantized(), "whether {format:?} is read as blocks");
+            let possible = match read {
+                ReadRows::Values(_) => !format.is_quantized(),
+                ReadRows::Stored(_) => format.packs_stored_rows(),
+            };
+            assert!(possible, "{format:?} is not read in this way");
         }
         let rows = sources.iter().map(|source| source.rows).sum();
         let stack = SourceStack { sources, rows, cols };
@@ -351,14 +354,16 @@ impl<E> SourceStack<'_, E> {
         out: impl Iterator<Item = &'a mut [u8]>,
     ) -> Result<(), E> {
         let (rows, cols) = (self.panel_rows(panel), self.cols);
-        if format.is_quantized() {
+        let mut sources = self.parts(rows.clone()).map(|(source, ..)| source);
+        // Quantized rows are always stored. Copying stored numbers saves their conversion.
+        if sources.all(|source| source.format == format && source.is_stored()) {
             let row_bytes = format.row_bytes(cols);
-            return with_buffer(&BLOCKS, rows.len() * row_bytes, |buffer| {
+            return with_buffer(&STORED_ROWS, rows.len() * row_bytes, |buffer| {
                 for (source, part, first) in self.parts(rows) {
                     let rows = &mut buffer[part.start * row_bytes..part.end * row_bytes];
-                    source.read_blocks(first, rows)?;
+                    source.read_stored(first, rows)?;
                 }
-                format.pack_blocks(buffer, row_bytes, out);
+                format.pack_stored(isa, buffer, row_bytes, out);
                 Ok(())
             });
         }
@@ -373,24 +378,28 @@ impl<E> SourceStack<'_, E> {
 }
 
 impl<E> MatrixSource<'_, E> {
-    /// Reads rows of `cols` weights as f32. Decodes them if the source reads blocks.
+    /// Returns whether rows are read as bytes of the storage format.
+    fn is_stored(&self) -> bool {
+        matches!(self.read, ReadRows::Stored(_))
+    }
+
+    /// Reads rows of `cols` weights as f32. Decodes them if the source reads stored rows.
     fn read_values(&self, first: usize, cols: usize, out: &mut [f32]) -> Result<(), E> {
-        match (&self.read, self.format.block_format()) {
-            (ReadRows::Values(read), _) => read(first, out),
-            (ReadRows::Blocks(_), None) => unreachable!("blocks of {:?}", self.format),
-            (ReadRows::Blocks(read), Some(format)) => {
-                let mut blocks = vec![0; out.len() / cols * self.format.row_bytes(cols)];
-                read(first, &mut blocks)?;
-                format.decode(&blocks, out);
+        match self.read {
+            ReadRows::Values(read) => read(first, out),
+            ReadRows::Stored(read) => {
+                let mut rows = vec![0; out.len() / cols * self.format.row_bytes(cols)];
+                read(first, &mut rows)?;
+                self.format.decode_rows(&rows, out);
                 Ok(())
             }
         }
     }
 
-    /// Reads rows as GGUF blocks of the format, which must be a quantized one.
-    fn read_blocks(&self, first: usize, out: &mut [u8]) -> Result<(), E> {
+    /// Reads rows as bytes of the storage format.
+    fn read_stored(&self, first: usize, out: &mut [u8]) -> Result<(), E> {
         match self.read {
-            ReadRows::Blocks(read) => read(first, out),
+            ReadRows::Stored(read) => read(first, out),
             ReadRows::Values(_) => unreachable!("values of {:?}", self.format),
         }
     }

@@ -46,6 +46,8 @@ macro_rules! for_each_isa {
     };
 }
 
+pub(super) use for_each_isa;
+
 for_each_isa! {
     /// Converts groups of sixteen f32 values, one group for each input, to bf16. The result has
     /// sixteen little-endian words for every two inputs, with the first input in the lower halves.

@@ -1,13 +1,12 @@
-//! [`WeightFormat`]: storage formats of packed weights, and conversion of rows to and from panels.
+//! [`WeightFormat`]: storage formats of packed weights, and conversion of panels to rows.
 //!
-//! `panel_format` describes the layout of a panel.
+//! `panel_format` describes the layout of a panel, and `panel_packing` converts rows to panels.
 
-use half::f16;
+use half::{bf16, f16};
 use tinkex_weights::BlockFormat;
 
+use super::PANEL;
 use super::panel_format::{PanelFormat, Q4_0, Q4K, Q6K, Q8_0};
-use super::row_ops::{narrow_pairs, transpose};
-use super::{Isa, PANEL};
 
 /// Storage format of packed weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,72 +111,32 @@ impl WeightFormat {
         }
     }
 
-    /// Returns the size in bytes of a GGUF row of `cols` weights.
+    /// Returns whether rows can be packed from the bytes of a file: GGUF blocks, or bf16 numbers.
+    pub(super) fn packs_stored_rows(self) -> bool {
+        self.is_quantized() || self == Self::Bf16
+    }
+
+    /// Returns the size in bytes of a stored row of `cols` weights.
     ///
     /// # Panics
-    /// If the format is not quantized, or `cols` is not a multiple of its block.
-    pub(super) fn row_bytes(self, cols: usize) -> usize {
-        let bytes = self.block_format().and_then(|format| format.byte_len(cols));
-        bytes.expect("rows of whole blocks of a quantized format")
+    /// If the format [does not pack stored rows](Self::packs_stored_rows), if `cols` is not a
+    /// multiple of its block, or if the size exceeds the address space.
+    pub(crate) fn row_bytes(self, cols: usize) -> usize {
+        let bytes = match self.block_format() {
+            Some(format) => format.byte_len(cols),
+            None if self == Self::Bf16 => cols.checked_mul(size_of::<bf16>()),
+            None => None,
+        };
+        bytes.expect("rows of whole blocks")
     }
 
-    /// Packs up to sixteen GGUF rows of `row_bytes` bytes, stored one after the other, into the
-    /// blocks of a panel, which must be zeroed: lanes without a row stay 0. Does nothing if the
-    /// format is not quantized.
-    pub(super) fn pack_blocks<'a>(
-        self,
-        rows: &[u8],
-        row_bytes: usize,
-        panel: impl Iterator<Item = &'a mut [u8]>,
-    ) {
-        let Some(block_bytes) = self.block_format().map(BlockFormat::block_bytes) else { return };
-        for (index, panel) in panel.enumerate() {
-            for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
-                let row = &row[index * block_bytes..][..block_bytes];
-                match self {
-                    Self::F32 | Self::F16 | Self::Bf16 => {}
-                    Self::Q8_0 => pack_q8_0(row, lane, panel),
-                    Self::Q4_0 => pack_q4_0(row, lane, panel),
-                    Self::Q4K => pack_q4_k(row, lane, panel),
-                    Self::Q6K => pack_q6_k(row, lane, panel),
-                }
-            }
+    /// Decodes stored rows, whose size must be that of `out` weights, to f32.
+    pub(super) fn decode_rows(self, rows: &[u8], out: &mut [f32]) {
+        if let Some(format) = self.block_format() {
+            return format.decode(rows, out);
         }
-    }
-
-    /// Packs up to sixteen rows of `cols` f32 weights, stored one after the other, into the blocks
-    /// of a panel. `F16` and `Bf16` round to nearest, ties to even. The format must not be a
-    /// quantized one.
-    pub(super) fn pack_values<'a>(
-        self,
-        isa: Isa,
-        rows: &[f32],
-        cols: usize,
-        mut panel: impl Iterator<Item = &'a mut [u8]>,
-    ) {
-        let (block_bytes, block_inputs) = (self.block_bytes(), self.block_inputs());
-        // Transpose squares of sixteen rows and sixteen inputs.
-        for col in (0..cols).step_by(PANEL) {
-            let width = PANEL.min(cols - col);
-            let (mut lanes, mut values) = ([0.0; PANEL * PANEL], [0.0; PANEL * PANEL]);
-            for (row, to) in rows.chunks_exact(cols).zip(lanes.chunks_exact_mut(PANEL)) {
-                to[..width].copy_from_slice(&row[col..][..width]);
-            }
-            transpose(isa, &lanes, &mut values);
-            let mut packed = [0; PANEL * PANEL * size_of::<f32>()];
-            match self {
-                Self::F32 => packed.copy_from_slice(bytemuck::cast_slice(&values)),
-                Self::Bf16 => narrow_pairs(isa, &values, &mut packed),
-                _ => {
-                    for (out, value) in packed.as_chunks_mut::<2>().0.iter_mut().zip(values) {
-                        *out = f16::from_f32(value).to_le_bytes();
-                    }
-                }
-            }
-            let blocks = panel.by_ref().take(width.div_ceil(block_inputs));
-            for (out, block) in blocks.zip(packed.chunks_exact(block_bytes)) {
-                out.copy_from_slice(block);
-            }
+        for (out, bytes) in out.iter_mut().zip(rows.as_chunks().0) {
+            *out = bf16::from_le_bytes(*bytes).to_f32();
         }
     }
 
@@ -209,7 +168,7 @@ impl WeightFormat {
 }
 
 /// Returns the `N` bytes at offset `at`.
-fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+pub(super) fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     *bytes[at..].first_chunk().expect("a whole block")
 }
 
@@ -223,38 +182,10 @@ fn word_at(block: &[u8], at: usize, lane: usize) -> u32 {
     u32::from_le_bytes(bytes_at(block, at + 4 * lane))
 }
 
-/// Writes lane `lane` of the sixteen words at offset `at`.
-fn set_word(block: &mut [u8], at: usize, lane: usize, word: u32) {
-    block[at + 4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
-}
-
-/// Joins the lower four bits of eight bytes, the first one in the lowest bits.
-fn join_nibbles(bytes: u64) -> u32 {
-    let mut bits = bytes & 0x0f0f_0f0f_0f0f_0f0f;
-    bits = (bits | (bits >> 4)) & 0x00ff_00ff_00ff_00ff;
-    bits = (bits | (bits >> 8)) & 0x0000_ffff_0000_ffff;
-    bits |= bits >> 16;
-    #[expect(clippy::cast_possible_truncation, reason = "the lower half has all bits")]
-    {
-        bits as u32
-    }
-}
-
 /// Returns the unsigned number of `bits` bits that starts at bit `shift` of a word, as f32.
 #[expect(clippy::cast_possible_truncation, reason = "a field has at most eight bits")]
 fn field(word: u32, shift: usize, bits: u32) -> f32 {
     f32::from(((word >> shift) & ((1 << bits) - 1)) as u8)
-}
-
-/// Packs a `Q8_0` block of a row: the scale (f16), then 32 signed bytes.
-fn pack_q8_0(row: &[u8], lane: usize, panel: &mut [u8]) {
-    let (scale, numbers) = row.split_at(2);
-    panel[2 * lane..][..2].copy_from_slice(scale);
-    for (chunk, numbers) in numbers.as_chunks::<4>().0.iter().enumerate() {
-        // Adds 128, modulo 256.
-        let word = u32::from_le_bytes(numbers.map(|number| number ^ Q8_0::ZERO));
-        set_word(panel, Q8_0::chunk_offset(0, chunk), lane, word);
-    }
 }
 
 fn unpack_q8_0(block: &[u8], lane: usize, out: &mut [f32]) {
@@ -267,53 +198,12 @@ fn unpack_q8_0(block: &[u8], lane: usize, out: &mut [f32]) {
     }
 }
 
-/// Packs a `Q4_0` block of a row: the scale (f16), then 16 bytes. The lower halves of the bytes are
-/// weights 0 to 15, the upper halves weights 16 to 31.
-fn pack_q4_0(row: &[u8], lane: usize, panel: &mut [u8]) {
-    let (scale, numbers) = row.split_at(2);
-    panel[2 * lane..][..2].copy_from_slice(scale);
-    for chunk in 0..Q4_0::PART_CHUNKS {
-        let bytes = u64::from_le_bytes(bytes_at(numbers, chunk % 2 * 8));
-        let word = join_nibbles(bytes >> (chunk / 2 * 4));
-        set_word(panel, Q4_0::chunk_offset(0, chunk), lane, word);
-    }
-}
-
 fn unpack_q4_0(block: &[u8], lane: usize, out: &mut [f32]) {
     let scale = half_at(block, lane);
     for (chunk, out) in out.chunks_exact_mut(Q4_0::CHUNK_INPUTS).enumerate() {
         let word = word_at(block, Q4_0::chunk_offset(0, chunk), lane);
         for (i, out) in out.iter_mut().enumerate() {
             *out = scale * (field(word, 4 * i, 4) - 8.0);
-        }
-    }
-}
-
-/// Packs a `Q4_K` block of a row: the scale and the minimum scale (f16), the factors of 8 parts (12
-/// bytes), then 128 bytes. Of every 32 bytes, the lower halves are the weights of one part, the
-/// upper halves those of the next part.
-fn pack_q4_k(row: &[u8], lane: usize, panel: &mut [u8]) {
-    panel[2 * lane..][..2].copy_from_slice(&row[..2]);
-    panel[32 + 2 * lane..][..2].copy_from_slice(&row[2..4]);
-    let (factors, numbers) = row[4..].split_at(12);
-    for part in 0..Q4K::PARTS {
-        // The factors have 6 bits. The first four parts have them in the lower bits of bytes 0 to
-        // 3 (scale) and 4 to 7 (minimum). The others have their lower 4 bits in bytes 8 to 11,
-        // and their upper 2 bits in the upper bits of bytes 0 to 7.
-        let (scale, minimum) = match part {
-            0..4 => (factors[part] & 63, factors[part + 4] & 63),
-            _ => (
-                (factors[part + 4] & 15) | (factors[part - 4] >> 6 << 4),
-                (factors[part + 4] >> 4) | (factors[part] >> 6 << 4),
-            ),
-        };
-        let at = Q4K::FACTORS + part * 32;
-        panel[at + lane] = scale;
-        panel[at + PANEL + lane] = minimum;
-        for chunk in 0..Q4K::PART_CHUNKS {
-            let bytes = u64::from_le_bytes(bytes_at(numbers, part / 2 * 32 + chunk * 8));
-            let word = join_nibbles(bytes >> (part % 2 * 4));
-            set_word(panel, Q4K::chunk_offset(part, chunk), lane, word);
         }
     }
 }
@@ -332,51 +222,6 @@ fn unpack_q4_k(block: &[u8], lane: usize, out: &mut [f32]) {
             }
         }
     }
-}
-
-/// Packs a `Q6_K` block of a row: the lower 4 bits of all weights (128 bytes), their upper 2 bits
-/// (64 bytes), the factors of 16 parts (signed bytes), and the scale (f16).
-fn pack_q6_k(row: &[u8], lane: usize, panel: &mut [u8]) {
-    let (lower, rest) = row.split_at(128);
-    let (upper, rest) = rest.split_at(64);
-    let (factors, scale) = rest.split_at(16);
-    panel[2 * lane..][..2].copy_from_slice(scale);
-    for (part, factor) in factors.iter().enumerate() {
-        panel[Q6K::FACTORS + part * PANEL + lane] = *factor;
-        let numbers = q6_k_numbers(lower, upper, part);
-        for (i, word) in join_six_bits(numbers).into_iter().enumerate() {
-            set_word(panel, Q6K::chunk_offset(part, 0) + i * 64, lane, word);
-        }
-    }
-}
-
-/// Returns the sixteen numbers, of 6 bits, of part `part` of a GGUF row's `Q6_K` block.
-///
-/// Each half of the block has 128 numbers, in four quarters of 32. In a half, byte `i` of the first
-/// 32 bytes of `lower` has the lower 4 bits of number `i` of quarter 0, and in its upper half those
-/// of quarter 2; byte `i` of the next 32 bytes those of quarters 1 and 3. Byte `i` of the 32 bytes
-/// of `upper` has the upper 2 bits of number `i` of all four quarters, those of quarter 0 in the
-/// lowest bits.
-fn q6_k_numbers(lower: &[u8], upper: &[u8], part: usize) -> [u8; 16] {
-    let (half, quarter, first) = (part / 8, part % 8 / 2, part % 2 * 16);
-    let lower: [u8; 16] = bytes_at(lower, half * 64 + quarter % 2 * 32 + first);
-    let upper: [u8; 16] = bytes_at(upper, half * 32 + first);
-    std::array::from_fn(|i| {
-        let low = lower[i] >> (quarter / 2 * 4) & 15;
-        let high = upper[i] >> (quarter * 2) & 3;
-        low | (high << 4)
-    })
-}
-
-/// Joins sixteen numbers of 6 bits to three words: five in each word, and two bits of the last
-/// number in the top bits of each.
-fn join_six_bits(numbers: [u8; 16]) -> [u32; 3] {
-    let [first @ .., last] = numbers;
-    std::array::from_fn(|word| {
-        let top = u32::from(last) >> (2 * word) & 3;
-        let five = &first[5 * word..5 * word + 5];
-        five.iter().rev().fold(top, |bits, number| bits << 6 | u32::from(*number))
-    })
 }
 
 fn unpack_q6_k(block: &[u8], lane: usize, out: &mut [f32]) {

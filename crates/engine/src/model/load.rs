@@ -4,6 +4,7 @@ use tinkex_weights::{
     BlockFormat, DType, GgufModel, ModelConfig, ModelFolder, StoredTensor, TensorFile,
 };
 
+use super::read_ahead::ReadAhead;
 use super::{Layer, Linear, Model};
 use crate::Result;
 use crate::kernel::{Kernel, MatrixSource, Panels, ReadRows, WeightFormat};
@@ -93,24 +94,45 @@ impl Model {
     ) -> Result<Self> {
         let storage = storage.into();
         let mut bytes = 0_usize;
+        let (mut layers, mut others) = (Vec::new(), Vec::new());
         for (name, shape) in config.tensors() {
             if let [rows, cols] = *shape {
                 let matrix = Matrix::new(source, &name, rows, cols, storage)?;
                 bytes = bytes.saturating_add(matrix.bytes());
+                if let SourceTensor::Stored(tensor) = matrix.tensor {
+                    if matrix.is_embedding { &mut others } else { &mut layers }.push(tensor);
+                }
             }
         }
         probe("the model's weights", bytes)?;
+        // The order in which the tensors are packed.
+        layers.append(&mut others);
+        ReadAhead::run(&layers, |progress| {
+            Self::load_weights(config, source, storage, kernel, progress)
+        })
+    }
+
+    /// Packs the weights and reports the bytes that it has read.
+    fn load_weights(
+        config: &ModelConfig,
+        source: &impl TensorSource,
+        storage: WeightStorage,
+        kernel: Kernel,
+        progress: &ReadAhead,
+    ) -> Result<Self> {
         let query_width = config.heads * config.head_dim;
         let kv_width = config.kv_heads * config.head_dim;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let pack = |name: &str, rows: usize| -> Result<Panels> {
-            pack(&kernel, hidden, &[Matrix::new(source, name, rows, hidden, storage)?])
+            let matrix = Matrix::new(source, name, rows, hidden, storage)?;
+            pack(&kernel, hidden, &[matrix], progress)
         };
         let layers = kernel.pool().map(config.layers, |index| {
             let loader = LayerLoader {
                 source,
                 storage,
                 kernel: &kernel,
+                progress,
                 prefix: format!("model.layers.{index}."),
             };
             let norm = |name: &str| loader.vector(name, hidden);
@@ -165,6 +187,7 @@ struct LayerLoader<'a, S> {
     source: &'a S,
     storage: WeightStorage,
     kernel: &'a Kernel,
+    progress: &'a ReadAhead,
     prefix: String,
 }
 
@@ -181,7 +204,7 @@ impl<S: TensorSource> LayerLoader<'_, S> {
             let name = format!("{}{name}.weight", self.prefix);
             matrices.push(Matrix::new(self.source, &name, outputs, inputs, self.storage)?);
         }
-        let weights = pack(self.kernel, inputs, &matrices)?;
+        let weights = pack(self.kernel, inputs, &matrices, self.progress)?;
         let mut biases = Vec::new();
         if bias {
             for (name, outputs) in parts {
@@ -200,6 +223,8 @@ struct Matrix<'a> {
     format: WeightFormat,
     /// Format that the values are quantized to while they are read.
     quantized: Option<BlockFormat>,
+    /// Whether this is the embedding or the unembedding.
+    is_embedding: bool,
 }
 
 impl<'a> Matrix<'a> {
@@ -229,7 +254,7 @@ impl<'a> Matrix<'a> {
             (DType::Bf16, None) if source.keeps_precision() => WeightFormat::Bf16,
             (_, None) => storage.precision.into(),
         };
-        Ok(Self { tensor, rows, cols, format, quantized })
+        Ok(Self { tensor, rows, cols, format, quantized, is_embedding })
     }
 
     /// Returns the size of the packed matrix in bytes.
@@ -237,41 +262,72 @@ impl<'a> Matrix<'a> {
         self.format.matrix_bytes(self.rows, self.cols)
     }
 
+    /// Returns the size in bytes of `rows` rows in the file; 0 if the values are in memory.
+    fn file_bytes(&self, rows: usize) -> usize {
+        match self.tensor {
+            SourceTensor::Stored(tensor) => tensor.byte_len() / self.rows.max(1) * rows,
+            SourceTensor::F32(_) => 0,
+        }
+    }
+
     /// Reads whole rows, from row `first` on, as f32.
     fn read_values(&self, first: usize, out: &mut [f32]) -> Result<()> {
         self.tensor.read(first * self.cols, out)
     }
 
-    /// Reads whole rows, from row `first` on, as the blocks of the file, or quantizes them.
-    fn read_blocks(&self, first: usize, out: &mut [u8]) -> Result<()> {
+    /// Returns whether rows are read as bytes of the packed format, instead of f32.
+    fn is_stored(&self) -> bool {
+        let is_bf16 = |tensor: &StoredTensor<'_>| tensor.dtype() == DType::Bf16;
+        self.format.is_quantized()
+            || self.format == WeightFormat::Bf16
+                && matches!(&self.tensor, SourceTensor::Stored(tensor) if is_bf16(tensor))
+    }
+
+    /// Reads whole rows, from row `first` on, as the bytes of the file, or quantizes them.
+    fn read_stored(&self, first: usize, out: &mut [u8]) -> Result<()> {
         match (self.tensor, self.quantized) {
             (SourceTensor::Stored(tensor), None) => Ok(tensor.read_rows(first, out)?),
             (SourceTensor::Stored(tensor), Some(format)) => {
                 Ok(tensor.read_rows_as(format, first, out)?)
             }
-            (SourceTensor::F32(_), _) => unreachable!("values in memory have no blocks"),
+            (SourceTensor::F32(_), _) => unreachable!("values in memory are not stored"),
         }
     }
 }
 
 /// Packs matrices with `cols` inputs, one below the other.
-fn pack(kernel: &Kernel, cols: usize, matrices: &[Matrix<'_>]) -> Result<Panels> {
+fn pack(
+    kernel: &Kernel,
+    cols: usize,
+    matrices: &[Matrix<'_>],
+    progress: &ReadAhead,
+) -> Result<Panels> {
     let values: Vec<_> = matrices
         .iter()
-        .map(|matrix| move |first: usize, out: &mut [f32]| matrix.read_values(first, out))
+        .map(|matrix| {
+            move |first: usize, out: &mut [f32]| {
+                progress.advance(matrix.file_bytes(out.len() / cols));
+                matrix.read_values(first, out)
+            }
+        })
         .collect();
-    let blocks: Vec<_> = matrices
+    let stored: Vec<_> = matrices
         .iter()
-        .map(|matrix| move |first: usize, out: &mut [u8]| matrix.read_blocks(first, out))
+        .map(|matrix| {
+            move |first: usize, out: &mut [u8]| {
+                progress.advance(matrix.file_bytes(out.len() / matrix.format.row_bytes(cols)));
+                matrix.read_stored(first, out)
+            }
+        })
         .collect();
     let sources: Vec<MatrixSource<'_, crate::Error>> = matrices
         .iter()
-        .zip(values.iter().zip(&blocks))
-        .map(|(matrix, (values, blocks))| MatrixSource {
+        .zip(values.iter().zip(&stored))
+        .map(|(matrix, (values, stored))| MatrixSource {
             rows: matrix.rows,
             format: matrix.format,
-            read: match matrix.format.is_quantized() {
-                true => ReadRows::Blocks(blocks),
+            read: match matrix.is_stored() {
+                true => ReadRows::Stored(stored),
                 false => ReadRows::Values(values),
             },
         })

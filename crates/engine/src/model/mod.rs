@@ -12,6 +12,7 @@ mod linear;
 mod load;
 mod output_head;
 mod packed_batch;
+mod read_ahead;
 mod rope;
 
 pub(crate) use backward::{LayerBackward, NormBackward};

@@ -51,7 +51,6 @@ fn quantized_weights_give_the_bits_of_their_decoded_values() {
         for (rows, cols) in [(1, 256), (40, 512), (83, 768), (150, 256)] {
             let blocks = block_rows(format, rows, cols, 5);
             let decoded = decode(format, &blocks, cols);
-            let weights = quantized(format, &blocks, rows, cols);
             for isa in Isa::available() {
                 for threads in [1, 3] {
                     let counts: &[usize] = match (rows, isa == Isa::PORTABLE) {
@@ -60,6 +59,7 @@ fn quantized_weights_give_the_bits_of_their_decoded_values() {
                         _ => &[1, 7],
                     };
                     let kernel = Kernel::with_isa(isa, threads);
+                    let weights = quantized(&kernel, format, &blocks, rows, cols);
                     let label = format!("{format:?} {isa:?} {threads}");
                     check(&kernel, &weights, &decoded, counts, &label);
                 }
@@ -73,9 +73,9 @@ fn blocks_of_32_weights_need_no_multiple_of_256() {
     for format in [WeightFormat::Q8_0, WeightFormat::Q4_0] {
         let (rows, cols) = (50, 96);
         let blocks = block_rows(format, rows, cols, 9);
-        let weights = quantized(format, &blocks, rows, cols);
         for isa in Isa::available() {
             let kernel = Kernel::with_isa(isa, 1);
+            let weights = quantized(&kernel, format, &blocks, rows, cols);
             let decoded = decode(format, &blocks, cols);
             check(&kernel, &weights, &decoded, &[1, 5, 17], &format!("{format:?} {isa:?}"));
         }
@@ -110,10 +110,10 @@ fn stacked_matrices_keep_their_formats() {
         };
         let source = |i: usize, format, read| MatrixSource { rows: rows[i], format, read };
         let sources = [
-            source(0, WeightFormat::Q4K, ReadRows::Blocks(&read_q4)),
-            source(1, WeightFormat::Q6K, ReadRows::Blocks(&read_q6)),
+            source(0, WeightFormat::Q4K, ReadRows::Stored(&read_q4)),
+            source(1, WeightFormat::Q6K, ReadRows::Stored(&read_q6)),
             source(2, WeightFormat::F16, ReadRows::Values(&read_f16)),
-            source(3, WeightFormat::Q8_0, ReadRows::Blocks(&read_q8)),
+            source(3, WeightFormat::Q8_0, ReadRows::Stored(&read_q8)),
         ];
         let decoded = [
             decode(WeightFormat::Q4K, &q4, cols),
@@ -138,13 +138,13 @@ fn stacked_matrices_keep_their_formats() {
 fn an_error_of_a_source_is_returned() {
     let read = |_: usize, _: &mut [u8]| Err(Error::invalid("weights", "no disk"));
     let source =
-        MatrixSource { rows: 20, format: WeightFormat::Q8_0, read: ReadRows::Blocks(&read) };
+        MatrixSource { rows: 20, format: WeightFormat::Q8_0, read: ReadRows::Stored(&read) };
     let error = Panels::stack(&Kernel::portable(), 32, &[source]).unwrap_err();
     assert!(error.to_string().contains("no disk"), "{error}");
 }
 
 #[test]
-#[should_panic(expected = "whole blocks of a quantized format")]
+#[should_panic(expected = "rows of whole blocks")]
 fn rows_that_are_not_whole_blocks_are_refused() {
-    quantized(WeightFormat::Q4K, &[], 1, 100);
+    quantized(&Kernel::portable(), WeightFormat::Q4K, &[], 1, 100);
 }
