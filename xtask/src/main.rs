@@ -49,8 +49,9 @@ Usage: cargo xtask <command>
                               (needs python3; without labels all rows, otherwise the rows with the
                               labels: train ragged decode adapters live context load, A B, f32 bf16;
                               `--repeat N` sets the measurements per row, 3 by default)
-                    server    Overhead over the engine's own time, idle and under load; `--llama`
-                              compares streams with llama.cpp's server (builds llama.cpp once)
+                    server    Overhead over the engine's own time, idle and under load; `--streams`
+                              measures only streams, `--llama` compares them with llama.cpp's
+                              server (builds llama.cpp once)
   conformance     Run the official Python SDK against a new server, repeat a training run with the
                   Rust client and compare the numbers; run the packages openai and anthropic; and
                   compare adapters, exported models and model folders with peft and transformers

@@ -25,12 +25,13 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), XtaskError> {
         }
         ("cli", []) => cli(),
         ("engine", options) => engine::run(options),
-        ("server", [] | ["--llama"]) => {
+        ("server", [] | ["--llama"] | ["--streams"]) => {
             let arguments =
                 ["bench", "--locked", "--package", "tinkex-server", "--bench", "server"];
             let benchmark = cargo("benchmark", &arguments);
             match options {
                 [] => benchmark.run(),
+                ["--streams"] => benchmark.arguments(&["--", "--streams"]).run(),
                 _ => {
                     let python = python::llama_cpp()?;
                     benchmark.arguments(&["--", "--llama"]).argument(python).run()

@@ -32,6 +32,9 @@ pub(super) fn set_in_region(inside: bool) {
 }
 
 /// Spins until `done` returns true or [`SPIN_TIME`] has passed. Returns whether `done` was true.
+///
+/// Other threads that are ready to run on this core run first: a spinning thread does nothing, and
+/// a server has responses to send on the cores that the engine uses.
 pub(super) fn spin_until(done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     loop {
@@ -44,5 +47,6 @@ pub(super) fn spin_until(done: impl Fn() -> bool) -> bool {
         if start.elapsed() > SPIN_TIME {
             return false;
         }
+        std::thread::yield_now();
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! The server runs in its own process. This process sends requests over loopback with a minimal
 //! HTTP client, and runs the same samples on its own engine to measure the time without a server. A
-//! measurement above its limit fails the run. `--llama PYTHON` compares streams with the server of
-//! llama.cpp's Python bindings.
+//! measurement above its limit fails the run. `--streams` measures only streams; `--llama PYTHON`
+//! also compares them with the server of llama.cpp's Python bindings.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 #![expect(clippy::unwrap_used, reason = "an error ends the run")]
@@ -133,6 +133,28 @@ async fn create_sampler(connection: &Connection) -> String {
 async fn main() -> ExitCode {
     let data = tempfile::tempdir().unwrap();
     let (server, started) = Server::start(data.path(), &format!("{MODEL}={}", golden().display()));
+    let has_option = |name: &str| std::env::args().any(|argument| argument == name);
+    let measurements = match has_option("--streams") {
+        true => streams::measure(&server.address).await,
+        false => measure_all(&server, started).await,
+    };
+    drop(server);
+    if let Some(python) = std::env::args().skip_while(|argument| argument != "--llama").nth(1) {
+        llama::compare(Path::new(&python)).await;
+    }
+
+    println!("\n| measurement | value | limit |\n|---|---|---|");
+    let mut exceeded = false;
+    for Measurement(name, value, max) in measurements {
+        let within = value <= max;
+        exceeded |= !within;
+        println!("| {name} | {value:.2}{} | {max} |", if within { "" } else { " EXCEEDED" });
+    }
+    if exceeded { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Measures a server that took `started` to start: samples, streams and large bodies.
+async fn measure_all(server: &Server, started: Duration) -> Vec<Measurement> {
     println!("started in {:.1} ms", 1e3 * started.as_secs_f64());
     let pool = Pool::new(&server.address, CONNECTIONS);
     pool.open().await;
@@ -222,18 +244,5 @@ async fn main() -> ExitCode {
         measurements.push(Measurement("MiB of peak memory, samples", before, 400.0));
         measurements.push(Measurement("MiB of peak memory, bodies", after, 1_400.0));
     }
-
-    drop(server);
-    if let Some(python) = std::env::args().skip_while(|argument| argument != "--llama").nth(1) {
-        llama::compare(Path::new(&python)).await;
-    }
-
-    println!("\n| measurement | value | limit |\n|---|---|---|");
-    let mut exceeded = false;
-    for Measurement(name, value, max) in measurements {
-        let within = value <= max;
-        exceeded |= !within;
-        println!("| {name} | {value:.1}{} | {max} |", if within { "" } else { " EXCEEDED" });
-    }
-    if exceeded { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    measurements
 }

@@ -2,7 +2,7 @@
 
 use std::task::{Context, Poll};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut as _, Bytes, BytesMut};
 use serde::Serialize;
 
 use super::error::InferenceError;
@@ -52,6 +52,9 @@ pub(crate) trait EventSource: Send {
     fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>>;
 }
 
+/// Memory that is reserved for an event, in bytes.
+const EVENT_BYTES: usize = 512;
+
 /// Writes events in the format of `text/event-stream`.
 #[derive(Default)]
 pub(crate) struct EventWriter(BytesMut);
@@ -59,12 +62,22 @@ pub(crate) struct EventWriter(BytesMut);
 impl EventWriter {
     /// Writes an event with a JSON document as its data.
     pub(crate) fn data(&mut self, data: &impl Serialize) {
+        self.data_within(b"", data, b"");
+    }
+
+    /// Writes an event whose data is a JSON document between two texts.
+    pub(crate) fn data_within(&mut self, prefix: &[u8], data: &impl Serialize, suffix: &[u8]) {
+        // The memory of earlier events is used again once they are sent.
+        self.0.reserve(EVENT_BYTES.max(prefix.len() + suffix.len()));
         self.0.extend_from_slice(b"data: ");
+        self.0.extend_from_slice(prefix);
+        let start = self.0.len();
         // JSON on one line contains no line break, which would end the data.
-        match serde_json::to_vec(data) {
-            Ok(json) => self.0.extend_from_slice(&json),
-            Err(_) => self.0.extend_from_slice(b"null"),
+        if serde_json::to_writer((&mut self.0).writer(), data).is_err() {
+            self.0.truncate(start);
+            self.0.extend_from_slice(b"null");
         }
+        self.0.extend_from_slice(suffix);
         self.0.extend_from_slice(b"\n\n");
     }
 

@@ -66,22 +66,14 @@ impl Generation {
         &self.id
     }
 
-    /// Waits for new tokens. Returns `None` after the last one. The last token of every completion
-    /// has a stop reason.
+    /// Returns new tokens, or `None` after the last one. The last token of every completion has a
+    /// stop reason.
     ///
     /// # Errors
     /// - [`ServerError::Invalid`] if the weights produce logits that are not finite.
     /// - [`ServerError::Internal`] if the weights cannot be loaded or the sampler panicked.
     /// - [`ServerError::Busy`] if the server shuts down.
     /// - [`ServerError::Unavailable`] if the worker panicked.
-    ///
-    /// # Cancel safety
-    /// Dropping the future loses no token.
-    pub(crate) async fn progress(&mut self) -> Result<Option<GenerationProgress>, ServerError> {
-        std::future::poll_fn(|context| self.poll_progress(context)).await
-    }
-
-    /// As [`progress`](Self::progress), for response bodies, which are polled.
     pub(crate) fn poll_progress(
         &mut self,
         context: &Context<'_>,

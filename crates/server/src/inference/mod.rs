@@ -10,8 +10,7 @@
 //! 1. [`NamedModel::resolve`] finds the weights that the `model` of the request names.
 //! 2. [`Generation::start`] validates a [`GenerationRequest`] and enqueues it. Dropping the
 //!    [`Generation`] cancels it within one step of the sampler.
-//! 3. [`Generation::progress`] or [`Generation::poll_progress`] returns the tokens in the order in
-//!    which they are sampled.
+//! 3. [`Generation::poll_progress`] returns the tokens in the order in which they are sampled.
 
 pub(crate) mod anthropic;
 mod chat;

@@ -153,7 +153,7 @@ impl Answers {
     /// Returns the next updates, at most one per answer; `None` after the last ones.
     ///
     /// # Errors
-    /// Fails like [`Generation::progress`].
+    /// Fails like [`Generation::poll_progress`].
     pub(crate) fn poll_updates(
         &mut self,
         context: &mut Context<'_>,
@@ -204,7 +204,7 @@ impl Answers {
     /// Waits for the complete answers.
     ///
     /// # Errors
-    /// Fails like [`Generation::progress`].
+    /// Fails like [`Generation::poll_progress`].
     pub(crate) async fn collect(mut self) -> Result<(Vec<Answer>, AnswerUsage), InferenceError> {
         let mut answers: Vec<Answer> = self.readers.iter().map(|_| Answer::default()).collect();
         while let Some(updates) = std::future::poll_fn(|context| self.poll_updates(context)).await?

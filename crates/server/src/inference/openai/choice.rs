@@ -1,4 +1,4 @@
-//! [`ChoiceWriter`]: turns the tokens of one completion into the pieces of a choice.
+//! [`ChoiceWriter`]: turns the tokens of one completion into a choice.
 
 use serde::Serialize;
 use tinkex_engine::sample::{PromptScores, StopReason, TopK};
@@ -18,47 +18,42 @@ pub(super) struct ChoiceContent {
     pub(super) prompt_only: bool,
 }
 
-/// A part of a choice: everything that became known in one step, or the whole choice.
-#[derive(Default, Serialize)]
+/// A part of a choice: everything since the previous event, or the whole choice.
+#[derive(Clone, Default, Serialize)]
 pub(super) struct ChoicePiece {
-    pub(super) index: usize,
-    pub(super) text: String,
-    logprobs: Option<LogprobColumns>,
-    pub(super) finish_reason: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<Vec<u32>>,
+    index: usize,
+    text: String,
+    /// `null` without tokens.
+    #[serde(serialize_with = "LogprobColumns::serialize_or_null")]
+    logprobs: LogprobColumns,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    token_ids: Vec<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<Vec<u32>>,
 }
 
 impl ChoicePiece {
     /// Returns whether a stream has nothing to send.
-    pub(super) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.text.is_empty()
-            && self.logprobs.is_none()
-            && self.token_ids.is_none()
+            && self.logprobs.is_empty()
+            && self.token_ids.is_empty()
             && self.finish_reason.is_none()
     }
 
-    /// Adds the piece that follows.
-    pub(super) fn append(&mut self, next: Self) {
-        self.text.push_str(&next.text);
-        match (&mut self.logprobs, next.logprobs) {
-            (Some(columns), Some(next)) => columns.append(next),
-            (logprobs, next) => *logprobs = logprobs.take().or(next),
-        }
-        match (&mut self.token_ids, next.token_ids) {
-            (Some(ids), Some(next)) => ids.extend(next),
-            (ids, next) => *ids = ids.take().or(next),
-        }
-        self.finish_reason = self.finish_reason.or(next.finish_reason);
+    /// Removes what was sent. The memory is kept for the next event.
+    fn clear(&mut self) {
+        self.text.clear();
+        self.logprobs.clear();
+        self.token_ids.clear();
+        self.finish_reason = None;
     }
 }
 
 /// Converts the tokens of one completion.
 #[derive(Clone)]
 pub(super) struct ChoiceWriter {
-    index: usize,
     content: ChoiceContent,
     tokenizer: Option<Tokenizer>,
     decoder: Option<TextDecoder>,
@@ -66,6 +61,8 @@ pub(super) struct ChoiceWriter {
     end_tokens: Vec<u32>,
     /// Number of characters of the text so far.
     characters: usize,
+    /// What was added since the last [`send_piece`](Self::send_piece).
+    piece: ChoicePiece,
 }
 
 impl ChoiceWriter {
@@ -81,13 +78,18 @@ impl ChoiceWriter {
             .map(|tokenizer| TextDecoder::new(tokenizer).stop_strings(request.stop_texts.clone()));
         let eos = eos.iter().filter(|_| !request.ignore_eos);
         let end_tokens = eos.chain(&request.stop_tokens).copied().collect();
+        let has_top = content.logprobs.is_some_and(|top| top > 0);
+        let piece =
+            ChoicePiece { logprobs: LogprobColumns::new(has_top), ..ChoicePiece::default() };
         let tokenizer = tokenizer.cloned();
-        Self { index: 0, content, tokenizer, decoder, end_tokens, characters: 0 }
+        Self { content, tokenizer, decoder, end_tokens, characters: 0, piece }
     }
 
     /// Returns the writer of another choice of the same prompt.
     pub(super) fn with_index(&self, index: usize) -> Self {
-        Self { index, ..self.clone() }
+        let mut writer = self.clone();
+        writer.piece.index = index;
+        writer
     }
 
     /// Sets the last token of the prompt, which the text follows.
@@ -98,40 +100,31 @@ impl ChoiceWriter {
         self
     }
 
-    /// Returns the piece that repeats the prompt, whose text is `text`.
+    /// Adds the prompt, whose text is `text`, before the first token.
     pub(super) fn echo(
         &mut self,
         text: &str,
         prompt: &[u32],
         scores: &PromptScores,
-    ) -> Result<ChoicePiece, ServerError> {
-        let mut columns = self.new_columns();
-        if let Some(columns) = &mut columns {
-            let mut decoder = self.tokenizer.as_ref().map(TextDecoder::new);
-            let mut text_offset = 0;
-            for (i, token) in prompt.iter().enumerate() {
+    ) -> Result<(), ServerError> {
+        if self.content.logprobs.is_some() {
+            let tokenizer = self.tokenizer.as_ref();
+            let offsets = text_offsets(tokenizer, prompt, text)?;
+            for (i, (token, text_offset)) in prompt.iter().zip(offsets).enumerate() {
                 let logprob = scores.logprobs.as_ref().and_then(|all| all.get(i).copied());
                 let top = top_row(scores, i);
                 let row = LogprobRow { token: *token, logprob, top: &top, text_offset };
-                columns.push(self.tokenizer.as_ref(), &row);
-                if let Some(decoder) = &mut decoder {
-                    text_offset +=
-                        count(&decoder.push(*token).map_err(|error| cannot_decode(&error))?);
-                }
+                self.piece.logprobs.push(tokenizer, &row);
             }
         }
         self.characters += count(text);
-        let text = text.to_owned();
-        Ok(ChoicePiece { index: self.index, text, logprobs: columns, ..ChoicePiece::default() })
+        self.piece.text.push_str(text);
+        Ok(())
     }
 
-    /// Adds a sampled token to `piece`, which contains only tokens of this choice.
-    pub(super) fn push(
-        &mut self,
-        piece: &mut ChoicePiece,
-        token: &GeneratedToken,
-    ) -> Result<(), ServerError> {
-        piece.index = self.index;
+    /// Adds a sampled token.
+    pub(super) fn push(&mut self, token: &GeneratedToken) -> Result<(), ServerError> {
+        let piece = &mut self.piece;
         if self.content.prompt_only {
             piece.finish_reason = Some("length");
             return Ok(());
@@ -143,27 +136,23 @@ impl ChoiceWriter {
                 top: &token.top,
                 text_offset: self.characters,
             };
-            let tokenizer = self.tokenizer.as_ref();
-            let columns = piece.logprobs.take().or_else(|| self.new_columns());
-            piece.logprobs = columns.map(|mut columns| {
-                columns.push(tokenizer, &row);
-                columns
-            });
+            piece.logprobs.push(self.tokenizer.as_ref(), &row);
         }
         if self.content.token_ids {
-            piece.token_ids.get_or_insert_default().push(token.token);
+            piece.token_ids.push(token.token);
         }
         if let Some(decoder) = &mut self.decoder {
+            let before = piece.text.len();
             let ends = token.stop == Some(StopReason::Stop);
-            let mut text = String::new();
             if !(ends && self.end_tokens.contains(&token.token)) {
-                text = decoder.push(token.token).map_err(|error| cannot_decode(&error))?;
+                let text = decoder.push(token.token).map_err(|error| cannot_decode(&error))?;
+                piece.text.push_str(&text);
             }
             if token.stop.is_some() {
-                text.push_str(&decoder.finish().map_err(|error| cannot_decode(&error))?);
+                let text = decoder.finish().map_err(|error| cannot_decode(&error))?;
+                piece.text.push_str(&text);
             }
-            self.characters += count(&text);
-            piece.text.push_str(&text);
+            self.characters += count(&piece.text[before..]);
         }
         piece.finish_reason = token.stop.map(|reason| match reason {
             StopReason::Stop => "stop",
@@ -177,9 +166,45 @@ impl ChoiceWriter {
         !self.content.prompt_only
     }
 
-    fn new_columns(&self) -> Option<LogprobColumns> {
-        self.content.logprobs.map(|top| LogprobColumns::new(top > 0))
+    /// Calls `send` with what was added since the last call, unless that is nothing.
+    pub(super) fn send_piece(&mut self, send: impl FnOnce(&ChoicePiece)) {
+        if !self.piece.is_empty() {
+            send(&self.piece);
+            self.piece.clear();
+        }
     }
+
+    /// Returns what was added since the last [`send_piece`](Self::send_piece).
+    pub(super) fn into_piece(self) -> ChoicePiece {
+        self.piece
+    }
+}
+
+/// Returns the position of every token of a prompt in its text, in characters.
+///
+/// A special token has a width if the text contains it. It does not if the tokenizer added it to
+/// the text.
+fn text_offsets(
+    tokenizer: Option<&Tokenizer>,
+    prompt: &[u32],
+    text: &str,
+) -> Result<Vec<usize>, ServerError> {
+    let Some(tokenizer) = tokenizer else { return Ok(vec![0; prompt.len()]) };
+    let mut decoder = TextDecoder::new(tokenizer).skip_special_tokens(false);
+    let (mut characters, mut bytes) = (0, 0);
+    let mut offsets = Vec::with_capacity(prompt.len());
+    for token in prompt {
+        offsets.push(characters);
+        let rest = text.get(bytes..).unwrap_or_default();
+        let was_added = tokenizer.is_special(*token)
+            && !tokenizer.token(*token).is_some_and(|special| rest.starts_with(&special));
+        if !was_added {
+            let piece = decoder.push(*token).map_err(|error| cannot_decode(&error))?;
+            characters += count(&piece);
+            bytes += piece.len();
+        }
+    }
+    Ok(offsets)
 }
 
 /// Returns the most probable tokens at position `row` of a prompt.
@@ -195,4 +220,43 @@ fn count(text: &str) -> usize {
 
 fn cannot_decode(error: &tinkex_text::Error) -> ServerError {
     ServerError::Internal(format!("cannot decode the sampled tokens: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tokenizer of single characters with a special token `<s>` (3) that begins every text.
+    fn tokenizer() -> Tokenizer {
+        let bytes = r#"{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": true}"#;
+        let json = format!(
+            r#"{{"version": "1.0", "pre_tokenizer": {bytes}, "decoder": {bytes},
+            "added_tokens": [{{"id": 3, "content": "<s>", "special": true, "single_word": false,
+                "lstrip": false, "rstrip": false, "normalized": false}}],
+            "post_processor": {{"type": "TemplateProcessing",
+                "single": [{{"SpecialToken": {{"id": "<s>", "type_id": 0}}}},
+                    {{"Sequence": {{"id": "A", "type_id": 0}}}}],
+                "pair": [{{"Sequence": {{"id": "A", "type_id": 0}}}},
+                    {{"Sequence": {{"id": "B", "type_id": 0}}}}],
+                "special_tokens": {{"<s>": {{"id": "<s>", "ids": [3], "tokens": ["<s>"]}}}}}},
+            "model": {{"type": "BPE", "merges": [], "vocab": {{"a": 0, "Ã": 1, "©": 2}}}}}}"#
+        );
+        Tokenizer::from_json(json).unwrap()
+    }
+
+    #[test]
+    fn bug_offsets_of_an_echoed_prompt_skipped_special_tokens_of_its_text() {
+        let tokenizer = tokenizer();
+        let offsets =
+            |prompt: &[u32], text: &str| text_offsets(Some(&tokenizer), prompt, text).unwrap();
+        let ids = [0, 3, 0, 1, 2, 0];
+        assert_eq!(offsets(&ids, &tokenizer.decode(&ids).unwrap()), [0, 1, 4, 5, 5, 6]);
+        // The tokenizer adds a token to the text that the text does not contain.
+        let text = "aéa";
+        let tokens = tokenizer.encode(text).unwrap();
+        assert_eq!(tokens[..], [3, 0, 1, 2, 0]);
+        assert_eq!(offsets(&tokens, text), [0, 0, 1, 1, 2]);
+        assert_eq!(text_offsets(None, &[7, 8], "").unwrap(), [0, 0]);
+    }
 }

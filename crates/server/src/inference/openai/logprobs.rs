@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tinkex_text::Tokenizer;
 
 /// Log-probabilities of consecutive tokens. All columns have one entry per token.
-#[derive(Default, Serialize)]
+#[derive(Clone, Default, Serialize)]
 pub(super) struct LogprobColumns {
     /// Names of the tokens; see [`token_name`].
     tokens: Vec<String>,
@@ -54,12 +54,26 @@ impl LogprobColumns {
         self.text_offset.push(row.text_offset);
     }
 
-    pub(super) fn append(&mut self, mut other: Self) {
-        self.tokens.append(&mut other.tokens);
-        self.token_logprobs.append(&mut other.token_logprobs);
-        self.text_offset.append(&mut other.text_offset);
-        if let (Some(column), Some(other)) = (&mut self.top_logprobs, &mut other.top_logprobs) {
-            column.append(other);
+    pub(super) fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// Removes all rows.
+    pub(super) fn clear(&mut self) {
+        self.tokens.clear();
+        self.token_logprobs.clear();
+        self.top_logprobs.as_mut().map(Vec::clear);
+        self.text_offset.clear();
+    }
+
+    /// Serializes columns without rows as `null`.
+    pub(super) fn serialize_or_null<S: Serializer>(
+        &self,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match self.is_empty() {
+            true => serializer.serialize_none(),
+            false => self.serialize(serializer),
         }
     }
 }
@@ -91,9 +105,7 @@ mod tests {
         let row = |logprob, top| LogprobRow { token: 7, logprob, top, text_offset: 3 };
         columns.push(None, &row(None, &[]));
         columns.push(None, &row(Some(-2.0), &[(1, -0.5), (2, -1.0)]));
-        let mut rest = LogprobColumns::new(true);
-        rest.push(None, &row(Some(-0.5), &[(7, -0.5)]));
-        columns.append(rest);
+        columns.push(None, &row(Some(-0.5), &[(7, -0.5)]));
         let json = serde_json::to_value(&columns).unwrap();
         let expected = serde_json::json!({
             "tokens": ["token_id:7", "token_id:7", "token_id:7"],

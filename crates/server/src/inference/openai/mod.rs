@@ -6,11 +6,13 @@ mod chat_logprobs;
 mod chat_messages;
 mod chat_request;
 mod choice;
+mod chunk;
 mod completion_request;
 mod completions;
 mod error;
 mod logprobs;
 mod models;
+mod prompt_completion;
 mod sampling;
 mod usage;
 
