@@ -14,6 +14,9 @@ pub(crate) enum ServerError {
     /// The request was decoded, but asks for something that is not possible.
     #[error("{0}")]
     Invalid(String),
+    /// The prompt and the tokens to sample exceed the context window of the model.
+    #[error("{0}")]
+    ContextLength(String),
     /// An object of that name already exists, so a retry fails too.
     #[error("{0}")]
     Conflict(String),
@@ -105,6 +108,7 @@ impl ServerError {
     pub(crate) fn is_permanent(&self) -> bool {
         match self {
             Self::Invalid(_)
+            | Self::ContextLength(_)
             | Self::Conflict(_)
             | Self::Malformed(_)
             | Self::NotFound(_)

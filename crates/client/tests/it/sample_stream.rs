@@ -339,6 +339,36 @@ async fn a_server_without_the_endpoint_is_sampled_in_pieces() {
     }
 }
 
+/// Some servers do not return the stop token, so that a piece can be empty.
+#[tokio::test(start_paused = true)]
+async fn bug_a_stream_ended_without_a_reason_after_an_empty_piece() {
+    let full = |tokens: std::ops::Range<u32>| {
+        let sequence = tinkex::SampledSequence::default()
+            .tokens(tokens.collect::<Vec<_>>())
+            .stop_reason(StopReason::Length);
+        Reply::sample(&tinkex::SampleResponse::default().sequences(vec![sequence]))
+    };
+    let empty = tinkex::SampledSequence::default().stop_reason(StopReason::Stop);
+    let empty = Reply::sample(&tinkex::SampleResponse::default().sequences(vec![empty]));
+    let server = FakeServer::new()
+        .on(Route::Completions, Reply::status(404).always())
+        .on(Route::Sample, full(10..18))
+        .on(Route::Sample, empty.clone());
+    let sampler = sampler(&server).await;
+    let stream = || sampler.sample_stream([1, 1], params().max_tokens(30)).without_text();
+    let (tokens, error) = collect(stream()).await;
+    assert!(error.is_none(), "{error:?}");
+    assert_eq!(ids(&tokens), (10..18).collect::<Vec<_>>());
+    assert_eq!(tokens[7].stop_reason, Some(StopReason::Stop));
+    // A completion without tokens is a stream without tokens, a response without one an error.
+    server.queue(Route::Sample, empty);
+    let (tokens, error) = collect(stream()).await;
+    assert!(tokens.is_empty() && error.is_none(), "{error:?}");
+    server.queue(Route::Sample, Reply::sample(&tinkex::SampleResponse::default()));
+    let (_, error) = collect(stream()).await;
+    assert_eq!(error.unwrap().kind(), tinkex::ErrorKind::Decode);
+}
+
 #[tokio::test(start_paused = true)]
 async fn prompts_with_images_are_sampled_in_pieces() {
     let server = server_without_streams(Reply::ok());
@@ -424,4 +454,27 @@ async fn a_stop_string_that_spans_two_pieces_ends_the_completion() {
     let (tokens, _) = collect(stream(params.stop(["stuv"]))).await;
     assert_eq!(text(&tokens), "abcdefghijklmnopqrst");
     assert_eq!((&*tokens[18].text, &*tokens[19].text), ("", "st"));
+}
+
+/// The tokenizer writes the first word of a text without the space before it.
+#[cfg(feature = "tokenizer")]
+#[tokio::test(start_paused = true)]
+async fn bug_text_sampled_in_pieces_lost_the_space_after_the_prompt() {
+    let words = ["<unk>", "▁a", "▁b"];
+    let vocab: serde_json::Map<String, Value> =
+        words.iter().enumerate().map(|(id, word)| ((*word).to_owned(), json!(id))).collect();
+    let decoder = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always",
+        "split": true});
+    let json = json!({"version": "1.0", "decoder": decoder,
+        "model": {"type": "BPE", "merges": [], "vocab": vocab}});
+    let tokenizer = tinkex::Tokenizer::from_json(json.to_string()).unwrap();
+    let sequence = tinkex::SampledSequence::default().tokens([2]).stop_reason(StopReason::Stop);
+    let server = FakeServer::new().on(Route::Completions, Reply::status(404).always()).on(
+        Route::Sample,
+        Reply::sample(&tinkex::SampleResponse::default().sequences(vec![sequence])),
+    );
+    let stream = sampler(&server).await.sample_stream([1], params()).tokenizer(tokenizer);
+    let (tokens, error) = collect(stream).await;
+    assert!(error.is_none(), "{error:?}");
+    assert_eq!(text(&tokens), " b");
 }

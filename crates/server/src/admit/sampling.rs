@@ -198,7 +198,7 @@ fn check_context(
         || request.target_prompt_logprobs.is_some();
     let fills_context = scored && prompt == context && completion == 1;
     if prompt.saturating_add(completion) > context && !fills_context {
-        return Err(ServerError::invalid(format!(
+        return Err(ServerError::ContextLength(format!(
             "Prompt length plus max_tokens exceeds the model's context window: \
              {prompt} + {completion} > {context}"
         )));

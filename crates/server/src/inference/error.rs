@@ -28,6 +28,18 @@ impl InferenceError {
             None => Self::invalid(path, self.error),
         }
     }
+
+    /// Replaces the name of a parameter by the one that another API has for it.
+    pub(crate) fn renamed(self, from: &str, to: &str) -> Self {
+        match &self.error {
+            ServerError::Invalid(message) if self.param.as_deref() == Some(from) => {
+                let rest = message.strip_prefix(from).unwrap_or(message);
+                let error = ServerError::invalid(format!("{to}{rest}"));
+                Self { error, param: Some(to.to_owned()) }
+            }
+            _ => self,
+        }
+    }
 }
 
 /// Fields that the validation of samples names in its messages, and the parameters of inference
@@ -48,6 +60,10 @@ const FIELDS: &[(&str, &str)] = &[
 /// Names the parameter of an invalid request if the message starts with a field.
 impl From<ServerError> for InferenceError {
     fn from(error: ServerError) -> Self {
+        if let ServerError::NotFound(_) = error {
+            // The only object that a request names is its model.
+            return Self { error, param: Some("model".to_owned()) };
+        }
         if let ServerError::Invalid(message) = &error
             && let Some((path, reason)) = message.split_once(": ")
             && let field = path.split('[').next().unwrap_or(path)
@@ -65,6 +81,7 @@ impl From<ServerError> for InferenceError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorClass {
     InvalidRequest,
+    ContextLength,
     Authentication,
     Permission,
     NotFound,
@@ -80,6 +97,7 @@ impl From<&ServerError> for ErrorClass {
             ServerError::Invalid(_) | ServerError::Conflict(_) | ServerError::Malformed(_) => {
                 Self::InvalidRequest
             }
+            ServerError::ContextLength(_) => Self::ContextLength,
             ServerError::NotFound(_) | ServerError::Gone(_) => Self::NotFound,
             ServerError::Forbidden(_) => Self::Permission,
             ServerError::TooLarge(_) => Self::TooLarge,
@@ -135,5 +153,16 @@ mod tests {
         let object = ServerError::Malformed("not a JSON object".to_owned());
         let object = InferenceError::from(object).within("messages[1]");
         assert_eq!(object.error.to_string(), "messages[1]: not a JSON object");
+    }
+
+    #[test]
+    fn a_parameter_is_named_as_in_another_api() {
+        let error = InferenceError::from(ServerError::invalid("stop[1]: too long"));
+        let error = error.renamed("stop", "stop_sequences");
+        assert_eq!(error.error.to_string(), "stop_sequences[1]: too long");
+        assert_eq!(error.param.as_deref(), Some("stop_sequences"));
+        let other = InferenceError::from(ServerError::invalid("stop_token_ids: too many"));
+        let other = other.renamed("stop", "stop_sequences");
+        assert_eq!(other.error.to_string(), "stop_token_ids: too many");
     }
 }

@@ -66,6 +66,12 @@ impl Generation {
         &self.id
     }
 
+    /// Ends the request because the tokens so far are a complete answer. Unlike a request that is
+    /// dropped, it counts as successful.
+    pub(crate) fn complete(self) {
+        self.buffer.complete();
+    }
+
     /// Returns new tokens, or `None` after the last one. The last token of every completion has a
     /// stop reason.
     ///

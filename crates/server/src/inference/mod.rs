@@ -31,4 +31,13 @@ pub(crate) use self::generation::{Generation, Generations};
 pub(crate) use self::model_name::NamedModel;
 pub(crate) use self::parameters::Parameters;
 pub(crate) use self::request::GenerationRequest;
-pub(crate) use self::token_buffer::{GeneratedToken, GenerationProgress, TokenSink};
+pub(crate) use self::token_buffer::{GeneratedToken, GenerationProgress, TokenCounts, TokenSink};
+
+/// Returns the size of the JSON document that is decoded in the time that it takes to render and
+/// tokenize a prompt of `bytes` bytes. [`run_blocking`](crate::task::run_blocking) decides by it.
+pub(crate) fn tokenizing_cost(bytes: usize) -> usize {
+    bytes.saturating_mul(TOKENIZING_COST)
+}
+
+/// Number of bytes of JSON that are decoded in the time of tokenizing one.
+const TOKENIZING_COST: usize = 16;

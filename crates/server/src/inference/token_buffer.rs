@@ -46,6 +46,15 @@ pub(crate) struct GenerationProgress {
     pub(crate) tokens: Vec<GeneratedToken>,
 }
 
+/// Number of tokens that a generation has used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TokenCounts {
+    /// Prompt tokens that were found in the KV cache.
+    pub(crate) cached: usize,
+    /// Sampled tokens of all completions.
+    pub(crate) sampled: usize,
+}
+
 /// Buffer between the worker and one reader.
 #[derive(Debug, Default)]
 pub(super) struct TokenBuffer(Mutex<BufferState>);
@@ -53,6 +62,10 @@ pub(super) struct TokenBuffer(Mutex<BufferState>);
 #[derive(Debug, Default)]
 struct BufferState {
     progress: GenerationProgress,
+    /// Tokens used so far; `None` until the prompt is computed.
+    counts: Option<TokenCounts>,
+    /// Whether the reader needs no further token because it has a complete answer.
+    is_complete: bool,
     /// Set when no token follows.
     end: Option<Result<(), ServerError>>,
     /// Wakes the reader.
@@ -69,6 +82,12 @@ impl TokenBuffer {
         let mut state = self.lock();
         state.end.get_or_insert(end);
         state.wake();
+    }
+
+    /// Ends the generation because its reader has a complete answer.
+    pub(super) fn complete(&self) {
+        self.lock().is_complete = true;
+        self.end(Ok(()));
     }
 
     /// Returns the buffered progress; `None` after the last token.
@@ -111,6 +130,16 @@ impl TokenSink {
         self.0.has_ended()
     }
 
+    /// Returns whether the generation was ended because its reader has a complete answer.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.0.lock().is_complete
+    }
+
+    /// Returns the tokens used so far; `None` if the prompt was not computed.
+    pub(crate) fn counts(&self) -> Option<TokenCounts> {
+        self.0.lock().counts
+    }
+
     /// Ends the generation after its last token, or with an error.
     pub(crate) fn finish(&self, end: Result<(), ServerError>) {
         self.0.end(end);
@@ -121,7 +150,9 @@ impl TokenObserver for TokenSink {
     fn prompt(&mut self, scores: &PromptScores, cache_hits: usize) {
         // The first token follows in the same step and wakes the reader.
         let report = PromptReport { scores: scores.clone(), cached_tokens: cache_hits };
-        self.0.lock().progress.prompt = Some(report);
+        let mut state = self.0.lock();
+        state.progress.prompt = Some(report);
+        state.counts = Some(TokenCounts { cached: cache_hits, sampled: 0 });
     }
 
     fn token(&mut self, sampled: SampledToken<'_>) {
@@ -135,6 +166,9 @@ impl TokenObserver for TokenSink {
             stop: sampled.stop,
         };
         let mut state = self.0.lock();
+        if let Some(counts) = &mut state.counts {
+            counts.sampled += 1;
+        }
         if state.end.is_none() {
             state.progress.tokens.push(token);
             // Wake the reader now, not after the step: tokens are sampled on one thread, so its task
@@ -172,6 +206,7 @@ mod tests {
         let tokens: Vec<u32> = progress.tokens.iter().map(|token| token.token).collect();
         assert_eq!(tokens, [0, 1, 2]);
         assert_eq!(*progress.tokens[0].top, [(7, -0.5)], "empty entries are dropped");
+        assert_eq!(sink.counts(), Some(TokenCounts { cached: 16, sampled: 3 }));
         assert!(matches!(poll(&sink.0), Poll::Ready(Ok(None))));
     }
 

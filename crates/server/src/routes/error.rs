@@ -13,7 +13,7 @@ use tinkex_wire::{DecodeError, ErrorBody, ErrorCode, InvalidInput, JSON, header}
 
 use super::{ResponseBody, respond};
 use crate::error::ServerError;
-use crate::inference::InferenceError;
+use crate::inference::{ErrorClass, InferenceError};
 
 /// Time after which a client retries a request that the disk did not accept.
 const STORAGE_RETRY: Duration = Duration::from_millis(500);
@@ -25,13 +25,22 @@ pub(crate) struct HttpError {
     pub(super) detail: String,
     /// Parameter of an inference request that caused the error.
     pub(super) param: Option<String>,
+    /// Class of an error of an inference request; `None` if the status has to tell.
+    pub(super) class: Option<ErrorClass>,
     code: Option<ErrorCode>,
     retry_after: Option<Duration>,
 }
 
 impl HttpError {
     fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), param: None, code: None, retry_after: None }
+        Self {
+            status,
+            detail: detail.into(),
+            param: None,
+            class: None,
+            code: None,
+            retry_after: None,
+        }
     }
 
     pub(super) fn unauthorized() -> Self {
@@ -79,7 +88,9 @@ impl HttpError {
 impl From<ServerError> for HttpError {
     fn from(error: ServerError) -> Self {
         let (status, retry_after) = match &error {
-            ServerError::Invalid(_) | ServerError::Conflict(_) => (StatusCode::BAD_REQUEST, None),
+            ServerError::Invalid(_) | ServerError::ContextLength(_) | ServerError::Conflict(_) => {
+                (StatusCode::BAD_REQUEST, None)
+            }
             ServerError::Malformed(_) => (StatusCode::UNPROCESSABLE_ENTITY, None),
             ServerError::NotFound(_) => (StatusCode::NOT_FOUND, None),
             ServerError::Gone(_) => (StatusCode::GONE, None),
@@ -95,14 +106,15 @@ impl From<ServerError> for HttpError {
             ServerError::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
         let code = matches!(error, ServerError::Conflict(_)).then_some(ErrorCode::Conflict);
-        Self { status, detail: error.to_string(), param: None, code, retry_after }
+        Self { status, detail: error.to_string(), param: None, class: None, code, retry_after }
     }
 }
 
 impl From<InferenceError> for HttpError {
     fn from(InferenceError { error, param }: InferenceError) -> Self {
         let malformed = matches!(error, ServerError::Malformed(_));
-        let mut error = Self { param, ..error.into() };
+        let class = Some(ErrorClass::from(&error));
+        let mut error = Self { param, class, ..error.into() };
         if malformed {
             // Clients of these APIs expect 400 for every invalid request.
             error.status = StatusCode::BAD_REQUEST;

@@ -101,7 +101,7 @@ impl Endpoint {
 
     /// Converts an error to a response in the shape of the endpoint's API.
     pub(super) fn error_response(&self, error: HttpError) -> Response<ResponseBody> {
-        let class = ErrorClass::of_status(error.status.as_u16());
+        let class = error.class.unwrap_or_else(|| ErrorClass::of_status(error.status.as_u16()));
         let body = match self.api() {
             Api::OpenAi => {
                 let param = error.param.as_deref();

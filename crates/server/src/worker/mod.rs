@@ -100,6 +100,7 @@ impl Worker {
                 self.expire_sessions(dispatch.silent).await;
             }
             if dispatch.stopping {
+                self.cancel_generations();
                 return self.save_all();
             }
             let start = Instant::now();

@@ -12,7 +12,8 @@ use super::Worker;
 use super::sample_response::response;
 use super::train::folder_size;
 use super::weights_cache::WeightsCache;
-use crate::inference::TokenSink;
+use crate::error::ServerError;
+use crate::inference::{TokenCounts, TokenSink};
 use crate::log;
 use crate::operation::{Operation, QueuedGeneration, QueuedRequest, QueuedSample, WeightsKey};
 use crate::outcome::{Outcome, record_outcome};
@@ -94,8 +95,28 @@ impl Worker {
         if sink.has_ended() {
             return self.state.queue.sample_finished(bytes);
         }
+        if self.is_deleted(&weights) {
+            self.state.queue.sample_finished(bytes);
+            self.state.metrics.count_request(false);
+            let message = "the checkpoint was deleted before its weights were loaded";
+            tracing::info!(
+                target: log::REQUEST,
+                operation = "generate",
+                request_id = %id,
+                session_id = %session,
+                error = message,
+                "request failed"
+            );
+            return sink.finish(Err(ServerError::not_found(message)));
+        }
         let info = SampleInfo { id, weights, sampler: None, session };
         self.begin(info, Recipient::Generation(sink), request, bytes);
+    }
+
+    /// Returns whether weights can no longer be loaded because their checkpoint was deleted.
+    fn is_deleted(&mut self, key: &WeightsKey) -> bool {
+        let Some(folder) = &key.folder else { return false };
+        self.samples.weights.get(key).is_none() && !self.state.weights_dir.join(folder).exists()
     }
 
     fn begin(
@@ -190,11 +211,30 @@ impl Worker {
             model.sampler.cancel(key.1);
         }
         let Some(sample) = self.end_sample(&key) else { return };
-        match sample.recipient {
+        match &sample.recipient {
             Recipient::Future(_) => {
                 record_outcome(&self.state, &mut self.state.store(), id, Outcome::cancelled());
             }
-            Recipient::Generation(_) => self.state.metrics.count_request(false),
+            Recipient::Generation(sink) => {
+                self.state.metrics.count_request(sink.is_complete());
+                let Some(counts) = sink.counts() else { return };
+                if sink.is_complete() {
+                    log_finished(&sample, counts.sampled);
+                }
+                let usage = self.count_tokens(&sample, counts);
+                self.state.store().put_unconfirmed(Record::Usage(usage));
+            }
+        }
+    }
+
+    /// Cancels all generations, when the server stops. The tokens that they have sampled count.
+    pub(super) fn cancel_generations(&mut self) {
+        let samples = self.samples.by_key.values();
+        let generations =
+            samples.filter(|sample| matches!(sample.recipient, Recipient::Generation(_)));
+        let ids: Vec<RequestId> = generations.map(|sample| sample.info.id.clone()).collect();
+        for id in ids {
+            self.cancel_sample(&id);
         }
     }
 
@@ -251,8 +291,9 @@ impl Worker {
     ) {
         let usage = match &output {
             Ok(output) => {
-                log_finished(&sample, output);
-                self.count_tokens(&sample, output)
+                let sampled = output.samples.iter().map(|sample| sample.tokens.len()).sum();
+                log_finished(&sample, sampled);
+                self.count_tokens(&sample, TokenCounts { cached: output.cache_hits, sampled })
             }
             Err(failed) => {
                 log_failed(&sample, failed);
@@ -278,17 +319,15 @@ impl Worker {
     }
 
     /// Adds the tokens of a sample to the metrics. Returns its usage.
-    fn count_tokens(&self, sample: &ActiveSample, output: &SampleOutput) -> Vec<(UsageKey, u64)> {
-        let sampled = sampled_tokens(output);
+    fn count_tokens(&self, sample: &ActiveSample, counts: TokenCounts) -> Vec<(UsageKey, u64)> {
         let to_u64 = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         self.state.metrics.prompt_tokens.add(to_u64(sample.prompt_tokens));
-        self.state.metrics.sampled_tokens.add(to_u64(sampled));
-        let cached = output.cache_hits.min(sample.prompt_tokens);
+        let cached = counts.cached.min(sample.prompt_tokens);
         let hour = self.state.clock.hour();
         [
             (UsageMeter::Prefill, sample.prompt_tokens - cached),
             (UsageMeter::CachedPrefill, cached),
-            (UsageMeter::Sampled, sampled),
+            (UsageMeter::Sampled, counts.sampled),
         ]
         .into_iter()
         .filter(|(_, n)| *n > 0)
@@ -311,13 +350,8 @@ impl ActiveSample {
     }
 }
 
-fn sampled_tokens(output: &SampleOutput) -> usize {
-    output.samples.iter().map(|sample| sample.tokens.len()).sum()
-}
-
-/// Emits the event for a finished sample.
-fn log_finished(sample: &ActiveSample, output: &SampleOutput) {
-    let tokens = sampled_tokens(output);
+/// Emits the event for a finished sample of `tokens` tokens.
+fn log_finished(sample: &ActiveSample, tokens: usize) {
     let seconds = sample.start.elapsed().as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "a rate in a log event")]
     let tokens_per_second = tokens as f64 / seconds.max(1e-9);

@@ -1,6 +1,6 @@
 //! Text of a completion that is sampled in pieces, decoded on the client.
 
-use tinkex_wire::{SamplingParams, StopCondition};
+use tinkex_wire::{InputChunk, ModelInput, SamplingParams, StopCondition};
 
 use crate::error::Result;
 use crate::sampling::SamplingClient;
@@ -16,6 +16,10 @@ pub(super) enum PieceDecoder {}
 
 #[cfg(not(feature = "tokenizer"))]
 impl PieceDecoder {
+    pub(super) fn after(self, _: u32) -> Self {
+        match self {}
+    }
+
     pub(super) fn push(&mut self, _: u32) -> Result<String> {
         match *self {}
     }
@@ -61,6 +65,18 @@ pub(super) async fn decoder(
     _: &SamplingParams,
 ) -> Result<Option<PieceDecoder>> {
     Ok(None)
+}
+
+/// Sets the token that precedes the text: the last one of the prompt. Some tokenizers write the first
+/// word of a text without the space before it.
+pub(super) fn after_prompt(decoder: PieceDecoder, prompt: &ModelInput) -> PieceDecoder {
+    match prompt.chunks.last() {
+        Some(InputChunk::EncodedText { tokens }) => match tokens.last() {
+            Some(last) => decoder.after(*last),
+            None => decoder,
+        },
+        _ => decoder,
+    }
 }
 
 /// Returns whether `token` is a stop token of the request. Stop tokens are not part of the text.

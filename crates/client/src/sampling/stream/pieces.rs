@@ -8,7 +8,7 @@ use std::time::Duration;
 use tinkex_wire::{ModelInput, SampledSequence, SamplingParams, StopReason};
 use tokio::time::Instant;
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::sampling::SamplingClient;
 
 use super::piece_text::{self, PieceDecoder, is_stop_token};
@@ -36,6 +36,8 @@ pub(super) struct Pieces {
     remaining: u32,
     /// Tokens in the next piece.
     piece: u32,
+    /// Last token of the last piece, which is the last of the completion if the next piece is empty.
+    held: Option<StreamedToken>,
     ready: VecDeque<StreamedToken>,
     finished: bool,
 }
@@ -56,6 +58,7 @@ impl Pieces {
             decoder: None,
             tokens: Vec::new(),
             piece: FIRST_PIECE,
+            held: None,
             ready: VecDeque::new(),
             finished: false,
         })
@@ -82,11 +85,12 @@ impl Pieces {
         let response = self.client.sample(prompt, params).await?;
         let elapsed = started.elapsed();
         if let Some(text) = self.text.take() {
-            self.decoder = piece_text::decoder(&text, &self.client, &self.params).await?;
+            let decoder = piece_text::decoder(&text, &self.client, &self.params).await?;
+            self.decoder = decoder.map(|decoder| piece_text::after_prompt(decoder, &self.prompt));
         }
         let Some(sequence) = response.sequences.first() else {
-            self.finished = true;
-            return Ok(());
+            let message = "cannot read a sample: the response contains no completion";
+            return Err(Error::new(ErrorKind::Decode, message));
         };
         let count = u32::try_from(sequence.tokens.len()).unwrap_or(u32::MAX);
         self.remaining = self.remaining.saturating_sub(count);
@@ -96,7 +100,6 @@ impl Pieces {
 
     /// Adds the tokens of a piece.
     fn add(&mut self, sequence: &SampledSequence) -> Result<()> {
-        let last = sequence.tokens.len().saturating_sub(1);
         let reason = match sequence.stop_reason {
             StopReason::Length if !sequence.tokens.is_empty() && self.remaining > 0 => None,
             reason => Some(reason),
@@ -104,32 +107,50 @@ impl Pieces {
         self.finished = reason.is_some();
         self.tokens.extend_from_slice(&sequence.tokens);
         for (at, token) in sequence.tokens.iter().enumerate() {
-            let mut streamed = StreamedToken {
+            self.ready.extend(self.held.take());
+            let is_last = at + 1 == sequence.tokens.len();
+            let streamed = StreamedToken {
                 token: *token,
                 text: String::new(),
                 logprob: sequence.logprobs.as_ref().and_then(|all| all.get(at)),
-                stop_reason: reason.filter(|_| at == last),
+                stop_reason: reason.filter(|_| is_last),
             };
-            if let Some(decoder) = &mut self.decoder {
-                let stopped = streamed.stop_reason == Some(StopReason::Stop);
-                if !(stopped && is_stop_token(&self.params, *token)) {
-                    streamed.text = decoder.push(*token)?;
-                }
-                // The server does not see a stop string that begins in an earlier piece.
-                if decoder.matched_stop().is_some() {
-                    streamed.stop_reason = Some(StopReason::Stop);
-                }
-                if streamed.stop_reason.is_some() {
-                    streamed.text.push_str(&decoder.finish()?);
-                }
-            }
+            let streamed = self.decode(streamed)?;
             let ends = streamed.stop_reason.is_some();
-            self.ready.push_back(streamed);
+            self.held = Some(streamed);
             if ends {
                 self.finished = true;
                 break;
             }
         }
+        if self.finished {
+            self.end(reason)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the text of a token, and its reason if it completes a stop string.
+    fn decode(&mut self, mut streamed: StreamedToken) -> Result<StreamedToken> {
+        let Some(decoder) = &mut self.decoder else { return Ok(streamed) };
+        let stopped = streamed.stop_reason == Some(StopReason::Stop);
+        if !(stopped && is_stop_token(&self.params, streamed.token)) {
+            streamed.text = decoder.push(streamed.token)?;
+        }
+        // The server does not see a stop string that begins in an earlier piece.
+        if decoder.matched_stop().is_some() {
+            streamed.stop_reason = Some(StopReason::Stop);
+        }
+        Ok(streamed)
+    }
+
+    /// Releases the last token, with the reason and the text that waited for more tokens.
+    fn end(&mut self, reason: Option<StopReason>) -> Result<()> {
+        let Some(mut last) = self.held.take() else { return Ok(()) };
+        last.stop_reason = last.stop_reason.or(reason);
+        if let Some(decoder) = &mut self.decoder {
+            last.text.push_str(&decoder.finish()?);
+        }
+        self.ready.push_back(last);
         Ok(())
     }
 }

@@ -22,7 +22,7 @@ struct ErrorDetail<'a> {
 /// Returns the document of an error.
 pub(crate) fn error_document(class: ErrorClass, message: &str) -> AnthropicError<'_> {
     let kind = match class {
-        ErrorClass::InvalidRequest => "invalid_request_error",
+        ErrorClass::InvalidRequest | ErrorClass::ContextLength => "invalid_request_error",
         ErrorClass::Authentication => "authentication_error",
         ErrorClass::Permission => "permission_error",
         ErrorClass::NotFound => "not_found_error",

@@ -85,7 +85,7 @@ impl MessageEvents {
                 }
             }
         }
-        if let Some(reason) = &update.finish {
+        if let Some(reason) = &update.end {
             self.close(out);
             let delta = StopDocument::from(reason);
             send(out, &StreamEvent::MessageDelta { delta, usage: usage.into() });
@@ -149,8 +149,8 @@ mod tests {
         text.split_terminator("\n\n").map(event).collect()
     }
 
-    fn update(parts: Vec<AnswerEvent>, finish: Option<AnswerEnd>) -> AnswerUpdate {
-        AnswerUpdate { parts, finish, ..AnswerUpdate::default() }
+    fn update(parts: Vec<AnswerEvent>, end: Option<AnswerEnd>) -> AnswerUpdate {
+        AnswerUpdate { parts, end, ..AnswerUpdate::default() }
     }
 
     #[test]

@@ -11,7 +11,9 @@ use super::error::write_error;
 use super::event_stream::MessageEvents;
 use super::request::MessagesRequest;
 use crate::inference::chat::{AnswerEnd, Answers, ChatModel};
-use crate::inference::{EventSource, EventWriter, InferenceError, InferenceResponse, NamedModel};
+use crate::inference::{
+    EventSource, EventWriter, InferenceError, InferenceResponse, NamedModel, tokenizing_cost,
+};
 use crate::state::ServerState;
 use crate::task::run_blocking;
 
@@ -33,12 +35,14 @@ pub(crate) async fn messages(
     let start = move || {
         let MessagesRequest { conversation, generation, .. } = request;
         Answers::start(&task_state, &model, &chat, &conversation, generation)
+            .map_err(|error| error.renamed("stop", "stop_sequences"))
     };
-    let answers = run_blocking(&state.decode_permits, size, start).await?;
+    let answers = run_blocking(&state.decode_permits, tokenizing_cost(size), start).await?;
     let id = format!("msg_{}", answers.id());
     let events = MessageEvents::new(id.clone(), name, thinking);
     if stream {
-        let stream = MessageStream { events, answers: Some(answers) };
+        let out = EventWriter::default();
+        let stream = MessageStream { events, out, answers: Some(answers) };
         return Ok(InferenceResponse::events(&id, stream));
     }
     collect(&id, &events, answers).await
@@ -52,7 +56,7 @@ async fn collect(
 ) -> Result<InferenceResponse, InferenceError> {
     let (mut answers, usage) = answers.collect().await?;
     let answer = answers.pop().unwrap_or_default();
-    let stop = StopDocument::from(answer.finish.as_ref().unwrap_or(&AnswerEnd::Length));
+    let stop = StopDocument::from(answer.end.as_ref().unwrap_or(&AnswerEnd::Length));
     let document = MessageDocument {
         content: content_blocks(answer, events.shows_thinking()),
         stop_reason: Some(stop.stop_reason),
@@ -65,24 +69,25 @@ async fn collect(
 /// A message that is sent as it is sampled.
 struct MessageStream {
     events: MessageEvents,
+    out: EventWriter,
     /// `None` after the last event.
     answers: Option<Answers>,
 }
 
 impl EventSource for MessageStream {
     fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        let mut out = EventWriter::default();
+        let out = &mut self.out;
         while out.is_empty() {
             let Some(answers) = &mut self.answers else { return Poll::Ready(None) };
             match ready!(answers.poll_updates(context)) {
                 Ok(Some(updates)) => {
                     for update in updates {
-                        self.events.write(update, answers.usage(), &mut out);
+                        self.events.write(update, answers.usage(), out);
                     }
                 }
                 Ok(None) => self.answers = None,
                 Err(error) => {
-                    write_error(&error, &mut out);
+                    write_error(&error, out);
                     self.answers = None;
                 }
             }
@@ -111,6 +116,6 @@ pub(crate) async fn count_tokens(
     let model = NamedModel::resolve(state, &request.model)?;
     let chat = ChatModel::of(&model).await?;
     let count = move || request.conversation.count_tokens(&chat);
-    let input_tokens = run_blocking(&state.decode_permits, size, count).await?;
+    let input_tokens = run_blocking(&state.decode_permits, tokenizing_cost(size), count).await?;
     InferenceResponse::json(None, &TokenCount { input_tokens })
 }

@@ -8,6 +8,8 @@
 //!
 //! [`GenerationRequest`]: super::GenerationRequest
 
+mod answer;
+mod answer_reader;
 mod answers;
 mod chat_model;
 mod content;
@@ -15,7 +17,8 @@ mod prompt;
 mod request;
 mod tools;
 
-pub(crate) use self::answers::{Answer, AnswerEnd, AnswerUpdate, AnswerUsage, Answers};
+pub(crate) use self::answer::{Answer, AnswerEnd, AnswerUpdate};
+pub(crate) use self::answers::{AnswerUsage, Answers};
 pub(crate) use self::chat_model::ChatModel;
 pub(crate) use self::content::{TextOrParts, read_list};
 pub(crate) use self::request::{ChatMessage, ChatRequest, PastToolCall, PromptEnd};

@@ -12,10 +12,12 @@ use super::chat_documents::{
 };
 use super::chat_logprobs::ChatLogprobs;
 use super::chat_request::ChatCompletionRequest;
+use super::chunk::{ChunkHead, ChunkWriter};
 use super::error::with_document;
-use super::usage::UsageDocument;
 use crate::inference::chat::{Answer, AnswerEnd, AnswerUpdate, Answers, ChatModel};
-use crate::inference::{EventSource, EventWriter, InferenceError, InferenceResponse, NamedModel};
+use crate::inference::{
+    EventSource, EventWriter, InferenceError, InferenceResponse, NamedModel, tokenizing_cost,
+};
 use crate::state::ServerState;
 use crate::task::run_blocking;
 
@@ -35,12 +37,12 @@ pub(crate) async fn chat_completions(
     let chat = ChatModel::of(&model).await?;
     let task_state = Arc::clone(state);
     let start = move || ChatCompletion::start(&task_state, &model, &chat, request);
-    let (completion, answers) = run_blocking(&state.decode_permits, size, start).await?;
+    let (completion, answers) =
+        run_blocking(&state.decode_permits, tokenizing_cost(size), start).await?;
     match completion.stream {
         true => {
-            let (id, started) = (completion.id.clone(), vec![false; completion.choices]);
-            let stream = ChatStream { completion, answers: Some(answers), started };
-            Ok(InferenceResponse::events(&id, stream))
+            let id = completion.id.clone();
+            Ok(InferenceResponse::events(&id, ChatStream::new(completion, answers)))
         }
         false => completion.collect(answers).await,
     }
@@ -95,20 +97,14 @@ impl ChatCompletion {
         let (answers, usage) = answers.collect().await?;
         let choices = answers.into_iter().enumerate();
         let choices = choices.map(|(index, answer)| self.choice(index, answer)).collect();
-        let usage = Some(Some(UsageDocument::from(usage)));
-        let document = self.document("chat.completion", choices, usage);
-        let document = ChatDocument { prompt_token_ids: self.prompt.as_deref(), ..document };
+        let prompt_token_ids = self.prompt.as_deref();
+        let head = self.head("chat.completion");
+        let document = ChatDocument { head, choices, prompt_token_ids, usage: usage.into() };
         InferenceResponse::json(Some(&self.id), &document)
     }
 
-    fn document<C>(
-        &self,
-        object: &'static str,
-        choices: Vec<C>,
-        usage: Option<Option<UsageDocument>>,
-    ) -> ChatDocument<'_, C> {
-        let (id, created, model) = (&self.id, self.created, &self.model);
-        ChatDocument { id, object, created, model, choices, prompt_token_ids: None, usage }
+    fn head(&self, object: &'static str) -> ChunkHead<'_> {
+        ChunkHead { id: &self.id, object, created: self.created, model: &self.model }
     }
 
     fn choice(&self, index: usize, answer: Answer) -> ChatChoice {
@@ -125,7 +121,7 @@ impl ChatCompletion {
         };
         let logprobs = self.logprobs.as_ref();
         let logprobs = logprobs.map(|tokenizer| ChatLogprobs::new(tokenizer, &answer.tokens));
-        let finish_reason = finish_reason(answer.finish.as_ref().unwrap_or(&AnswerEnd::Length));
+        let finish_reason = finish_reason(answer.end.as_ref().unwrap_or(&AnswerEnd::Length));
         let token_ids = self.prompt.is_some().then_some(answer.token_ids);
         ChatChoice { index, message, logprobs, finish_reason, token_ids }
     }
@@ -134,30 +130,41 @@ impl ChatCompletion {
 /// A response that is sent as it is sampled.
 struct ChatStream {
     completion: ChatCompletion,
+    chunks: ChunkWriter,
+    out: EventWriter,
     /// `None` after the last event.
     answers: Option<Answers>,
     /// Whether the event with the role was sent, by answer.
     started: Vec<bool>,
 }
 
+impl ChatStream {
+    fn new(completion: ChatCompletion, answers: Answers) -> Self {
+        let chunks = ChunkWriter::new(completion.head(CHUNK), completion.include_usage);
+        let started = vec![false; completion.choices];
+        let out = EventWriter::default();
+        Self { completion, chunks, out, answers: Some(answers), started }
+    }
+}
+
 impl EventSource for ChatStream {
     fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let Some(answers) = &mut self.answers else { return Poll::Ready(None) };
-        let mut out = EventWriter::default();
+        let out = &mut self.out;
         while out.is_empty() {
             match ready!(answers.poll_updates(context)) {
                 Ok(Some(updates)) => {
                     for update in updates {
                         let started = self.started.get_mut(update.index);
                         let is_first = started.is_some_and(|sent| !std::mem::replace(sent, true));
-                        self.completion.write_update(update, is_first, &mut out);
+                        self.completion.write_update(update, is_first, &self.chunks, out);
                     }
                 }
                 Ok(None) => {
                     if self.completion.include_usage {
-                        let usage = Some(Some(answers.usage().into()));
+                        let (head, usage) = (self.completion.head(CHUNK), answers.usage().into());
                         let choices: Vec<ChatChoiceDelta> = Vec::new();
-                        out.data(&self.completion.document(CHUNK, choices, usage));
+                        out.data(&ChatDocument { head, choices, prompt_token_ids: None, usage });
                     }
                     out.done();
                     self.answers = None;
@@ -180,15 +187,20 @@ const CHUNK: &str = "chat.completion.chunk";
 impl ChatCompletion {
     /// Writes the events of an update: the role first, one event per part, and the reason at the
     /// end. The first event after the role has the ids and log-probabilities of the new tokens.
-    fn write_update(&self, update: AnswerUpdate, is_first: bool, out: &mut EventWriter) {
+    fn write_update(
+        &self,
+        update: AnswerUpdate,
+        is_first: bool,
+        chunks: &ChunkWriter,
+        out: &mut EventWriter,
+    ) {
         let index = update.index;
         let tokenizer = self.logprobs.as_ref().filter(|_| !update.tokens.is_empty());
         let mut logprobs = tokenizer.map(|tokenizer| ChatLogprobs::new(tokenizer, &update.tokens));
         let mut token_ids = self.prompt.is_some().then_some(update.token_ids);
         let mut write = |delta, logprobs, finish_reason, token_ids| {
             let choice = ChatChoiceDelta { index, delta, logprobs, finish_reason, token_ids };
-            let usage = self.include_usage.then_some(None);
-            out.data(&self.document(CHUNK, vec![choice], usage));
+            chunks.write(&choice, out);
         };
         if is_first {
             let content = Some(String::new());
@@ -198,7 +210,7 @@ impl ChatCompletion {
         for part in update.parts {
             write(MessageDelta::from(part), logprobs.take(), None, token_ids.take());
         }
-        let finish = update.finish.as_ref().map(finish_reason);
+        let finish = update.end.as_ref().map(finish_reason);
         if finish.is_some() || logprobs.is_some() || token_ids.is_some() {
             write(MessageDelta::default(), logprobs, finish, token_ids);
         }
@@ -241,8 +253,9 @@ mod tests {
             logprobs: None,
         };
         let mut out = EventWriter::default();
+        let chunks = ChunkWriter::new(completion.head(CHUNK), true);
         for (at, update) in updates.into_iter().enumerate() {
-            completion.write_update(update, at == 0, &mut out);
+            completion.write_update(update, at == 0, &chunks, &mut out);
         }
         let text = String::from_utf8(out.take().to_vec()).unwrap();
         let events =
@@ -260,7 +273,7 @@ mod tests {
     #[test]
     fn the_role_is_first_and_the_reason_last() {
         let parts = |parts: Vec<AnswerEvent>| AnswerUpdate { parts, ..AnswerUpdate::default() };
-        let end = AnswerUpdate { finish: Some(AnswerEnd::ToolCalls), ..AnswerUpdate::default() };
+        let end = AnswerUpdate { end: Some(AnswerEnd::ToolCalls), ..AnswerUpdate::default() };
         let choices = choices(vec![
             parts(Vec::new()),
             parts(vec![AnswerEvent::Reasoning("hm".into()), AnswerEvent::Content("a".into())]),

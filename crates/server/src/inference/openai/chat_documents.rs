@@ -3,24 +3,20 @@
 use serde::Serialize;
 
 use super::chat_logprobs::ChatLogprobs;
+use super::chunk::ChunkHead;
 use super::usage::UsageDocument;
 use crate::inference::chat::AnswerEnd;
 
-/// A response, or one event of a stream.
+/// A complete response, or the last event of a stream, which has no choices.
 #[derive(Debug, Serialize)]
 pub(super) struct ChatDocument<'a, C> {
-    pub(super) id: &'a str,
-    pub(super) object: &'static str,
-    /// Seconds since the Unix epoch.
-    pub(super) created: i64,
-    pub(super) model: &'a str,
+    #[serde(flatten)]
+    pub(super) head: ChunkHead<'a>,
     pub(super) choices: Vec<C>,
     /// Tokens of the prompt, if the request has `return_token_ids`; not in events.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<&'a [u32]>,
-    /// Number of tokens. A stream with usage has `null` in all events but the last.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) usage: Option<Option<UsageDocument>>,
+    pub(super) usage: UsageDocument,
 }
 
 /// A complete answer.

@@ -14,7 +14,7 @@ pub(super) struct ChunkWriter {
 }
 
 /// What all documents of a response begin with.
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct ChunkHead<'a> {
     pub(super) id: &'a str,
     pub(super) object: &'static str,

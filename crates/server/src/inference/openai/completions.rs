@@ -14,7 +14,9 @@ use super::error::with_document;
 use super::prompt_completion::PromptCompletion;
 use super::sampling::Delivery;
 use super::usage::UsageDocument;
-use crate::inference::{EventSource, EventWriter, InferenceError, InferenceResponse, NamedModel};
+use crate::inference::{
+    EventSource, EventWriter, InferenceError, InferenceResponse, NamedModel, tokenizing_cost,
+};
 use crate::state::ServerState;
 use crate::task::run_blocking;
 
@@ -33,7 +35,7 @@ pub(crate) async fn completions(
     let tokenizer = model.tokenizer().await;
     let task_state = Arc::clone(state);
     let start = move || Completion::start(&task_state, &model, tokenizer.as_ref(), &request);
-    let completion = run_blocking(&state.decode_permits, size, start).await?;
+    let completion = run_blocking(&state.decode_permits, tokenizing_cost(size), start).await?;
     if completion.delivery.stream {
         let id = completion.id.clone();
         return Ok(InferenceResponse::events(&id, CompletionStream::new(completion)));

@@ -27,6 +27,7 @@ pub(crate) fn error_document<'a>(
 ) -> ErrorDocument<'a> {
     let (kind, code) = match class {
         ErrorClass::InvalidRequest | ErrorClass::TooLarge => ("invalid_request_error", None),
+        ErrorClass::ContextLength => ("invalid_request_error", Some("context_length_exceeded")),
         ErrorClass::Authentication => ("invalid_request_error", Some("invalid_api_key")),
         ErrorClass::Permission => ("permission_error", None),
         ErrorClass::NotFound => ("invalid_request_error", Some("not_found")),
