@@ -232,7 +232,9 @@ impl Worker {
         let samples = self.samples.by_key.values();
         let generations =
             samples.filter(|sample| matches!(sample.recipient, Recipient::Generation(_)));
-        let ids: Vec<RequestId> = generations.map(|sample| sample.info.id.clone()).collect();
+        let mut ids: Vec<RequestId> = generations.map(|sample| sample.info.id.clone()).collect();
+        // The order of their records does not depend on the map.
+        ids.sort();
         for id in ids {
             self.cancel_sample(&id);
         }

@@ -117,9 +117,18 @@ async fn answers_have_reasoning_content_and_tool_calls() {
     // One call, by choice of the client.
     let mut single = request.clone();
     single["parallel_tool_calls"] = json!(false);
+    let http = server.http();
+    wait_until_idle(&http).await;
+    let before = http.metrics().await;
     let answer = choice(server, &single).await;
     assert_eq!(answer["message"]["tool_calls"].as_array().unwrap().len(), 1, "{answer}");
     assert_eq!(answer["finish_reason"], "tool_calls");
+    // The server ends the answer before the model does, which is not a failure.
+    wait_until_idle(&http).await;
+    let after = http.metrics().await;
+    assert_eq!(after["failed_jobs_total"], before["failed_jobs_total"]);
+    assert_eq!(after["jobs_total"], before["jobs_total"] + 1);
+    assert!(after["sampled_tokens_total"] > before["sampled_tokens_total"]);
 
     // A named tool must be called.
     let mut forced = request.clone();

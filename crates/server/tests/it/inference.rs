@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tinkex_server::BUILT_IN;
 
-use crate::harness::{Http, MODEL, TestServer, http_client, train, training_client};
+use crate::harness::{Http, MODEL, TestServer, http_client, options, train, training_client};
 use crate::sse::{EventStream, completions_url};
 
 /// Returns a request for more tokens than a test waits for.
@@ -47,7 +47,9 @@ async fn a_disconnected_client_cancels_its_request() {
     assert_eq!(http.metrics().await["queued"], 1);
     drop(events);
     wait_until_idle(&http).await;
-    assert_eq!(http.metrics().await["failed_jobs_total"], 1);
+    let metrics = http.metrics().await;
+    assert_eq!(metrics["failed_jobs_total"], 1);
+    assert!(metrics["sampled_tokens_total"] >= 8_000, "tokens of a cancelled request count");
 
     // A client that disconnects before an unstreamed response cancels too.
     let mut unstreamed = long(MODEL);
@@ -78,6 +80,45 @@ async fn a_stopping_server_ends_streams_with_an_error() {
     let message = last["error"]["message"].as_str().unwrap_or_default();
     assert!(message.contains("shutting down"), "{last}");
     assert!(!events.is_done());
+}
+
+/// Returns the usage of all sessions in this hour and the hours next to it.
+async fn usage(http: &Http) -> Vec<Value> {
+    let hour = 3_600;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let (from, to) = (now / hour * hour - hour, now / hour * hour + 2 * hour);
+    let path = format!("/api/v1/billing/usage/events?starting_on={from}&ending_before={to}");
+    http.get(&path).await.1["data"].as_array().unwrap().clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bug_tokens_of_a_stream_that_the_server_ended_were_not_counted() {
+    let test_server = TestServer::new().await;
+    let url = completions_url(&test_server.server.base_url());
+    let mut events = EventStream::post(&url, &long(MODEL)).await;
+    events.next().await.unwrap();
+    let TestServer { server, data } = test_server;
+    server.stop().await;
+    let server = tinkex_server::Server::start(options(data.path())).await.unwrap();
+    let usage = usage(&Http::new(&server.base_url())).await;
+    let sampled = usage.iter().filter(|event| event["event_info"]["type"] == "sampling_sample");
+    assert!(sampled.count() > 0, "{usage:?}");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bug_a_deleted_checkpoint_was_an_internal_error() {
+    let test_server = TestServer::new().await;
+    let (http, service) = (test_server.http(), test_server.client());
+    let model = training_client(&service).await;
+    let path = model.save_state("gone").await.unwrap().to_string();
+    // A request finds the checkpoint, and the worker no longer finds its files.
+    for folder in std::fs::read_dir(test_server.data.path().join("weights")).unwrap() {
+        std::fs::remove_dir_all(folder.unwrap().path()).unwrap();
+    }
+    let (status, body) = complete(&http, &json!({"model": path, "prompt": [5]})).await;
+    assert_eq!((status, &body["error"]["code"]), (404, &json!("model_not_found")), "{body}");
+    assert_eq!(body["error"]["param"], "model");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -183,7 +224,10 @@ async fn errors_have_the_shape_of_the_api() {
         let error = &body["error"];
         assert_eq!((status, &error["param"]), (400, &param), "{request} {body}");
         assert_eq!(error["type"], "invalid_request_error");
-        assert!(error["message"].as_str().unwrap().contains(part), "{body}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(part), "{body}");
+        let exceeds = message.contains("context window");
+        assert_eq!(error["code"] == "context_length_exceeded", exceeds, "{body}");
     }
     for body in ["", "[]", "{", "\u{1}"] {
         let (status, response) =

@@ -163,6 +163,7 @@ async fn tokens_are_counted_as_the_usage_counts_them() {
 async fn errors_have_the_shape_of_the_api() {
     let server = TestServer::new().await;
     let messages = json!([{"role": "user", "content": "a"}]);
+    let stops = vec!["x"; 257];
     for (fields, status, kind, part) in [
         (json!({"model": MODEL}), 400, "invalid_request_error", "completions"),
         (json!({"model": "nothing"}), 404, "not_found_error", "does not exist"),
@@ -176,6 +177,8 @@ async fn errors_have_the_shape_of_the_api() {
             "messages[0].content",
         ),
         (json!({"mcp_servers": [1]}), 400, "invalid_request_error", "mcp_servers"),
+        (json!({"stop_sequences": stops}), 400, "invalid_request_error", "stop_sequences: 257"),
+        (json!({"max_tokens": 999_999}), 400, "invalid_request_error", "context window"),
     ] {
         let mut request = json!({"model": BUILT_IN, "messages": messages, "max_tokens": 1});
         request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
