@@ -40,7 +40,7 @@ async fn program(
 ) -> tinkex::Result<(Computed, StreamCounts)> {
     let mut computed = Computed::default();
     let model = service.create_lora_training_client(MODEL).rank(4).seed(rng.u32(..).into());
-    let model = model.create().await?;
+    let mut model = model.create().await?;
     let mut saved = Vec::new();
     for _ in 0..rng.usize(1..4) {
         let steps: Vec<_> = (0..rng.usize(1..5))
@@ -54,8 +54,10 @@ async fn program(
         for step in try_join_all(steps).await? {
             computed.losses.push(step.pass.metrics["loss:sum"].as_f64().to_bits());
         }
+        // A later model continues from a checkpoint, as after an interruption of the program.
         if rng.bool() {
-            model.load_state(path.clone(), RestoreMode::WithOptimizer).await?;
+            let restore = RestoreMode::WithOptimizer;
+            model = service.create_training_client_from(&path, restore).create().await?;
         }
         saved.push(path);
     }
