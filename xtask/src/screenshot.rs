@@ -18,6 +18,8 @@ pub(crate) fn run() -> Result<(), XtaskError> {
     let output = tool("quickstart", target().join("release/tinkex"), &["quickstart"])
         .variable("TINKEX_DATA_DIR", &data)
         .output()?;
+    // Show the default folder.
+    let output = output.replace(&data.display().to_string(), "~/.local/share/tinkex/server");
     let path = root().join(SVG);
     let failed = |error| XtaskError::new(format!("cannot write {}: {error}", path.display()));
     if let Some(folder) = path.parent() {
