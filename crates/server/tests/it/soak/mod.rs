@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, interval, sleep};
 
-use crate::harness::setting;
+use crate::harness::{Http, setting};
 use crate::process::Process;
 use program::StreamCounts;
 use usage::{Usage, UsageHistory};
@@ -151,6 +151,12 @@ async fn resources_stay_flat_while_a_server_is_killed() {
         growing.extend(history.compare(name, period, &mut report));
     }
     eprintln!("{report}");
+    for (url, name) in urls.into_iter().zip(names) {
+        let metrics = Http::new(url).metrics().await;
+        let held = ["sessions", "requests", "result_bytes", "payload_bytes"];
+        let held = held.map(|field| format!("{field} {}", metrics[field]));
+        eprintln!("{name} at the end: {}", held.join(", "));
+    }
     assert!(counts.programs.into_inner() > 0, "no program ended");
     assert!(growing.is_empty(), "not flat: {growing:?}");
 }
