@@ -70,15 +70,20 @@ fn remove_records(state: &Arc<ServerState>) {
     let now = state.clock.now();
     report_silent_sessions(state);
     let mut store = state.store();
-    let oldest = now.saturating_sub(micros(state.options.timeouts.result_retention));
+    let timeouts = &state.options.timeouts;
+    let oldest = now.saturating_sub(micros(timeouts.result_retention));
+    let finished_before = now.saturating_sub(micros(timeouts.finished_session_retention));
     let stale: Vec<RequestId> = store
         .requests
         .values()
-        .filter(|entry| entry.finished_at().is_some_and(|at| at <= oldest))
-        // A custom loss is used for as long as its session is open.
         .filter(|entry| {
-            entry.row.kind != RequestKind::CreateCustomLoss
-                || store.sessions.get(&entry.row.session).is_none_or(|s| s.row.end.is_some())
+            let Some(at) = entry.finished_at() else { return false };
+            let session = store.sessions.get(&entry.row.session).map(|session| &session.row);
+            let ended = session.is_none_or(|session| session.end.is_some());
+            // A custom loss is used for as long as its session is open.
+            let in_use = entry.row.kind == RequestKind::CreateCustomLoss && !ended;
+            at <= oldest && !in_use
+                || session.is_some_and(|session| is_finished(session, finished_before))
         })
         .map(|entry| entry.row.id.clone())
         .collect();
@@ -103,6 +108,12 @@ fn remove_records(state: &Arc<ServerState>) {
     drop(store);
     let instant = Instant::now();
     state.downloads().retain(|_, grant| grant.expires > instant);
+}
+
+/// Returns whether the client of a session has finished it before a time.
+fn is_finished(session: &SessionRecord, before: UnixMicros) -> bool {
+    matches!(session.end, Some(SessionEnd::Finished(_)))
+        && session.ended_at.is_some_and(|at| at <= before)
 }
 
 /// Reports silent sessions to the worker, which saves their models and ends the sessions.

@@ -157,6 +157,9 @@ pub struct ServerTimeouts {
     /// Time a result is kept if its client does not acknowledge it (default 1 h). It starts again
     /// when the server is restarted.
     pub result_retention: Duration,
+    /// Time a result is kept after its client has finished the session (default 1 min): no poll
+    /// will ask for it.
+    pub finished_session_retention: Duration,
     /// Time without a request or heartbeat after which a session expires (default 15 min). Zero
     /// disables expiry.
     pub session_expiry: Duration,
@@ -274,6 +277,7 @@ impl Default for ServerTimeouts {
             poll_hold: Duration::from_secs(30),
             sequence_gap: Duration::from_secs(60),
             result_retention: Duration::from_secs(3_600),
+            finished_session_retention: Duration::from_secs(60),
             session_expiry: Duration::from_secs(900),
             ended_session_retention: Duration::from_secs(30 * 24 * 3_600),
             client_io: Duration::from_secs(30),

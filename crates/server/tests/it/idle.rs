@@ -131,3 +131,28 @@ async fn unsaved_models_of_an_expired_session_are_autosaved() {
     let http = Http::new(&server.base_url());
     assert_eq!(http.post("/optim_step", step(ids[0].as_str(), 7, 0.1)).await.0, 403);
 }
+
+/// The client polls for no result of a session that it has finished. Before, they used memory and
+/// disk for an hour.
+#[tokio::test(flavor = "multi_thread")]
+async fn results_of_a_finished_session_are_removed() {
+    let test_server = TestServer::with(|options| {
+        options.timeouts.expiry_interval = Duration::from_millis(5);
+        options.timeouts.finished_session_retention = Duration::ZERO;
+    })
+    .await;
+    let (first, second) = (test_server.client(), test_server.client());
+    train(&training_client(&first).await, 2).await;
+    train(&training_client(&second).await, 1).await;
+    let http = test_server.http();
+    // A model and two requests for each step, of both sessions.
+    assert_eq!(http.metrics().await["answers"], 5 + 3);
+    first.finish(&Ok::<_, String>(())).await;
+    while http.metrics().await["answers"] > 3 {
+        tokio::task::yield_now().await;
+    }
+    second.finish(&Ok::<_, String>(())).await;
+    while http.metrics().await["answers"] > 0 {
+        tokio::task::yield_now().await;
+    }
+}
