@@ -10,7 +10,7 @@ use tinkex_wire::{ModelId, RequestId, SessionId, TinkerPath};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::Instant;
 
-use crate::clock::Clock;
+use crate::clock::micros;
 use crate::disk::WriteCallback;
 use crate::outcome::{Outcome, record_outcome};
 use crate::state::ServerState;
@@ -21,30 +21,9 @@ use crate::store::{
 /// Failure message of the queued requests of an expired session, and detail of its status.
 pub(crate) const EXPIRED: &str = "session expired: no heartbeat or request from its client";
 
-/// A reading of two clocks: the wall clock advances while the machine is suspended and can be set;
-/// the monotonic clock does neither.
-#[derive(Clone, Copy)]
-pub(crate) struct ClockReading {
-    wall: UnixMicros,
-    monotonic: Instant,
-}
-
-/// Smallest difference between the clocks, in microseconds, that counts as a suspension. Smaller
-/// ones are clock drift.
-const MIN_SUSPENSION: UnixMicros = 60_000_000;
-
-impl ClockReading {
-    pub(crate) fn now() -> Self {
-        Self { wall: Clock::system().now(), monotonic: Instant::now() }
-    }
-
-    /// Returns how long the machine was suspended since `earlier`, in microseconds, if it was.
-    pub(crate) fn suspension_since(self, earlier: Self) -> Option<UnixMicros> {
-        let running = micros(self.monotonic.duration_since(earlier.monotonic));
-        let suspended = self.wall.saturating_sub(earlier.wall).saturating_sub(running);
-        (suspended > MIN_SUSPENSION).then_some(suspended)
-    }
-}
+/// Running time after an interruption in which nothing that depends on clients expires. Clients may
+/// have been interrupted too, and reconnect.
+const GRACE: Duration = Duration::from_secs(60);
 
 /// Reports silent sessions, and removes expired objects and unreferenced folders. Removing files
 /// blocks, so this runs as jobs.
@@ -68,10 +47,12 @@ pub(crate) async fn remove_expired(state: &Arc<ServerState>) {
 
 fn remove_records(state: &Arc<ServerState>) {
     let now = state.clock.now();
+    // Notice an interruption first: nothing may expire because of it.
+    state.clock.tick();
     report_silent_sessions(state);
     let mut store = state.store();
     let timeouts = &state.options.timeouts;
-    let oldest = now.saturating_sub(micros(timeouts.result_retention));
+    let oldest = expiry_deadline(state, timeouts.result_retention);
     let finished_before = now.saturating_sub(micros(timeouts.finished_session_retention));
     let stale: Vec<RequestId> = store
         .requests
@@ -82,7 +63,7 @@ fn remove_records(state: &Arc<ServerState>) {
             let ended = session.is_none_or(|session| session.end.is_some());
             // A custom loss is used for as long as its session is open.
             let in_use = entry.row.kind == RequestKind::CreateCustomLoss && !ended;
-            at <= oldest && !in_use
+            Some(at) <= oldest && !in_use
                 || session.is_some_and(|session| is_finished(session, finished_before))
         })
         .map(|entry| entry.row.id.clone())
@@ -135,11 +116,22 @@ pub(crate) fn is_silent(state: &ServerState, id: &SessionId) -> bool {
     state.store().open_session(id).is_some_and(|entry| entry.last_used <= deadline)
 }
 
-/// Returns the time before which a session's last request makes it silent; `None` if sessions do
-/// not expire.
-fn silence_deadline(state: &ServerState) -> Option<UnixMicros> {
+/// Returns the running time before which a session's last request makes it silent; `None` if no
+/// session expires now.
+fn silence_deadline(state: &ServerState) -> Option<Duration> {
     let timeout = state.options.timeouts.session_expiry;
-    (!timeout.is_zero()).then(|| state.clock.now().saturating_sub(micros(timeout)))
+    if timeout.is_zero() { None } else { expiry_deadline(state, timeout) }
+}
+
+/// Returns the running time up to which objects must have been used last to expire now. `None` if
+/// none expires: the server has not run for long enough, or the grace period after an interruption
+/// has not passed.
+fn expiry_deadline(state: &ServerState, timeout: Duration) -> Option<Duration> {
+    let grace = GRACE.min(timeout);
+    if state.clock.since_gap().is_some_and(|since| since < grace) {
+        return None;
+    }
+    state.clock.running().checked_sub(timeout)
 }
 
 /// Ends sessions. Once the change is durable, their queued requests fail and their models are
@@ -229,24 +221,5 @@ async fn unreferenced(state: &ServerState, names: Vec<String>) -> Option<Vec<Str
     Some(names.into_iter().filter(unreferenced).collect())
 }
 
-fn micros(duration: Duration) -> UnixMicros {
-    UnixMicros::try_from(duration.as_micros()).unwrap_or(UnixMicros::MAX)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_time_that_the_monotonic_clock_missed_is_a_suspension() {
-        let before = ClockReading::now();
-        let after = |wall: UnixMicros, ran: u64| ClockReading {
-            wall: before.wall + wall,
-            monotonic: before.monotonic + Duration::from_secs(ran),
-        };
-        assert_eq!(after(3_600_000_000, 30).suspension_since(before), Some(3_570_000_000));
-        // Running all the time, or the wall clock was set back.
-        assert_eq!(after(3_600_000_000, 3_600).suspension_since(before), None);
-        assert_eq!(after(-3_600_000_000, 30).suspension_since(before), None);
-    }
-}
+mod tests;

@@ -47,6 +47,25 @@ pub(crate) enum Record {
     RequestsRemoved {
         ids: Vec<RequestId>,
     },
+    /// The current time.
+    Clock(ClockRecord),
+}
+
+/// Time that the server knew last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ClockRecord {
+    pub(crate) time: UnixMicros,
+    /// Boot of the machine at that time; `None` if it was not known.
+    pub(crate) boot: Option<BootTime>,
+}
+
+/// A moment after a boot of the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BootTime {
+    /// Id of the boot.
+    pub(crate) id: String,
+    /// Microseconds since the boot, including those for which the machine was suspended.
+    pub(crate) elapsed: UnixMicros,
 }
 
 /// A client session.

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::admit;
 use crate::api_key;
-use crate::clock::Clock;
+use crate::clock::{self, OperatingSystem};
 use crate::error::{ServerError, with_causes};
 use crate::expiry;
 use crate::inference::NamedModel;
@@ -30,6 +30,8 @@ use crate::worker::Worker;
 
 /// Time that open connections get to finish their requests when the server stops.
 const CONNECTION_GRACE: Duration = Duration::from_secs(2);
+/// Interval at which the time is saved for the next start.
+const CLOCK_SAVE_INTERVAL: Duration = Duration::from_secs(300);
 /// Delay after a failed `accept`. The usual cause is that the process has too many open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
@@ -341,8 +343,13 @@ impl OpenedServer {
             .map_err(StartError::io(StartAction::Create, tokenizer_dir.display()))?;
         let hub_cache = options.hub_cache.as_deref();
         let models = BaseModels::find(&tokenizer_dir, &options.models, hub_cache)?;
-        let store = Store::open(&data_dir, options.limits.result_bytes, Clock::system(), &executor)
-            .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
+        let store = Store::open(
+            &data_dir,
+            options.limits.result_bytes,
+            &executor,
+            Arc::new(OperatingSystem),
+        )
+        .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
         check_needed_models(&options, &store, &models)?;
         for (name, _) in &options.quantize_models {
             models.check_quantized(name)?;
@@ -373,6 +380,7 @@ impl ServerHandles {
             Some(worker) => worker.finished().await.unwrap_or(0),
             None => 0,
         };
+        self.state.store().save_clock();
         // Wait before the lock on the data folder is released: another server may then open it.
         let writer = self.state.close();
         if let Some(writer) = writer {
@@ -486,18 +494,33 @@ fn restore_requests(state: &Arc<ServerState>) {
     }
 }
 
-/// Removes expired objects at the expiry interval. The time for which the machine was suspended
-/// does not count, because clients could not send requests.
+/// Removes expired objects at the expiry interval, and keeps the clock.
 async fn expire_periodically(state: Arc<ServerState>) {
-    let mut last = expiry::ClockReading::now();
-    loop {
-        tokio::time::sleep(state.options.timeouts.expiry_interval).await;
-        let now = expiry::ClockReading::now();
-        if let Some(suspended) = now.suspension_since(last) {
-            state.store().extend_expiry(suspended);
+    let remove = async {
+        loop {
+            tokio::time::sleep(state.options.timeouts.expiry_interval).await;
+            expiry::remove_expired(&state).await;
         }
-        last = now;
-        expiry::remove_expired(&state).await;
+    };
+    tokio::join!(remove, keep_clock(&state));
+}
+
+/// Tells the clock that the process runs, and saves the time.
+async fn keep_clock(state: &ServerState) {
+    loop {
+        let save_at = tokio::time::Instant::now() + CLOCK_SAVE_INTERVAL;
+        while tokio::time::Instant::now() < save_at {
+            tokio::time::sleep(clock::TICK).await;
+            if let Some(gap) = state.clock.tick() {
+                tracing::info!(
+                    target: log::STORAGE,
+                    seconds = gap.as_secs(),
+                    "the process was stopped or the machine was suspended; sessions and results \
+                     do not expire because of it"
+                );
+            }
+        }
+        state.store().save_clock();
     }
 }
 

@@ -66,9 +66,9 @@ impl ServerState {
     ) -> Self {
         Self {
             broken: store.disk.broken(),
-            clock: store.clock,
+            clock: store.clock.clone(),
+            queue: Queue::new(options.timeouts.sequence_gap, store.clock.clone()),
             store: Mutex::new(store),
-            queue: Queue::new(options.timeouts.sequence_gap),
             generations: Generations::default(),
             models,
             metrics: ServerMetrics::default(),

@@ -17,7 +17,6 @@ use tinkex_autodiff::LossProgram;
 use tinkex_wire::{
     CustomLossCreated, LossId, ModelId, RequestId, SequenceId, SessionId, SubmitResponse,
 };
-use tokio::time::Instant;
 
 use crate::error::ServerError;
 use crate::log;
@@ -273,7 +272,7 @@ fn proceed(
         }
     };
     let request = QueuedRequest { starts, ..QueuedRequest::new(id, bytes, operation) };
-    if let Err(LateRequest(id)) = state.queue.push(request, Instant::now()) {
+    if let Err(LateRequest(id)) = state.queue.push(request) {
         let message = "the request arrived too late: the model continued with a later seq_id while \
                        the request was being persisted";
         let failed = Outcome::failed(FailureCategory::User, message);

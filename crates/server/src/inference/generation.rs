@@ -56,7 +56,7 @@ impl Generation {
         store.touch(&model.session);
         let request = QueuedRequest::new(id.clone(), bytes, operation);
         // Only requests with a sequence number can be late, which generations do not have.
-        let _ = state.queue.push(request, tokio::time::Instant::now());
+        let _ = state.queue.push(request);
         drop(store);
         Ok(Self { id, state: Arc::clone(state), buffer, ended: false })
     }

@@ -11,6 +11,7 @@ mod undo;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tinkex_autodiff::LossProgram;
 use tinkex_wire::{LossId, ModelId, RequestId, SamplerId, SessionId, TinkerPath};
@@ -27,7 +28,7 @@ pub(crate) use self::request::{CompletionFeed, RequestEntry, RequestPhase, Write
 pub(crate) struct Store {
     pub(crate) clock: Clock,
     pub(crate) disk: Disk,
-    pub(crate) sessions: HashMap<SessionId, Tracked<SessionRecord>>,
+    pub(crate) sessions: HashMap<SessionId, SessionEntry>,
     pub(crate) runs: HashMap<ModelId, Tracked<RunRecord>>,
     pub(crate) samplers: HashMap<SamplerId, Tracked<SamplerRecord>>,
     pub(crate) checkpoints: BTreeMap<TinkerPath, Tracked<CheckpointRecord>>,
@@ -47,6 +48,14 @@ pub(crate) struct Store {
     pub(crate) result_bytes: usize,
     /// Limit on `result_bytes`.
     pub(crate) result_limit: usize,
+}
+
+/// A session and when its client was heard from.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionEntry {
+    pub(crate) row: SessionRecord,
+    /// [Running time](Clock::running) of the last request or heartbeat.
+    pub(crate) last_used: Duration,
 }
 
 /// A record and the in-memory data about it.
@@ -110,30 +119,22 @@ impl Store {
     }
 
     /// Returns a session if it exists and is open.
-    pub(crate) fn open_session(&mut self, id: &SessionId) -> Option<&mut Tracked<SessionRecord>> {
+    pub(crate) fn open_session(&mut self, id: &SessionId) -> Option<&mut SessionEntry> {
         self.sessions.get_mut(id).filter(|session| session.row.end.is_none())
     }
 
     /// Resets the expiry timer of a session.
     pub(crate) fn touch(&mut self, id: &SessionId) {
         if let Some(session) = self.sessions.get_mut(id) {
-            session.last_used = self.clock.now();
+            session.last_used = self.clock.running();
         }
     }
 
-    /// Extends all expiry timers by `suspended` microseconds, the time for which the machine was
-    /// suspended: clients could not send requests meanwhile.
-    pub(crate) fn extend_expiry(&mut self, suspended: UnixMicros) {
-        for session in self.sessions.values_mut() {
-            session.last_used = session.last_used.saturating_add(suspended);
-        }
-        for entry in self.requests.values_mut() {
-            if let RequestPhase::Ready { at, .. } | RequestPhase::Failed { at, .. } =
-                &mut entry.phase
-            {
-                *at = at.saturating_add(suspended);
-            }
-        }
+    /// Queues the current time for writing, from which the next start continues. Without it, the
+    /// next start would take the wall clock for the time, even if it was set meanwhile.
+    pub(crate) fn save_clock(&mut self) {
+        let clock = self.clock.record();
+        self.put_unconfirmed(Record::Clock(clock));
     }
 
     /// Returns the sessions that ended at or before `time` and that no run or request refers to.

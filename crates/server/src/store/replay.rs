@@ -10,10 +10,10 @@ use tokio::sync::Notify;
 
 use super::{
     DELETION_RETENTION, Record, RequestEntry, RequestPhase, RequestRecord, RunRecord,
-    SequenceScope, Store, Tracked, UnixMicros, loss_prefix,
+    SequenceScope, SessionEntry, Store, Tracked, UnixMicros, loss_prefix,
 };
-use crate::clock::Clock;
-use crate::disk::{Disk, StoredChange, StoredRequest, StoredResult, StoredRows, StoredRun};
+use crate::clock::{Clock, SystemClocks};
+use crate::disk::{Disk, StoredChange, StoredRequest, StoredRows, StoredRun};
 use crate::task::Executor;
 
 /// An admitted request without a result.
@@ -29,10 +29,11 @@ impl Store {
     pub(crate) fn open(
         folder: &Path,
         result_limit: usize,
-        clock: Clock,
         executor: &Executor,
+        system: Arc<dyn SystemClocks>,
     ) -> io::Result<Self> {
         let (disk, rows) = Disk::open(folder, executor)?;
+        let clock = Clock::resume(system, rows.clock.as_ref(), rows.newest_time());
         let mut store = Self {
             clock,
             disk,
@@ -51,6 +52,7 @@ impl Store {
             result_limit,
         };
         store.replay(rows);
+        store.save_clock();
         Ok(store)
     }
 
@@ -65,6 +67,7 @@ impl Store {
             deleted_checkpoints,
             requests,
             usage,
+            clock: _,
         } = rows;
         self.usage = usage;
         self.deleted_checkpoints = deleted_checkpoints.into_iter().collect();
@@ -91,10 +94,8 @@ impl Store {
         }
         // Add the results to their feeds in the order in which they were persisted.
         finished.sort_by_key(|(_, result)| result.number);
-        // Restart the retention time: clients could not poll while the server was down.
-        let at = self.clock.now();
         for (id, result) in finished {
-            self.set_result(&id, StoredResult { at, ..result }, None);
+            self.set_result(&id, result, None);
         }
     }
 
@@ -138,7 +139,8 @@ impl Store {
                 if row.end.is_some() {
                     self.release_session(&row.id);
                 }
-                self.sessions.insert(row.id.clone(), Tracked::new(row, now));
+                let last_used = self.clock.running();
+                self.sessions.insert(row.id.clone(), SessionEntry { row, last_used });
             }
             Record::SessionsRemoved { ids } => {
                 for id in ids {
@@ -184,6 +186,7 @@ impl Store {
             Record::Result(result) => self.apply_result(&result),
             Record::Usage(amounts) => self.add_usage(&amounts),
             Record::RequestsRemoved { ids } => self.drop_requests(&ids),
+            Record::Clock(_) => {}
         }
     }
 

@@ -2,14 +2,14 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tinkex_wire::{CompletedFuture, RequestFailed, RequestId, ResultPayload, SamplerId, Seq};
 use tokio::sync::Notify;
 
 use super::{
-    ChangeRecord, Record, RequestRecord, ResultKind, ResultRecord, SequenceScope, Store,
-    UnixMicros, UsageKey,
+    ChangeRecord, Record, RequestRecord, ResultKind, ResultRecord, SequenceScope, Store, UsageKey,
 };
 use crate::disk::{StoredResult, WriteCallback};
 
@@ -33,16 +33,16 @@ pub(crate) enum RequestPhase {
     Queued,
     /// The request was executed and its result is being written to disk.
     Persisting,
-    /// The result is available: in `payload`, or only in the payload file under `number` if it was
+    /// The result is available since the [running time](crate::clock::Clock::running) `at`: in `payload`, or only in the payload file under `number` if it was
     /// evicted from memory. `size` is in bytes.
-    Ready { payload: Option<ResultPayload>, proto: bool, size: usize, number: u64, at: UnixMicros },
-    /// The request failed.
-    Failed { failed: RequestFailed, at: UnixMicros },
+    Ready { payload: Option<ResultPayload>, proto: bool, size: usize, number: u64, at: Duration },
+    /// The request failed, at the running time `at`.
+    Failed { failed: RequestFailed, at: Duration },
 }
 
 impl RequestEntry {
-    /// Returns the time at which the outcome became available, if it has.
-    pub(crate) fn finished_at(&self) -> Option<UnixMicros> {
+    /// Returns the [running time](crate::clock::Clock::running) at which the outcome became available, if it has.
+    pub(crate) fn finished_at(&self) -> Option<Duration> {
         match self.phase {
             RequestPhase::Ready { at, .. } | RequestPhase::Failed { at, .. } => Some(at),
             RequestPhase::Writing { .. } | RequestPhase::Queued | RequestPhase::Persisting => None,
@@ -139,8 +139,7 @@ impl Store {
         payload: Bytes,
         number: u64,
     ) {
-        let at = self.clock.now();
-        let stored = StoredResult { number, size: payload.len(), at, result };
+        let stored = StoredResult { number, size: payload.len(), at: self.clock.now(), result };
         self.set_result(id, stored, Some(payload));
         self.evict_results();
     }
@@ -152,7 +151,9 @@ impl Store {
         stored: StoredResult,
         payload: Option<Bytes>,
     ) {
-        let StoredResult { number, size, at, result } = stored;
+        let StoredResult { number, size, result, at: _ } = stored;
+        // The retention time starts again after a restart: clients could not poll meanwhile.
+        let at = self.clock.running();
         let Some(entry) = self.requests.get_mut(id) else { return };
         let request_id = id.clone();
         let completion = match result {

@@ -2,7 +2,7 @@
 
 use std::collections::hash_map;
 
-use super::{CheckpointRecord, Record, Store, Tracked};
+use super::{CheckpointRecord, Record, Store};
 
 /// Function that restores the entries that records replaced.
 pub(super) type Undo = Box<dyn FnOnce(&mut Store) + Send>;
@@ -52,6 +52,7 @@ impl Store {
                 | Record::RequestsStarted { .. }
                 | Record::Result(_)
                 | Record::Usage(_)
+                | Record::Clock(_)
                 | Record::RequestsRemoved { .. } => {}
             }
         }
@@ -59,7 +60,7 @@ impl Store {
     }
 }
 
-fn restore<K, T>(entry: hash_map::Entry<'_, K, Tracked<T>>, old: Option<Tracked<T>>) {
+fn restore<K, T>(entry: hash_map::Entry<'_, K, T>, old: Option<T>) {
     match (entry, old) {
         (entry, Some(old)) => drop(entry.insert_entry(old)),
         (hash_map::Entry::Occupied(entry), None) => drop(entry.remove()),

@@ -88,7 +88,7 @@ impl Worker {
         let tokens = u64::try_from(pass.data.tokens()).unwrap_or(u64::MAX);
         self.state.metrics.trained_tokens.add(tokens);
         let outcome = outcome
-            .with_usage(vec![(usage_key(self.state.clock, run, UsageMeter::Training), tokens)]);
+            .with_usage(vec![(usage_key(&self.state.clock, run, UsageMeter::Training), tokens)]);
         Ok(if backward { outcome.with_model_changed() } else { outcome })
     }
 
@@ -116,9 +116,9 @@ impl Worker {
         let path = save.path.clone();
         let row = CheckpointRecord {
             request: Some(id.clone()),
-            ..checkpoint_record(self.state.clock, run, seq, save, folder, size_bytes)
+            ..checkpoint_record(&self.state.clock, run, seq, save, folder, size_bytes)
         };
-        let usage = vec![(usage_key(self.state.clock, run, UsageMeter::Checkpoints), 1)];
+        let usage = vec![(usage_key(&self.state.clock, run, UsageMeter::Checkpoints), 1)];
         let outcome = saved_outcome(&path, size_bytes);
         Ok(outcome.with_record(Record::Checkpoint(row)).with_usage(usage))
     }
@@ -157,7 +157,7 @@ impl Worker {
                 let ttl_seconds = Some(AUTOSAVE_TTL_SECONDS);
                 let save =
                     CheckpointSave { path, overwrite: true, ttl_seconds, user_metadata: None };
-                let row = checkpoint_record(self.state.clock, &run, seq, save, folder, size);
+                let row = checkpoint_record(&self.state.clock, &run, seq, save, folder, size);
                 self.state.store().put_required(Record::Checkpoint(row));
                 true
             }
@@ -267,13 +267,13 @@ fn close_run(run: &RunRecord, failed: Outcome) -> Outcome {
     failed.with_record(Record::Run(RunRecord { closed, ..run.clone() }))
 }
 
-fn usage_key(clock: Clock, run: &RunRecord, meter: UsageMeter) -> UsageKey {
+fn usage_key(clock: &Clock, run: &RunRecord, meter: UsageMeter) -> UsageKey {
     let (session, base_model) = (run.session.clone(), run.base_model.clone());
     UsageKey { hour: clock.hour(), session, base_model, meter }
 }
 
 fn checkpoint_record(
-    clock: Clock,
+    clock: &Clock,
     run: &RunRecord,
     seq: u64,
     save: CheckpointSave,

@@ -84,6 +84,8 @@ CREATE TABLE writer_state (
     -- First payload number that no row refers to.
     next_payload INTEGER NOT NULL,
     -- Number of failed commits that were overwritten in the WAL.
-    overwritten_commits INTEGER NOT NULL
+    overwritten_commits INTEGER NOT NULL,
+    -- JSON: time that the server knew last, and the boot of the machine at that time.
+    clock TEXT
 );
-INSERT INTO writer_state VALUES (1, 0);
+INSERT INTO writer_state (next_payload, overwritten_commits) VALUES (1, 0);

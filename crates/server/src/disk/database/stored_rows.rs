@@ -7,8 +7,8 @@ use tinkex_wire::{ModelId, SessionId, TinkerPath};
 
 use super::column::{read_json, read_optional_u64, read_u64, read_variant};
 use crate::record::{
-    ChangeRecord, CheckpointRecord, RequestRecord, ResultKind, RunRecord, SamplerRecord,
-    SessionRecord, UnixMicros, UsageKey,
+    ChangeRecord, CheckpointRecord, ClockRecord, RequestRecord, ResultKind, RunRecord,
+    SamplerRecord, SessionRecord, UnixMicros, UsageKey,
 };
 
 /// All rows of the database.
@@ -24,6 +24,8 @@ pub(crate) struct StoredRows {
     /// Requests in order of admission.
     pub(crate) requests: Vec<StoredRequest>,
     pub(crate) usage: BTreeMap<UsageKey, u64>,
+    /// Time that the server knew last.
+    pub(crate) clock: Option<ClockRecord>,
 }
 
 /// A run as it is stored.
@@ -91,7 +93,26 @@ impl StoredRows {
                 read_request,
             )?,
             usage: query_all(connection, usage, read_usage)?.into_iter().collect(),
+            clock: query_all(
+                connection,
+                "SELECT clock FROM writer_state WHERE clock IS NOT NULL",
+                |row| read_json(row, "clock"),
+            )?
+            .pop(),
         })
+    }
+
+    /// Returns the newest time at which anything happened.
+    pub(crate) fn newest_time(&self) -> Option<UnixMicros> {
+        let sessions = self.sessions.iter().flat_map(|row| [Some(row.created_at), row.ended_at]);
+        let requests = self.requests.iter().flat_map(|request| {
+            [Some(request.row.at), request.result.as_ref().map(|result| result.at)]
+        });
+        let runs = self.runs.iter().map(|run| run.last_used);
+        let checkpoints = self.checkpoints.iter().map(|row| row.created_at);
+        let deletions = self.deleted_checkpoints.iter().map(|(_, at)| *at);
+        let others = runs.chain(checkpoints).chain(deletions);
+        sessions.chain(requests).flatten().chain(others).max()
     }
 }
 

@@ -63,6 +63,9 @@ fn write_record(transaction: &Transaction<'_>, record: &Record) -> rusqlite::Res
             let mut delete = transaction.prepare_cached("DELETE FROM requests WHERE id = ?")?;
             ids.iter().try_for_each(|id| delete.execute([id.as_str()]).map(drop))
         }
+        Record::Clock(clock) => {
+            execute(transaction, "UPDATE writer_state SET clock = ?", [to_json(clock)])
+        }
     }
 }
 

@@ -1,0 +1,290 @@
+//! [`Clock`]: the source of all timestamps, and of the time that expiry timers measure.
+//!
+//! Other durations are measured with [`tokio::time::Instant`], which follows simulated time in
+//! tests.
+
+mod restart;
+mod running;
+mod system;
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use tinkex_wire::Timestamp;
+use tokio::time::Instant;
+
+use self::restart::start_time;
+use self::running::RunningTime;
+pub(crate) use self::system::{OperatingSystem, SystemClocks};
+use crate::log;
+use crate::record::{BootTime, ClockRecord, UnixMicros};
+
+/// Interval at which [`Clock::tick`] must be called.
+pub(crate) const TICK: Duration = Duration::from_secs(1);
+
+/// Maximum time for reading two clocks.
+const MAX_READING: Duration = Duration::from_millis(50);
+
+/// Latest time that the API can represent, in microseconds since the Unix epoch: the end of 9999.
+const MAX_TIME: UnixMicros = 253_402_300_799_999_999;
+
+/// Wall time at the start of the server plus the time since. A wall clock that is set while the
+/// server runs has no effect; one that was set while the server was down has no effect if the
+/// machine has not been booted meanwhile.
+#[derive(Clone)]
+pub(crate) struct Clock(Arc<ClockState>);
+
+struct ClockState {
+    system: Arc<dyn SystemClocks>,
+    boot_id: Option<String>,
+    /// Time at the start.
+    start: UnixMicros,
+    started: Instant,
+    /// Microseconds for which the machine was suspended since the start. `Instant` does not count
+    /// them.
+    suspended: AtomicI64,
+    /// Time since boot at the start, in microseconds, if it is known.
+    boot_start: Option<UnixMicros>,
+    running: Mutex<RunningTime>,
+}
+
+impl Clock {
+    /// Creates a clock that continues after the time that the server knew last: `last`, or
+    /// `newest`, the newest time of any stored row.
+    pub(crate) fn resume(
+        system: Arc<dyn SystemClocks>,
+        last: Option<&ClockRecord>,
+        newest: Option<UnixMicros>,
+    ) -> Self {
+        let (wall, boot_id) = (system.wall(), system.boot_id());
+        let (started, boot_start) = read_clocks(&*system);
+        let boot = boot_id.clone().zip(boot_start);
+        let boot = boot.map(|(id, elapsed)| BootTime { id, elapsed });
+        let start = start_time(last, newest, wall, boot.as_ref());
+        let difference = wall.saturating_sub(start) / 1_000_000;
+        if difference.abs() >= 60 {
+            tracing::warn!(
+                target: log::STORAGE,
+                seconds = difference,
+                "the clock of the system was set; the server continues with its own time, which \
+                 differs by this many seconds"
+            );
+        }
+        Self(Arc::new(ClockState {
+            system,
+            boot_id,
+            start,
+            started,
+            suspended: AtomicI64::new(0),
+            boot_start,
+            running: Mutex::new(RunningTime::new(started)),
+        }))
+    }
+
+    /// Returns the current time.
+    pub(crate) fn now(&self) -> UnixMicros {
+        self.at(Instant::now())
+    }
+
+    fn at(&self, now: Instant) -> UnixMicros {
+        let elapsed = micros(now.saturating_duration_since(self.0.started));
+        let suspended = self.0.suspended.load(Ordering::Relaxed);
+        self.0.start.saturating_add(elapsed).saturating_add(suspended)
+    }
+
+    /// Returns the current time in hours since the Unix epoch.
+    pub(crate) fn hour(&self) -> i64 {
+        self.now().div_euclid(3_600_000_000)
+    }
+
+    /// Returns the time in `seconds` seconds.
+    pub(crate) fn in_seconds(&self, seconds: u64) -> UnixMicros {
+        let micros = i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000);
+        self.now().saturating_add(micros)
+    }
+
+    /// Returns the time for which the process has run since the start. It stands still while the
+    /// process is stopped, its cgroup is frozen or the machine is suspended: clients cannot send
+    /// requests then.
+    pub(crate) fn running(&self) -> Duration {
+        self.lock().at(Instant::now())
+    }
+
+    /// Returns the running time since the end of the last interruption of at least
+    /// [`MIN_GAP`](running::MIN_GAP); `None` if there was none.
+    pub(crate) fn since_gap(&self) -> Option<Duration> {
+        self.lock().since_gap(Instant::now())
+    }
+
+    /// Notices that the process runs. Returns how long it did not, if that was for a while.
+    pub(crate) fn tick(&self) -> Option<Duration> {
+        let (now, boot) = read_clocks(&*self.0.system);
+        let suspended = self.count_suspension(now, boot);
+        let mut running = self.lock();
+        let gap = running.tick(now).max(suspended);
+        if gap >= running::MIN_GAP {
+            running.end_gap();
+            return Some(gap);
+        }
+        None
+    }
+
+    /// Adds the time for which the machine was suspended since the last call, and returns it.
+    fn count_suspension(&self, now: Instant, boot: Option<UnixMicros>) -> Duration {
+        let (Some(start), Some(boot)) = (self.0.boot_start, boot) else {
+            return Duration::ZERO;
+        };
+        let ran = micros(now.duration_since(self.0.started));
+        let suspended = boot.saturating_sub(start).saturating_sub(ran);
+        let before = self.0.suspended.load(Ordering::Relaxed);
+        let more = suspended.saturating_sub(before);
+        if more < 2 * micros(MAX_READING) {
+            return Duration::ZERO;
+        }
+        self.0.suspended.store(suspended, Ordering::Relaxed);
+        Duration::from_micros(more.unsigned_abs())
+    }
+
+    /// Returns the record from which the next start continues.
+    pub(crate) fn record(&self) -> ClockRecord {
+        let (now, boot) = read_clocks(&*self.0.system);
+        let boot = self.0.boot_id.clone().zip(boot);
+        let boot = boot.map(|(id, elapsed)| BootTime { id, elapsed });
+        ClockRecord { time: self.at(now), boot }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RunningTime> {
+        self.0.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads the monotonic clock and the time since boot at the same moment. The process may be stopped
+/// between the two: then the pair would look like a suspension, so it is read again.
+fn read_clocks(system: &dyn SystemClocks) -> (Instant, Option<UnixMicros>) {
+    loop {
+        let now = Instant::now();
+        let boot = system.since_boot();
+        if now.elapsed() < MAX_READING {
+            return (now, boot);
+        }
+    }
+}
+
+/// Converts a time to the API's form. A time that it cannot represent becomes the nearest one that
+/// it can.
+pub(crate) fn timestamp(at: UnixMicros) -> Timestamp {
+    let nearest = Timestamp::from_unix_micros(at.clamp(0, MAX_TIME));
+    nearest.unwrap_or_else(|_| SystemTime::UNIX_EPOCH.into())
+}
+
+/// Converts a duration to microseconds.
+pub(crate) fn micros(duration: Duration) -> UnixMicros {
+    UnixMicros::try_from(duration.as_micros()).unwrap_or(UnixMicros::MAX)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Clocks that a test sets.
+    pub(crate) struct TestClocks {
+        pub(crate) wall: AtomicI64,
+        pub(crate) since_boot: AtomicI64,
+        pub(crate) boot_id: &'static str,
+    }
+
+    impl TestClocks {
+        pub(crate) fn new(wall: UnixMicros, boot_id: &'static str, since_boot: i64) -> Arc<Self> {
+            Arc::new(Self { wall: wall.into(), since_boot: since_boot.into(), boot_id })
+        }
+    }
+
+    impl SystemClocks for TestClocks {
+        fn wall(&self) -> UnixMicros {
+            self.wall.load(Ordering::Relaxed)
+        }
+
+        fn since_boot(&self) -> Option<UnixMicros> {
+            Some(self.since_boot.load(Ordering::Relaxed))
+        }
+
+        fn boot_id(&self) -> Option<String> {
+            Some(self.boot_id.to_owned())
+        }
+    }
+
+    const SECOND: i64 = 1_000_000;
+    const DAY: i64 = 86_400 * SECOND;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wall_clock_that_is_set_has_no_effect() {
+        let system = TestClocks::new(7_200 * SECOND, "boot", 0);
+        let clock = Clock::resume(Arc::clone(&system) as _, None, None);
+        assert_eq!((clock.now(), clock.hour()), (7_200 * SECOND, 2));
+        for wall in [0, -DAY, 100 * DAY] {
+            system.wall.store(wall, Ordering::Relaxed);
+            assert_eq!(clock.tick(), None);
+            assert_eq!(clock.now(), 7_200 * SECOND);
+        }
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        assert_eq!((clock.now(), clock.hour()), (10_800 * SECOND, 3));
+        assert_eq!(clock.in_seconds(1), 10_801 * SECOND);
+        assert_eq!(clock.in_seconds(u64::MAX), i64::MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspension_advances_the_time_and_stops_the_running_time() {
+        let system = TestClocks::new(DAY, "boot", 5 * SECOND);
+        let clock = Clock::resume(Arc::clone(&system) as _, None, None);
+        tokio::time::advance(TICK).await;
+        // The machine slept for an hour, which tokio's clock does not count.
+        system.since_boot.store((5 + 1 + 3_600) * SECOND, Ordering::Relaxed);
+        assert_eq!(clock.tick(), Some(Duration::from_secs(3_600)));
+        assert_eq!(clock.now(), DAY + 3_601 * SECOND);
+        assert_eq!(clock.running(), TICK);
+        assert_eq!(clock.since_gap(), Some(Duration::ZERO));
+        assert_eq!(clock.tick(), None, "counted once");
+        assert_eq!(clock.now(), DAY + 3_601 * SECOND);
+        let expected = BootTime { id: "boot".to_owned(), elapsed: 3_606 * SECOND };
+        let record = ClockRecord { time: DAY + 3_601 * SECOND, boot: Some(expected) };
+        assert_eq!(clock.record(), record);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bug_time_passed_for_expiry_while_the_process_was_stopped() {
+        let clock = Clock::resume(TestClocks::new(DAY, "boot", 0), None, None);
+        for _ in 0..10 {
+            tokio::time::advance(TICK).await;
+            assert_eq!(clock.tick(), None);
+        }
+        assert_eq!(clock.running(), 10 * TICK);
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        // A timer may be checked before the next tick.
+        let stopped = clock.running();
+        assert!(stopped < 20 * TICK, "{stopped:?}");
+        assert!(clock.tick().is_some_and(|gap| gap.as_secs() > 3_000));
+        assert_eq!(clock.running(), stopped, "the running time never goes back");
+        // Timestamps count the time.
+        assert_eq!(clock.now(), DAY + 3_610 * SECOND);
+        tokio::time::advance(TICK).await;
+        assert_eq!(clock.since_gap(), Some(TICK));
+    }
+
+    #[test]
+    fn the_clocks_of_the_operating_system_advance() {
+        let first = (OperatingSystem.wall(), OperatingSystem.since_boot());
+        let second = (OperatingSystem.wall(), OperatingSystem.since_boot());
+        assert!(first.0 > 1_700_000_000 * SECOND && second.1 >= first.1);
+        if cfg!(target_os = "linux") {
+            assert!(first.1 > Some(0));
+            assert_eq!(OperatingSystem.boot_id(), OperatingSystem.boot_id());
+        }
+    }
+
+    #[test]
+    fn bug_a_time_beyond_the_year_9999_was_shown_as_the_present() {
+        assert_eq!(timestamp(i64::MAX).to_string(), "9999-12-31T23:59:59.999999Z");
+        assert_eq!(timestamp(i64::MIN).to_string(), "1970-01-01T00:00:00Z");
+    }
+}

@@ -1,0 +1,52 @@
+//! [`RunningTime`]: how long the process has run, without the time for which it was interrupted.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Maximum time that counts between two ticks. A process that runs ticks earlier, even under load.
+const MAX_STEP: Duration = Duration::from_secs(3);
+
+/// Smallest interruption after which clients get a grace period. A busy machine delays ticks by
+/// less.
+pub(super) const MIN_GAP: Duration = Duration::from_secs(10);
+
+/// Sum of the times between ticks, each limited to [`MAX_STEP`]. A process that does not run does
+/// not tick: it was stopped with SIGSTOP, or its cgroup was frozen.
+#[derive(Debug)]
+pub(super) struct RunningTime {
+    /// Running time at the last tick.
+    total: Duration,
+    last_tick: Instant,
+    /// Running time at the end of the last interruption.
+    gap_end: Option<Duration>,
+}
+
+impl RunningTime {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { total: Duration::ZERO, last_tick: now, gap_end: None }
+    }
+
+    /// Returns the running time. It never decreases: a later tick counts at least as much.
+    pub(super) fn at(&self, now: Instant) -> Duration {
+        self.total + now.saturating_duration_since(self.last_tick).min(MAX_STEP)
+    }
+
+    /// Counts the time since the last tick. Returns how much of it did not count.
+    pub(super) fn tick(&mut self, now: Instant) -> Duration {
+        let elapsed = now.saturating_duration_since(self.last_tick);
+        self.total = self.at(now);
+        self.last_tick = now;
+        elapsed.saturating_sub(MAX_STEP)
+    }
+
+    /// Marks the last tick as the end of an interruption.
+    pub(super) fn end_gap(&mut self) {
+        self.gap_end = Some(self.total);
+    }
+
+    /// Returns the running time since the end of the last interruption, if there was one.
+    pub(super) fn since_gap(&self, now: Instant) -> Option<Duration> {
+        self.gap_end.map(|end| self.at(now).saturating_sub(end))
+    }
+}

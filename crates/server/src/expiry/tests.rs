@@ -1,0 +1,234 @@
+//! Tests with paused time and clocks that are set.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use tinkex_wire::OptimizerConfig;
+
+use super::*;
+use crate::ServerOptions;
+use crate::clock::TICK;
+use crate::clock::tests::TestClocks;
+use crate::models::BaseModels;
+use crate::random::RandomSource;
+use crate::store::{
+    CheckpointRecord, LoraSettings, RequestRecord, ResultKind, ResultRecord, RunRecord,
+    SequenceScope, UnixMicros,
+};
+use crate::task::Executor;
+
+const SECOND: UnixMicros = 1_000_000;
+const DAY: UnixMicros = 86_400 * SECOND;
+const START: UnixMicros = 20_000 * DAY;
+
+/// Opens a data folder as a server does, without worker and listener.
+fn open(folder: &Path, clocks: &Arc<TestClocks>) -> Arc<ServerState> {
+    let clocks: Arc<TestClocks> = Arc::clone(clocks);
+    let store = Store::open(folder, 1 << 20, &Executor::Threads, clocks).unwrap();
+    std::fs::create_dir_all(folder.join("tokenizer")).unwrap();
+    let models = BaseModels::find(&folder.join("tokenizer"), &[], None).unwrap();
+    let (options, weights) = (ServerOptions::new(folder), folder.join("weights"));
+    let (executor, random) = (Executor::Threads, RandomSource::System);
+    Arc::new(ServerState::new(options, store, models, weights, executor, random))
+}
+
+/// Makes everything durable and ends the server.
+fn stop(state: &Arc<ServerState>) {
+    state.store().save_clock();
+    state.close().unwrap().block();
+}
+
+/// Lets the process run for some seconds.
+async fn run_for(state: &Arc<ServerState>, seconds: u32) {
+    for _ in 0..seconds {
+        tokio::time::advance(TICK).await;
+        state.clock.tick();
+    }
+}
+
+/// Adds a session with a run and a finished request.
+fn add_session(state: &Arc<ServerState>) {
+    let mut store = state.store();
+    let created_at = store.clock.now();
+    store.put_unconfirmed(Record::Session(SessionRecord {
+        id: "s".into(),
+        created_at,
+        tags: Vec::new(),
+        user_metadata: None,
+        project_id: None,
+        display_name: None,
+        end: None,
+        ended_at: None,
+    }));
+    add_run(&mut store, "s:train:0");
+    let request = RequestRecord {
+        number: store.disk.next_payload_number(),
+        id: "r".into(),
+        kind: RequestKind::ForwardBackward,
+        session: "s".into(),
+        scope: SequenceScope::Model("s:train:0".into()),
+        seq: 0,
+        digest: "d".to_owned(),
+        seed: 0,
+        samples: 0,
+        source_folder: None,
+        at: created_at,
+    };
+    store.add_request(request, vec![], Bytes::new(), Box::new(|_| {}));
+    let (request, number) =
+        (Arc::clone(&store.requests["r"].row), store.disk.next_payload_number());
+    let (result, usage) = (ResultKind::Json, Vec::new());
+    let record = ResultRecord {
+        request,
+        number,
+        size: 0,
+        result: result.clone(),
+        model_changed: false,
+        at: created_at,
+        usage,
+    };
+    store.record_result(record, vec![], Bytes::new(), Box::new(|_| {}));
+    store.publish(&"r".into(), result, Bytes::new(), number);
+}
+
+const LORA: LoraSettings =
+    LoraSettings { rank: 4, seed: 1, train_unembed: true, train_mlp: true, train_attn: true };
+
+fn add_run(store: &mut Store, id: &str) {
+    let created_at = store.clock.now();
+    store.put_unconfirmed(Record::Run(RunRecord {
+        id: id.into(),
+        session: "s".into(),
+        number: 0,
+        base_model: "m".to_owned(),
+        lora: LORA,
+        optimizer: OptimizerConfig::adamw(),
+        user_metadata: None,
+        created_at,
+        closed: None,
+        snapshot: None,
+        last_seq: None,
+        project_id: None,
+    }));
+}
+
+fn path(name: &str) -> TinkerPath {
+    format!("tinker://s:train:0/weights/{name}").parse().unwrap()
+}
+
+/// Adds a checkpoint that expires in an hour.
+fn add_checkpoint(state: &Arc<ServerState>, name: &str) {
+    let mut store = state.store();
+    let (created_at, expires_at) = (store.clock.now(), Some(store.clock.in_seconds(3_600)));
+    store.put_unconfirmed(Record::Checkpoint(CheckpointRecord {
+        path: path(name),
+        folder: name.to_owned(),
+        request: None,
+        seq: None,
+        created_at,
+        expires_at,
+        size_bytes: 1,
+        public: false,
+        user_metadata: None,
+        base_model: "m".to_owned(),
+        lora: LORA,
+        optimizer: OptimizerConfig::adamw(),
+    }));
+}
+
+/// Returns whether the session is silent and whether the result is there.
+fn status(state: &Arc<ServerState>) -> (bool, bool) {
+    remove_records(state);
+    (is_silent(state, &"s".into()), state.store().requests.contains_key("r"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_and_results_expire_after_their_timeouts() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = open(folder.path(), &TestClocks::new(START, "boot", 0));
+    add_session(&state);
+    run_for(&state, 899).await;
+    assert_eq!(status(&state), (false, true));
+    run_for(&state, 1).await;
+    assert_eq!(status(&state), (true, true));
+    state.store().touch(&"s".into());
+    run_for(&state, 2_699).await;
+    assert_eq!(status(&state), (true, true));
+    run_for(&state, 1).await;
+    assert_eq!(status(&state), (true, false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn bug_a_stopped_process_expired_live_sessions_and_unfetched_results() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = open(folder.path(), &TestClocks::new(START, "boot", 0));
+    add_session(&state);
+    add_checkpoint(&state, "c");
+    run_for(&state, 890).await;
+    // SIGSTOP for a day. The expiry task may run before the clock's.
+    tokio::time::advance(Duration::from_secs(86_400)).await;
+    assert_eq!(status(&state), (false, true));
+    assert!(state.store().checkpoints.is_empty(), "the time to live of a checkpoint passes");
+    // The session has seven seconds left, but clients get a minute to reconnect.
+    run_for(&state, 59).await;
+    assert_eq!(status(&state), (false, true));
+    run_for(&state, 1).await;
+    assert_eq!(status(&state), (true, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wall_clock_that_is_set_expires_nothing_and_immortalises_nothing() {
+    for set_by in [-400 * DAY, -3 * DAY, 3 * DAY, 400 * DAY] {
+        let folder = tempfile::tempdir().unwrap();
+        let clocks = TestClocks::new(START, "boot", 0);
+        let state = open(folder.path(), &clocks);
+        add_session(&state);
+        add_checkpoint(&state, "c");
+        let deleted = Record::CheckpointDeleted { path: path("deleted"), at: state.clock.now() };
+        state.store().put_unconfirmed(deleted);
+        // The clock is set while the server runs.
+        clocks.wall.fetch_add(set_by, Ordering::Relaxed);
+        run_for(&state, 60).await;
+        assert_eq!(status(&state), (false, true));
+        assert_eq!(state.clock.now(), START + 60 * SECOND);
+        clocks.since_boot.store(60 * SECOND, Ordering::Relaxed);
+        stop(&state);
+
+        // It is still wrong at the next start, or is set again.
+        for wall in [START + set_by, START - set_by] {
+            clocks.wall.store(wall, Ordering::Relaxed);
+            clocks.since_boot.fetch_add(60 * SECOND, Ordering::Relaxed);
+            let state = open(folder.path(), &clocks);
+            assert_eq!(status(&state), (false, true), "{set_by}");
+            assert!(state.store().checkpoint(&path("c")).is_some());
+            assert!(state.store().deleted_checkpoints.contains_key(&path("deleted")));
+            // New objects are newer than old ones.
+            let mut store = state.store();
+            let before = store.runs["s:train:0"].last_used;
+            add_run(&mut store, "s:train:1");
+            assert!(store.runs["s:train:1"].last_used > before);
+            drop(store);
+            stop(&state);
+        }
+        clocks.since_boot.store(3_600 * SECOND, Ordering::Relaxed);
+        let state = open(folder.path(), &clocks);
+        remove_records(&state);
+        assert!(state.store().checkpoints.is_empty(), "its hour has passed");
+        stop(&state);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_reboot_the_time_does_not_go_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = open(folder.path(), &TestClocks::new(START, "first", 500 * SECOND));
+    add_checkpoint(&state, "c");
+    stop(&state);
+    let state = open(folder.path(), &TestClocks::new(START - 3 * DAY, "second", 5 * SECOND));
+    assert!((START..START + SECOND).contains(&state.clock.now()));
+    run_for(&state, 3_601).await;
+    remove_records(&state);
+    assert!(state.store().checkpoints.is_empty());
+    stop(&state);
+}
