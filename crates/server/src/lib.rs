@@ -93,8 +93,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     /// Modules that may refer to HTTP types.
-    const HTTP_MODULES: [&str; 5] =
-        ["routes", "server.rs", "simulation.rs", "stream.rs", "main.rs"];
+    const HTTP_MODULES: [&str; 5] = ["routes", "server.rs", "simulation", "stream.rs", "main.rs"];
 
     fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(folder).unwrap() {
