@@ -47,8 +47,9 @@ Usage: cargo xtask <command>
                     cli       Binary size, start-up time and memory, compared with the Python CLI
                     engine    Training and sampling, compared with torch, peft and llama.cpp
                               (needs python3; without labels all rows, otherwise the rows with the
-                              labels: train ragged decode adapters live context load, A B, f32 bf16;
-                              `--repeat N` sets the measurements per row, 3 by default)
+                              labels: train ragged decode lora adapters live context load, A B,
+                              f32 bf16 q8_0 q4_k; `--repeat N` sets the measurements per row,
+                              3 by default)
                     server    Overhead over the engine's own time, idle and under load; `--streams`
                               measures only streams, `--llama` compares them with llama.cpp's
                               server (builds llama.cpp once)

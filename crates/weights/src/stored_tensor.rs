@@ -198,7 +198,8 @@ impl<'a> StoredTensor<'a> {
         self.data.len()
     }
 
-    /// Reads whole rows into `out`, from row `first` on, and encodes them in `format`.
+    /// Reads whole rows into `out`, from row `first` on, and encodes them in `format` with `encode`,
+    /// which must have the results of [`BlockFormat::encode`].
     ///
     /// # Errors
     /// [`Error::BadFile`] if a row is not finite, or if its elements are too large for the scales of
@@ -207,7 +208,13 @@ impl<'a> StoredTensor<'a> {
     /// # Panics
     /// If rows do not consist of whole blocks of the format, or `out` does not have the size of
     /// whole rows.
-    pub fn read_rows_as(&self, format: BlockFormat, first: usize, out: &mut [u8]) -> Result<()> {
+    pub fn read_rows_as(
+        &self,
+        format: BlockFormat,
+        first: usize,
+        out: &mut [u8],
+        encode: impl FnOnce(BlockFormat, &[f32], &mut [u8]),
+    ) -> Result<()> {
         let len = self.row_len();
         let row_bytes = format.byte_len(len).unwrap_or(0);
         assert!(
@@ -219,7 +226,7 @@ impl<'a> StoredTensor<'a> {
         let start = first * len;
         self.read_f32(start..start + values.len(), &mut values)?;
         self.check_finite(start, &values)?;
-        format.encode(&values, out);
+        encode(format, &values, out);
         if format.is_finite(out) {
             return Ok(());
         }

@@ -6,6 +6,8 @@
 
 #![expect(unsafe_code, reason = "calls functions that require a detected instruction set")]
 
+use tinkex_weights::BlockFormat;
+
 use super::PANEL;
 use super::exp::exp;
 use super::isa::{Isa, Level};
@@ -83,6 +85,11 @@ for_each_isa! {
                 to[col] = *from;
             }
         }
+    }
+
+    /// Encodes weights in a block format of GGUF; see [`BlockFormat::encode`].
+    fn encode(format: BlockFormat, from: &[f32], to: &mut [u8]) {
+        format.encode(from, to);
     }
 
     /// Returns the dot product `Σ aᵢ bᵢ`.
@@ -371,6 +378,20 @@ mod tests {
             let mut narrowed = vec![0; all.len() * 2];
             narrow_pairs(isa, &all, &mut narrowed);
             assert_eq!(narrowed, want, "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn encoding_has_the_same_bits_on_every_instruction_set() {
+        let values = noise(4096, 11);
+        for format in BlockFormat::ALL {
+            let mut want = vec![0; format.byte_len(values.len()).unwrap()];
+            format.encode(&values, &mut want);
+            for isa in Isa::available() {
+                let mut encoded = vec![0; want.len()];
+                encode(isa, format, &values, &mut encoded);
+                assert!(encoded == want, "{} {isa:?}", format.name());
+            }
         }
     }
 

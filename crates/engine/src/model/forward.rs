@@ -70,6 +70,15 @@ pub(crate) struct Workspace {
     active: Vec<f32>,
 }
 
+impl Workspace {
+    /// Frees the buffers that only [`Model::layer`] uses. Keeps the residual stream and the rotary
+    /// angles.
+    pub(crate) fn free_layer_buffers(&mut self) {
+        let (x, angles) = (std::mem::take(&mut self.x), std::mem::take(&mut self.angles));
+        *self = Self { x, angles, ..Self::default() };
+    }
+}
+
 impl Model {
     /// Starts a forward pass: writes the embeddings of `tokens` to `work.x` and the rotary angles
     /// of their positions to `work.angles`.

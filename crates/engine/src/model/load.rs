@@ -7,7 +7,7 @@ use tinkex_weights::{
 use super::read_ahead::ReadAhead;
 use super::{Layer, Linear, Model};
 use crate::Result;
-use crate::kernel::{Kernel, MatrixSource, Panels, ReadRows, WeightFormat};
+use crate::kernel::{Isa, Kernel, MatrixSource, Panels, ReadRows, WeightFormat, row_ops};
 use crate::memory::probe;
 use crate::quantization::WeightStorage;
 
@@ -284,11 +284,14 @@ impl<'a> Matrix<'a> {
     }
 
     /// Reads whole rows, from row `first` on, as the bytes of the file, or quantizes them.
-    fn read_stored(&self, first: usize, out: &mut [u8]) -> Result<()> {
+    fn read_stored(&self, isa: Isa, first: usize, out: &mut [u8]) -> Result<()> {
         match (self.tensor, self.quantized) {
             (SourceTensor::Stored(tensor), None) => Ok(tensor.read_rows(first, out)?),
             (SourceTensor::Stored(tensor), Some(format)) => {
-                Ok(tensor.read_rows_as(format, first, out)?)
+                let encode = |format, values: &[f32], out: &mut [u8]| {
+                    row_ops::encode(isa, format, values, out);
+                };
+                Ok(tensor.read_rows_as(format, first, out, encode)?)
             }
             (SourceTensor::F32(_), _) => unreachable!("values in memory are not stored"),
         }
@@ -316,7 +319,7 @@ fn pack(
         .map(|matrix| {
             move |first: usize, out: &mut [u8]| {
                 progress.advance(matrix.file_bytes(out.len() / matrix.format.row_bytes(cols)));
-                matrix.read_stored(first, out)
+                matrix.read_stored(kernel.isa(), first, out)
             }
         })
         .collect();

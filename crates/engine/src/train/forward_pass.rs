@@ -120,6 +120,11 @@ impl<'a> ForwardPass<'a> {
                 }
             });
         }
+        if saved_layers == layers {
+            // No layer runs again. Memory peaks when the logits are added to the activations.
+            pass.work.free_layer_buffers();
+            pass.pages = Vec::new();
+        }
         model.norm_rows(&pass.work.x, &model.norm, &mut pass.normed, &mut pass.inverse);
         let logprobs = pass.score(sequences);
         Ok((pass, logprobs))

@@ -2,7 +2,8 @@
 //! several trial scales, computes the least-squares scale of each rounding, and keeps the one with
 //! the smallest error.
 //!
-//! The loops run over arrays of [`LANES`] elements, so that the compiler vectorizes them.
+//! The loops run over arrays of [`LANES`] elements, so that the compiler vectorizes them. The
+//! functions are always inlined, so that the caller determines the instructions.
 
 use super::round::ties_to_even;
 
@@ -39,6 +40,7 @@ struct IntegerSums {
 ///
 /// Minimizes the squared error, in which the importance of a value is its magnitude plus the
 /// root mean square of the group: errors of large values have more effect.
+#[inline(always)]
 pub(super) fn fit_affine<const N: usize>(values: &[f32; N], max: f32) -> AffineFit {
     let [square] = sums(values, values, |x, _| [x * x]);
     let base = (square / N as f32).sqrt();
@@ -79,6 +81,7 @@ impl ValueSums {
     /// Returns the scale and the offset with the smallest error for given integers, or `None` if
     /// all integers are equal. The offset is not positive, because the stored minimum is its
     /// negative.
+    #[inline(always)]
     fn least_squares(self, IntegerSums { l, l2, xl }: IntegerSums) -> Option<(f32, f32)> {
         let determinant = self.one * l2 - l * l;
         if determinant <= 0.0 {
@@ -92,6 +95,7 @@ impl ValueSums {
     }
 
     /// Returns the squared error of `scale · integer + offset`, from the expanded square.
+    #[inline(always)]
     fn error(self, IntegerSums { l, l2, xl }: IntegerSums, scale: f32, offset: f32) -> f32 {
         let squares = scale * scale * l2 + offset * offset * self.one + self.x2;
         squares + 2.0 * (scale * offset * l - scale * xl - offset * self.x)
@@ -102,6 +106,7 @@ impl ValueSums {
 ///
 /// Minimizes the squared error, in which the importance of a value is its square. The scale may be
 /// negative: the value of largest magnitude becomes the negative limit, which is one larger.
+#[inline(always)]
 pub(super) fn fit_scale<const N: usize>(values: &[f32; N], max: f32) -> f32 {
     /// Magnitude below which all values of a group count as zero.
     const TINY: f32 = 1e-15;
@@ -155,7 +160,7 @@ fn sums<const N: usize, const SUMS: usize>(
 
 /// Limits `value`, which must not be NaN. Unlike `f32::clamp`, compiles to two instructions that
 /// exist for vectors.
-#[inline]
+#[inline(always)]
 fn limit(value: f32, min: f32, max: f32) -> f32 {
     let value = if value > min { value } else { min };
     if value < max { value } else { max }

@@ -101,11 +101,15 @@ impl BlockFormat {
 
     /// Encodes whole blocks.
     ///
+    /// Always inlined, so that a caller can compile it for more instructions than the target's; the
+    /// results have the same bits.
+    ///
     /// The scales are f16. Values beyond ±65504 times the largest integer of the format, infinity
     /// and NaN decode to numbers that are wrong or not finite.
     ///
     /// # Panics
     /// If `values` does not consist of whole blocks, or `out` does not have their size.
+    #[inline(always)]
     pub fn encode(&self, values: &[f32], out: &mut [u8]) {
         self.check(values.len(), out.len());
         match self {
@@ -149,6 +153,7 @@ fn decode_blocks<const BYTES: usize, const LEN: usize>(
 }
 
 /// Applies `encode` to each block of `LEN` weights.
+#[inline(always)]
 fn encode_blocks<const BYTES: usize, const LEN: usize>(
     values: &[f32],
     out: &mut [u8],

@@ -42,6 +42,7 @@ pub(super) fn decode(block: &[u8; BYTES], out: &mut [f32; LEN]) {
 
 /// Fits a scale and a minimum to each group, then rounds them to multiples of common units and
 /// computes the nibbles for the rounded ones.
+#[inline(always)]
 pub(super) fn encode(values: &[f32; LEN], block: &mut [u8; BYTES]) {
     let mut fits = [AffineFit::default(); GROUPS];
     for (fit, values) in fits.iter_mut().zip(values.as_chunks::<GROUP>().0) {

@@ -47,6 +47,7 @@ pub(super) fn decode(block: &[u8; BYTES], out: &mut [f32; LEN]) {
 
 /// Fits a scale to each group, then rounds the scales to multiples of a common unit and computes
 /// the integers for the rounded ones.
+#[inline(always)]
 pub(super) fn encode(values: &[f32; LEN], block: &mut [u8; BYTES]) {
     let mut fits = [0.0_f32; GROUPS];
     for (fit, values) in fits.iter_mut().zip(values.as_chunks::<GROUP>().0) {

@@ -4,7 +4,7 @@
 //! functions compile to a few instructions that the compiler vectorizes.
 
 /// Rounds to the nearest integer, ties to even. `value` must be within ±2²².
-#[inline]
+#[inline(always)]
 pub(super) fn ties_to_even(value: f32) -> f32 {
     // 1.5 · 2²³: the sum has no fractional bits, so the addition rounds.
     const MAGIC: f32 = 12_582_912.0;

@@ -235,6 +235,32 @@ fn truncated_files_and_infinite_scales_are_errors() {
 }
 
 #[test]
+fn stored_bf16_rows_that_are_not_finite_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    for (bits, name) in [(0x7F80_u16, "inf"), (0xFF80, "-inf"), (0x7FC0, "NaN"), (0xFF81, "NaN")] {
+        // The largest finite number is accepted.
+        let numbers = [0x3F80, 0x7F7F, 0xFF7F, 0x8000, 0x3F80, bits];
+        let bytes: Vec<u8> = numbers.iter().flat_map(|bits: &u16| bits.to_le_bytes()).collect();
+        let mut writer = GgufWriter::new();
+        writer.tensor("x", DType::Bf16, &[3, 2]).unwrap();
+        writer.write(&path, |_, out| Ok(out.write_all(&bytes)?)).unwrap();
+        let file = tinkex_weights::GgufFile::open(&path).unwrap();
+        let tensor = file.tensor("x").unwrap();
+        let mut rows = [0; 8];
+        tensor.read_rows(0, &mut rows).unwrap();
+        assert_eq!(rows, bytes[..8]);
+        let error = tensor.read_rows(1, &mut rows).unwrap_err().to_string();
+        assert!(error.contains(&format!("tensor x is {name} at index 5")), "{error}");
+        // The advice has no visible effect, inside and outside the tensor.
+        for (start, len) in [(0, 12), (4, 100), (12, 1), (usize::MAX, 1), (3, 0)] {
+            tensor.read_ahead(start, len);
+        }
+        assert_eq!(tensor.byte_len(), 12);
+    }
+}
+
+#[test]
 fn elements_that_are_too_large_to_quantize_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.gguf");
@@ -246,13 +272,15 @@ fn elements_that_are_too_large_to_quantize_are_errors() {
     writer.write(&path, |_, out| Ok(out.write_all(&bytes)?)).unwrap();
     let file = tinkex_weights::GgufFile::open(&path).unwrap();
     let tensor = file.tensor("x").unwrap();
+    let encode = |format: BlockFormat, values: &[f32], out: &mut [u8]| format.encode(values, out);
     for format in BlockFormat::ALL {
         let mut row = vec![0; format.byte_len(256).unwrap()];
-        tensor.read_rows_as(format, 0, &mut row).unwrap();
+        tensor.read_rows_as(format, 0, &mut row, encode).unwrap();
         let mut decoded = [0.0; 256];
         format.decode(&row, &mut decoded);
         assert!(decoded.iter().all(|value| (value - 1.0).abs() < 0.1), "{}", format.name());
-        let result = tensor.read_rows_as(format, 1, &mut row).map_err(|error| error.to_string());
+        let result =
+            tensor.read_rows_as(format, 1, &mut row, encode).map_err(|error| error.to_string());
         match format {
             // The factors of the scales extend the range of f16, whose largest number is 65,504.
             BlockFormat::Q4K | BlockFormat::Q6K => result.unwrap(),

@@ -135,6 +135,46 @@ fn stacked_matrices_keep_their_formats() {
 }
 
 #[test]
+fn stored_bf16_rows_and_bf16_values_are_stacked() {
+    let (rows, cols) = ([20, 21, 32], 67);
+    let values: Vec<Vec<f32>> = rows
+        .iter()
+        .zip(1..)
+        .map(|(rows, seed)| {
+            let values = noise(rows * cols, seed);
+            values.iter().map(|value| half::bf16::from_f32(*value).to_f32()).collect()
+        })
+        .collect();
+    let stored = |values: &[f32]| -> Vec<u8> {
+        values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect()
+    };
+    let (first_rows, last_rows) = (stored(&values[0]), stored(&values[2]));
+    let read_first = |first: usize, out: &mut [u8]| {
+        out.copy_from_slice(&first_rows[first * 2 * cols..][..out.len()]);
+        Ok::<_, Error>(())
+    };
+    let read_values = |first: usize, out: &mut [f32]| {
+        out.copy_from_slice(&values[1][first * cols..][..out.len()]);
+        Ok::<_, Error>(())
+    };
+    let read_last = |first: usize, out: &mut [u8]| {
+        out.copy_from_slice(&last_rows[first * 2 * cols..][..out.len()]);
+        Ok::<_, Error>(())
+    };
+    let format = WeightFormat::Bf16;
+    let sources = [
+        MatrixSource { rows: rows[0], format, read: ReadRows::Stored(&read_first) },
+        MatrixSource { rows: rows[1], format, read: ReadRows::Values(&read_values) },
+        MatrixSource { rows: rows[2], format, read: ReadRows::Stored(&read_last) },
+    ];
+    for isa in Isa::available() {
+        let kernel = Kernel::with_isa(isa, 3);
+        let weights = Panels::stack(&kernel, cols, &sources).unwrap();
+        check(&kernel, &weights, &values.concat(), &[1, 5], &format!("{isa:?}"));
+    }
+}
+
+#[test]
 fn an_error_of_a_source_is_returned() {
     let read = |_: usize, _: &mut [u8]| Err(Error::invalid("weights", "no disk"));
     let source =
