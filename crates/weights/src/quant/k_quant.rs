@@ -55,22 +55,25 @@ pub(super) fn fit_affine<const N: usize>(values: &[f32; N], max: f32) -> AffineF
     if range <= 0.0 {
         return AffineFit { scale: 0.0, min: -low };
     }
-    // Rounds with `factor` and returns the sums over the integers.
-    let round = |factor: f32| {
+    let plain = range / max;
+    // The first trial keeps the plain scale, the others use the least-squares scale.
+    let mut best = (f32::INFINITY, plain, low);
+    for trial in 0_u8..=21 {
+        let factor = match trial {
+            0 => 1.0 / plain,
+            _ => (max - 1.0 + 0.1 * f32::from(trial - 1)) / range,
+        };
+        // Round with the factor.
         let [l, l2, xl] = sums(values, &importances, |x, importance| {
             let integer = ties_to_even(limit((x - low) * factor, 0.0, max));
             let weighted = importance * integer;
             [weighted, weighted * integer, weighted * x]
         });
-        IntegerSums { l, l2, xl }
-    };
-    let plain = range / max;
-    let mut best = (totals.error(round(1.0 / plain), plain, low), plain, low);
-    for step in 0_u8..=20 {
-        let integers = round((max - 1.0 + 0.1 * f32::from(step)) / range);
-        let Some((scale, low)) = totals.least_squares(integers) else { continue };
+        let integers = IntegerSums { l, l2, xl };
+        let fit = if trial == 0 { Some((plain, low)) } else { totals.least_squares(integers) };
+        let Some((scale, low)) = fit else { continue };
         let error = totals.error(integers, scale, low);
-        if error < best.0 {
+        if trial == 0 || error < best.0 {
             best = (error, scale, low);
         }
     }

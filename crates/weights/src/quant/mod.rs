@@ -9,6 +9,16 @@ mod q6_k;
 mod q8_0;
 mod round;
 
+/// Encodes each block of weights with the function of a module. A call of a function that was passed
+/// as an argument would not be inlined.
+macro_rules! encode_blocks {
+    ($module:ident, $values:expr, $out:expr) => {
+        for (values, out) in $values.as_chunks().0.iter().zip($out.as_chunks_mut().0) {
+            $module::encode(values, out);
+        }
+    };
+}
+
 /// A block format of quantized weights.
 ///
 /// ```
@@ -113,10 +123,10 @@ impl BlockFormat {
     pub fn encode(&self, values: &[f32], out: &mut [u8]) {
         self.check(values.len(), out.len());
         match self {
-            Self::Q8_0 => encode_blocks(values, out, q8_0::encode),
-            Self::Q4_0 => encode_blocks(values, out, q4_0::encode),
-            Self::Q4K => encode_blocks(values, out, q4_k::encode),
-            Self::Q6K => encode_blocks(values, out, q6_k::encode),
+            Self::Q8_0 => encode_blocks!(q8_0, values, out),
+            Self::Q4_0 => encode_blocks!(q4_0, values, out),
+            Self::Q4K => encode_blocks!(q4_k, values, out),
+            Self::Q6K => encode_blocks!(q6_k, values, out),
         }
     }
 
@@ -149,18 +159,6 @@ fn decode_blocks<const BYTES: usize, const LEN: usize>(
 ) {
     for (block, out) in bytes.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
         decode(block, out);
-    }
-}
-
-/// Applies `encode` to each block of `LEN` weights.
-#[inline(always)]
-fn encode_blocks<const BYTES: usize, const LEN: usize>(
-    values: &[f32],
-    out: &mut [u8],
-    encode: impl Fn(&[f32; LEN], &mut [u8; BYTES]),
-) {
-    for (values, out) in values.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
-        encode(values, out);
     }
 }
 
