@@ -92,7 +92,7 @@ struct FakeServerShared {
 #[derive(Default)]
 struct FakeServerState {
     queued: HashMap<ReplyKey, VecDeque<Reply>>,
-    functions: HashMap<Route, ReplyFunction>,
+    functions: HashMap<ReplyKey, ReplyFunction>,
     calls: Vec<RecordedCall>,
 }
 
@@ -190,7 +190,33 @@ impl FakeServer {
         route: Route,
         function: impl Fn(&RecordedCall) -> Reply + Send + Sync + 'static,
     ) -> Self {
-        self.lock().functions.insert(route, Arc::new(function));
+        self.lock().functions.insert(ReplyKey::Route(route), Arc::new(function));
+        self
+    }
+
+    /// Sets a function that computes the reply to the requests with this method and path, for
+    /// example `GET /file`, for which no reply is queued. It is like [`on_call`](Self::on_call) for
+    /// requests that are not routes of the API, and precedes the function of a route.
+    ///
+    /// ```
+    /// use tinkex::testing::{FakeServer, Reply};
+    ///
+    /// // A file that has not changed since the client downloaded it.
+    /// let server = FakeServer::new().on_path_call("GET /file", |call| {
+    ///     match call.header("if-none-match") {
+    ///         Some(_) => Reply::status(304),
+    ///         None => Reply::status(200).header("etag", "\"1\"").text("content"),
+    ///     }
+    /// });
+    /// ```
+    #[must_use = "the server is returned"]
+    pub fn on_path_call(
+        self,
+        method_and_path: &str,
+        function: impl Fn(&RecordedCall) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let key = ReplyKey::Path(method_and_path.to_owned());
+        self.lock().functions.insert(key, Arc::new(function));
         self
     }
 
@@ -237,14 +263,13 @@ impl FakeServer {
             let mut state = self.lock();
             state.calls.push(call.clone());
             let path = call.path.split('?').next().unwrap_or_default();
-            if let Some(reply) = state.take(&ReplyKey::Path(format!("{} {path}", call.method))) {
+            let path = ReplyKey::Path(format!("{} {path}", call.method));
+            let keys = [Some(path), call.route.map(ReplyKey::Route)];
+            let keys = keys.iter().flatten();
+            if let Some(reply) = keys.clone().find_map(|key| state.take(key)) {
                 return reply;
             }
-            let Some(route) = call.route else { return Reply::ok() };
-            if let Some(reply) = state.take(&ReplyKey::Route(route)) {
-                return reply;
-            }
-            state.functions.get(&route).cloned()
+            keys.clone().find_map(|key| state.functions.get(key)).cloned()
         };
         // Called without the lock, so that it may use the server.
         function.map_or_else(Reply::ok, |function| function(call))

@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
-use http::{Request, Response};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tinkex::{Env, ErrorKind, HttpFailure, HttpService, Lane, RestClient, ServiceClient};
+use tinkex::testing::{FakeServer, Reply, Route};
+use tinkex::{ErrorKind, RestClient};
 use tinkex_weights::{AdapterFile, NamedTensor, TensorFile, TensorSlice, write_tensors};
 
 const CONFIG: &str = "adapter_config.json";
@@ -21,91 +20,73 @@ const SERVICE_HEAD: &str = "base_model.model.model.unembed_tokens";
 
 /// A server with one checkpoint of external weights, `tinker://run/external_weights/hf`, and one of
 /// sampler weights.
-#[derive(Clone)]
 struct HostedServer {
+    server: FakeServer,
     files: Arc<Mutex<BTreeMap<String, Bytes>>>,
+    /// Status and path of the requests for files.
     requests: Arc<Mutex<Vec<String>>>,
     /// Whether the server offers sampler weights for download.
-    offers_sampler: bool,
+    offers_sampler: Arc<AtomicBool>,
 }
 
 impl HostedServer {
     fn new(config: &Value, tensors: Vec<u8>) -> Self {
-        let files = [
+        let files: BTreeMap<String, Bytes> = [
             (CONFIG.to_owned(), config.to_string().into()),
             (TENSORS.to_owned(), tensors.into()),
             ("checkpoint_complete".to_owned(), Bytes::from_static(b"1")),
-        ];
-        Self {
-            files: Arc::new(Mutex::new(files.into_iter().collect())),
+        ]
+        .into();
+        let names: Vec<String> = files.keys().cloned().collect();
+        let urls: BTreeMap<&String, String> =
+            names.iter().map(|name| (name, format!("http://files.test/blob/{name}"))).collect();
+        let urls = json!({ "urls": urls, "expires": "2099-01-01T00:00:00Z" });
+        let info = json!({ "base_model": "org/base", "is_lora": true });
+        let offers_sampler = Arc::new(AtomicBool::new(false));
+        let offers = Arc::clone(&offers_sampler);
+        let mut hosted = Self {
+            server: FakeServer::new()
+                .on_call(Route::WeightsInfo, move |_| Reply::json(&info))
+                .on_call(Route::ExternalWeightsUrls, move |call| {
+                    let is_sampler = call.path.contains("/sampler_weights/");
+                    match is_sampler && !offers.load(Ordering::Relaxed) {
+                        true => Reply::status(400).with_json(json!({"detail": "not external"})),
+                        false => Reply::json(&urls),
+                    }
+                }),
+            files: Arc::new(Mutex::new(files)),
             requests: Arc::default(),
-            offers_sampler: false,
+            offers_sampler,
+        };
+        for name in names {
+            hosted.serve(name);
         }
+        hosted
+    }
+
+    /// Serves a file, unless the client has the same one.
+    fn serve(&mut self, name: String) {
+        let (files, requests) = (Arc::clone(&self.files), Arc::clone(&self.requests));
+        let path = format!("GET /blob/{name}");
+        self.server = self.server.clone().on_path_call(&path, move |call| {
+            let content = files.lock().unwrap()[&name].clone();
+            let etag = format!("\"{}\"", content.len());
+            let (status, content) = match call.header("if-none-match") == Some(etag.as_str()) {
+                true => (304, Bytes::new()),
+                false => (200, content),
+            };
+            requests.lock().unwrap().push(format!("{status} {}", call.path));
+            Reply::status(status).header("etag", &etag).text(content)
+        });
     }
 
     fn rest(&self) -> RestClient {
-        let service = ServiceClient::builder()
-            .without_telemetry()
-            .env(Env::empty())
-            .base_url("http://server.test")
-            .api_key("tml-test-key-0123456789")
-            .http(self.clone());
-        service.build().unwrap().rest()
+        self.server.builder().build().unwrap().rest()
     }
 
-    /// Returns status and path of the requests since the last call.
+    /// Returns status and path of the requests for files since the last call.
     fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut *self.requests.lock().unwrap())
-    }
-
-    fn respond(&self, request: &Request<Bytes>) -> Response<Bytes> {
-        let path = request.uri().path();
-        let tag = |bytes: &Bytes| format!("\"{}\"", bytes.len());
-        let mut known = request.headers().get("if-none-match").map(|tag| tag.to_str().unwrap());
-        let (status, body, etag) = if let Some(name) = path.strip_prefix("/blob/") {
-            let body = self.files.lock().unwrap()[name].clone();
-            let etag = tag(&body);
-            known = known.filter(|known| *known == etag);
-            let unchanged = known.is_some();
-            (
-                if unchanged { 304 } else { 200 },
-                if unchanged { Bytes::new() } else { body },
-                Some(etag),
-            )
-        } else if path.ends_with("/external_weights_urls") {
-            if path.contains("/sampler_weights/") && !self.offers_sampler {
-                (400, json!({"detail": "not external weights"}).to_string().into(), None)
-            } else {
-                let files = self.files.lock().unwrap();
-                let urls: serde_json::Map<String, Value> = files
-                    .keys()
-                    .map(|name| (name.clone(), json!(format!("http://files.test/blob/{name}"))))
-                    .collect();
-                let body = json!({ "urls": urls, "expires": "2099-01-01T00:00:00Z" });
-                (200, body.to_string().into(), None)
-            }
-        } else if path.ends_with("/weights_info") {
-            (200, json!({ "base_model": "org/base", "is_lora": true }).to_string().into(), None)
-        } else {
-            (200, Bytes::from_static(b"{}"), None)
-        };
-        self.requests.lock().unwrap().push(format!("{status} {path}"));
-        let response = Response::builder().status(status);
-        let response =
-            etag.into_iter().fold(response, |response, tag| response.header("etag", tag));
-        response.body(body).unwrap()
-    }
-}
-
-impl HttpService for HostedServer {
-    fn send(
-        &self,
-        _: Lane,
-        request: Request<Bytes>,
-        _: Duration,
-    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        let response = self.respond(&request);
-        Box::pin(async move { Ok(response) })
     }
 }
 
@@ -204,7 +185,7 @@ async fn an_adapter_that_peft_reads_already_is_not_changed() {
     for (name, content) in &*server.files.lock().unwrap() {
         assert_eq!(fs::read(target.join(name)).unwrap(), content[..], "{name}");
     }
-    assert!(!server.take_requests().iter().any(|request| request.contains("weights_info")));
+    assert!(server.server.calls_to(Route::WeightsInfo).is_empty());
 }
 
 /// A process killed between the conversion and the publication leaves converted files, which a
@@ -280,14 +261,14 @@ async fn a_damaged_adapter_is_refused_and_downloaded_again() {
 
 #[tokio::test(start_paused = true)]
 async fn sampler_weights_are_downloaded_if_the_server_offers_them() {
-    let mut server = HostedServer::new(&service_config(), pairs(&[Q]));
+    let server = HostedServer::new(&service_config(), pairs(&[Q]));
     let home = TempDir::new().unwrap();
     let target = home.path().join("adapter");
     let path = "tinker://run/sampler_weights/final";
     let error = server.rest().download(path, &target).await.unwrap_err();
     assert_eq!(error.status(), Some(400));
     assert!(error.hint().unwrap().as_str().contains("training checkpoint"), "{error:#}");
-    server.offers_sampler = true;
+    server.offers_sampler.store(true, Ordering::Relaxed);
     server.rest().download(path, &target).await.unwrap();
     assert_eq!(read_config(&target)["target_modules"], json!(["q_proj"]));
 }

@@ -468,7 +468,7 @@ async fn bug_text_sampled_in_pieces_lost_the_space_after_the_prompt() {
     let json = json!({"version": "1.0", "decoder": decoder,
         "model": {"type": "BPE", "merges": [], "vocab": vocab}});
     let tokenizer = tinkex::Tokenizer::from_json(json.to_string()).unwrap();
-    let sequence = tinkex::SampledSequence::default().tokens([2]).stop_reason(StopReason::Stop);
+    let sequence = tinkex::SampledSequence::default().tokens(vec![2]).stop_reason(StopReason::Stop);
     let server = FakeServer::new().on(Route::Completions, Reply::status(404).always()).on(
         Route::Sample,
         Reply::sample(&tinkex::SampleResponse::default().sequences(vec![sequence])),
