@@ -27,8 +27,9 @@ const PROGRAMS: u64 = 3;
 /// Part of the time that is not compared.
 const WARM_UP: f64 = 0.2;
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
-/// A snapshot after each second of compute time, so that kills find snapshots.
-const ARGUMENTS: [&str; 2] = ["--snapshot-after", "1"];
+/// A snapshot after each second of compute time, so that kills find snapshots; and a KV cache that
+/// is full after seconds, because it is meant to grow up to its limit.
+const ARGUMENTS: [&str; 4] = ["--snapshot-after", "1", "--cache-memory", "8MiB"];
 
 /// Number of programs that have ended, and what happened to their streams.
 #[derive(Default)]
