@@ -42,7 +42,7 @@ impl Version {
 fn control_group_limit(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).ok()?;
-    let limits = mounts.lines().filter_map(|line| Mount::parse(line)).filter_map(|mount| {
+    let limits = mounts.lines().filter_map(Mount::parse).filter_map(|mount| {
         let group = groups.lines().find_map(|line| group_path(line, mount.version))?;
         mount.smallest_limit(root, group)
     });
