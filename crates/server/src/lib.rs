@@ -53,6 +53,8 @@ mod disk;
 mod durable;
 mod error;
 mod expiry;
+mod fault;
+mod file_limit;
 mod gguf;
 mod inference;
 mod limits;
@@ -67,6 +69,7 @@ mod outcome;
 mod queue;
 mod random;
 mod record;
+mod result_reads;
 mod routes;
 mod server;
 #[doc(hidden)]

@@ -34,6 +34,9 @@ pub struct ServerLimits {
     /// Maximum total size of the results held in memory, in bytes (default 1/64 of the memory
     /// of the process, at most 1 GiB). Beyond it, the oldest results are dropped from memory and read from disk when a client polls them.
     pub result_bytes: usize,
+    /// Maximum total size of the results that are read from disk and sent, in bytes (default 1/64 of
+    /// the memory of the process, at most 1 GiB). Further polls wait.
+    pub response_bytes: usize,
     /// Minimum size of the payload file, in bytes, for compaction (default 32 MiB). A larger file
     /// is compacted once at least half of it is no longer needed.
     pub payload_bytes: u64,
@@ -78,6 +81,7 @@ impl ServerLimits {
             queued_requests: 50_000,
             queued_bytes: fraction(32, 32 << 20, 1 << 30),
             result_bytes: fraction(64, 8 << 20, 1 << 30),
+            response_bytes: fraction(64, 8 << 20, 1 << 30),
             payload_bytes: 32 << 20,
             model_bytes: fraction(8, 64 << 20, usize::MAX),
             sampler_weight_bytes: fraction(16, 32 << 20, usize::MAX),
@@ -94,7 +98,7 @@ impl ServerLimits {
     }
 
     /// Returns the limits on memory with their names, for metrics and the log.
-    pub(crate) fn memory_limits(&self) -> [(&'static str, usize); 7] {
+    pub(crate) fn memory_limits(&self) -> [(&'static str, usize); 8] {
         [
             ("training", self.training_bytes),
             ("models", self.model_bytes),
@@ -103,6 +107,7 @@ impl ServerLimits {
             ("bodies", self.total_body_bytes),
             ("queue", self.queued_bytes),
             ("results", self.result_bytes),
+            ("responses", self.response_bytes),
         ]
     }
 

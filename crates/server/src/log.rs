@@ -10,6 +10,7 @@
 //! | Target | Level | Events |
 //! |---|---|---|
 //! | [`REQUEST`] | INFO | one per executed request, successful or failed |
+//! | [`REQUEST`] | WARN | a request met a fault and is executed again |
 //! | [`REQUEST`] | DEBUG | HTTP requests that were rejected, with status and reason |
 //! | [`MODEL`] | INFO | memory limits at the start, base model loaded or unloaded, model restored from disk, model autosaved |
 //! | [`MODEL`] | INFO | the architecture of a model in the hub cache is not supported |

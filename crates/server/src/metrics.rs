@@ -13,6 +13,8 @@ pub(crate) struct ServerMetrics {
     /// Number of requests with a future and of inference requests that have finished.
     pub(crate) requests: AtomicMetric,
     pub(crate) failed_requests: AtomicMetric,
+    /// Number of times that a request was returned to its queue after a fault.
+    pub(crate) retries: AtomicMetric,
     pub(crate) trained_tokens: AtomicMetric,
     pub(crate) prompt_tokens: AtomicMetric,
     pub(crate) sampled_tokens: AtomicMetric,
@@ -70,6 +72,7 @@ impl ServerMetrics {
             ("refused_total", "HTTP requests rejected", self.rejected.get()),
             ("jobs_total", "requests finished, successful or failed", self.requests.get()),
             ("failed_jobs_total", "requests that failed", self.failed_requests.get()),
+            ("retries_total", "executions repeated after a fault", self.retries.get()),
             ("trained_tokens_total", "tokens trained on", self.trained_tokens.get()),
             ("prompt_tokens_total", "prompt tokens processed", self.prompt_tokens.get()),
             ("sampled_tokens_total", "tokens sampled", self.sampled_tokens.get()),

@@ -108,6 +108,7 @@ pub(crate) enum PassObjective {
 }
 
 /// A checkpoint to save.
+#[derive(Clone)]
 pub(crate) struct CheckpointSave {
     pub(crate) path: TinkerPath,
     pub(crate) overwrite: bool,

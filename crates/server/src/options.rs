@@ -177,6 +177,10 @@ pub struct ServerTimeouts {
     pub expiry_interval: Duration,
     /// Time after which an unused model is unloaded from memory (default 10 min).
     pub idle_model: Duration,
+    /// Time for which a request of a model is executed again after faults that may pass, such as
+    /// I/O errors and a lack of memory, before it fails (default 1 min). The model's later requests
+    /// wait meanwhile.
+    pub fault_retry: Duration,
 }
 
 impl ServerOptions {
@@ -284,6 +288,7 @@ impl Default for ServerTimeouts {
             snapshot_after: Duration::from_secs(20),
             expiry_interval: Duration::from_secs(30),
             idle_model: Duration::from_secs(600),
+            fault_retry: Duration::from_secs(60),
         }
     }
 }

@@ -11,6 +11,7 @@ use tinkex_engine::ErrorKind;
 use tinkex_wire::RequestId;
 
 use crate::error::ServerError;
+use crate::fault::is_transient_in_engine;
 use crate::log;
 use crate::state::ServerState;
 use crate::store::{FailureCategory, Record, ResultKind, ResultRecord, Store, UsageKey};
@@ -24,6 +25,8 @@ pub(crate) struct Outcome {
     /// Whether model weights, gradients or optimizer state changed. Makes the worker consider a
     /// snapshot.
     pub(crate) model_changed: bool,
+    /// Whether the request failed because of a fault that may pass, before it changed anything.
+    pub(crate) transient: bool,
     /// Amounts to add to the hourly usage counters.
     pub(crate) usage: Vec<(UsageKey, u64)>,
     /// Records to write in the same transaction, for example the checkpoint that a save created.
@@ -32,7 +35,14 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     fn new(result: ResultKind, payload: Bytes) -> Self {
-        Self { result, payload, model_changed: false, usage: Vec::new(), records: Vec::new() }
+        Self {
+            result,
+            payload,
+            model_changed: false,
+            transient: false,
+            usage: Vec::new(),
+            records: Vec::new(),
+        }
     }
 
     /// Creates a successful outcome with a JSON result.
@@ -62,6 +72,12 @@ impl Outcome {
     /// Marks the outcome as having modified model state, so that the worker considers a snapshot.
     pub(crate) fn with_model_changed(mut self) -> Self {
         self.model_changed = true;
+        self
+    }
+
+    /// Sets whether the failure may pass, so that the worker executes the request again.
+    pub(crate) fn with_transient(mut self, transient: bool) -> Self {
+        self.transient = transient;
         self
     }
 
@@ -121,7 +137,7 @@ impl From<tinkex_engine::Error> for Outcome {
             // The messages of the other variants already contain their source.
             _ => error.to_string(),
         };
-        Self::failed(category, message)
+        Self::failed(category, message).with_transient(is_transient_in_engine(&error))
     }
 }
 
@@ -138,7 +154,7 @@ pub(crate) fn record_outcome(
     id: &RequestId,
     outcome: Outcome,
 ) {
-    let Outcome { result, payload, model_changed, usage, records } =
+    let Outcome { result, payload, model_changed, usage, records, transient: _ } =
         outcome.limited_to(MAX_RESULT_BYTES);
     state.metrics.count_request(!matches!(result, ResultKind::Failed { .. }));
     let Some(request) = store.requests.get(id).map(|entry| Arc::clone(&entry.row)) else { return };

@@ -62,6 +62,15 @@ struct ModelQueue {
     waiting: BTreeMap<u64, (QueuedRequest, Duration)>,
     /// Sequence numbers whose requests were rejected. Later requests do not wait for them.
     rejected: BTreeSet<u64>,
+    /// Set while the first request waits after a fault.
+    retry: Option<Retry>,
+}
+
+/// The next attempt to execute a request that met a fault.
+struct Retry {
+    at: Instant,
+    /// The fault, for clients that poll.
+    reason: String,
 }
 
 impl ModelQueue {
@@ -73,12 +82,16 @@ impl ModelQueue {
 
     /// Removes and returns the next request if it may run.
     fn pop(&mut self, now: Duration, gap_timeout: Duration) -> Option<QueuedRequest> {
+        if self.retry.as_ref().is_some_and(|retry| retry.at > Instant::now()) {
+            return None;
+        }
         let first_arrival = self.waiting.values().next().map(|(_, arrived)| *arrived);
         let timed_out = first_arrival.is_some_and(|at| now.saturating_sub(at) >= gap_timeout);
         if self.missing().is_some() && !timed_out {
             return None;
         }
         let (seq, (request, _)) = self.waiting.pop_first()?;
+        self.retry = None;
         self.next = self.next.max(seq + 1);
         self.rejected = self.rejected.split_off(&self.next);
         Some(request)
@@ -211,6 +224,49 @@ impl Queue {
         Ok(())
     }
 
+    /// Returns a request of a model that met a fault. It is dispatched again at `retry_at`, and until
+    /// then no other request of the model.
+    pub(crate) fn put_back(&self, request: QueuedRequest, retry_at: Instant, reason: String) {
+        let Operation::Model { model, seq, .. } = &request.operation else { return };
+        let (model, seq) = (model.clone(), *seq);
+        let mut pending = self.lock();
+        let queue = pending.models.entry(model.clone()).or_default();
+        queue.next = seq;
+        queue.retry = Some(Retry { at: retry_at, reason });
+        let bytes = request.bytes;
+        let idle = queue.waiting.is_empty();
+        queue.waiting.insert(seq, (request, self.clock.running()));
+        pending.count += 1;
+        pending.bytes += bytes;
+        if idle {
+            pending.round_robin.push_back(model);
+        }
+        drop(pending);
+        self.wake.notify_one();
+    }
+
+    /// Returns the fault because of which the queue of a model waits, if any.
+    pub(crate) fn fault(&self, model: &ModelId) -> Option<String> {
+        let pending = self.lock();
+        pending.models.get(model)?.retry.as_ref().map(|retry| retry.reason.clone())
+    }
+
+    /// Removes all queued requests of a model and returns their ids in order.
+    pub(crate) fn take_waiting(&self, model: &ModelId) -> Vec<RequestId> {
+        let mut pending = self.lock();
+        let Some(queue) = pending.models.get_mut(model) else { return Vec::new() };
+        let waiting = std::mem::take(&mut queue.waiting);
+        queue.retry = None;
+        if let Some(last) = waiting.keys().next_back() {
+            queue.next = queue.next.max(last + 1);
+            queue.rejected = queue.rejected.split_off(&queue.next);
+        }
+        pending.round_robin.retain(|other| other != model);
+        pending.count -= waiting.len();
+        pending.bytes -= waiting.values().map(|(request, _)| request.bytes).sum::<usize>();
+        waiting.into_values().map(|(request, _)| request.id).collect()
+    }
+
     /// Ends the count of a sample of `bytes` bytes. Samples count towards the limits until they are
     /// finished: the worker takes all queued samples in one call, so the queue alone would never be
     /// full.
@@ -272,13 +328,16 @@ impl Queue {
     }
 
     /// Takes everything that the worker can do now, and returns the time until the next held request
-    /// stops waiting for missing numbers.
+    /// stops waiting for missing numbers or after a fault.
     fn try_take(&self, model_request: bool) -> (Dispatch, Option<Duration>) {
         let mut pending = self.lock();
         let now = self.clock.running();
         let dispatch = pending.take(model_request, now, self.gap_timeout);
         let gap_end = pending.next_gap_end(self.gap_timeout);
-        (dispatch, gap_end.map(|end| end.saturating_sub(now)))
+        let gap_ends_in = gap_end.map(|end| end.saturating_sub(now));
+        let retry = pending.next_retry();
+        let retry_in = retry.map(|at| at.saturating_duration_since(Instant::now()));
+        (dispatch, gap_ends_in.into_iter().chain(retry_in).min())
     }
 }
 
@@ -321,9 +380,15 @@ impl PendingRequests {
     fn next_gap_end(&self, gap_timeout: Duration) -> Option<Duration> {
         self.models
             .values()
+            .filter(|queue| queue.retry.is_none())
             .filter_map(|queue| queue.waiting.first_key_value())
             .map(|(_, (_, arrived))| arrived.saturating_add(gap_timeout))
             .min()
+    }
+
+    /// Returns the earliest time at which a request is executed again after a fault.
+    fn next_retry(&self) -> Option<Instant> {
+        self.models.values().filter_map(|queue| Some(queue.retry.as_ref()?.at)).min()
     }
 }
 
@@ -393,6 +458,41 @@ mod tests {
         assert!(queue.push(request("m", 0)).is_ok());
         assert_eq!(take_id(&queue).unwrap(), "m0");
         assert_eq!(take_id(&queue).unwrap(), "m1");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fault_stops_the_queue_of_its_model_only() {
+        let queue = queue();
+        for (model, seq) in [("a", 0), ("a", 1), ("b", 0)] {
+            assert!(queue.push(request(model, seq)).is_ok());
+        }
+        let faulty = queue.try_take(true).0.model_request.unwrap();
+        assert_eq!(faulty.id, "a0");
+        let retry_at = Instant::now() + Duration::from_secs(3);
+        queue.put_back(faulty, retry_at, "no files left".to_owned());
+        assert_eq!((queue.size(), queue.next_of(&"a".into())), ((3, 30), 0));
+        assert_eq!(queue.fault(&"a".into()).unwrap(), "no files left");
+        assert_eq!(take_id(&queue).unwrap(), "b0");
+        assert_eq!(take_id(&queue), None, "a1 waits for a0");
+        // The worker sleeps until the next attempt.
+        let dispatch = queue.take(true, Some(Duration::from_secs(10))).await;
+        assert_eq!(dispatch.model_request.unwrap().id, "a0");
+        assert!(Instant::now() >= retry_at && queue.fault(&"a".into()).is_none());
+        assert_eq!(take_id(&queue).unwrap(), "a1");
+        assert_eq!(queue.size(), (0, 0));
+    }
+
+    #[test]
+    fn waiting_requests_can_be_taken_at_once() {
+        let queue = queue();
+        for seq in [0, 1, 3] {
+            assert!(queue.push(request("a", seq)).is_ok());
+        }
+        assert_eq!(queue.take_waiting(&"a".into()), ["a0", "a1", "a3"]);
+        assert_eq!((queue.size(), queue.next_of(&"a".into())), ((0, 0), 4));
+        assert!(queue.push(request("a", 4)).is_ok());
+        assert_eq!(take_id(&queue).unwrap(), "a4");
+        assert!(queue.take_waiting(&"b".into()).is_empty());
     }
 
     #[test]

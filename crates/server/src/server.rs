@@ -16,6 +16,7 @@ use crate::api_key;
 use crate::clock::{self, OperatingSystem};
 use crate::error::{ServerError, with_causes};
 use crate::expiry;
+use crate::file_limit;
 use crate::inference::NamedModel;
 use crate::log;
 use crate::models::BaseModels;
@@ -242,6 +243,9 @@ impl Server {
             return Err(StartError::InvalidOrigin(origin.clone()));
         }
         let address = options.address;
+        let mut options = options;
+        let connections = options.limits.connections.min(file_limit::max_connections());
+        options.limits.connections = connections;
         options.limits.log();
         let opened = OpenedServer::open(options, Executor::Threads, RandomSource::System)?;
         let listener = TcpListener::bind(address)
@@ -361,7 +365,8 @@ impl OpenedServer {
     /// Enqueues the unfinished requests, removes expired objects and starts the worker.
     pub(crate) async fn start(self) -> Result<ServerHandles, StartError> {
         let Self { state, lock } = self;
-        restore_requests(&state);
+        let data_dir = state.options.data_dir.display().to_string();
+        restore_requests(&state).map_err(StartError::io(StartAction::Read, data_dir))?;
         check_aliases(&state);
         expiry::remove_expired(&state).await;
         let worker = Worker::start(&state)
@@ -466,7 +471,7 @@ fn check_aliases(state: &ServerState) {
 }
 
 /// Enqueues the requests that were accepted before the restart and have no result.
-fn restore_requests(state: &Arc<ServerState>) {
+fn restore_requests(state: &Arc<ServerState>) -> io::Result<()> {
     admit::restore_losses(state);
     let drop_all = state.options.drop_undone == DropUndone::All;
     let unfinished = {
@@ -489,9 +494,10 @@ fn restore_requests(state: &Arc<ServerState>) {
         if drop_all {
             admit::drop_undone(state, &request.row);
         } else {
-            admit::readmit(state, request);
+            admit::readmit(state, request)?;
         }
     }
+    Ok(())
 }
 
 /// Removes expired objects at the expiry interval, and keeps the clock.

@@ -14,6 +14,7 @@ use crate::models::BaseModels;
 use crate::options::ServerOptions;
 use crate::queue::Queue;
 use crate::random::RandomSource;
+use crate::result_reads::ResultReads;
 use crate::store::Store;
 use crate::task::{Executor, LoopHandle};
 
@@ -35,6 +36,8 @@ pub(crate) struct ServerState {
     downloads: Mutex<HashMap<String, DownloadGrant>>,
     /// Budget for request bodies being read, in units of [`BODY_UNIT`] bytes.
     pub(crate) body_budget: Arc<Semaphore>,
+    /// Results that are being read from disk and sent.
+    pub(crate) result_reads: ResultReads,
     /// Serializes changes to existing records: see [`durable`](crate::durable).
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
     /// Becomes true when the worker thread or the writer thread has panicked.
@@ -74,6 +77,7 @@ impl ServerState {
             metrics: ServerMetrics::default(),
             weights_dir,
             downloads: Mutex::default(),
+            result_reads: ResultReads::new(options.limits.response_bytes),
             change_lock: Arc::default(),
             body_budget: Arc::new(Semaphore::new(
                 (options.limits.total_body_bytes / BODY_UNIT).max(1),

@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use aho_corasick::Anchored;
+use aho_corasick::automaton::{Automaton, StateID};
+use aho_corasick::nfa::contiguous::NFA;
+
 use crate::{Error, Result};
 
 /// Tokens and strings that end a completion.
@@ -23,49 +27,58 @@ pub struct StopConditions(Arc<StopSet>);
 
 #[derive(Debug, Default)]
 struct StopSet {
+    /// Tokens in ascending order.
     tokens: Vec<u32>,
-    strings: Vec<StopString>,
-}
-
-/// A stop string with its Knuth-Morris-Pratt failure function.
-#[derive(Debug)]
-struct StopString {
-    bytes: Vec<u8>,
-    /// For every prefix of `bytes`, the length of its longest proper prefix that is also a suffix.
-    borders: Vec<usize>,
+    /// Aho-Corasick automaton of the strings, if there are any. Each completion needs only one state
+    /// of it, however many strings there are.
+    strings: Option<NFA>,
 }
 
 impl StopConditions {
     /// Creates stop conditions from tokens and strings.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a string is empty.
+    /// [`Error::Invalid`] if a string is empty, or the strings are too large for an automaton.
     pub fn new<T: AsRef<[u8]>>(
         tokens: impl IntoIterator<Item = u32>,
         strings: impl IntoIterator<Item = T>,
     ) -> Result<Self> {
-        let mut inner = StopSet { tokens: tokens.into_iter().collect(), strings: Vec::new() };
-        for string in strings {
-            let bytes = string.as_ref().to_vec();
-            if bytes.is_empty() {
-                return Err(Error::invalid("stop", "a stop string must not be empty"));
-            }
-            inner.strings.push(StopString { borders: borders(&bytes), bytes });
+        let mut tokens: Vec<u32> = tokens.into_iter().collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        let strings: Vec<T> = strings.into_iter().collect();
+        if strings.iter().any(|string| string.as_ref().is_empty()) {
+            return Err(Error::invalid("stop", "a stop string must not be empty"));
         }
-        Ok(Self(Arc::new(inner)))
+        let strings = match strings.is_empty() {
+            true => None,
+            false => {
+                let automaton = NFA::new(&strings);
+                Some(automaton.map_err(|error| Error::invalid("stop", error.to_string()))?)
+            }
+        };
+        Ok(Self(Arc::new(StopSet { tokens, strings })))
     }
 
     /// Returns whether there are stop strings, for which [`StopMatcher::push`] needs the bytes of
     /// tokens.
     #[must_use]
     pub fn reads_bytes(&self) -> bool {
-        !self.0.strings.is_empty()
+        self.0.strings.is_some()
+    }
+
+    /// Returns the memory of the conditions in bytes. Clones and matchers share it.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        let strings = self.0.strings.as_ref().map_or(0, Automaton::memory_usage);
+        self.0.tokens.len() * size_of::<u32>() + strings
     }
 
     /// Creates a matcher for one completion.
     #[must_use]
     pub fn matcher(&self) -> StopMatcher {
-        StopMatcher { stop: self.clone(), matched: vec![0; self.0.strings.len()] }
+        let start = |strings: &NFA| strings.start_state(Anchored::No).unwrap_or_default();
+        StopMatcher { state: self.0.strings.as_ref().map(start), stop: self.clone() }
     }
 }
 
@@ -73,44 +86,22 @@ impl StopConditions {
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stop: StopConditions,
-    /// For each stop string, the length of its longest prefix that is a suffix of the bytes so far.
-    matched: Vec<usize>,
+    /// State of the automaton after the bytes so far.
+    state: Option<StateID>,
 }
 
 impl StopMatcher {
     /// Adds the next token and its bytes. Returns whether the completion ends with it.
     pub fn push(&mut self, token: u32, bytes: &[u8]) -> bool {
-        let mut ends = self.stop.0.tokens.contains(&token);
-        for (string, matched) in self.stop.0.strings.iter().zip(&mut self.matched) {
+        let mut ends = self.stop.0.tokens.binary_search(&token).is_ok();
+        if let (Some(strings), Some(state)) = (&self.stop.0.strings, &mut self.state) {
             for &byte in bytes {
-                if *matched == string.bytes.len() {
-                    *matched = string.borders[*matched - 1];
-                }
-                *matched = extend(&string.bytes, &string.borders, *matched, byte);
-                ends |= *matched == string.bytes.len();
+                *state = strings.next_state(Anchored::No, *state, byte);
+                ends |= strings.is_match(*state);
             }
         }
         ends
     }
-}
-
-/// Returns the Knuth-Morris-Pratt failure function of `bytes`, which must not be empty.
-fn borders(bytes: &[u8]) -> Vec<usize> {
-    let mut all = vec![0];
-    for &byte in &bytes[1..] {
-        let last = all[all.len() - 1];
-        let next = extend(bytes, &all, last, byte);
-        all.push(next);
-    }
-    all
-}
-
-/// Returns the length of the matched prefix of `bytes` after one more byte.
-fn extend(bytes: &[u8], borders: &[usize], mut matched: usize, byte: u8) -> usize {
-    while matched > 0 && bytes[matched] != byte {
-        matched = borders[matched - 1];
-    }
-    matched + usize::from(bytes[matched] == byte)
 }
 
 #[cfg(test)]

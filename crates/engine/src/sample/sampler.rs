@@ -13,6 +13,7 @@ use super::observer::TokenObserver;
 use super::request::{ModelWeights, SampleOutput, SampleRequest, SampleRequestId};
 use super::sequence::RunningSequence;
 use super::state::ActiveRequest;
+use crate::decode::TokenSampler;
 use crate::kernel::paged_attention::PAGE_POSITIONS;
 use crate::model::{LayerActivations, Model, Workspace};
 use crate::{Error, Result};
@@ -31,6 +32,8 @@ pub struct Sampler {
     pub(super) activations: LayerActivations,
     /// Buffer for logits, reused between steps.
     pub(super) logits: Vec<f32>,
+    /// Buffers of token sampling, shared by all completions: they are as large as the vocabulary.
+    pub(super) sampler: TokenSampler,
     pub(super) requests: BTreeMap<SampleRequestId, ActiveRequest>,
     /// Requests that have not been admitted, oldest first.
     waiting: VecDeque<SampleRequestId>,
@@ -65,6 +68,7 @@ impl Sampler {
             work: Workspace::default(),
             activations: LayerActivations::default(),
             logits: Vec::new(),
+            sampler: TokenSampler::default(),
             requests: BTreeMap::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -173,7 +177,7 @@ impl Sampler {
                 self.waiting.pop_front();
                 continue;
             };
-            let needed = request.spec.prompt.len() / PAGE_POSITIONS + 1;
+            let needed = request.prompt.len() / PAGE_POSITIONS + 1;
             if self.cache.available() < needed && !self.running.is_empty() {
                 break;
             }
@@ -217,7 +221,7 @@ impl Sampler {
         }
         if let Some(request) = self.requests.get(&sequence.request) {
             let max_tokens = match sequence.writer {
-                Some(_) => sequence.tokens.len() - 1,
+                Some(_) => sequence.len() - 1,
                 None => request.first_scored_row(),
             };
             sequence.attach_prefix(&mut self.cache, request.weights.id(), max_tokens);

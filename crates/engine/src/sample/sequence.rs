@@ -1,5 +1,7 @@
 //! [`RunningSequence`]: a token sequence with its pages in the KV cache.
 
+use std::sync::Arc;
+
 use super::kv_cache::{KvCache, PagePrefix};
 use super::request::SampleRequestId;
 use super::state::{ActiveRequest, CompletionWriter};
@@ -9,8 +11,9 @@ use crate::kernel::paged_attention::{PAGE_POSITIONS, PageRef, SequenceChunk};
 #[derive(Debug)]
 pub(super) struct RunningSequence {
     pub(super) request: SampleRequestId,
-    /// The prompt, followed by the sampled tokens.
-    pub(super) tokens: Vec<u32>,
+    /// The prompt, which all sequences of a request share. The sampled tokens that follow it are in
+    /// `writer`.
+    prompt: Arc<[u32]>,
     /// Samples the completion. `None` while the prompt is computed; then the sequence is forked
     /// into one sequence per completion.
     pub(super) writer: Option<Box<CompletionWriter>>,
@@ -21,6 +24,8 @@ pub(super) struct RunningSequence {
     published: usize,
     /// Prefix of the first page that is not published.
     prefix: PagePrefix,
+    /// Whether the completion is finished, so that the sequence can be removed.
+    pub(super) finished: bool,
 }
 
 impl RunningSequence {
@@ -28,18 +33,41 @@ impl RunningSequence {
     pub(super) fn prompt(id: SampleRequestId, request: &ActiveRequest) -> Self {
         Self {
             request: id,
-            tokens: request.spec.prompt.clone(),
+            prompt: Arc::clone(&request.prompt),
             writer: None,
             pages: Vec::new(),
             computed: 0,
             published: 0,
             prefix: PagePrefix::Weights(request.weights.id()),
+            finished: false,
         }
+    }
+
+    fn sampled(&self) -> &[u32] {
+        self.writer.as_ref().map_or(&[], |writer| writer.tokens())
+    }
+
+    /// Returns the number of tokens: the prompt and the sampled ones.
+    pub(super) fn len(&self) -> usize {
+        self.prompt.len() + self.sampled().len()
+    }
+
+    /// Returns the token at position `at`.
+    fn token(&self, at: usize) -> u32 {
+        match at.checked_sub(self.prompt.len()) {
+            None => self.prompt[at],
+            Some(at) => self.sampled()[at],
+        }
+    }
+
+    /// Appends the next `rows` tokens that are not computed yet to `tokens`.
+    pub(super) fn append_next_tokens(&self, rows: usize, tokens: &mut Vec<u32>) {
+        tokens.extend((self.computed..self.computed + rows).map(|at| self.token(at)));
     }
 
     /// Returns the number of tokens that are not computed yet.
     pub(super) fn pending(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.len() - self.computed
     }
 
     /// Attaches the cached pages of the first `max_tokens` tokens. Returns the number of tokens
@@ -50,8 +78,14 @@ impl RunningSequence {
         weights: u64,
         max_tokens: usize,
     ) -> usize {
-        let (pages, prefix) =
-            cache.find_prefix(weights, &self.tokens[..max_tokens.min(self.tokens.len())]);
+        let count = max_tokens.min(self.len());
+        let (pages, prefix) = match self.prompt.get(..count) {
+            Some(tokens) => cache.find_prefix(weights, tokens),
+            None => {
+                let tokens: Vec<u32> = (0..count).map(|at| self.token(at)).collect();
+                cache.find_prefix(weights, &tokens)
+            }
+        };
         self.computed = pages.len() * PAGE_POSITIONS;
         self.published = pages.len();
         (self.pages, self.prefix) = (pages, prefix);
@@ -75,16 +109,15 @@ impl RunningSequence {
     /// Marks `rows` more rows as computed and publishes the pages that became full.
     pub(super) fn advance(&mut self, cache: &mut KvCache, rows: usize) {
         self.computed += rows;
-        for tokens in self.tokens[self.published * PAGE_POSITIONS..self.computed]
-            .as_chunks::<PAGE_POSITIONS>()
-            .0
-        {
-            self.prefix = cache.publish(self.pages[self.published], self.prefix, *tokens);
+        while (self.published + 1) * PAGE_POSITIONS <= self.computed {
+            let first = self.published * PAGE_POSITIONS;
+            let tokens = std::array::from_fn(|i| self.token(first + i));
+            self.prefix = cache.publish(self.pages[self.published], self.prefix, tokens);
             self.published += 1;
         }
     }
 
-    /// Creates another sequence with the same tokens that shares the full pages. The partial last
+    /// Creates another sequence of the same prompt that shares the full pages. The partial last
     /// page is copied; if no page is available for the copy, its tokens are computed again.
     pub(super) fn fork(&self, cache: &mut KvCache, writer: Box<CompletionWriter>) -> Self {
         let full = self.computed / PAGE_POSITIONS;
@@ -99,12 +132,13 @@ impl RunningSequence {
         }
         Self {
             request: self.request,
-            tokens: self.tokens.clone(),
+            prompt: Arc::clone(&self.prompt),
             writer: Some(writer),
             pages,
             computed,
             published: self.published,
             prefix: self.prefix,
+            finished: false,
         }
     }
 

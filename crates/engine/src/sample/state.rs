@@ -26,7 +26,10 @@ pub(super) struct PromptRows {
 #[derive(Debug)]
 pub(super) struct ActiveRequest {
     pub(super) weights: ModelWeights,
+    /// The request, without its prompt.
     pub(super) spec: SampleRequest,
+    /// The prompt, which the sequences of all completions share.
+    pub(super) prompt: Arc<[u32]>,
     /// Number of prompt tokens that were found in the KV cache.
     pub(super) cached_tokens: usize,
     /// Maximum number of tokens per completion.
@@ -34,7 +37,6 @@ pub(super) struct ActiveRequest {
     scores: PromptScores,
     /// Random numbers of the alternative tokens.
     alternatives_rng: SampleRng,
-    sampler: TokenSampler,
     /// Finished completions, by index.
     samples: Vec<Option<SampledCompletion>>,
     observer: Option<Box<dyn TokenObserver>>,
@@ -44,11 +46,12 @@ pub(super) struct ActiveRequest {
 impl ActiveRequest {
     pub(super) fn new(
         weights: ModelWeights,
-        spec: SampleRequest,
+        mut spec: SampleRequest,
         limit: usize,
         observer: Option<Box<dyn TokenObserver>>,
     ) -> Self {
-        let len = spec.prompt.len();
+        let prompt: Arc<[u32]> = std::mem::take(&mut spec.prompt).into();
+        let len = prompt.len();
         let scoring = &spec.scoring;
         let table = |k: usize, rows: usize| {
             (k > 0).then(|| TopK {
@@ -65,13 +68,13 @@ impl ActiveRequest {
                 alternatives: table(scoring.alternatives, len - 1),
             },
             alternatives_rng: SampleRng::alternatives(spec.seed, 0),
-            sampler: TokenSampler::default(),
             samples: vec![None; spec.samples],
             cached_tokens: 0,
             observer,
             error: None,
             weights,
             spec,
+            prompt,
             limit,
         }
     }
@@ -79,7 +82,7 @@ impl ActiveRequest {
     /// Returns the first prompt row whose logits are needed. Rows before it may come from the
     /// cache. The last row is always needed.
     pub(super) fn first_scored_row(&self) -> usize {
-        let last = self.spec.prompt.len() - 1;
+        let last = self.prompt.len() - 1;
         let scoring = &self.spec.scoring;
         if scoring.alternatives > 0 {
             return 0;
@@ -98,7 +101,7 @@ impl ActiveRequest {
 
     /// Returns the part of these rows that must be scored.
     pub(super) fn scored(&self, rows: PromptRows) -> Range<usize> {
-        let last = self.spec.prompt.len() - 1;
+        let last = self.prompt.len() - 1;
         let scoring = &self.spec.scoring;
         if !scoring.logprobs
             && scoring.top_k == 0
@@ -112,18 +115,24 @@ impl ActiveRequest {
     }
 
     /// Records the scores of the logits of row `row`, which predict token `row + 1`.
-    pub(super) fn score(&mut self, isa: Isa, row: usize, logits: &[f32]) {
+    pub(super) fn score(
+        &mut self,
+        isa: Isa,
+        sampler: &mut TokenSampler,
+        row: usize,
+        logits: &[f32],
+    ) {
         let normalizer = log_sum_exp(isa, logits);
         let logprob_of = |token: usize| log_probability(logits[token], normalizer);
         let scoring = &self.spec.scoring;
         let next = row + 1;
-        let last = self.spec.prompt.len() - 1;
+        let last = self.prompt.len() - 1;
         let requested = scoring.last.is_none_or(|count| row >= last - count);
         if requested && let Some(logprobs) = &mut self.scores.logprobs {
-            logprobs[next] = logprob_of(self.spec.prompt[next] as usize);
+            logprobs[next] = logprob_of(self.prompt[next] as usize);
         }
         if requested && let Some(table) = &mut self.scores.top_k {
-            fill(table, next, self.sampler.top(logits, scoring.top_k), |logit| {
+            fill(table, next, sampler.top(logits, scoring.top_k), |logit| {
                 log_probability(logit, normalizer)
             });
         }
@@ -147,7 +156,7 @@ impl ActiveRequest {
             let scaled = normalizer_at(logits, params.temperature, normalizer);
             for k in row * table.k..(row + 1) * table.k {
                 let uniform = self.alternatives_rng.uniform();
-                match self.sampler.sample(logits, &params, scaled, uniform) {
+                match sampler.sample(logits, &params, scaled, uniform) {
                     Ok(token) => {
                         table.tokens[k] = token;
                         table.logprobs[k] = logprob_of(token as usize);
@@ -168,7 +177,6 @@ impl ActiveRequest {
             sample,
             limit: self.limit,
             rng: SampleRng::sample(self.spec.seed, number),
-            sampler: TokenSampler::default(),
             matcher: self.spec.stop.matcher(),
             vocabulary: self.spec.vocabulary.clone(),
             reason: None,
@@ -243,7 +251,6 @@ pub(super) struct CompletionWriter {
     /// Maximum number of tokens.
     limit: usize,
     rng: SampleRng,
-    sampler: TokenSampler,
     matcher: StopMatcher,
     vocabulary: Option<Arc<Vocabulary>>,
     /// Set when the completion is finished.
@@ -252,8 +259,14 @@ pub(super) struct CompletionWriter {
 }
 
 impl CompletionWriter {
-    /// Samples the next token from its logits and records it.
-    pub(super) fn write(&mut self, isa: Isa, spec: &SampleRequest, logits: &[f32]) -> Result<u32> {
+    /// Samples the next token from its logits and records it. `sampler` has the buffers.
+    pub(super) fn write(
+        &mut self,
+        isa: Isa,
+        sampler: &mut TokenSampler,
+        spec: &SampleRequest,
+        logits: &[f32],
+    ) -> Result<()> {
         let params = &spec.decoding;
         // Computed as in training, so that log-probabilities at temperature 1 have the same bits.
         let unscaled = log_sum_exp(isa, logits);
@@ -261,7 +274,7 @@ impl CompletionWriter {
             return Err(non_finite_logits(self.out.tokens.len()));
         }
         let scaled = normalizer_at(logits, params.temperature, unscaled);
-        let token = self.sampler.sample(logits, params, scaled, self.rng.uniform())?;
+        let token = sampler.sample(logits, params, scaled, self.rng.uniform())?;
         let (normalizer, temperature) =
             if spec.raw_logprobs { (unscaled, 1.0) } else { (scaled, params.temperature) };
         let report = |logit: f32| {
@@ -277,7 +290,7 @@ impl CompletionWriter {
             let row = self.out.tokens.len() - 1;
             table.tokens.resize((row + 1) * table.k, 0);
             table.logprobs.resize((row + 1) * table.k, NO_LOGPROB);
-            fill(table, row, self.sampler.top(logits, spec.top_k), report);
+            fill(table, row, sampler.top(logits, spec.top_k), report);
         }
         let bytes = self.vocabulary.as_ref().map_or(&[][..], |vocabulary| vocabulary.bytes(token));
         if self.matcher.push(token, bytes) {
@@ -285,7 +298,12 @@ impl CompletionWriter {
         } else if self.out.tokens.len() == self.limit {
             self.reason = Some(StopReason::Length);
         }
-        Ok(token)
+        Ok(())
+    }
+
+    /// Returns the sampled tokens.
+    pub(super) fn tokens(&self) -> &[u32] {
+        &self.out.tokens
     }
 
     /// Returns the token that was sampled last.

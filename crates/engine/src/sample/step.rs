@@ -4,6 +4,7 @@ use super::request::ModelWeights;
 use super::sampler::{Sampler, ScheduledRows};
 use super::sequence::RunningSequence;
 use super::state::{ActiveRequest, PromptRows};
+use crate::decode::TokenSampler;
 use crate::kernel::paged_attention::SequenceChunk;
 use crate::lora::PackedLora;
 use crate::model::{AdapterRows, Model, linear_with_lora};
@@ -26,7 +27,7 @@ impl Sampler {
         for item in &scheduled {
             let sequence = &self.running[item.sequence];
             chunks.push(sequence.next_chunk(tokens.len(), item.rows));
-            tokens.extend_from_slice(&sequence.tokens[sequence.computed..][..item.rows]);
+            sequence.append_next_tokens(item.rows, &mut tokens);
         }
         let weights: Vec<_> = scheduled
             .iter()
@@ -72,7 +73,8 @@ impl Sampler {
             if sequence.writer.is_none() {
                 let rows = PromptRows { first: position, count: item.rows };
                 let x = &self.work.x[chunk.rows.start * hidden..chunk.rows.end * hidden];
-                request.score_prompt(model, weights.lora(), rows, x, &mut self.logits);
+                let buffers = (&mut self.sampler, &mut self.logits);
+                request.score_prompt(model, weights.lora(), rows, x, buffers);
             }
             if sequence.pending() == 0 {
                 complete_sequences.push((item.sequence, chunk.rows.end - 1));
@@ -104,11 +106,8 @@ impl Sampler {
         let sequence = &mut self.running[index];
         let Some(request) = self.requests.get_mut(&sequence.request) else { return };
         if let Some(writer) = &mut sequence.writer {
-            match writer.write(isa, &request.spec, logits) {
-                Ok(token) => {
-                    sequence.tokens.push(token);
-                    request.observe_token(writer);
-                }
+            match writer.write(isa, &mut self.sampler, &request.spec, logits) {
+                Ok(()) => request.observe_token(writer),
                 Err(error) => request.fail(error),
             }
             return;
@@ -123,25 +122,19 @@ impl Sampler {
         let mut first = None;
         for sample in 0..request.spec.samples {
             let mut writer = request.writer(sample);
-            let token = match writer.write(isa, &request.spec, logits) {
-                Ok(token) => token,
-                Err(error) => return request.fail(error),
-            };
+            if let Err(error) = writer.write(isa, &mut self.sampler, &request.spec, logits) {
+                return request.fail(error);
+            }
             request.observe_token(&writer);
             if sample == 0 {
-                first = Some((writer, token));
+                first = Some(writer);
             } else if writer.is_done() {
                 request.complete(sample, writer.finish());
             } else {
-                let mut other = sequence.fork(&mut self.cache, writer);
-                other.tokens.push(token);
-                others.push(other);
+                others.push(sequence.fork(&mut self.cache, writer));
             }
         }
-        if let Some((writer, token)) = first {
-            sequence.writer = Some(writer);
-            sequence.tokens.push(token);
-        }
+        sequence.writer = first;
         self.running.extend(others);
     }
 
@@ -152,13 +145,13 @@ impl Sampler {
                 && let Some(writer) = sequence.writer.take()
             {
                 sequence.release_pages(&mut self.cache);
-                sequence.tokens.clear();
+                sequence.finished = true;
                 if let Some(request) = self.requests.get_mut(&sequence.request) {
                     request.complete(writer.sample(), writer.finish());
                 }
             }
         }
-        self.running.retain(|sequence| !sequence.tokens.is_empty());
+        self.running.retain(|sequence| !sequence.finished);
     }
 }
 
@@ -171,7 +164,7 @@ impl ActiveRequest {
         lora: Option<&PackedLora>,
         rows: PromptRows,
         x: &[f32],
-        logits: &mut Vec<f32>,
+        (sampler, logits): (&mut TokenSampler, &mut Vec<f32>),
     ) {
         let hidden = model.config.hidden_size;
         let scored = self.scored(rows);
@@ -184,7 +177,7 @@ impl ActiveRequest {
             model.logits(&x, &vec![lora; x.len()], logits);
             let first = scored.start + chunk * LOGIT_ROWS;
             for (i, logits) in logits.chunks_exact(model.config.vocab_size).enumerate() {
-                self.score(model.kernel.isa(), first + i, logits);
+                self.score(model.kernel.isa(), sampler, first + i, logits);
             }
         }
     }

@@ -19,6 +19,7 @@ use tinkex_wire::{
 };
 
 use crate::error::ServerError;
+use crate::fault::is_transient;
 use crate::log;
 use crate::operation::{ModelOperation, Operation, QueuedRequest};
 use crate::outcome::{Outcome, record_outcome};
@@ -337,7 +338,13 @@ fn submit_response(row: &RequestRecord) -> SubmitResponse {
 }
 
 /// Enqueues a request that was admitted before a restart.
-pub(crate) fn readmit(state: &Arc<ServerState>, unfinished: UnfinishedRequest) {
+///
+/// # Errors
+/// Fails if the request cannot be read because of a fault that may pass: it must not fail for good.
+pub(crate) fn readmit(
+    state: &Arc<ServerState>,
+    unfinished: UnfinishedRequest,
+) -> std::io::Result<()> {
     let UnfinishedRequest { row, starts } = unfinished;
     let reader = state.store().reader();
     let body = reader.payload(row.number);
@@ -354,6 +361,7 @@ pub(crate) fn readmit(state: &Arc<ServerState>, unfinished: UnfinishedRequest) {
         Ok(body) => {
             restore(state, &row, &body).map_err(|error| (FailureCategory::User, error.to_string()))
         }
+        Err(error) if is_transient(&error) => return Err(error),
         Err(error) => {
             tracing::warn!(
                 target: log::STORAGE,
@@ -368,6 +376,7 @@ pub(crate) fn readmit(state: &Arc<ServerState>, unfinished: UnfinishedRequest) {
     let next = next.unwrap_or_else(|(category, message)| failure(&row, category, message));
     let bytes = bytes + next.extra_bytes();
     proceed(state, &mut state.store(), row.id.clone(), bytes, Some(starts), next);
+    Ok(())
 }
 
 /// Fails a request that was admitted before a restart, without reading it.

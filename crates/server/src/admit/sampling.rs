@@ -24,6 +24,9 @@ use crate::training_data::unsupported_chunk;
 const MAX_SAMPLES: usize = 16_384;
 /// Maximum number of tokens of all samples of one request.
 const MAX_TOKENS: usize = 1 << 24;
+/// Maximum total size of the stop strings of one request, in bytes. Their automaton needs about
+/// thirty times as much memory.
+const MAX_STOP_BYTES: usize = 64 << 10;
 /// Maximum number of elements of all tables of prompt log-probabilities of one request.
 const MAX_PROMPT_ELEMENTS: usize = 1 << 24;
 /// Maximum number of elements of all tables of sample log-probabilities of one request.
@@ -103,7 +106,7 @@ fn prepare(
 /// A validated sampling request in the engine's form.
 pub(crate) struct EngineSample {
     pub(crate) request: EngineRequest,
-    /// Memory of the requested tables about the prompt, in bytes.
+    /// Memory of the requested tables about the prompt and of the stop conditions, in bytes.
     pub(crate) extra_bytes: usize,
 }
 
@@ -169,7 +172,8 @@ pub(crate) fn engine_sample(
         scoring,
     };
     // Each element is a token and a log-probability, or a target and its log-probability.
-    let extra_bytes = elements * (size_of::<i64>() + size_of::<f32>());
+    let table_bytes = elements * (size_of::<i64>() + size_of::<f32>());
+    let extra_bytes = table_bytes + engine_request.stop.memory_bytes();
     Ok(EngineSample { request: engine_request, extra_bytes })
 }
 
@@ -289,6 +293,12 @@ pub(crate) fn stop_at(
     tokens: impl IntoIterator<Item = u32>,
     texts: &[String],
 ) -> Result<StopRule, ServerError> {
+    let bytes: usize = texts.iter().map(String::len).sum();
+    if bytes > MAX_STOP_BYTES {
+        return Err(ServerError::invalid(format!(
+            "{field}: {bytes} bytes, the limit is {MAX_STOP_BYTES} bytes in all strings"
+        )));
+    }
     let vocabulary = base.vocabulary().map_err(|error| {
         ServerError::invalid(format!(
             "{field}: cannot read the tokenizer that stop strings need: {error}; use stop token ids"

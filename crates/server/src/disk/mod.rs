@@ -29,6 +29,8 @@ use self::database::Database;
 pub(crate) use self::database::{StoredChange, StoredRequest, StoredResult, StoredRows, StoredRun};
 pub(crate) use self::payloads::PayloadReader;
 use self::payloads::Payloads;
+#[cfg(test)]
+pub(crate) use self::tests::append as append_request;
 use self::writer::{DiskWriter, PendingWrite, WriterCommand};
 use crate::log;
 use crate::record::Record;

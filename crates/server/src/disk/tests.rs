@@ -32,7 +32,7 @@ pub(super) fn open(folder: &Path) -> io::Result<(Disk, StoredRows)> {
 }
 
 /// Writes a request, waits for it, and returns its payload number.
-pub(super) fn append(disk: &mut Disk, id: &str, body: &[u8]) -> io::Result<u64> {
+pub(crate) fn append(disk: &mut Disk, id: &str, body: &[u8]) -> io::Result<u64> {
     let (sender, receiver) = mpsc::channel();
     let number = disk.next_payload_number();
     let payload = Some((number, Bytes::copy_from_slice(body)));

@@ -30,8 +30,8 @@ pub(super) async fn retrieve(state: &Arc<ServerState>, body: &Bytes) -> RouteRes
     loop {
         let changed = match future_state(state, &id, request.allow_metadata_only)? {
             FutureState::Available(response) => return poll_response(&response, &id),
-            FutureState::OnDisk { proto, number, reader } => {
-                return read_result(state, &id, proto, number, reader).await;
+            FutureState::OnDisk { proto, number, size, reader } => {
+                return read_result(state, &id, proto, (number, size), reader).await;
             }
             FutureState::Pending(changed) => changed,
         };
@@ -52,6 +52,7 @@ enum FutureState {
     OnDisk {
         proto: bool,
         number: u64,
+        size: usize,
         reader: PayloadReader,
     },
     /// Resolves when the state may have changed.
@@ -76,9 +77,12 @@ fn future_state(
         RequestPhase::Ready { payload: Some(payload), .. } => {
             FutureState::Available(PollResponse::Ready(payload.clone()))
         }
-        RequestPhase::Ready { payload: None, proto, number, .. } => {
-            FutureState::OnDisk { proto: *proto, number: *number, reader: store.reader() }
-        }
+        RequestPhase::Ready { payload: None, proto, number, size, .. } => FutureState::OnDisk {
+            proto: *proto,
+            number: *number,
+            size: *size,
+            reader: store.reader(),
+        },
         RequestPhase::Writing { .. } | RequestPhase::Queued | RequestPhase::Persisting => {
             FutureState::Pending(Arc::clone(&entry.changed).notified_owned())
         }
@@ -96,10 +100,10 @@ async fn read_result(
     state: &ServerState,
     id: &RequestId,
     proto: bool,
-    number: u64,
+    (number, size): (u64, usize),
     reader: PayloadReader,
 ) -> RouteResult {
-    let bytes = match state.executor.run_job(move || reader.payload(number)).await? {
+    let bytes = match state.result_reads.read(&state.executor, number, size, reader).await? {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(no_result(id).into());
@@ -127,11 +131,18 @@ fn queue_status(state: &ServerState, id: &RequestId) -> QueueStatus {
         let reason = format!("the server cannot write results to its disk: {error}");
         return status(QueueState::PausedCapacity, Some(reason));
     }
-    if let Some(request) = request
+    if let Some(request) = &request
         && let SequenceScope::Model(model) = &request.scope
         && let Some(missing) = state.queue.missing(model, request.seq)
     {
         let reason = format!("seq_id {} waits for missing seq_id {missing}", request.seq);
+        return status(QueueState::PausedCapacity, Some(reason));
+    }
+    if let Some(request) = request
+        && let SequenceScope::Model(model) = &request.scope
+        && let Some(fault) = state.queue.fault(model)
+    {
+        let reason = format!("the server retries after a fault: {fault}");
         return status(QueueState::PausedCapacity, Some(reason));
     }
     let (queued, _) = state.queue.size();

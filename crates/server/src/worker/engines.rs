@@ -10,6 +10,7 @@ use tinkex_weights::{Error as FileError, ModelConfig};
 use tokio::time::Instant;
 
 use crate::error::with_causes;
+use crate::fault::is_transient_in_engine;
 use crate::log;
 use crate::models::{BaseModel, warn};
 use crate::options::ServerOptions;
@@ -159,12 +160,14 @@ impl From<LoadError> for Outcome {
             false => FailureCategory::Server,
         };
         let LoadError { name, error } = failed;
+        let transient = is_transient_in_engine(&error);
         // The other errors contain their causes.
         let reason = match &error {
             EngineError::File(_) => with_causes(&error),
             _ => error.to_string(),
         };
         Self::failed(category, format!("cannot load base model {name:?}: {reason}"))
+            .with_transient(transient)
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod autosave_retry;
 mod engines;
+mod fault_retry;
 mod model;
 mod restored;
 mod sample;
@@ -24,6 +25,7 @@ use tokio::time::Instant;
 
 use self::autosave_retry::AutosaveRetries;
 use self::engines::Engines;
+use self::fault_retry::FaultRetries;
 use self::model::LiveModel;
 pub(crate) use self::model::{lora_config, optimizer_kind};
 use self::restored::Suspects;
@@ -50,6 +52,7 @@ pub(crate) struct Worker {
     samples: RunningSamples,
     suspects: Suspects,
     autosave_retries: AutosaveRetries,
+    fault_retries: FaultRetries,
 }
 
 impl Worker {
@@ -67,6 +70,7 @@ impl Worker {
             samples: RunningSamples::default(),
             suspects: Suspects::default(),
             autosave_retries: AutosaveRetries::default(),
+            fault_retries: FaultRetries::default(),
         };
         let broken_state = Arc::clone(state);
         let on_panic = move || {
@@ -191,8 +195,8 @@ impl Worker {
 
     /// Executes a request of a model and records its outcome.
     fn execute(&mut self, request: QueuedRequest) {
-        let QueuedRequest { id, operation, .. } = request;
-        let Operation::Model { model, seq, operation } = operation else { return };
+        let Operation::Model { model, seq, operation } = &request.operation else { return };
+        let (id, model, seq) = (request.id.clone(), model.clone(), *seq);
         let name = operation.name();
         let session = self.state.store().runs.get(&model).map(|run| run.row.session.clone());
         let span = tracing::info_span!(
@@ -218,9 +222,17 @@ impl Worker {
         // A model whose operation took longer than the idle timeout is not idle.
         self.touch(&model);
         let elapsed = start.elapsed();
+        if outcome.transient && self.retry_later(request, &outcome) {
+            return;
+        }
+        let fault = (self.fault_retries.forget(&id) && outcome.transient)
+            .then(|| fault_retry::message(&outcome).to_owned());
         log_outcome(name, seq, elapsed, &outcome);
         let model_changed = outcome.model_changed;
         record_outcome(&self.state, &mut self.state.store(), &id, outcome);
+        if let Some(error) = fault {
+            self.fail_successors(&model, seq, &error);
+        }
         if model_changed {
             self.snapshot_if_due(&model, seq, elapsed);
         }

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::Worker;
 use crate::error::ServerError;
+use crate::fault::is_transient;
 use crate::log;
 use crate::operation::{PassObjective, TrainingPass, step_params};
 use crate::outcome::Outcome;
@@ -124,7 +125,9 @@ impl Worker {
             Outcome::failed(FailureCategory::Server, message)
         };
         for ChangeRecord { kind, body } in changes.into_values() {
-            let body = reader.payload(body).map_err(|error| failed(&error))?;
+            let body = reader
+                .payload(body)
+                .map_err(|error| failed(&error).with_transient(is_transient(&error)))?;
             match kind {
                 RequestKind::ForwardBackward => {
                     let pass = || {

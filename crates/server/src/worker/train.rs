@@ -10,6 +10,7 @@ use tinkex_wire::{
 use super::Worker;
 use super::model::{LiveModel, lora_config, optimizer_kind};
 use crate::clock::Clock;
+use crate::fault::is_transient;
 use crate::log;
 use crate::operation::{CheckpointSave, ModelOperation, TrainingPass, WeightsKey};
 use crate::outcome::Outcome;
@@ -28,7 +29,7 @@ impl Worker {
         id: &RequestId,
         model: &ModelId,
         seq: u64,
-        operation: ModelOperation,
+        operation: &ModelOperation,
     ) -> Outcome {
         let run = self.state.store().runs.get(model).map(|entry| entry.row.clone());
         let Some(run) = run else {
@@ -45,21 +46,21 @@ impl Worker {
         }
         let result = match operation {
             ModelOperation::Create => self.create(&run),
-            ModelOperation::Pass(pass) => self.run_pass(&run, &pass),
+            ModelOperation::Pass(pass) => self.run_pass(&run, pass),
             ModelOperation::OptimStep(params) => self.model(&run).and_then(|model| {
-                let report = model.trainer.optim_step(&params)?;
+                let report = model.trainer.optim_step(params)?;
                 model.gradients_pending = false;
                 let metrics = [("unclipped_grad_l2:mean".to_owned(), report.grad_norm)];
                 let output = OptimStepOutput::new(metrics.into_iter().collect());
                 Ok(Outcome::json(&output).with_model_changed())
             }),
-            ModelOperation::Save(save) => self.save(id, &run, seq, *save),
-            ModelOperation::SaveForSampler(sampler) => self.save_for_sampler(&run, sampler),
+            ModelOperation::Save(save) => self.save(id, &run, seq, CheckpointSave::clone(save)),
+            ModelOperation::SaveForSampler(sampler) => self.save_for_sampler(&run, sampler.clone()),
             ModelOperation::Load { folder, path, optimizer, creates } => {
-                self.load(&run, seq, &folder, &path, optimizer, creates)
+                self.load(&run, seq, folder, path, *optimizer, *creates)
             }
             ModelOperation::Fail(category, message) => {
-                let failed = Outcome::failed(category, message);
+                let failed = Outcome::failed(*category, message);
                 Err(if seq == 0 { close_run(&run, failed) } else { failed })
             }
         };
@@ -324,6 +325,6 @@ pub(super) fn folder_size(folder: &Path) -> Result<u64, Outcome> {
     };
     measure().map_err(|error| {
         let message = format!("cannot read the checkpoint folder: {error}");
-        Outcome::failed(FailureCategory::Server, message)
+        Outcome::failed(FailureCategory::Server, message).with_transient(is_transient(&error))
     })
 }

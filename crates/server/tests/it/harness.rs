@@ -142,6 +142,15 @@ impl Http {
         }
     }
 
+    /// Polls once and returns the body of the response.
+    pub(crate) async fn poll(&self, future: &Value) -> bytes::Bytes {
+        let poll = serde_json::json!({"request_id": future["request_id"]});
+        let url = format!("{}/api/v1/retrieve_future", self.base);
+        let response = self.client.post(url).body(poll.to_string()).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        response.bytes().await.unwrap()
+    }
+
     /// Polls until a sampling request is finished and returns the tokens of its first sample.
     pub(crate) async fn sampled(&self, future: &Value) -> Vec<u32> {
         let body = self.proto_result(future).await;
