@@ -28,17 +28,18 @@ pub(super) struct FaultRetries(HashMap<RequestId, FaultHistory>);
 
 /// Faults that a request has met.
 struct FaultHistory {
-    first: Instant,
+    /// Running time at the first fault: the time for which the process was stopped does not count.
+    first: Duration,
     delay: Duration,
 }
 
 impl FaultRetries {
-    /// Returns the delay before the next attempt of a request that failed at `now`; `None` if its
-    /// faults have lasted for `limit`.
-    fn next_delay(&mut self, id: &RequestId, now: Instant, limit: Duration) -> Option<Duration> {
+    /// Returns the delay before the next attempt of a request that failed at the running time `now`;
+    /// `None` if its faults have lasted for `limit`.
+    fn next_delay(&mut self, id: &RequestId, now: Duration, limit: Duration) -> Option<Duration> {
         let history = self.0.entry(id.clone());
         let history = history.or_insert(FaultHistory { first: now, delay: FIRST_DELAY });
-        let elapsed = now.saturating_duration_since(history.first);
+        let elapsed = now.saturating_sub(history.first);
         let remaining = limit.checked_sub(elapsed).filter(|remaining| !remaining.is_zero())?;
         // The last attempt is at the limit.
         let delay = history.delay.min(remaining);
@@ -57,7 +58,8 @@ impl Worker {
     /// after a delay. Returns false if its faults have lasted for too long.
     pub(super) fn retry_later(&mut self, request: QueuedRequest, outcome: &Outcome) -> bool {
         let limit = self.state.options.timeouts.fault_retry;
-        let Some(delay) = self.fault_retries.next_delay(&request.id, Instant::now(), limit) else {
+        let now = self.state.clock.running();
+        let Some(delay) = self.fault_retries.next_delay(&request.id, now, limit) else {
             return false;
         };
         let error = message(outcome);
@@ -99,20 +101,20 @@ pub(super) fn message(outcome: &Outcome) -> &str {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn delays_grow_until_the_limit() {
+    #[test]
+    fn delays_grow_until_the_limit() {
         let mut retries = FaultRetries::default();
-        let (id, limit, start) = ("r".into(), Duration::from_secs(20), Instant::now());
-        let mut delays = Vec::new();
-        while let Some(delay) = retries.next_delay(&id, Instant::now(), limit) {
+        let (id, limit) = ("r".into(), Duration::from_secs(20));
+        let (mut delays, mut now) = (Vec::new(), Duration::from_secs(100));
+        while let Some(delay) = retries.next_delay(&id, now, limit) {
             delays.push(delay.as_secs_f64());
-            tokio::time::advance(delay).await;
+            now += delay;
         }
         assert_eq!(delays[..4], [0.05, 0.1, 0.2, 0.4]);
         assert!(delays.iter().all(|delay| *delay <= 5.0));
-        assert_eq!(start.elapsed(), limit, "the last attempt is at the limit");
+        assert_eq!(now, Duration::from_secs(120), "the last attempt is at the limit");
         assert!(retries.forget(&id) && !retries.forget(&id));
-        assert_eq!(retries.next_delay(&id, Instant::now(), limit), Some(FIRST_DELAY));
-        assert_eq!(retries.next_delay(&"s".into(), Instant::now(), Duration::ZERO), None);
+        assert_eq!(retries.next_delay(&id, now, limit), Some(FIRST_DELAY));
+        assert_eq!(retries.next_delay(&"s".into(), now, Duration::ZERO), None);
     }
 }
