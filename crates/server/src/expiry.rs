@@ -14,9 +14,7 @@ use crate::clock::micros;
 use crate::disk::WriteCallback;
 use crate::outcome::{Outcome, record_outcome};
 use crate::state::ServerState;
-use crate::store::{
-    FailureCategory, Record, RequestKind, SessionEnd, SessionRecord, Store, UnixMicros,
-};
+use crate::store::{FailureCategory, Record, RequestKind, SessionEnd, SessionRecord, Store};
 
 /// Failure message of the queued requests of an expired session, and detail of its status.
 pub(crate) const EXPIRED: &str = "session expired: no heartbeat or request from its client";

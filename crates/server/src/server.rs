@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::admit;
 use crate::api_key;
-use crate::clock::{self, OperatingSystem};
+use crate::clock::{self, OperatingSystem, SystemClocks};
 use crate::error::{ServerError, with_causes};
 use crate::expiry;
 use crate::file_limit;
@@ -247,7 +247,12 @@ impl Server {
         let connections = options.limits.connections.min(file_limit::max_connections());
         options.limits.connections = connections;
         options.limits.log();
-        let opened = OpenedServer::open(options, Executor::Threads, RandomSource::System)?;
+        let opened = OpenedServer::open(
+            options,
+            Executor::Threads,
+            RandomSource::System,
+            Arc::new(OperatingSystem),
+        )?;
         let listener = TcpListener::bind(address)
             .await
             .map_err(StartError::io(StartAction::Listen, address))?;
@@ -324,6 +329,7 @@ impl OpenedServer {
         mut options: ServerOptions,
         executor: Executor,
         random: RandomSource,
+        clocks: Arc<dyn SystemClocks>,
     ) -> Result<Self, StartError> {
         let data_dir = options.data_dir.clone();
         let weights_dir = data_dir.join(crate::disk::WEIGHTS);
@@ -347,13 +353,8 @@ impl OpenedServer {
             .map_err(StartError::io(StartAction::Create, tokenizer_dir.display()))?;
         let hub_cache = options.hub_cache.as_deref();
         let models = BaseModels::find(&tokenizer_dir, &options.models, hub_cache)?;
-        let store = Store::open(
-            &data_dir,
-            options.limits.result_bytes,
-            &executor,
-            Arc::new(OperatingSystem),
-        )
-        .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
+        let store = Store::open(&data_dir, options.limits.result_bytes, &executor, clocks)
+            .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
         check_needed_models(&options, &store, &models)?;
         for (name, _) in &options.quantize_models {
             models.check_quantized(name)?;

@@ -12,6 +12,7 @@ use tinkex_server::simulation::{RequestHandler, Scheduler, SimulatedServer, Simu
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::clocks::MachineClocks;
 use crate::disk::SimulatedDisk;
 use crate::faults::FaultPlan;
 use crate::oracle::Oracle;
@@ -24,6 +25,7 @@ pub(crate) struct Host(Arc<HostInner>);
 
 struct HostInner {
     options: ServerOptions,
+    clocks: Arc<MachineClocks>,
     plan: FaultPlan,
     pub(crate) disk: SimulatedDisk,
     trace: Trace,
@@ -91,6 +93,7 @@ impl Host {
     ) -> Self {
         Self(Arc::new(HostInner {
             options,
+            clocks: Arc::new(MachineClocks::new()),
             plan: plan.clone(),
             disk,
             trace,
@@ -115,7 +118,8 @@ impl Host {
             });
             let scheduler: Arc<dyn Scheduler> = Arc::clone(&tasks) as _;
             self.0.disk.revive();
-            let starting = SimulatedServer::start(self.0.options.clone(), scheduler, ids);
+            let (options, clocks) = (self.0.options.clone(), Arc::clone(&self.0.clocks));
+            let starting = SimulatedServer::start(options, scheduler, clocks, ids);
             let started = tokio::select! {
                 biased;
                 () = self.0.disk.killed() => None,
@@ -157,6 +161,7 @@ impl Host {
         drop(server);
         if power_loss {
             self.0.disk.lose_power();
+            self.0.clocks.reboot();
         }
     }
 

@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod clocks;
 mod disk;
 mod faults;
 mod host;

@@ -7,13 +7,13 @@ use tinkex_wire::Timestamp;
 use crate::record::UnixMicros;
 
 /// Clocks of the machine. Tests and simulations set them.
-pub(crate) trait SystemClocks: Send + Sync {
-    /// Returns the wall time, which can be set at any time.
-    fn wall(&self) -> UnixMicros;
+pub trait SystemClocks: Send + Sync {
+    /// Returns the wall time in microseconds since the Unix epoch. It can be set at any time.
+    fn wall(&self) -> i64;
 
     /// Returns the microseconds since the machine was booted, including those for which it was
     /// suspended; `None` if they are not known.
-    fn since_boot(&self) -> Option<UnixMicros>;
+    fn since_boot(&self) -> Option<i64>;
 
     /// Returns an id that changes with every boot of the machine; `None` if it is not known.
     fn boot_id(&self) -> Option<String>;

@@ -1,10 +1,10 @@
 //! A server in a simulation: without listener and threads, driven from one thread by a scheduler.
 //!
 //! Not part of the public API: only the crate `tinkex-simulation` uses it, and it can change in any
-//! version. [`SimulatedServer`] runs the code of [`Server`](crate::Server) with three differences:
+//! version. [`SimulatedServer`] runs the code of [`Server`](crate::Server) with four differences:
 //! requests are passed to [`handle`](SimulatedServer::handle) instead of arriving on a connection,
-//! the loops of worker and disk writer run where the [`Scheduler`] puts them, and ids derive from a
-//! seed.
+//! the loops of worker and disk writer run where the [`Scheduler`] puts them, ids derive from a seed,
+//! and the [clocks of the machine](SystemClocks) are simulated.
 
 mod replay;
 mod view;
@@ -19,6 +19,7 @@ use hyper::body::Body;
 pub use self::replay::Replay;
 pub use self::view::{CheckpointView, OutcomeView, RequestView};
 use crate::ServerOptions;
+pub use crate::clock::SystemClocks;
 use crate::random::RandomSource;
 use crate::routes;
 use crate::server::{OpenedServer, ServerHandles, ShutdownSummary, StartError};
@@ -49,7 +50,8 @@ impl std::fmt::Debug for SimulatedServer {
 }
 
 impl SimulatedServer {
-    /// Restores the state of the data folder and starts the tasks. `seed` determines the ids that
+    /// Restores the state of the data folder and starts the tasks. `clocks` are those of the
+    /// machine. `seed` determines the ids that
     /// the server chooses; use another one for each start.
     ///
     /// # Errors
@@ -57,10 +59,11 @@ impl SimulatedServer {
     pub async fn start(
         options: ServerOptions,
         scheduler: Arc<dyn Scheduler>,
+        clocks: Arc<dyn SystemClocks>,
         seed: u64,
     ) -> Result<Self, StartError> {
         let executor = Executor::Simulated(scheduler);
-        let opened = OpenedServer::open(options, executor, RandomSource::seeded(seed))?;
+        let opened = OpenedServer::open(options, executor, RandomSource::seeded(seed), clocks)?;
         Ok(Self { handles: opened.start().await? })
     }
 

@@ -1,0 +1,57 @@
+//! [`MachineClocks`]: the clocks of the simulated machine.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tinkex_server::simulation::SystemClocks;
+use tokio::time::Instant;
+
+/// Wall time at the start of a simulation, in microseconds since the Unix epoch.
+const START: i64 = 1_800_000_000_000_000;
+
+/// Clocks that follow simulated time. The machine boots at the start and after each power loss.
+pub(crate) struct MachineClocks {
+    start: Instant,
+    boot: Mutex<Boot>,
+}
+
+#[derive(Clone, Copy)]
+struct Boot {
+    number: u64,
+    at: Instant,
+}
+
+impl MachineClocks {
+    pub(crate) fn new() -> Self {
+        let start = Instant::now();
+        Self { start, boot: Mutex::new(Boot { number: 1, at: start }) }
+    }
+
+    /// Boots the machine again.
+    pub(crate) fn reboot(&self) {
+        let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
+        *boot = Boot { number: boot.number + 1, at: Instant::now() };
+    }
+
+    fn boot(&self) -> Boot {
+        *self.boot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SystemClocks for MachineClocks {
+    fn wall(&self) -> i64 {
+        START + micros(self.start.elapsed())
+    }
+
+    fn since_boot(&self) -> Option<i64> {
+        Some(micros(self.boot().at.elapsed()))
+    }
+
+    fn boot_id(&self) -> Option<String> {
+        Some(self.boot().number.to_string())
+    }
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
