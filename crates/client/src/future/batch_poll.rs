@@ -3,6 +3,9 @@
 //! The server announces which requests have completed; their results are then retrieved one by one.
 //! With thousands of pending samples, one open poll replaces thousands. A failed poll ends the wait
 //! of those calls whose own retry policy does not allow another one; the poll goes on for the rest.
+//!
+//! An announcement can be missing, for example because the server lost it in a crash. The result of
+//! a call that has waited for [`MAX_SILENCE`] is therefore polled for once, one call at a time.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +26,10 @@ use super::poll_interval::{self, OutageLimit, PollInterval};
 
 /// Delay after a failed poll.
 const FAILURE_DELAY: Duration = Duration::from_secs(1);
+/// Time without an announcement after which the result of a call is polled for once.
+const MAX_SILENCE: Duration = Duration::from_secs(120);
+/// Maximum number of results that are polled for at a time because of missing announcements.
+const MAX_CHECKS: usize = 256;
 /// Number of abandoned requests whose announcements are still recognized.
 const MAX_ABANDONED: usize = 10_000;
 /// Number of early announcements kept per generation. Admission control allows far fewer samples
@@ -54,13 +61,15 @@ struct BatchPollState {
     retrieved: BTreeSet<RequestId>,
     /// Whether polls have failed since the last one that the server processed.
     is_outage: bool,
+    checks: Checks,
     ended: Option<PollingEnd>,
 }
 
 /// Call that waits for an announcement.
 #[derive(Debug)]
 struct PendingCall {
-    announce: oneshot::Sender<Announcement>,
+    announce: oneshot::Sender<Result<Announcement>>,
+    since: Instant,
     /// Limits of the call's retry policy. `None` if it sets none, as by default: ten thousand
     /// pending samples should not store ten thousand copies.
     limits: Option<Box<CallLimits>>,
@@ -138,8 +147,47 @@ enum PollingEnd {
     Failed(Error),
 }
 
-/// Outcome of waiting: the completion, or `None` if the result must be polled for individually.
-type Announcement = Result<Option<CompletedFuture>>;
+/// Outcome of waiting.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Announcement {
+    /// The request has completed.
+    Completed(CompletedFuture),
+    /// Nothing was announced for a while: poll for the result once, then wait again.
+    Silence,
+    /// Results are not announced: poll for the result until it is there.
+    NotOffered,
+}
+
+/// Single polls for results whose announcements may be missing.
+#[derive(Debug, Default)]
+struct Checks {
+    /// Start of the last round of checks.
+    last: Option<Instant>,
+    /// Calls that poll for their results.
+    running: HashSet<RequestId>,
+    /// Number of checks in the next round. One, unless the last check found a result whose
+    /// announcement is missing: then it doubles, because others may be missing too.
+    next: usize,
+}
+
+impl Checks {
+    /// Returns how many checks may start now.
+    fn due(&self, now: Instant) -> usize {
+        let waited = self.last.is_none_or(|last| now.duration_since(last) >= MAX_SILENCE);
+        if waited || self.next > 1 { self.next.max(1) } else { 0 }
+    }
+
+    fn start(&mut self, now: Instant, ids: Vec<RequestId>) {
+        *self = Self { last: Some(now), running: ids.into_iter().collect(), next: 1 };
+    }
+
+    /// Records that a call has retrieved its result.
+    fn found(&mut self, id: &RequestId) {
+        if self.running.remove(id) {
+            self.next = (self.next.max(1) * 2).min(MAX_CHECKS);
+        }
+    }
+}
 
 impl BatchPoll {
     /// Starts the polling task. It sends nothing until there is a waiter.
@@ -174,30 +222,33 @@ impl BatchPoll {
         &self,
         request_id: &RequestId,
         policy: &RetryPolicy,
-    ) -> Announcement {
+    ) -> Result<Announcement> {
         let announcement = {
             let mut state = self.shared.lock();
             // Earlier announcements stay valid after polling has ended.
             if let Some(completion) = state.unclaimed.remove(request_id) {
-                return Ok(Some(completion));
+                return Ok(Announcement::Completed(completion));
             }
             if let Some(end) = &state.ended {
                 return end.announcement();
             }
             let (announce, announcement) = oneshot::channel();
-            let call = PendingCall { announce, limits: CallLimits::new(policy) };
+            let (since, limits) = (Instant::now(), CallLimits::new(policy));
+            let call = PendingCall { announce, since, limits };
+            state.checks.running.remove(request_id);
             state.waiters.insert(request_id.clone(), call);
             announcement
         };
         let _waiter = Waiter { shared: &self.shared, request_id };
         self.shared.changed.notify_one();
-        announcement.await.unwrap_or(Ok(None))
+        announcement.await.unwrap_or(Ok(Announcement::NotOffered))
     }
 
     /// Reports to the server, with the next poll, that a result was retrieved and may be dropped.
     pub(crate) fn mark_retrieved(&self, request_id: RequestId) {
         let mut state = self.shared.lock();
         if state.ended.is_none() {
+            state.checks.found(&request_id);
             state.retrieved.insert(request_id);
             drop(state);
             self.shared.changed.notify_one();
@@ -283,6 +334,7 @@ impl PollingTask {
         (self.cursor, self.bad_requests) = (response.cursor, 0);
         let is_empty = response.completions.is_empty();
         self.shared().announce(response, retrieved);
+        self.shared().check_silent(Instant::now());
         self.shared().end_outage();
         self.transport.retry_log().poll_succeeded();
         if is_empty { self.interval.next_delay(self.sent_at) } else { Duration::ZERO }
@@ -343,11 +395,37 @@ impl BatchPollShared {
         for completion in response.completions {
             let request_id = completion.request_id();
             if let Some(waiter) = state.waiters.remove(request_id) {
-                let _ = waiter.announce.send(Ok(Some(completion)));
+                let _ = waiter.announce.send(Ok(Announcement::Completed(completion)));
             } else if !state.abandoned.remove(request_id) {
                 state.unclaimed.insert(completion);
             }
         }
+    }
+
+    /// Lets the calls that have waited for too long poll for their results, the oldest first.
+    fn check_silent(&self, now: Instant) {
+        let mut state = self.lock();
+        let due = state.checks.due(now);
+        if due == 0 {
+            return;
+        }
+        let waiting = state.waiters.iter();
+        let mut silent: Vec<(Instant, RequestId)> = waiting
+            .filter(|(_, call)| now.duration_since(call.since) >= MAX_SILENCE)
+            .map(|(id, call)| (call.since, id.clone()))
+            .collect();
+        if silent.is_empty() {
+            return;
+        }
+        silent.sort_unstable();
+        silent.truncate(due);
+        let ids: Vec<RequestId> = silent.into_iter().map(|(_, id)| id).collect();
+        for id in &ids {
+            if let Some(waiter) = state.waiters.remove(id) {
+                let _ = waiter.announce.send(Ok(Announcement::Silence));
+            }
+        }
+        state.checks.start(now, ids);
     }
 
     /// Fails the waiters whose retry policy allows no poll `delay` after this failed one, which was
@@ -393,9 +471,9 @@ impl BatchPollShared {
 }
 
 impl PollingEnd {
-    fn announcement(&self) -> Announcement {
+    fn announcement(&self) -> Result<Announcement> {
         match self {
-            Self::NotOffered => Ok(None),
+            Self::NotOffered => Ok(Announcement::NotOffered),
             Self::Failed(error) => Err(error.clone()),
         }
     }

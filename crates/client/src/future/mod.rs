@@ -24,7 +24,7 @@ use tracing::Instrument as _;
 use crate::error::{Error, Result};
 use crate::task::{self, Task};
 
-pub(crate) use batch_poll::BatchPoll;
+pub(crate) use batch_poll::{Announcement, BatchPoll};
 pub(crate) use poll::Poller;
 pub(crate) use poll_failures::MAX_SERVER_FAILURES;
 pub(crate) use submitted::Submitted;

@@ -28,7 +28,7 @@ use crate::transport::{BILLING_DELAY, RequestOptions, header};
 use super::poll_failures::{NextPoll, PollFailures};
 use super::poll_interval::{self, OutageLimit, PollInterval};
 use super::queue_log::QueueLog;
-use super::{BatchPoll, Submitted, report};
+use super::{Announcement, BatchPoll, Submitted, report};
 
 /// Polls for the results of a session's requests.
 pub(crate) struct Poller<'a> {
@@ -188,10 +188,11 @@ impl<'a> Poller<'a> {
     ) -> Result<ResultPayload> {
         let transport = self.session.transport();
         let mut request = PollRequest::new(submitted);
-        if let Some(bytes) = self.wait_for_announcement(submitted).await? {
-            request.accept_payload(self.session.download_budget(), bytes).await;
-        }
+        let mut waits = self.batch_poll.is_some();
         loop {
+            if waits {
+                waits = self.wait_for_announcement(submitted, &mut request).await?;
+            }
             state.sent_at = Instant::now();
             let options = RequestOptions {
                 headers: headers(submitted, state.polls, accept_proto),
@@ -314,16 +315,26 @@ impl<'a> Poller<'a> {
         }
     }
 
-    /// Waits for the announcement of the result, if results are announced, and returns its size in
-    /// bytes if known.
-    async fn wait_for_announcement(&self, submitted: &Submitted) -> Result<Option<u64>> {
-        let Some(batch_poll) = self.batch_poll else { return Ok(None) };
-        Ok(match batch_poll.wait_for(&submitted.response.request_id, self.retry).await? {
-            Some(CompletedFuture::Finished {
-                response_payload_uncompressed_size: size, ..
-            }) => size.filter(|bytes| *bytes > 0),
-            Some(CompletedFuture::Failed { .. }) | None => None,
-        })
+    /// Waits for the announcement of the result, if results are announced, and for the budget of
+    /// its size if known. Returns whether to wait again if the result is not there.
+    async fn wait_for_announcement(
+        &self,
+        submitted: &Submitted,
+        request: &mut PollRequest,
+    ) -> Result<bool> {
+        let Some(batch_poll) = self.batch_poll else { return Ok(false) };
+        let completed =
+            match batch_poll.wait_for(&submitted.response.request_id, self.retry).await? {
+                Announcement::Completed(completed) => completed,
+                Announcement::Silence => return Ok(true),
+                Announcement::NotOffered => return Ok(false),
+            };
+        if let CompletedFuture::Finished { response_payload_uncompressed_size: size, .. } = completed
+            && let Some(bytes) = size.filter(|bytes| *bytes > 0)
+        {
+            request.accept_payload(self.session.download_budget(), bytes).await;
+        }
+        Ok(false)
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tinkex_wire::{FuturesTarget, RequestId, SamplerId};
 use tokio::time::{Instant, sleep};
 
-use super::BatchPoll;
+use super::{Announcement, BatchPoll};
 use crate::config::{ApiKey, Credential};
 use crate::fixture;
 use crate::task::Task;
@@ -28,6 +28,9 @@ struct PollScript(Arc<Mutex<PollScriptState>>);
 struct PollScriptState {
     /// Responses to the next polls: a status, a string for a lost connection, or a body.
     responses: VecDeque<Value>,
+    /// Time after which a poll without a scripted response announces nothing; it never responds if
+    /// `None`.
+    hold: Option<Duration>,
     /// Time and body of each poll.
     received: Vec<(Instant, Value)>,
 }
@@ -60,7 +63,12 @@ impl HttpService for PollScript {
         let mut state = self.0.lock().unwrap();
         state.received.push((Instant::now(), body));
         let Some(step) = state.responses.pop_front() else {
-            return futures_util::future::pending().boxed();
+            let Some(hold) = state.hold else { return futures_util::future::pending().boxed() };
+            return async move {
+                sleep(hold).await;
+                Ok(Response::new(Bytes::from_static(br#"{"completions": [], "cursor": 0}"#)))
+            }
+            .boxed();
         };
         let response = |status: u16, body: String| {
             Response::builder().status(status).body(Bytes::from(body)).unwrap()
@@ -108,8 +116,10 @@ async fn batch_polls_match_the_python_sdk() {
                             .wait_for(&RequestId::from(id.as_str()), &RetryPolicy::default())
                             .await;
                         let outcome = match outcome {
-                            Ok(Some(completion)) => serde_json::to_value(completion).unwrap(),
-                            Ok(None) => json!("poll individually"),
+                            Ok(Announcement::Completed(completion)) => {
+                                serde_json::to_value(completion).unwrap()
+                            }
+                            Ok(_) => json!("poll individually"),
                             Err(_) => json!("error:TinkerError"),
                         };
                         outcomes.lock().unwrap().insert(id, outcome);
@@ -152,8 +162,10 @@ async fn results_are_polled_individually_if_the_server_lacks_the_endpoint() {
     let script = PollScript::new([json!(404)]);
     let batch_poll = start_batch_poll(&script);
     let id = RequestId::from("a");
-    assert_eq!(batch_poll.wait_for(&id, &RetryPolicy::default()).await.unwrap(), None);
-    assert_eq!(batch_poll.wait_for(&id, &RetryPolicy::default()).await.unwrap(), None);
+    for _ in 0..2 {
+        let announcement = batch_poll.wait_for(&id, &RetryPolicy::default()).await.unwrap();
+        assert_eq!(announcement, Announcement::NotOffered);
+    }
     assert_eq!(script.received().len(), 1, "the endpoint is not tried again");
 }
 
@@ -220,4 +232,41 @@ async fn bug_a_failed_batch_poll_ended_calls_by_the_policy_of_the_service() {
         let outcome = limited.now_or_never();
         assert_eq!(outcome.is_some_and(|outcome| outcome.is_err()), fails, "{failures:?}");
     }
+}
+
+/// The server may have lost the announcement in a crash, or never made it.
+#[tokio::test(start_paused = true)]
+async fn bug_a_call_whose_announcement_is_missing_waited_forever() {
+    let script = PollScript::default();
+    script.0.lock().unwrap().hold = Some(Duration::from_secs(30));
+    let batch_poll = Arc::new(start_batch_poll(&script));
+    let released: Arc<Mutex<Vec<RequestId>>> = Arc::default();
+    let wait = |id: RequestId| {
+        let (batch_poll, released) = (Arc::clone(&batch_poll), Arc::clone(&released));
+        Task::spawn(async move {
+            let announcement = batch_poll.wait_for(&id, &RetryPolicy::default()).await;
+            assert_eq!(announcement.unwrap(), Announcement::Silence);
+            released.lock().unwrap().push(id);
+        })
+    };
+    let mut calls: Vec<_> = (0..20).map(|n| wait(RequestId::from(format!("{n:02}")))).collect();
+    let count = || released.lock().unwrap().len();
+    sleep(Duration::from_secs(110)).await;
+    assert_eq!(count(), 0);
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(count(), 1, "one call polls for its result");
+    sleep(Duration::from_secs(90)).await;
+    assert_eq!(count(), 1, "the next one follows later");
+    // The result was there: the announcements of others may be missing, too.
+    let found = released.lock().unwrap()[0].clone();
+    batch_poll.mark_retrieved(found);
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(count(), 3);
+    // Their results are not ready, so they wait again, and the next check is a single one.
+    let pending = released.lock().unwrap()[1..].to_vec();
+    calls.extend(pending.into_iter().map(wait));
+    sleep(Duration::from_secs(90)).await;
+    assert_eq!(count(), 3);
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(count(), 4);
 }
