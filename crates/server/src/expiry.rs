@@ -14,7 +14,9 @@ use crate::clock::micros;
 use crate::disk::WriteCallback;
 use crate::outcome::{Outcome, record_outcome};
 use crate::state::ServerState;
-use crate::store::{FailureCategory, Record, RequestKind, SessionEnd, SessionRecord, Store};
+use crate::store::{
+    FailureCategory, Record, RequestKind, SessionEnd, SessionRecord, Store, UnixMicros,
+};
 
 /// Failure message of the queued requests of an expired session, and detail of its status.
 pub(crate) const EXPIRED: &str = "session expired: no heartbeat or request from its client";
@@ -74,13 +76,13 @@ fn remove_records(state: &Arc<ServerState>) {
         .map(|entry| entry.row.path.clone())
         .collect();
     for path in expired {
-        store.put_unconfirmed(Record::CheckpointDeleted { path, at: now });
+        store.put_required(Record::CheckpointDeleted { path, at: now });
     }
     let retention = state.options.timeouts.ended_session_retention;
     if !retention.is_zero() {
         let ids = store.removable_sessions(now.saturating_sub(micros(retention)));
         if !ids.is_empty() {
-            store.put_unconfirmed(Record::SessionsRemoved { ids });
+            store.put_required(Record::SessionsRemoved { ids });
         }
     }
     store.compact_payloads(state.options.limits.payload_bytes);

@@ -131,4 +131,26 @@ mod tests {
         }
         assert!(checked > 20, "only {checked} files were checked");
     }
+
+    /// Simulated time and a wall clock that is set have no effect on other clocks.
+    #[test]
+    fn only_the_clock_module_reads_the_clocks_of_the_system() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut files = Vec::new();
+        rust_files(&source, &mut files);
+        for file in files {
+            let relative = file.strip_prefix(&source).unwrap();
+            if relative == "lib.rs" || relative.starts_with("clock") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&file).unwrap();
+            let reads = |line: &str| {
+                line.contains("SystemTime::now")
+                    || line.contains("Timestamp::now")
+                    || (line.contains("std::time::") && line.contains("Instant"))
+            };
+            let found = text.lines().find(|line| reads(line));
+            assert_eq!(found, None, "{}", relative.display());
+        }
+    }
 }

@@ -329,7 +329,8 @@ impl<'a> Poller<'a> {
                 Announcement::Silence => return Ok(true),
                 Announcement::NotOffered => return Ok(false),
             };
-        if let CompletedFuture::Finished { response_payload_uncompressed_size: size, .. } = completed
+        if let CompletedFuture::Finished { response_payload_uncompressed_size: size, .. } =
+            completed
             && let Some(bytes) = size.filter(|bytes| *bytes > 0)
         {
             request.accept_payload(self.session.download_budget(), bytes).await;

@@ -223,3 +223,23 @@ async fn bug_a_body_that_cannot_be_decoded_was_answered_with_404() {
         assert_eq!(response.status(), 422, "{path}");
     }
 }
+
+/// The server never announces the results: the first poll for a single result comes after two
+/// minutes, and finds it.
+#[tokio::test(start_paused = true)]
+async fn bug_a_sample_whose_result_is_never_announced_waited_forever() {
+    let silence = Reply::json(json!({"completions": [], "cursor": 0}));
+    let config = Reply::json(json!({"sample_use_retrieve_futures": true}));
+    let server = FakeServer::new()
+        .on(Route::ClientConfig, config.always())
+        .on(Route::RetrieveFutures, silence.delay(Duration::from_secs(30)).always());
+    let service = server.builder().build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    let start = tokio::time::Instant::now();
+    let (first, second) =
+        tokio::join!(sampler.sample([1], params()), sampler.sample([2], params()));
+    assert_eq!(first.unwrap().sequences.len() + second.unwrap().sequences.len(), 2);
+    assert!((120..240).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
+    assert!(server.calls_to(Route::RetrieveFutures).len() >= 4);
+    assert_eq!(server.calls_to(Route::RetrieveFuture).len(), 2, "one poll for each result");
+}

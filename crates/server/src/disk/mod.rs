@@ -257,4 +257,4 @@ fn lock(health: &Mutex<WriterHealth>) -> std::sync::MutexGuard<'_, WriterHealth>
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,12 +9,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use tinkex_files::{AtomicWrite, FileOperation, announce};
+use tinkex_files::{AtomicWrite, FileOperation, StagedFile, announce};
 
 use super::frame::{FrameHeader, HEADER_LEN, MAGIC};
 
 /// Size of the buffer that groups small payloads into one write, in bytes.
 pub(super) const BUFFER: usize = 1 << 20;
+
+/// Number of bytes that a compaction copies between two groups of writes: 8 MiB.
+const PART: u64 = 8 << 20;
 
 /// File that payloads are appended to. Tests implement it with a file whose operations fail.
 pub(super) trait AppendFile: Send {
@@ -202,41 +205,86 @@ impl Payloads {
         extents.map(|extent| extent.length).sum()
     }
 
-    /// Copies the payloads of `needed` into a new file that replaces the old one.
-    pub(super) fn retain(&mut self, needed: &HashSet<u64>) -> io::Result<()> {
-        let path = lock(&self.index).path.clone();
-        // Only this thread changes the index, so the copy can run without the lock.
-        let old = lock(&self.index).extents.clone();
+    /// Starts to copy the payloads of `needed` into a new file.
+    pub(super) fn start_compaction(&mut self, needed: HashSet<u64>) -> io::Result<Compaction> {
+        let (path, next) = {
+            let index = lock(&self.index);
+            let next = index.extents.last_key_value().map_or(0, |(number, _)| number + 1);
+            (index.path.clone(), next)
+        };
         let mut staged = replacement(&path).stage()?;
-        let mut out = io::BufWriter::with_capacity(BUFFER, &mut staged);
-        out.write_all(MAGIC)?;
-        let mut length = MAGIC.len() as u64;
-        let mut extents = BTreeMap::new();
-        let mut from = File::open(&path)?;
-        for (number, extent) in old.into_iter().filter(|(number, _)| needed.contains(number)) {
+        staged.write_all(MAGIC)?;
+        let (from, length) = (File::open(&path)?, MAGIC.len() as u64);
+        let (extents, copied) = (BTreeMap::new(), None);
+        Ok(Compaction { staged, from, needed, next, extents, length, copied })
+    }
+
+    /// Copies up to [`PART`] bytes and flushes them. Returns whether nothing is left to copy.
+    pub(super) fn copy_part(&mut self, compaction: &mut Compaction) -> io::Result<bool> {
+        let Compaction { staged, from, needed, next, extents, length, copied } = compaction;
+        let first = copied.map_or(0, |number| number + 1);
+        // Only this thread changes the index, so the copy can run without the lock.
+        let mut part: Vec<(u64, PayloadExtent)> = Vec::new();
+        let (mut bytes, mut complete) = (0, true);
+        for (number, extent) in lock(&self.index).extents.range(first..) {
+            if bytes >= PART {
+                complete = false;
+                break;
+            }
+            *copied = Some(*number);
+            // Payloads that were written after the start may be needed.
+            if *number >= *next || needed.contains(number) {
+                part.push((*number, *extent));
+                bytes += extent.length;
+            }
+        }
+        let mut out = io::BufWriter::with_capacity(BUFFER, staged);
+        for (number, extent) in part {
             from.seek(SeekFrom::Start(extent.start))?;
-            if io::copy(&mut (&from).take(extent.length), &mut out)? < extent.length {
+            if io::copy(&mut from.by_ref().take(extent.length), &mut out)? < extent.length {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            extents.insert(number, PayloadExtent { start: length, ..extent });
-            length += extent.length;
+            extents.insert(number, PayloadExtent { start: *length, ..extent });
+            *length += extent.length;
         }
-        out.flush()?;
-        drop(out);
-        staged.sync()?;
-        let file = {
+        // Flush each part: flushing the whole file at the end would stop the writes for long.
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync()?;
+        Ok(complete)
+    }
+
+    /// Replaces the file by the copy. Nothing may have been written since the last
+    /// [`copy_part`](Self::copy_part).
+    pub(super) fn switch_to(&mut self, compaction: Compaction) -> io::Result<()> {
+        let Compaction { staged, extents, length, .. } = compaction;
+        let (file, path) = {
             // Rename under the lock: a reader must not combine the old index with the new file.
             let mut index = lock(&self.index);
             let file = staged.publish()?;
             index.extents = extents;
             index.length = length;
-            file
+            (file, index.path.clone())
         };
         // Switch even if flushing the folder fails: readers already use the new file.
         self.file = Box::new(file);
         self.torn = false;
         sync_folder_of(&path)
     }
+}
+
+/// Copy of the needed payloads that is being made. Dropping it removes the copy.
+pub(super) struct Compaction {
+    staged: StagedFile,
+    from: File,
+    /// Payloads that were needed at the start.
+    needed: HashSet<u64>,
+    /// First number that was not assigned at the start.
+    next: u64,
+    /// Positions in the copy.
+    extents: BTreeMap<u64, PayloadExtent>,
+    /// Length of the copy in bytes.
+    length: u64,
+    /// Last number that was copied or left out.
+    copied: Option<u64>,
 }
 
 impl PayloadReader {

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{Seek as _, SeekFrom};
 use std::path::PathBuf;
@@ -547,4 +547,103 @@ fn bug_a_panic_of_the_writer_thread_went_unnoticed() {
     disk.close().unwrap().block();
     assert!(*broken.borrow());
     assert!(append(&mut disk, "a", b"").is_err());
+}
+
+/// Opens a disk whose commits fail while the returned flag is true.
+pub(crate) fn open_with_failing_commits(folder: &Path) -> (Disk, Arc<AtomicBool>) {
+    let mut database = Database::open(&folder.join(DATABASE)).unwrap();
+    if database.is_new() {
+        database.create_tables().unwrap();
+    }
+    let (next, needed) =
+        (database.next_payload_number().unwrap(), database.needed_payloads().unwrap());
+    let payloads = Payloads::open(&folder.join(PAYLOADS), next, &needed).unwrap();
+    let failing = Arc::clone(&database.failing_commits);
+    (Disk::start(database, payloads, next, &Executor::Threads).unwrap(), failing)
+}
+
+/// Waits until the writer has attempted everything that was queued before. Returns whether all of
+/// it is durable or rejected.
+pub(crate) fn wait_for_writer(disk: &mut Disk) -> bool {
+    let (sender, receiver) = mpsc::channel();
+    disk.barrier(Box::new(move |result| drop(sender.send(result))));
+    receiver.recv().unwrap().is_ok()
+}
+
+/// The rows of a commit whose flush failed twice may be on disk or not. A client that was told of
+/// the failure could find them after a power loss.
+#[test]
+fn bug_a_write_was_rejected_although_a_power_loss_could_restore_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut disk, failing) = open_with_failing_commits(folder.path());
+    failing.store(true, Ordering::Relaxed);
+    let (sender, receiver) = mpsc::channel();
+    let number = disk.next_payload_number();
+    let payload = Some((number, Bytes::from_static(b"body")));
+    let on_written = Box::new(move |result| drop(sender.send(result)));
+    disk.append(vec![Record::Request(request("a", number))], payload, on_written);
+    assert!(!wait_for_writer(&mut disk), "the outcome is not known yet");
+    assert!(receiver.try_recv().is_err());
+    assert!(append(&mut disk, "b", b"").is_err(), "nothing is written before the repair");
+    assert!(receiver.try_recv().is_err());
+    failing.store(false, Ordering::Relaxed);
+    assert!(receiver.recv().unwrap().is_err());
+    append(&mut disk, "c", b"").unwrap();
+    drop(disk);
+    assert_eq!(stored_ids(folder.path()), ["c"]);
+}
+
+/// Results that are shown after a start must survive a power loss.
+#[test]
+fn bug_commits_that_were_only_in_the_wal_were_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(DATABASE);
+    let mut writer = Database::open(&path).unwrap();
+    writer.create_tables().unwrap();
+    let record = Record::Request(request("a", 1));
+    writer.write([&record].into_iter(), Some(2)).unwrap();
+    let (_own, copy) = crashed(&path);
+    let opened = Database::open(&copy).unwrap();
+    assert_eq!(ids(&opened.read().unwrap()), ["a"]);
+    // The database file is complete without the WAL, and it was flushed.
+    let other = tempfile::tempdir().unwrap();
+    let alone = other.path().join(DATABASE);
+    std::fs::copy(&copy, &alone).unwrap();
+    assert_eq!(ids(&Database::open(&alone).unwrap().read().unwrap()), ["a"]);
+}
+
+#[test]
+fn payloads_are_written_and_read_while_the_file_is_compacted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(PAYLOADS);
+    let mut payloads = Payloads::open(&path, 1, &HashSet::new()).unwrap();
+    let write = |payloads: &mut Payloads, number: u64, length: usize| {
+        let payload = (number, Bytes::from(vec![u8::try_from(number).unwrap(); length]));
+        let appended = payloads.append([&payload].into_iter()).unwrap();
+        payloads.commit(appended);
+    };
+    let big = 9 << 20;
+    for number in 1..=4 {
+        write(&mut payloads, number, big);
+    }
+    let reader = payloads.reader();
+    let mut compaction = payloads.start_compaction([1, 3, 4].into()).unwrap();
+    let mut number = 5;
+    while !payloads.copy_part(&mut compaction).unwrap() {
+        write(&mut payloads, number, 10);
+        assert_eq!(reader.payload(number).unwrap().len(), 10);
+        number += 1;
+    }
+    assert!(number > 6, "one part per large payload");
+    payloads.switch_to(compaction).unwrap();
+    write(&mut payloads, number, 10);
+    assert_eq!(reader.payload(2).unwrap_err().kind(), io::ErrorKind::NotFound);
+    let needed: HashSet<u64> = (1..=number).filter(|number| *number != 2).collect();
+    for payloads in [payloads, Payloads::open(&path, number + 1, &needed).unwrap()] {
+        for number in &needed {
+            let expected = vec![u8::try_from(*number).unwrap(); if *number < 5 { big } else { 10 }];
+            assert_eq!(payloads.reader().payload(*number).unwrap(), expected);
+        }
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), payloads.len());
+    }
 }

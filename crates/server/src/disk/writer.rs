@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::error::TryRecvError;
 use tokio::time::timeout;
 
 use super::database::Database;
 use super::frame::MAX_PAYLOAD;
-use super::payloads::Payloads;
+use super::payloads::{Compaction, Payloads};
 use super::{WriteCallback, WriterHealth, lock};
 use crate::log;
 use crate::record::Record;
@@ -48,6 +49,23 @@ pub(super) struct DiskWriter {
     health: Arc<Mutex<WriterHealth>>,
     /// Required writes that have failed so far, in order.
     outstanding: Vec<PendingWrite>,
+    /// Other writes whose commit failed and may be complete in the WAL. They are rejected once it is
+    /// overwritten: until then a crash could restore them.
+    in_doubt: Vec<PendingWrite>,
+    compaction: Option<(Compaction, WriteCallback)>,
+}
+
+/// Failed attempt to write a group.
+struct WriteFailure {
+    error: io::Error,
+    /// Whether a crash could still apply the group.
+    in_doubt: bool,
+}
+
+impl From<io::Error> for WriteFailure {
+    fn from(error: io::Error) -> Self {
+        Self { error, in_doubt: false }
+    }
 }
 
 /// Maximum number of writes in one transaction.
@@ -61,13 +79,26 @@ impl DiskWriter {
         payloads: Payloads,
         health: Arc<Mutex<WriterHealth>>,
     ) -> Self {
-        Self { database, payloads, health, outstanding: Vec::new() }
+        Self {
+            database,
+            payloads,
+            health,
+            outstanding: Vec::new(),
+            in_doubt: Vec::new(),
+            compaction: None,
+        }
     }
 
     /// Executes commands until the sender is dropped.
     pub(super) async fn run(mut self, mut receiver: UnboundedReceiver<WriterCommand>) {
         loop {
-            let first = if self.outstanding.is_empty() && !self.needs_repair() {
+            let first = if self.compaction.is_some() {
+                match receiver.try_recv() {
+                    Ok(first) => Some(Some(first)),
+                    Err(TryRecvError::Empty) => Some(None),
+                    Err(TryRecvError::Disconnected) => None,
+                }
+            } else if self.outstanding.is_empty() && !self.needs_repair() {
                 receiver.recv().await.map(Some)
             } else {
                 timeout(RETRY_DELAY, receiver.recv()).await.map_or(Some(None), |c| c.map(Some))
@@ -93,25 +124,34 @@ impl DiskWriter {
                     on_written(self.check_nothing_outstanding());
                 }
                 Some(WriterCommand::Compact { min_bytes, on_written }) => {
-                    on_written(
-                        self.check_nothing_outstanding().and_then(|()| self.compact(min_bytes)),
-                    );
+                    self.start_compaction(min_bytes, on_written);
                 }
                 Some(WriterCommand::Write(_)) | None => {}
             }
+            self.continue_compaction();
+            if self.compaction.is_some() {
+                // A simulation runs other tasks between two steps.
+                tokio::task::yield_now().await;
+            }
+        }
+        if let Some((_, on_written)) = self.compaction.take() {
+            on_written(Err(io::Error::other("the server shut down")));
         }
         self.write(Vec::new());
-        for PendingWrite { on_written, .. } in self.outstanding.drain(..) {
+        for PendingWrite { on_written, .. } in
+            self.outstanding.drain(..).chain(self.in_doubt.drain(..))
+        {
             on_written(Err(io::Error::other("the server shut down before the write succeeded")));
         }
     }
 
-    /// Returns an error if a required write is outstanding.
+    /// Returns an error if a required write is outstanding or another one is in doubt.
     fn check_nothing_outstanding(&self) -> io::Result<()> {
-        if self.outstanding.is_empty() {
+        if self.outstanding.is_empty() && self.in_doubt.is_empty() {
             return Ok(());
         }
-        let error = lock(&self.health).error.clone().unwrap_or_default();
+        let error = lock(&self.health).error.clone();
+        let error = error.unwrap_or_else(|| "a commit failed".to_owned());
         Err(io::Error::other(format!("earlier writes are still failing: {error}")))
     }
 
@@ -139,7 +179,7 @@ impl DiskWriter {
             }
         } else {
             let error = lock(&self.health).error.clone().unwrap_or_default();
-            self.fail(group, &io::Error::other(error));
+            self.fail(group, &io::Error::other(error).into());
         }
     }
 
@@ -157,12 +197,14 @@ impl DiskWriter {
                     (write.on_written)(Ok(()));
                 }
             }
-            Err(error) => self.fail(group, &error),
+            Err(failure) => self.fail(group, &failure),
         }
     }
 
-    /// Keeps the required writes of a failed group for a retry and rejects the others.
-    fn fail(&mut self, group: Vec<PendingWrite>, error: &io::Error) {
+    /// Keeps the required writes of a failed group for a retry and rejects the others, at once or
+    /// when it is certain that they are not applied.
+    fn fail(&mut self, group: Vec<PendingWrite>, failure: &WriteFailure) {
+        let error = &failure.error;
         let (required, rejected): (Vec<PendingWrite>, Vec<PendingWrite>) =
             group.into_iter().partition(|write| write.required);
         self.outstanding.extend(required);
@@ -178,6 +220,10 @@ impl DiskWriter {
             }
             health.error = outstanding_error;
         }
+        if failure.in_doubt {
+            self.in_doubt.extend(rejected);
+            return;
+        }
         for write in rejected {
             (write.on_written)(Err(io::Error::new(error.kind(), error.to_string())));
         }
@@ -191,12 +237,15 @@ impl DiskWriter {
     /// can refer to them any more.
     fn repair(&mut self) -> io::Result<()> {
         self.database.repair()?;
+        for write in self.in_doubt.drain(..) {
+            (write.on_written)(Err(io::Error::other("the commit failed; the log has the cause")));
+        }
         self.payloads.repair()
     }
 
     /// Writes a group. The payloads are written first, so that no row refers to a payload that is
     /// not durable.
-    fn try_write(&mut self, group: &[PendingWrite]) -> io::Result<()> {
+    fn try_write(&mut self, group: &[PendingWrite]) -> Result<(), WriteFailure> {
         self.repair()?;
         let payloads = || group.iter().filter_map(|write| write.payload.as_ref());
         let appended = self.payloads.append(payloads())?;
@@ -210,26 +259,53 @@ impl DiskWriter {
                 self.payloads.abandon();
                 // A failed repair is repeated before the next write.
                 let _ = self.repair();
-                Err(error)
+                Err(WriteFailure { error, in_doubt: self.database.is_in_doubt() })
             }
         }
     }
 
-    /// Compacts the payload file, if it has at least `min_bytes` bytes and at least half of them
-    /// are not needed.
-    fn compact(&mut self, min_bytes: u64) -> io::Result<()> {
+    /// Starts a compaction of the payload file, if it has at least `min_bytes` bytes, at least half
+    /// of them are not needed, and no other one is running.
+    fn start_compaction(&mut self, min_bytes: u64, on_written: WriteCallback) {
+        if self.compaction.is_some() {
+            return on_written(Ok(()));
+        }
+        match self.prepare_compaction(min_bytes) {
+            Ok(Some(compaction)) => self.compaction = Some((compaction, on_written)),
+            Ok(None) => on_written(Ok(())),
+            Err(error) => on_written(Err(error)),
+        }
+    }
+
+    fn prepare_compaction(&mut self, min_bytes: u64) -> io::Result<Option<Compaction>> {
+        self.check_nothing_outstanding()?;
         // Repair first: a crash could restore the rows of a failed commit, and they would need
         // payloads that the compaction removes.
         self.repair()?;
         let length = self.payloads.len();
         if length < min_bytes {
-            return Ok(());
+            return Ok(None);
         }
         let needed = self.database.needed_payloads()?;
         if self.payloads.len_of(&needed) > length / 2 {
-            return Ok(());
+            return Ok(None);
         }
-        self.payloads.retain(&needed)
+        self.payloads.start_compaction(needed).map(Some)
+    }
+
+    /// Copies the next part of a running compaction, and finishes it after the last one. Writes
+    /// are executed between the parts, so that they do not wait for the whole copy.
+    fn continue_compaction(&mut self) {
+        let Some((mut compaction, on_written)) = self.compaction.take() else { return };
+        match self.payloads.copy_part(&mut compaction) {
+            Ok(false) => self.compaction = Some((compaction, on_written)),
+            // As before the start: a failed commit may be in the WAL.
+            Ok(true) => {
+                let finished = self.repair().and_then(|()| self.payloads.switch_to(compaction));
+                on_written(finished);
+            }
+            Err(error) => on_written(Err(error)),
+        }
     }
 }
 

@@ -92,8 +92,8 @@ impl Store {
         self.put(vec![record], ignore_result());
     }
 
-    /// Applies a record of a completed operation, such as a saved snapshot. The write is retried
-    /// until it succeeds.
+    /// Applies a record of a completed operation, such as a saved snapshot or a removal. The write is
+    /// retried until it succeeds.
     pub(crate) fn put_required(&mut self, record: Record) {
         self.disk.append_required(vec![record.clone()], None, ignore_result());
         self.apply(record);

@@ -217,8 +217,9 @@ impl Store {
         if finished.is_empty() {
             return;
         }
-        // If the write fails, the requests are restored by the next start and expire again.
-        self.put_unconfirmed(Record::RequestsRemoved { ids: finished });
+        // Retry the write until it succeeds: otherwise the payloads would be kept until the next
+        // start, because rows refer to them and no request does.
+        self.put_required(Record::RequestsRemoved { ids: finished });
     }
 
     /// Drops requests and their completions from memory.

@@ -1,4 +1,5 @@
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 
 use bytes::Bytes;
@@ -6,6 +7,7 @@ use tinkex_wire::{CheckpointKind, OptimizerConfig};
 
 use super::*;
 use crate::clock::OperatingSystem;
+use crate::disk::tests::{open_with_failing_commits, wait_for_writer};
 use crate::task::Executor;
 
 fn session(n: usize) -> Record {
@@ -380,4 +382,38 @@ fn a_deletion_is_remembered_over_restarts_for_a_day() {
     assert_eq!(deleted(&store), [path("a"), path("b")]);
     drop(store);
     assert_eq!(deleted(&open(folder.path())), [path("a"), path("b")]);
+}
+
+/// The rows of removed requests stayed until the next start, and with them their payloads.
+#[test]
+fn bug_payloads_of_a_removal_that_failed_were_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    store.put_unconfirmed(run());
+    add_request(&mut store, request("r", 1));
+    let payload = Bytes::from(vec![7; 10_000]);
+    let number = record_result(&mut store, "r", false, &payload);
+    store.publish(&"r".into(), ResultKind::Json, payload, number);
+    flush(&mut store);
+    store.disk.close().unwrap().block();
+    let (disk, failing) = open_with_failing_commits(folder.path());
+    store.disk = disk;
+    failing.store(true, Ordering::Relaxed);
+    store.remove_results(vec!["r".into()]);
+    assert!(!wait_for_writer(&mut store.disk));
+    failing.store(false, Ordering::Relaxed);
+    flush_when_possible(&mut store);
+    compact(&mut store);
+    assert_eq!(store.disk.payload_bytes(), 8, "only the header of the file remains");
+}
+
+/// Repeats a write until it is accepted.
+fn flush_when_possible(store: &mut Store) {
+    loop {
+        let (sender, receiver) = mpsc::channel();
+        store.put(vec![session(0)], Box::new(move |written| drop(sender.send(written))));
+        if receiver.recv().unwrap().is_ok() {
+            return;
+        }
+    }
 }

@@ -55,9 +55,14 @@ pub(super) struct Database {
     is_new: bool,
     /// Whether the WAL may contain a commit that failed; see [`repair`](Self::repair).
     pub(super) needs_repair: bool,
+    /// Whether that commit may be complete, so that a crash could apply it.
+    in_doubt: bool,
     /// Maximum number of pages, to simulate a full disk.
     #[cfg(test)]
     pub(super) max_pages: std::sync::Arc<std::sync::atomic::AtomicU32>,
+    /// Whether commits fail after writing to the WAL, as if its flush failed.
+    #[cfg(test)]
+    pub(super) failing_commits: std::sync::Arc<std::sync::atomic::AtomicBool>,
 }
 
 impl Database {
@@ -91,12 +96,19 @@ impl Database {
                 io::Error::new(error.kind(), format!("{message}: {error}"))
             })?;
         }
+        make_durable(&connection).map_err(|error| {
+            let message = "cannot write the last commits to disk";
+            io::Error::new(error.kind(), format!("{}: {message}: {error}", path.display()))
+        })?;
         Ok(Self {
             connection,
             is_new: state == SchemaState::Empty,
             needs_repair: false,
+            in_doubt: false,
             #[cfg(test)]
             max_pages: std::sync::Arc::new(u32::MAX.into()),
+            #[cfg(test)]
+            failing_commits: std::sync::Arc::default(),
         })
     }
 
@@ -158,8 +170,15 @@ impl Database {
             execute(&transaction, sql, [to_i64(next)]).map_err(to_io_error)?;
         }
         announce(FileOperation::Commit)?;
+        #[cfg(test)]
+        if self.failing_commits.load(std::sync::atomic::Ordering::Relaxed) {
+            drop(transaction);
+            (self.needs_repair, self.in_doubt) = (true, true);
+            return Err(io::Error::other("the test fails the commit"));
+        }
         let committed = transaction.commit();
         self.needs_repair = committed.is_err();
+        self.in_doubt = committed.as_ref().is_err_and(may_be_applied);
         committed.map_err(to_io_error)
     }
 
@@ -174,16 +193,25 @@ impl Database {
     /// an error.
     pub(super) fn repair(&mut self) -> io::Result<()> {
         if self.needs_repair {
+            #[cfg(test)]
+            if self.failing_commits.load(std::sync::atomic::Ordering::Relaxed) {
+                return Err(io::Error::other("the test fails the repair"));
+            }
             let sql = "UPDATE writer_state SET overwritten_commits = overwritten_commits + 1";
             announce(FileOperation::Commit)?;
             self.connection.execute(sql, []).map_err(to_io_error)?;
-            self.needs_repair = false;
+            (self.needs_repair, self.in_doubt) = (false, false);
         }
         Ok(())
     }
 
     pub(super) fn needs_repair(&self) -> bool {
         self.needs_repair
+    }
+
+    /// Returns whether a crash could apply the last commit, which failed.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.in_doubt
     }
 }
 
@@ -196,6 +224,21 @@ fn connect(path: &Path) -> rusqlite::Result<(Connection, DatabaseHeader)> {
     Ok((connection, header))
 }
 
+/// Copies all commits from the WAL to the database file and flushes it.
+///
+/// The WAL may contain commits that are not durable: their flush failed, or the process died before
+/// it. Nothing that they wrote may be shown before it is durable: a client that has seen the number
+/// of a result ignores smaller ones, which a power failure could assign again.
+fn make_durable(connection: &Connection) -> io::Result<()> {
+    let sql = "PRAGMA wal_checkpoint(PASSIVE)";
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(1)?, row.get::<_, i64>(2)?));
+    let (commits, copied) = connection.query_row(sql, [], read).map_err(to_io_error)?;
+    if copied < commits {
+        return Err(io::Error::other("another program is reading the database; close it"));
+    }
+    Ok(())
+}
+
 /// Migrates a database of an earlier version to the current schema.
 fn migrate(connection: &mut Connection, version: i32) -> io::Result<()> {
     schema::migrate(connection, version).map_err(to_io_error)?;
@@ -206,6 +249,14 @@ fn migrate(connection: &mut Connection, version: i32) -> io::Result<()> {
         "migrated the database to a newer schema"
     );
     Ok(())
+}
+
+/// Returns whether a failed commit may be complete in the WAL: its flush failed. If a write failed,
+/// the end of the commit is missing, and it is never applied.
+fn may_be_applied(error: &rusqlite::Error) -> bool {
+    use rusqlite::ffi::{SQLITE_BUSY, SQLITE_FULL, SQLITE_IOERR_WRITE};
+    let code = error.sqlite_error().map(|error| error.extended_code);
+    !matches!(code, Some(SQLITE_BUSY | SQLITE_FULL | SQLITE_IOERR_WRITE))
 }
 
 /// Converts an SQLite error to an I/O error.

@@ -232,7 +232,11 @@ fn a_crash_during_the_migration_loses_nothing() {
     let folder = OldFolder::new().stopped();
     let path = folder.path().join(DATABASE);
     // While this connection is open, the migration is only in the WAL.
-    let migrated = Database::open(&path).unwrap();
+    let (mut migrated, _) = connect(&path).unwrap();
+    for (name, value) in SETTINGS {
+        migrated.pragma_update(None, name, value).unwrap();
+    }
+    migrate(&mut migrated, 1).unwrap();
     let wal_length = std::fs::metadata(path.with_extension("sqlite-wal")).unwrap().len();
     let mut found_versions = Vec::new();
     for length in (0..wal_length).step_by(250).chain([wal_length - 1, wal_length]) {
@@ -252,7 +256,7 @@ fn a_crash_during_the_migration_loses_nothing() {
     let (last, incomplete) = found_versions.split_last().unwrap();
     assert_eq!(*last, 3);
     assert!(incomplete.iter().all(|version| *version == 1), "{incomplete:?}");
-    assert_old_rows(&migrated.read().unwrap());
+    assert_old_rows(&StoredRows::read(&migrated).unwrap());
 }
 
 #[test]
