@@ -47,8 +47,8 @@ struct DiskState {
     full_until: Option<Instant>,
     /// Durable length of each file, by inode.
     lengths: HashMap<u64, u64>,
-    /// Durable entries of each folder: name and inode.
-    entries: HashMap<PathBuf, BTreeMap<String, u64>>,
+    /// Durable entries of each folder, by inode of the folder: name and inode.
+    entries: HashMap<u64, BTreeMap<String, u64>>,
     /// Links to files that a rename replaced, until that is durable: link and replaced path.
     replaced: Vec<(PathBuf, PathBuf)>,
     links: u64,
@@ -154,7 +154,7 @@ impl SimulatedDisk {
                 *durable = length.min(*durable);
             }
             FileOperation::SyncFolder(folder) => {
-                state.entries.insert(folder.to_owned(), entries(folder)?);
+                state.entries.insert(fs::metadata(folder)?.ino(), entries(folder)?);
                 state.replaced.retain(|(link, path)| {
                     let pending = path.parent() != Some(folder);
                     if !pending {
@@ -190,7 +190,8 @@ impl SimulatedDisk {
         let mut folders = vec![root.clone(), root.join("weights")];
         folders.extend(list(&root.join("weights")).into_iter().filter(|path| path.is_dir()));
         for folder in folders {
-            let durable = state.entries.get(&folder).cloned().unwrap_or_default();
+            let durable = fs::metadata(&folder).ok().and_then(|m| state.entries.get(&m.ino()).cloned());
+            let durable = durable.unwrap_or_default();
             for path in list(&folder) {
                 self.lose_entry(state, &path, &durable);
             }
@@ -241,7 +242,9 @@ impl SimulatedDisk {
                 }
             }
             let found = entries(&folder).unwrap_or_default();
-            state.entries.insert(folder, found);
+            if let Ok(metadata) = fs::metadata(&folder) {
+                state.entries.insert(metadata.ino(), found);
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use fastrand::Rng;
 use futures_util::FutureExt as _;
 use tinkex_server::ServerOptions;
 use tinkex_server::simulation::{RequestHandler, Scheduler, SimulatedServer, SimulatedTask};
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::clocks::MachineClocks;
@@ -31,8 +31,8 @@ struct HostInner {
     trace: Trace,
     oracle: Oracle,
     process: Mutex<Option<Process>>,
-    /// Number of starts; connections end when it changes.
-    generation: watch::Sender<u64>,
+    /// Notified when a process ends. A `watch` channel would wake its receivers in random order.
+    process_ended: Notify,
     rng: Mutex<Rng>,
 }
 
@@ -99,7 +99,7 @@ impl Host {
             trace,
             oracle,
             process: Mutex::new(None),
-            generation: watch::Sender::new(0),
+            process_ended: Notify::new(),
             rng: Mutex::new(Rng::with_seed(seed)),
         }))
     }
@@ -130,7 +130,6 @@ impl Host {
                     event!(self.0.trace, "server started");
                     self.0.oracle.server_started(&server.handler());
                     *lock(&self.0.process) = Some(Process { server, tasks });
-                    self.0.generation.send_modify(|generation| *generation += 1);
                     return;
                 }
                 Some(Err(error)) => {
@@ -154,7 +153,7 @@ impl Host {
         let what = if power_loss { "power loss" } else { "server killed" };
         event!(self.0.trace, "{what}");
         self.0.trace.count(what);
-        self.0.generation.send_modify(|generation| *generation += 1);
+        self.0.process_ended.notify_waiters();
         end_tasks(&tasks).await;
         // Let the connections end, which hold the state of the server.
         tokio::task::yield_now().await;
@@ -170,7 +169,7 @@ impl Host {
         let Some(Process { server, tasks }) = lock(&self.0.process).take() else { return };
         event!(self.0.trace, "server stops");
         self.0.trace.count("graceful stop");
-        self.0.generation.send_modify(|generation| *generation += 1);
+        self.0.process_ended.notify_waiters();
         tokio::select! {
             biased;
             () = self.0.disk.killed() => event!(self.0.trace, "server died while it stopped"),
@@ -194,8 +193,7 @@ impl Host {
 
     /// Waits until the current process ends.
     pub(crate) async fn process_ended(&self) {
-        let mut generation = self.0.generation.subscribe();
-        let _ = generation.changed().await;
+        self.0.process_ended.notified().await;
     }
 
     pub(crate) fn is_dead(&self) -> bool {

@@ -147,23 +147,25 @@ impl Program {
         Ok(format!("saved {}", path.name()))
     }
 
-    /// Loads a checkpoint, while another model may overwrite it.
+    /// Creates a model from a checkpoint, while the model that saved it may overwrite it.
     async fn load(&mut self, model: &TrainingClient) -> tinkex::Result<String> {
         if self.saved.is_empty() {
             return self.save(model).await;
         }
         let path = self.saved[self.rng.usize(0..self.saved.len())].clone();
         let mode = self.restore_mode();
-        let load = model.load_state(path.clone(), mode);
-        if self.rng.bool() {
-            let owner = self.models.iter().find(|model| model.model_id() == path.run()).cloned();
-            if let Some(owner) = owner {
-                tokio::time::sleep(Duration::from_millis(self.rng.u64(0..50))).await;
-                self.train(&owner).await?;
-                owner.save_state(SaveOptions::new(path.name().to_owned()).overwrite()).await?;
-            }
+        let load = self.service.create_training_client_from(path.clone(), mode);
+        let load = task::spawn(async move { load.create().await });
+        let owner = self.models.iter().find(|model| model.model_id() == path.run()).cloned();
+        if let Some(owner) = owner.filter(|_| self.rng.bool()) {
+            tokio::time::sleep(Duration::from_millis(self.rng.u64(0..50))).await;
+            self.train(&owner).await?;
+            owner.save_state(SaveOptions::new(path.name().to_owned()).overwrite()).await?;
         }
-        load.await?;
+        match load.await {
+            Ok(model) => self.models.push(model?),
+            Err(error) => self.trace.fail(format!("a load panicked: {error}")),
+        }
         Ok(format!("loaded {}", path.name()))
     }
 

@@ -148,6 +148,9 @@ async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
             };
             match outcome {
                 None | Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) if is_expected(&error, calm_at) => {
+                    trace.count("program ended by a fault");
+                }
                 Some(Ok(Err(error))) => {
                     trace.fail(format!("program of client {client} failed: {error}"));
                 }
@@ -164,6 +167,16 @@ async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
         return;
     }
     finish(&host, &oracle, folder, trace).await;
+}
+
+/// Returns whether an error of a program is a consequence of faults: the client gave up while the
+/// server could not be reached, or the server reported a fault of its disk.
+fn is_expected(error: &tinkex::Error, calm_at: Instant) -> bool {
+    let message = error.to_string();
+    // A request that the process happened to execute each time that it was killed.
+    let killed = message.contains("the server process ended three times");
+    let injected = message.contains("(simulated)") || message.contains("simulated");
+    killed || injected || (error.is_retryable() && Instant::now() < calm_at)
 }
 
 /// Kills and restarts the server until the faults end.

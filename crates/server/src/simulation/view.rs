@@ -174,11 +174,6 @@ impl RequestHandler {
             };
             lines.push(format!("request {:?} {outcome}", entry.row));
         }
-        for (key, feed) in &store.feeds {
-            if !feed.completions.is_empty() {
-                lines.push(format!("feed {key:?} {:?}", feed.completions));
-            }
-        }
         for loss in store.losses.keys() {
             lines.push(format!("loss {loss}"));
         }
