@@ -112,6 +112,22 @@ const RULES: &[CrateRule] = &[
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
+        package: "tinkex-simulation",
+        folder: "crates/simulation",
+        may_use: &[
+            "tinkex",
+            "tinkex-autodiff",
+            "tinkex-engine",
+            "tinkex-files",
+            "tinkex-server",
+            "tinkex-text",
+            "tinkex-weights",
+            "tinkex-wire",
+        ],
+        must_not_use: &["clap", "onig_sys", "openssl-sys"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
         package: "tinkex-text",
         folder: "crates/text",
         may_use: &["tinkex-autodiff", "tinkex-wire"],

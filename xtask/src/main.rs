@@ -76,6 +76,12 @@ Usage: cargo xtask <command>
                   python3.12 or the variable PYTHON312 with its path)
                     --skyrl VERSION  Check one release only: 0.4.0 or 0.3.0
                     --record         Record the exchanges that the tests replay
+  simulate        Run clients and a server in simulated time with random faults (crates/simulation)
+                    --seeds N    Number of scenarios [default: 1000]
+                    --seed S     First seed [default: 0]
+                    --minutes M  Run scenarios for this time
+                    --check K    Run every K-th seed twice and compare [default: 50; 0: never]
+                    -v           Print the events of every scenario
   crash           Train while the server is killed and its disk fills up, with 25 random seeds
   soak            Run client programs against a server that is killed at random moments and one that
                   is not; fails if they compute different things, or if memory, file handles,
@@ -122,6 +128,7 @@ fn run(arguments: &[&str]) -> Result<(), XtaskError> {
         ["record", options @ ..] => record::run(options),
         ["coverage"] => coverage::run(),
         ["cluster", options @ ..] => cluster::run(options),
+        ["simulate", options @ ..] => simulate(options),
         ["crash"] => crash(),
         ["soak", options @ ..] => soak::run(options),
         ["deny"] => deny::run(),
@@ -189,6 +196,11 @@ fn package() -> Result<(), XtaskError> {
     cargo("packages", &["package", "--workspace", "--locked", "--exclude", "xtask"])
         .arguments(&["--allow-dirty"])
         .run()
+}
+
+fn simulate(options: &[&str]) -> Result<(), XtaskError> {
+    let run = ["run", "--release", "--locked", "--package", "tinkex-simulation", "--"];
+    cargo("simulation", &run).arguments(options).run()
 }
 
 fn crash() -> Result<(), XtaskError> {

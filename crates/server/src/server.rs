@@ -26,7 +26,7 @@ use crate::routes;
 use crate::state::ServerState;
 use crate::store::Store;
 use crate::stream::WriteTimeoutStream;
-use crate::task::{self, Executor, LoopHandle};
+use crate::task::{self, Executor, LoopHandle, TaskHandle};
 use crate::worker::Worker;
 
 /// Time that open connections get to finish their requests when the server stops.
@@ -52,7 +52,7 @@ pub struct Server {
 pub(crate) struct ServerHandles {
     pub(crate) state: Arc<ServerState>,
     worker: Option<LoopHandle<usize>>,
-    expiry_task: tokio::task::JoinHandle<()>,
+    expiry_task: TaskHandle,
     /// Prevents a second server from using the same data folder.
     _lock: FileLock,
 }
@@ -372,7 +372,7 @@ impl OpenedServer {
         expiry::remove_expired(&state).await;
         let worker = Worker::start(&state)
             .map_err(StartError::io(StartAction::Spawn, "the worker thread"))?;
-        let expiry_task = task::spawn(expire_periodically(Arc::clone(&state)));
+        let expiry_task = state.executor.spawn("expiry", expire_periodically(Arc::clone(&state)));
         Ok(ServerHandles { state, worker: Some(worker), expiry_task, _lock: lock })
     }
 }

@@ -16,7 +16,7 @@ use crate::queue::Queue;
 use crate::random::RandomSource;
 use crate::result_reads::ResultReads;
 use crate::store::Store;
-use crate::task::{Executor, LoopHandle};
+use crate::task::{DecodeJobs, Executor, LoopHandle};
 
 /// State shared by connections, the worker and the expiry task.
 pub(crate) struct ServerState {
@@ -42,9 +42,8 @@ pub(crate) struct ServerState {
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
     /// Becomes true when the worker thread or the writer thread has panicked.
     pub(crate) broken: watch::Sender<bool>,
-    /// Permits for decoding large bodies on the blocking pool: one per core. More concurrent
-    /// decoding would delay small requests.
-    pub(crate) decode_permits: Arc<Semaphore>,
+    /// Decoding of large bodies on the blocking pool.
+    pub(crate) decode_jobs: DecodeJobs,
 }
 
 /// Permission to download the files of a folder without an API key.
@@ -82,9 +81,7 @@ impl ServerState {
             body_budget: Arc::new(Semaphore::new(
                 (options.limits.total_body_bytes / BODY_UNIT).max(1),
             )),
-            decode_permits: Arc::new(Semaphore::new(
-                std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            )),
+            decode_jobs: DecodeJobs::new(executor.clone()),
             options,
             executor,
             random,

@@ -61,14 +61,37 @@ impl Executor {
         &self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ServerError> {
+        self.run_named_job("job", job).await
+    }
+
+    async fn run_named_job<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ServerError> {
         match self {
             Self::Threads => {
                 tokio::task::spawn_blocking(job).await.map_err(|error| job_error(&error))
             }
             Self::Simulated(scheduler) => {
                 let (sender, result) = oneshot::channel();
-                scheduler.spawn("job", Box::pin(async move { drop(sender.send(job())) }));
+                scheduler.spawn(name, Box::pin(async move { drop(sender.send(job())) }));
                 result.await.map_err(|_| ServerError::shutting_down())
+            }
+        }
+    }
+
+    /// Spawns a task that runs until it is aborted.
+    pub(crate) fn spawn(
+        &self,
+        name: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> TaskHandle {
+        match self {
+            Self::Threads => TaskHandle(Some(spawn(task))),
+            Self::Simulated(scheduler) => {
+                scheduler.spawn(name, Box::pin(task));
+                TaskHandle(None)
             }
         }
     }
@@ -83,6 +106,9 @@ impl Executor {
         }
     }
 }
+
+/// Number of cores of a simulated machine.
+pub const SIMULATED_CORES: usize = 2;
 
 /// Handle of a loop that [`Executor::start`] started. Dropping it does not end the loop.
 pub(crate) struct LoopHandle<T> {
@@ -107,6 +133,17 @@ impl<T> LoopHandle<T> {
     }
 }
 
+/// Task that [`Executor::spawn`] spawned. A simulation ends its tasks itself.
+pub(crate) struct TaskHandle(Option<tokio::task::JoinHandle<()>>);
+
+impl TaskHandle {
+    pub(crate) fn abort(&self) {
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
+    }
+}
+
 /// Spawns `future` as a task that runs until it completes, is aborted, or the runtime shuts down.
 pub(crate) fn spawn(
     future: impl Future<Output = ()> + Send + 'static,
@@ -115,17 +152,40 @@ pub(crate) fn spawn(
     tokio::spawn(future)
 }
 
-/// Runs `work` on the blocking pool, with one of `permits`, if it processes at least [`SMALL`]
-/// bytes; runs it directly otherwise.
+/// Limits the number of jobs that decode large bodies at the same time.
+pub(crate) struct DecodeJobs {
+    pub(crate) permits: Arc<Semaphore>,
+    executor: Executor,
+}
+
+impl DecodeJobs {
+    /// Allows one job per core. More concurrent decoding would delay small requests.
+    pub(crate) fn new(executor: Executor) -> Self {
+        let cores = match executor {
+            Executor::Threads => thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            Executor::Simulated(_) => SIMULATED_CORES,
+        };
+        Self { permits: Arc::new(Semaphore::new(cores)), executor }
+    }
+
+    /// Returns whether a body of `size` bytes is decoded on the async thread. Simulated requests are
+    /// small, and most of them shall be jobs.
+    fn is_small(&self, size: usize) -> bool {
+        size < if matches!(self.executor, Executor::Threads) { SMALL } else { 128 }
+    }
+}
+
+/// Runs `work` on the blocking pool, with one of the permits of `jobs`, if it processes at least
+/// [`SMALL`] bytes; runs it directly otherwise.
 pub(crate) async fn run_blocking<T: Send + 'static, E: From<ServerError> + Send + 'static>(
-    permits: &Arc<Semaphore>,
+    jobs: &DecodeJobs,
     size: usize,
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, E> {
-    if size < SMALL {
+    if jobs.is_small(size) {
         return work();
     }
-    let permit = Arc::clone(permits).acquire_owned().await;
+    let permit = Arc::clone(&jobs.permits).acquire_owned().await;
     let permit = permit.map_err(|_| ServerError::shutting_down())?;
     // The job keeps the permit: it continues if the client disconnects, which drops this future.
     let job = move || {
@@ -133,8 +193,7 @@ pub(crate) async fn run_blocking<T: Send + 'static, E: From<ServerError> + Send 
         drop(permit);
         result
     };
-    let done = tokio::task::spawn_blocking(job).await;
-    done.unwrap_or_else(|error| Err(job_error(&error).into()))
+    jobs.executor.run_named_job("decode", job).await?
 }
 
 /// Returns the error of a job on the blocking pool that has no result: it panicked, or the runtime
@@ -155,6 +214,7 @@ mod tests {
     #[tokio::test]
     async fn bug_a_disconnected_client_released_the_permit_of_a_running_job() {
         let permits = Arc::new(Semaphore::new(1));
+        let jobs = DecodeJobs { permits: Arc::clone(&permits), executor: Executor::Threads };
         let (started, has_started) = tokio::sync::oneshot::channel();
         let (finish, may_finish) = mpsc::channel::<()>();
         let work = move || {
@@ -163,7 +223,7 @@ mod tests {
             Ok::<_, ServerError>(())
         };
         tokio::select! {
-            _ = run_blocking(&permits, SMALL, work) => panic!("the job waits"),
+            _ = run_blocking(&jobs, SMALL, work) => panic!("the job waits"),
             started = has_started => started.unwrap(),
         }
         assert_eq!(permits.available_permits(), 0, "the job still runs");
@@ -175,8 +235,9 @@ mod tests {
     #[tokio::test]
     async fn bug_a_job_that_panicked_was_reported_as_a_shutdown() {
         let permits = Arc::new(Semaphore::new(1));
+        let jobs = DecodeJobs { permits: Arc::clone(&permits), executor: Executor::Threads };
         let work = || -> Result<(), ServerError> { panic!("the test expects this") };
-        let error = run_blocking(&permits, SMALL, work).await.unwrap_err();
+        let error = run_blocking(&jobs, SMALL, work).await.unwrap_err();
         assert!(matches!(error, ServerError::Internal(_)), "{error}");
         assert_eq!(permits.available_permits(), 1);
     }

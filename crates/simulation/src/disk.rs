@@ -25,6 +25,9 @@ use crate::trace::{Trace, event};
 /// Files of the data folder that a power loss does not change; see the module.
 const DATABASE_PREFIX: &str = "metadata.sqlite";
 
+/// Part of the name of a checkpoint whose request kills every process that executes it.
+pub(crate) const POISON: &str = "poison";
+
 /// The disk of the simulated machine. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct SimulatedDisk(Arc<DiskInner>);
@@ -92,6 +95,12 @@ impl SimulatedDisk {
         self.lock().dead
     }
 
+    /// Ends all faults.
+    pub(crate) fn calm(&self) {
+        let mut state = self.lock();
+        state.calm_at = Instant::now();
+    }
+
     /// Lets the process start again.
     pub(crate) fn revive(&self) {
         self.lock().dead = false;
@@ -104,11 +113,24 @@ impl SimulatedDisk {
         if state.dead {
             return Err(io::Error::other("the process is dead"));
         }
+        if let FileOperation::SyncFolder(path) = operation
+            && path.to_string_lossy().contains(POISON)
+        {
+            event!(self.0.trace, "poison request kills the process");
+            self.0.trace.count("killed by a poison request");
+            self.die(state);
+            return Err(io::Error::other("the process is dead"));
+        }
         let now = Instant::now();
         if now < state.calm_at {
             self.inject(state, operation, now)?;
         }
         self.record(state, operation)
+    }
+
+    fn die(&self, state: &mut DiskState) {
+        state.dead = true;
+        self.0.killed.notify_one();
     }
 
     fn inject(
@@ -121,8 +143,7 @@ impl SimulatedDisk {
         if state.rng.f64() < plan.crash_at_write {
             event!(self.0.trace, "disk: {} kills the process", name(operation));
             self.0.trace.count("killed at a write");
-            state.dead = true;
-            self.0.killed.notify_one();
+            self.die(state);
             return Err(io::Error::other("the process is dead"));
         }
         let writes = !matches!(operation, FileOperation::Remove(_) | FileOperation::Truncate(..));
@@ -190,7 +211,8 @@ impl SimulatedDisk {
         let mut folders = vec![root.clone(), root.join("weights")];
         folders.extend(list(&root.join("weights")).into_iter().filter(|path| path.is_dir()));
         for folder in folders {
-            let durable = fs::metadata(&folder).ok().and_then(|m| state.entries.get(&m.ino()).cloned());
+            let durable =
+                fs::metadata(&folder).ok().and_then(|m| state.entries.get(&m.ino()).cloned());
             let durable = durable.unwrap_or_default();
             for path in list(&folder) {
                 self.lose_entry(state, &path, &durable);

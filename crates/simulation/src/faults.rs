@@ -35,6 +35,12 @@ pub(crate) struct FaultPlan {
     pub(crate) max_delay: Duration,
     /// Probability that the program of a client dies.
     pub(crate) client_death: f64,
+    /// Probability that a heartbeat is lost.
+    pub(crate) drop_heartbeat: f64,
+    /// Probability that the server process is frozen instead of killed.
+    pub(crate) freeze: f64,
+    /// Longest freeze.
+    pub(crate) max_freeze: Duration,
     /// Longest time between the wake-up of a server task and its execution, in milliseconds.
     pub(crate) max_task_delay: u64,
 }
@@ -47,10 +53,12 @@ impl FaultPlan {
         let (cut_request, error_status, slow_message) = (chance(0.05), chance(0.1), chance(0.2));
         let (crash_at_write, write_error) = (chance(0.02), chance(0.05));
         let (power_loss, graceful, full_disk) = (chance(1.0), chance(0.5), chance(0.01));
-        let client_death = chance(0.3);
+        let (client_death, freeze, drop_heartbeat) = (chance(0.3), chance(0.3), chance(0.8));
+        let longest = if rng.u32(0..4) == 0 { 6_000 } else { 600 };
+        let duration = Duration::from_secs(rng.u64(10..longest));
         let crash_interval = rng.bool().then(|| Duration::from_secs(rng.u64(2..120)));
         Self {
-            duration: Duration::from_secs(rng.u64(10..600)),
+            duration,
             crash_interval,
             max_downtime: Duration::from_secs(rng.u64(1..40)),
             power_loss,
@@ -66,7 +74,10 @@ impl FaultPlan {
             slow_message,
             max_delay: Duration::from_millis(rng.u64(10..20_000)),
             client_death,
-            max_task_delay: rng.u64(0..30),
+            drop_heartbeat,
+            freeze,
+            max_freeze: Duration::from_secs(rng.u64(1..4_000)),
+            max_task_delay: if rng.u32(0..5) == 0 { rng.u64(30..3_000) } else { rng.u64(0..30) },
         }
     }
 }

@@ -2,15 +2,19 @@
 
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fastrand::Rng;
 use futures_util::FutureExt as _;
 use tinkex_server::ServerOptions;
-use tinkex_server::simulation::{RequestHandler, Scheduler, SimulatedServer, SimulatedTask};
+use tinkex_server::simulation::{
+    RequestHandler, SIMULATED_CORES, Scheduler, SimulatedServer, SimulatedTask,
+};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::clocks::MachineClocks;
 use crate::disk::SimulatedDisk;
@@ -33,6 +37,8 @@ struct HostInner {
     process: Mutex<Option<Process>>,
     /// Notified when a process ends. A `watch` channel would wake its receivers in random order.
     process_ended: Notify,
+    /// Until when the process does not run, as after SIGSTOP.
+    frozen_until: Mutex<Option<Instant>>,
     rng: Mutex<Rng>,
 }
 
@@ -47,6 +53,27 @@ struct ProcessTasks {
     host: Host,
     rng: Mutex<Rng>,
     running: Mutex<Vec<JoinHandle<()>>>,
+    /// Number of bodies that are being decoded.
+    decoding: Arc<AtomicUsize>,
+}
+
+/// A body that is being decoded.
+struct Decoding(Arc<AtomicUsize>);
+
+impl Decoding {
+    fn start(count: &Arc<AtomicUsize>, trace: &Trace) -> Self {
+        let running = count.fetch_add(1, Ordering::Relaxed) + 1;
+        if running > SIMULATED_CORES {
+            trace.fail(format!("{running} bodies are decoded at once, beyond the limit"));
+        }
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Decoding {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -57,11 +84,11 @@ impl Scheduler for ProcessTasks {
     fn spawn(&self, name: &'static str, task: SimulatedTask) {
         let max = if name == "deferred" { 0 } else { self.host.0.plan.max_task_delay };
         let mut rng = Rng::with_seed(lock(&self.rng).u64(..));
-        let disk = self.host.0.disk.clone();
-        let delay = move || match disk.is_dead() {
-            // The process is about to be killed.
-            true => Duration::from_secs(1 << 30),
-            false => Duration::from_millis(rng.u64(0..=max)),
+        let process = self.host.clone();
+        let delay = move |first| match process.interruption() {
+            Some(interruption) => interruption,
+            None if first => Duration::from_millis(rng.u64(0..=max)),
+            None => Duration::ZERO,
         };
         let (host, observes) = (self.host.clone(), name == "disk" || name == "worker");
         let after = move || {
@@ -70,9 +97,12 @@ impl Scheduler for ProcessTasks {
             }
         };
         let trace = self.host.0.trace.clone();
+        let decoding = (name == "decode").then(|| Decoding::start(&self.decoding, &trace));
         let run = AssertUnwindSafe(Delayed::new(task, delay, after)).catch_unwind();
         let task = task::spawn(async move {
-            if let Err(panic) = run.await {
+            let ended = run.await;
+            drop(decoding);
+            if let Err(panic) = ended {
                 let message = panic.downcast_ref::<String>().map(String::as_str);
                 let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
                 trace.fail(format!("task {name} panicked: {}", message.unwrap_or_default()));
@@ -100,6 +130,7 @@ impl Host {
             oracle,
             process: Mutex::new(None),
             process_ended: Notify::new(),
+            frozen_until: Mutex::new(None),
             rng: Mutex::new(Rng::with_seed(seed)),
         }))
     }
@@ -115,6 +146,7 @@ impl Host {
                 host: self.clone(),
                 rng: Mutex::new(Rng::with_seed(tasks)),
                 running: Mutex::default(),
+                decoding: Arc::default(),
             });
             let scheduler: Arc<dyn Scheduler> = Arc::clone(&tasks) as _;
             self.0.disk.revive();
@@ -149,6 +181,7 @@ impl Host {
     /// Kills the server process. If `power_loss` is true, the machine loses power, too.
     pub(crate) async fn crash(&self, power_loss: bool) {
         self.0.disk.kill();
+        *lock(&self.0.frozen_until) = None;
         let Some(Process { server, tasks }) = lock(&self.0.process).take() else { return };
         let what = if power_loss { "power loss" } else { "server killed" };
         event!(self.0.trace, "{what}");
@@ -194,6 +227,28 @@ impl Host {
     /// Waits until the current process ends.
     pub(crate) async fn process_ended(&self) {
         self.0.process_ended.notified().await;
+    }
+
+    /// Stops the process for some time, without ending it.
+    pub(crate) fn freeze(&self, time: Duration) {
+        event!(self.0.trace, "server frozen for {time:.0?}");
+        self.0.trace.count("freeze");
+        *lock(&self.0.frozen_until) = Some(Instant::now() + time);
+    }
+
+    /// Returns for how long the process does not run; `None` if it runs.
+    pub(crate) fn interruption(&self) -> Option<Duration> {
+        if self.0.disk.is_dead() {
+            // The tasks are dropped before that.
+            return Some(Duration::from_secs(1 << 30));
+        }
+        let frozen = (*lock(&self.0.frozen_until))?.saturating_duration_since(Instant::now());
+        (!frozen.is_zero()).then_some(frozen)
+    }
+
+    /// Ends all faults of the disk.
+    pub(crate) fn calm(&self) {
+        self.0.disk.calm();
     }
 
     pub(crate) fn is_dead(&self) -> bool {

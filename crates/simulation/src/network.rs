@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use crate::faults::FaultPlan;
 use crate::host::Host;
 use crate::oracle::Oracle;
-use crate::task;
+use crate::task::{self, Delayed};
 use crate::trace::{Trace, event};
 
 /// Connection of one client to the server. Cheap to clone.
@@ -76,7 +76,7 @@ impl Network {
         Self(Arc::new(NetworkInner { client, host, oracle, plan, calm_at, trace, rng }))
     }
 
-    fn choose_passage(&self) -> Passage {
+    fn choose_passage(&self, path: &str) -> Passage {
         let mut rng = self.0.rng.lock().unwrap_or_else(PoisonError::into_inner);
         let rng = &mut *rng;
         let plan = &self.0.plan;
@@ -95,6 +95,8 @@ impl Network {
         let status = [429, 500, 502, 503][rng.usize(0..4)];
         let fate = if calm {
             Fate::Delivered
+        } else if path.ends_with("/session_heartbeat") && rng.f64() < plan.drop_heartbeat {
+            Fate::RequestLost
         } else if hit(plan.drop_request) {
             Fate::RequestLost
         } else if hit(plan.drop_response) {
@@ -136,17 +138,14 @@ impl Network {
         let handled = {
             let watched = handler.clone();
             let (oracle, host) = (inner.oracle.clone(), inner.host.clone());
-            let mut handling = Box::pin(handler.handle(request));
-            let handling = std::future::poll_fn(move |context| {
-                if host.is_dead() {
-                    return Poll::Pending;
-                }
-                let polled = handling.as_mut().poll(context);
+            let handling = Box::pin(async move { handler.handle(request).await });
+            let delay = move |_| host.interruption().unwrap_or_default();
+            let after = move || {
                 if let Some(body) = &loads {
                     oracle.load_admitted(&watched, body);
                 }
-                polled
-            });
+            };
+            let handling = Delayed::new(handling, delay, after);
             let respond = async {
                 let response = handling.await;
                 let (parts, body) = response.into_parts();
@@ -194,7 +193,7 @@ impl HttpService for Network {
         request: Request<Bytes>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        let passage = self.choose_passage();
+        let passage = self.choose_passage(request.uri().path());
         let network = self.clone();
         Box::pin(async move {
             let path = request.uri().path().to_owned();

@@ -36,6 +36,8 @@ struct OracleState {
     /// Results that clients have received, by id of the request.
     delivered: HashMap<String, Bytes>,
     failed_starts: u32,
+    /// Number of calls that copy a checkpoint.
+    copies: usize,
 }
 
 /// A request that the server has accepted.
@@ -125,15 +127,22 @@ impl Oracle {
 
     /// Checks a server that has just been started.
     pub(crate) fn server_started(&self, handler: &RequestHandler) {
-        let present: std::collections::HashSet<String> =
-            handler.requests().into_iter().map(|view| view.id).collect();
+        let requests = handler.requests().into_iter();
+        let present: HashMap<String, bool> =
+            requests.map(|view| (view.id, view.outcome.is_some())).collect();
         {
             let mut state = self.lock();
             state.failed_starts = 0;
             for (id, seen) in &state.requests {
-                if seen.outcome.is_none() && !present.contains(id) {
-                    let (kind, seq) = (&seen.kind, seen.seq);
-                    self.0.trace.fail(format!("accepted request {kind} {seq} is lost"));
+                let (kind, seq) = (&seen.kind, seen.seq);
+                match present.get(id) {
+                    None if seen.outcome.is_none() => {
+                        self.0.trace.fail(format!("accepted request {kind} {seq} is lost"));
+                    }
+                    Some(false) if seen.outcome.is_some() => {
+                        self.0.trace.fail(format!("the visible outcome of {kind} {seq} is lost"));
+                    }
+                    _ => {}
                 }
             }
         }
@@ -195,6 +204,21 @@ impl Oracle {
         let before = state.delivered.entry(id.to_owned()).or_insert_with(|| result.clone());
         if *before != result {
             self.0.trace.fail("a client received two different results of a request".to_owned());
+        }
+    }
+
+    /// Counts a call that copies a checkpoint, however often its request is sent.
+    pub(crate) fn copy_called(&self) {
+        self.lock().copies += 1;
+    }
+
+    /// Checks that repeated requests have not created more copies than there were calls.
+    pub(crate) fn check_copies(&self, handler: &RequestHandler) {
+        let checkpoints = handler.checkpoints().into_iter();
+        let found = checkpoints.filter(|c| c.path.starts_with("tinker://copy-")).count();
+        let called = self.lock().copies;
+        if found > called {
+            self.0.trace.fail(format!("{called} calls have created {found} copies"));
         }
     }
 

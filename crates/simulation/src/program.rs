@@ -8,7 +8,9 @@ use tinkex::{
     ServiceClient, TinkerPath, TrainingClient,
 };
 
+use crate::disk::POISON;
 use crate::network::Network;
+use crate::oracle::Oracle;
 use crate::scenario::BASE_MODEL;
 use crate::task;
 use crate::trace::{Trace, event};
@@ -21,6 +23,7 @@ pub(crate) struct Program {
     pub(crate) client: usize,
     rng: Rng,
     trace: Trace,
+    oracle: Oracle,
     service: ServiceClient,
     models: Vec<TrainingClient>,
     samplers: Vec<SamplingClient>,
@@ -34,6 +37,7 @@ impl Program {
         client: usize,
         network: Network,
         seed: u64,
+        oracle: Oracle,
         trace: Trace,
     ) -> tinkex::Result<Self> {
         let service = ServiceClient::builder()
@@ -45,13 +49,13 @@ impl Program {
             .build()?;
         let rng = Rng::with_seed(seed);
         let (models, samplers, saved) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { client, rng, trace, service, models, samplers, saved, names: 0 })
+        Ok(Self { client, rng, trace, oracle, service, models, samplers, saved, names: 0 })
     }
 
     /// Executes a random number of random actions.
     pub(crate) async fn run(mut self) -> tinkex::Result<()> {
         for _ in 0..self.rng.u32(2..12) {
-            let action = self.rng.u32(0..14);
+            let action = self.rng.u32(0..16);
             let result = self.act(action).await;
             let client = self.client;
             match &result {
@@ -86,6 +90,12 @@ impl Program {
             }
             10 => self.load(&model).await,
             11 => self.manage().await,
+            12 if self.rng.u32(0..6) == 0 => self.poison(&model).await,
+            13 if self.rng.u32(0..4) == 0 => {
+                let minutes = self.rng.u64(1..60);
+                tokio::time::sleep(Duration::from_secs(60 * minutes)).await;
+                Ok(format!("waited for {minutes} minutes"))
+            }
             _ => self.sample().await,
         }
     }
@@ -169,6 +179,18 @@ impl Program {
         Ok(format!("loaded {}", path.name()))
     }
 
+    /// Sends a request that kills every process that executes it. It must fail, and later requests
+    /// must be executed.
+    async fn poison(&mut self, model: &TrainingClient) -> tinkex::Result<String> {
+        self.names += 1;
+        let saved = model.save_state(SaveOptions::new(format!("{POISON}{}", self.names))).await;
+        match saved {
+            Ok(path) => self.trace.fail(format!("poison request {path} succeeded")),
+            Err(error) => event!(self.trace, "poison request failed: {error}"),
+        }
+        Ok("sent a poison request".to_owned())
+    }
+
     /// Changes a checkpoint.
     async fn manage(&mut self) -> tinkex::Result<String> {
         if self.saved.is_empty() {
@@ -196,6 +218,7 @@ impl Program {
                 "set the time to live".to_owned()
             }
             _ => {
+                self.oracle.copy_called();
                 rest.copy_weights(tinkex::CopyCheckpoint::new(path)).await?;
                 "copied".to_owned()
             }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use tinkex_server::ServerOptions;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::disk::SimulatedDisk;
@@ -121,7 +122,7 @@ async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
         let (network_seed, program_seed) = (rng.u64(..), rng.u64(..));
         let network =
             Network::new(client, host.clone(), oracle.clone(), &plan, network_seed, trace.clone());
-        match Program::new(client, network, program_seed, trace.clone()) {
+        match Program::new(client, network, program_seed, oracle.clone(), trace.clone()) {
             Ok(program) => {
                 let death =
                     (rng.f64() < plan.client_death).then(|| plan.duration.mul_f64(rng.f64()));
@@ -130,7 +131,8 @@ async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
             Err(error) => trace.fail(format!("cannot build a client: {error}")),
         }
     }
-    let chaos = chaos(&host, &plan, &mut rng, calm_at);
+    let ended = Notify::new();
+    let chaos = chaos(&host, &plan, &mut rng, calm_at, &ended);
     let ending = async {
         for (client, death, mut program) in programs {
             let outcome = match death {
@@ -157,6 +159,7 @@ async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
                 Some(Err(error)) => trace.fail(format!("program {client} panicked: {error}")),
             }
         }
+        ended.notify_one();
     };
     let limit = plan.duration + PATIENCE;
     let ended = tokio::time::timeout(limit, async { tokio::join!(chaos, ending) }).await;
@@ -179,21 +182,27 @@ fn is_expected(error: &tinkex::Error, calm_at: Instant) -> bool {
     killed || injected || (error.is_retryable() && Instant::now() < calm_at)
 }
 
-/// Kills and restarts the server until the faults end.
-async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant) {
+/// Kills and restarts the server until the programs end.
+async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant, ended: &Notify) {
     loop {
         let interval = plan.crash_interval.unwrap_or(plan.duration);
-        let wait = interval.mul_f64(2.0 * rng.f64());
-        let until = (Instant::now() + wait).min(calm_at);
-        let killed = tokio::time::timeout_at(until, host.killed_by_disk()).await.is_ok();
-        let calm = Instant::now() >= calm_at;
-        if calm && !killed {
-            return;
-        }
-        if !killed && plan.crash_interval.is_none() {
+        let until = Instant::now() + interval.mul_f64(2.0 * rng.f64());
+        let killed = tokio::select! {
+            biased;
+            () = ended.notified() => return,
+            () = host.killed_by_disk() => true,
+            () = tokio::time::sleep_until(until) => false,
+        };
+        let now = Instant::now();
+        if !killed && (now >= calm_at || plan.crash_interval.is_none()) {
             continue;
         }
-        if !killed && rng.f64() < plan.graceful {
+        if !killed && rng.f64() < plan.freeze {
+            let time = plan.max_freeze.mul_f64(rng.f64()).min(calm_at - now);
+            host.freeze(time);
+            continue;
+        }
+        if !killed && host.interruption().is_none() && rng.f64() < plan.graceful {
             host.stop().await;
         } else {
             host.crash(rng.f64() < plan.power_loss).await;
@@ -205,7 +214,13 @@ async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant) {
 
 /// Waits until the server is idle, and checks its state, before and after a restart.
 async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &Trace) {
+    host.calm();
     for _ in 0..1_000 {
+        if host.is_dead() {
+            // A poison request of a dead client is still executed.
+            host.crash(false).await;
+            host.start().await;
+        }
         host.observe();
         if !oracle.has_unfinished() {
             break;
@@ -216,6 +231,7 @@ async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &Trace) {
         return trace.fail("the server does not run at the end".to_owned());
     };
     oracle.check_references(&handler);
+    oracle.check_copies(&handler);
     let scratch = folder.join("replay");
     let base = (BASE_MODEL, base_folder());
     if let Err(error) = std::fs::create_dir_all(&scratch) {

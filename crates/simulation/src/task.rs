@@ -20,7 +20,8 @@ pub(crate) fn spawn<T: Send + 'static>(
 /// has to be scheduled or waits for a disk.
 pub(crate) struct Delayed<F: ?Sized, D, A> {
     task: Pin<Box<F>>,
-    /// Returns the delay before the next poll.
+    /// Returns the delay before the next poll: the first one after a wake-up if the argument is
+    /// true, and a further one otherwise.
     delay: D,
     /// Runs after every poll.
     after: A,
@@ -35,19 +36,23 @@ impl<F: ?Sized, D, A> Delayed<F, D, A> {
 
 impl<F, D, A> Future for Delayed<F, D, A>
 where
-    F: Future<Output = ()> + ?Sized,
-    D: FnMut() -> Duration + Unpin,
+    F: Future + ?Sized,
+    D: FnMut(bool) -> Duration + Unpin,
     A: FnMut() + Unpin,
 {
-    type Output = ();
+    type Output = F::Output;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if self.sleep.is_none() {
-            let delay = (self.delay)();
-            self.sleep = (!delay.is_zero()).then(|| Box::pin(tokio::time::sleep(delay)));
-        }
-        if let Some(sleep) = &mut self.sleep {
-            std::task::ready!(sleep.as_mut().poll(context));
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        loop {
+            let first = self.sleep.is_none();
+            if let Some(sleep) = &mut self.sleep {
+                std::task::ready!(sleep.as_mut().poll(context));
+            }
+            let delay = (self.delay)(first);
+            if delay.is_zero() {
+                break;
+            }
+            self.sleep = Some(Box::pin(tokio::time::sleep(delay)));
         }
         self.sleep = None;
         let polled = self.task.as_mut().poll(context);

@@ -99,7 +99,7 @@ impl ReceivedBody {
         // The job holds the permit, because it continues if the client disconnects.
         let decompress =
             move || Ok::<_, ServerError>((compress::decompress(&bytes, size)?, permit));
-        let (bytes, permit) = run_blocking(&state.decode_permits, size, decompress).await?;
+        let (bytes, permit) = run_blocking(&state.decode_jobs, size, decompress).await?;
         Ok(Self { bytes, permit })
     }
 }
@@ -161,5 +161,5 @@ pub(super) async fn admit_large(
         drop(permit);
         admitted
     };
-    run_blocking(&state.decode_permits, size, admit).await
+    run_blocking(&state.decode_jobs, size, admit).await
 }

@@ -88,7 +88,8 @@ async fn receive(
     let target = state.weights_dir.join(folder);
     let staged = StagedFolder::new(&target).map_err(|error| ServerError::write_failed(&error))?;
     upload.write_files(staged.path()).await?;
-    let _permit = state.decode_permits.acquire().await.map_err(|_| ServerError::shutting_down())?;
+    let _permit =
+        state.decode_jobs.permits.acquire().await.map_err(|_| ServerError::shutting_down())?;
     let check_state = Arc::clone(state);
     let check = move || {
         let adapter = CheckedAdapter::read(&check_state.models, staged.path(), base_model)?;

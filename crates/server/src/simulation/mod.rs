@@ -25,6 +25,7 @@ use crate::routes;
 use crate::server::{OpenedServer, ServerHandles, ShutdownSummary, StartError};
 use crate::state::ServerState;
 use crate::task::Executor;
+pub use crate::task::SIMULATED_CORES;
 
 /// Task of a simulated server.
 pub type SimulatedTask = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -32,7 +33,7 @@ pub type SimulatedTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Runs the tasks of a simulated server.
 pub trait Scheduler: Send + Sync {
     /// Runs `task` to its end, or until the simulated process dies. `name` is `worker`, `disk`,
-    /// `job` or `deferred`.
+    /// `expiry`, `decode` (at most [`SIMULATED_CORES`] at a time), `job` or `deferred`.
     fn spawn(&self, name: &'static str, task: SimulatedTask);
 }
 

@@ -27,7 +27,7 @@ pub(crate) async fn messages(
 ) -> Result<InferenceResponse, InferenceError> {
     let size = body.len();
     let request =
-        run_blocking(&state.decode_permits, size, move || MessagesRequest::read(&body)).await?;
+        run_blocking(&state.decode_jobs, size, move || MessagesRequest::read(&body)).await?;
     let (stream, thinking) = (request.stream, request.thinking);
     let model = NamedModel::resolve(state, &request.model)?;
     let chat = ChatModel::of(&model).await?;
@@ -37,7 +37,7 @@ pub(crate) async fn messages(
         Answers::start(&task_state, &model, &chat, &conversation, generation)
             .map_err(|error| error.renamed("stop", "stop_sequences"))
     };
-    let answers = run_blocking(&state.decode_permits, tokenizing_cost(size), start).await?;
+    let answers = run_blocking(&state.decode_jobs, tokenizing_cost(size), start).await?;
     let id = format!("msg_{}", answers.id());
     let events = MessageEvents::new(id.clone(), name, thinking);
     if stream {
@@ -111,11 +111,10 @@ pub(crate) async fn count_tokens(
 ) -> Result<InferenceResponse, InferenceError> {
     let size = body.len();
     let request =
-        run_blocking(&state.decode_permits, size, move || MessagesRequest::read_count(&body))
-            .await?;
+        run_blocking(&state.decode_jobs, size, move || MessagesRequest::read_count(&body)).await?;
     let model = NamedModel::resolve(state, &request.model)?;
     let chat = ChatModel::of(&model).await?;
     let count = move || request.conversation.count_tokens(&chat);
-    let input_tokens = run_blocking(&state.decode_permits, tokenizing_cost(size), count).await?;
+    let input_tokens = run_blocking(&state.decode_jobs, tokenizing_cost(size), count).await?;
     InferenceResponse::json(None, &TokenCount { input_tokens })
 }

@@ -31,14 +31,13 @@ pub(crate) async fn chat_completions(
 ) -> Result<InferenceResponse, InferenceError> {
     let size = body.len();
     let request =
-        run_blocking(&state.decode_permits, size, move || ChatCompletionRequest::read(&body))
-            .await?;
+        run_blocking(&state.decode_jobs, size, move || ChatCompletionRequest::read(&body)).await?;
     let model = NamedModel::resolve(state, &request.model)?;
     let chat = ChatModel::of(&model).await?;
     let task_state = Arc::clone(state);
     let start = move || ChatCompletion::start(&task_state, &model, &chat, request);
     let (completion, answers) =
-        run_blocking(&state.decode_permits, tokenizing_cost(size), start).await?;
+        run_blocking(&state.decode_jobs, tokenizing_cost(size), start).await?;
     match completion.stream {
         true => {
             let id = completion.id.clone();

@@ -30,12 +30,12 @@ pub(crate) async fn completions(
 ) -> Result<InferenceResponse, InferenceError> {
     let size = body.len();
     let request =
-        run_blocking(&state.decode_permits, size, move || CompletionRequest::parse(&body)).await?;
+        run_blocking(&state.decode_jobs, size, move || CompletionRequest::parse(&body)).await?;
     let model = NamedModel::resolve(state, &request.model)?;
     let tokenizer = model.tokenizer().await;
     let task_state = Arc::clone(state);
     let start = move || Completion::start(&task_state, &model, tokenizer.as_ref(), &request);
-    let completion = run_blocking(&state.decode_permits, tokenizing_cost(size), start).await?;
+    let completion = run_blocking(&state.decode_jobs, tokenizing_cost(size), start).await?;
     if completion.delivery.stream {
         let id = completion.id.clone();
         return Ok(InferenceResponse::events(&id, CompletionStream::new(completion)));
