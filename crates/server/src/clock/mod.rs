@@ -16,7 +16,8 @@ use tokio::time::Instant;
 
 use self::restart::start_time;
 use self::running::RunningTime;
-pub(crate) use self::system::{OperatingSystem, SystemClocks};
+pub(crate) use self::system::OperatingSystem;
+pub use self::system::SystemClocks;
 use crate::log;
 use crate::record::{BootTime, ClockRecord, UnixMicros};
 

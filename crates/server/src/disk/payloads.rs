@@ -241,7 +241,7 @@ impl Payloads {
         let mut out = io::BufWriter::with_capacity(BUFFER, staged);
         for (number, extent) in part {
             from.seek(SeekFrom::Start(extent.start))?;
-            if io::copy(&mut from.by_ref().take(extent.length), &mut out)? < extent.length {
+            if io::copy(&mut io::Read::take(&mut *from, extent.length), &mut out)? < extent.length {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             extents.insert(number, PayloadExtent { start: *length, ..extent });
