@@ -324,6 +324,7 @@ impl Worker {
     fn count_tokens(&self, sample: &ActiveSample, counts: TokenCounts) -> Vec<(UsageKey, u64)> {
         let to_u64 = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         self.state.metrics.prompt_tokens.add(to_u64(sample.prompt_tokens));
+        self.state.metrics.sampled_tokens.add(to_u64(counts.sampled));
         let cached = counts.cached.min(sample.prompt_tokens);
         let hour = self.state.clock.hour();
         [
