@@ -84,7 +84,7 @@ async fn program(
 
 /// Streams a sample. Returns whether it was complete; panics if it differs from the sample.
 async fn stream(sampler: &SamplingClient, token: u32) -> bool {
-    let params = SamplingParams::new().max_tokens(16).temperature(0.0);
+    let params = SamplingParams::new().max_tokens(200).temperature(0.0);
     let stream = sampler.sample_stream(vec![3, 4, token], params.clone());
     let Ok(streamed) = stream.try_collect::<Vec<StreamedToken>>().await else { return false };
     let sampled = sampler.sample(vec![3, 4, token], params).await.unwrap();
