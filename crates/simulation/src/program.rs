@@ -219,7 +219,7 @@ impl Program {
             }
             _ => {
                 self.oracle.copy_called();
-                rest.copy_weights(tinkex::CopyCheckpoint::new(path)).await?;
+                rest.copy_weights(tinkex::CopyCheckpoint::new(path).into_project("other")).await?;
                 "copied".to_owned()
             }
         })

@@ -55,7 +55,7 @@ pub fn run(seed: u64, keep_events: bool) -> std::io::Result<Report> {
     // The client draws its jitter and its ids from the generator of the thread.
     fastrand::seed(seed);
     let trace = runtime.block_on(async {
-        let trace = Trace::new(keep_events);
+        let trace = Trace::new(keep_events, folder.path());
         scenario(seed, folder.path(), &trace).await;
         trace
     });

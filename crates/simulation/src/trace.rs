@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
@@ -11,6 +12,7 @@ use tokio::time::Instant;
 pub(crate) struct Trace(Arc<Mutex<TraceState>>);
 
 struct TraceState {
+    folder: String,
     start: Instant,
     hash: u64,
     lines: Option<Vec<String>>,
@@ -21,8 +23,11 @@ struct TraceState {
 
 impl Trace {
     /// Starts a trace; it keeps its lines if `keep_lines` is true, and their hash otherwise.
-    pub(crate) fn new(keep_lines: bool) -> Self {
+    ///
+    /// `folder` has a random name, which is not part of the trace.
+    pub(crate) fn new(keep_lines: bool, folder: &Path) -> Self {
         Self(Arc::new(Mutex::new(TraceState {
+            folder: folder.display().to_string(),
             start: Instant::now(),
             hash: 0xcbf2_9ce4_8422_2325,
             lines: keep_lines.then(Vec::new),
@@ -39,6 +44,7 @@ impl Trace {
     pub(crate) fn event(&self, event: fmt::Arguments<'_>) {
         let mut state = self.lock();
         let line = format!("{:>12.3} {event}", state.start.elapsed().as_secs_f64());
+        let line = line.replace(&state.folder, "FOLDER");
         for byte in line.bytes() {
             state.hash = (state.hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
