@@ -1,5 +1,6 @@
 //! [`MachineClocks`]: the clocks of the simulated machine.
 
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ const START: i64 = 1_800_000_000_000_000;
 pub(crate) struct MachineClocks {
     start: Instant,
     boot: Mutex<Boot>,
+    /// Error of the wall clock in microseconds.
+    wall_error: AtomicI64,
 }
 
 #[derive(Clone, Copy)]
@@ -24,7 +27,13 @@ struct Boot {
 impl MachineClocks {
     pub(crate) fn new() -> Self {
         let start = Instant::now();
-        Self { start, boot: Mutex::new(Boot { number: 1, at: start }) }
+        let boot = Mutex::new(Boot { number: 1, at: start });
+        Self { start, boot, wall_error: AtomicI64::new(0) }
+    }
+
+    /// Sets the wall clock to a time that is wrong by `error` seconds.
+    pub(crate) fn set_wall(&self, error: i64) {
+        self.wall_error.store(error * 1_000_000, Ordering::Relaxed);
     }
 
     /// Boots the machine again.
@@ -40,7 +49,7 @@ impl MachineClocks {
 
 impl SystemClocks for MachineClocks {
     fn wall(&self) -> i64 {
-        START + micros(self.start.elapsed())
+        START + micros(self.start.elapsed()) + self.wall_error.load(Ordering::Relaxed)
     }
 
     fn since_boot(&self) -> Option<i64> {

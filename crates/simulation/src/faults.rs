@@ -39,6 +39,8 @@ pub(crate) struct FaultPlan {
     pub(crate) drop_heartbeat: f64,
     /// Probability that the server process is frozen instead of killed.
     pub(crate) freeze: f64,
+    /// Probability that the wall clock is set before a restart.
+    pub(crate) clock_set: f64,
     /// Longest freeze.
     pub(crate) max_freeze: Duration,
     /// Longest time between the wake-up of a server task and its execution, in milliseconds.
@@ -54,6 +56,7 @@ impl FaultPlan {
         let (crash_at_write, write_error) = (chance(0.02), chance(0.05));
         let (power_loss, graceful, full_disk) = (chance(1.0), chance(0.5), chance(0.01));
         let (client_death, freeze, drop_heartbeat) = (chance(0.3), chance(0.3), chance(0.8));
+        let clock_set = chance(0.8);
         let longest = if rng.u32(0..4) == 0 { 6_000 } else { 600 };
         let duration = Duration::from_secs(rng.u64(10..longest));
         let crash_interval = rng.bool().then(|| Duration::from_secs(rng.u64(2..120)));
@@ -76,6 +79,9 @@ impl FaultPlan {
             client_death,
             drop_heartbeat,
             freeze,
+            // After a boot, a wall clock ahead of the last known time is downtime, in which objects
+            // expire.
+            clock_set: if power_loss > 0.0 { 0.0 } else { clock_set },
             max_freeze: Duration::from_secs(rng.u64(1..4_000)),
             max_task_delay: if rng.u32(0..5) == 0 { rng.u64(30..3_000) } else { rng.u64(0..30) },
         }

@@ -246,8 +246,16 @@ impl Host {
         (!frozen.is_zero()).then_some(frozen)
     }
 
-    /// Ends all faults of the disk.
+    /// Sets the wall clock of the machine to a time that is wrong by `error` seconds.
+    pub(crate) fn set_clock(&self, error: i64) {
+        event!(self.0.trace, "wall clock set, wrong by {error} s");
+        self.0.trace.count("clock set");
+        self.0.clocks.set_wall(error);
+    }
+
+    /// Ends all faults of disk and clock.
     pub(crate) fn calm(&self) {
+        self.0.clocks.set_wall(0);
         self.0.disk.calm();
     }
 

@@ -178,8 +178,10 @@ fn is_expected(error: &tinkex::Error, calm_at: Instant) -> bool {
     let message = error.to_string();
     // A request that the process happened to execute each time that it was killed.
     let killed = message.contains("the server process ended three times");
-    let injected = message.contains("(simulated)") || message.contains("simulated");
-    killed || injected || (error.is_retryable() && Instant::now() < calm_at)
+    let injected = message.contains("simulated") || message.contains("disk may be full");
+    // The client may give up somewhat later than the last fault.
+    let faulty = Instant::now() < calm_at + Duration::from_secs(120);
+    killed || injected || (error.is_retryable() && faulty)
 }
 
 /// Kills and restarts the server until the programs end.
@@ -206,6 +208,9 @@ async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant, e
             host.stop().await;
         } else {
             host.crash(rng.f64() < plan.power_loss).await;
+        }
+        if rng.f64() < plan.clock_set {
+            host.set_clock(rng.i64(-40_000_000..40_000_000));
         }
         tokio::time::sleep(plan.max_downtime.mul_f64(rng.f64())).await;
         host.start().await;

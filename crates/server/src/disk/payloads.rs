@@ -53,6 +53,9 @@ pub(super) struct Payloads {
     index: Arc<Mutex<PayloadIndex>>,
     /// Whether the file has bytes of a failed write after the last committed payload.
     torn: bool,
+    /// Whether the name of the file may not be durable: after a power failure, the file that it
+    /// replaced would be there again, without the payloads that were appended since.
+    unsynced_name: bool,
 }
 
 /// Reads payloads by number. Cheap to clone.
@@ -113,7 +116,7 @@ impl Payloads {
     }
 
     pub(super) fn new(file: Box<dyn AppendFile>, index: PayloadIndex) -> Self {
-        Self { file, index: Arc::new(Mutex::new(index)), torn: false }
+        Self { file, index: Arc::new(Mutex::new(index)), torn: false, unsynced_name: false }
     }
 
     pub(super) fn reader(&self) -> PayloadReader {
@@ -126,6 +129,7 @@ impl Payloads {
         payloads: impl Iterator<Item = &'a (u64, Bytes)>,
     ) -> io::Result<UncommittedPayloads> {
         self.repair()?;
+        self.sync_name()?;
         let length = lock(&self.index).length;
         let mut appended = UncommittedPayloads { extents: Vec::new(), length };
         let written = self.write(payloads, &mut appended);
@@ -256,18 +260,30 @@ impl Payloads {
     /// [`copy_part`](Self::copy_part).
     pub(super) fn switch_to(&mut self, compaction: Compaction) -> io::Result<()> {
         let Compaction { staged, extents, length, .. } = compaction;
-        let (file, path) = {
+        let file = {
             // Rename under the lock: a reader must not combine the old index with the new file.
             let mut index = lock(&self.index);
             let file = staged.publish()?;
             index.extents = extents;
             index.length = length;
-            (file, index.path.clone())
+            file
         };
-        // Switch even if flushing the folder fails: readers already use the new file.
+        // Switch even if flushing the folder fails: readers already use the new file. The next append
+        // then flushes the folder first.
         self.file = Box::new(file);
         self.torn = false;
-        sync_folder_of(&path)
+        self.unsynced_name = true;
+        self.sync_name()
+    }
+
+    /// Flushes the folder of the file, if the last attempt failed.
+    fn sync_name(&mut self) -> io::Result<()> {
+        if self.unsynced_name {
+            let path = lock(&self.index).path.clone();
+            sync_folder_of(&path)?;
+            self.unsynced_name = false;
+        }
+        Ok(())
     }
 }
 

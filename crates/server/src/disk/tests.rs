@@ -647,3 +647,26 @@ fn payloads_are_written_and_read_while_the_file_is_compacted() {
         assert_eq!(std::fs::metadata(&path).unwrap().len(), payloads.len());
     }
 }
+
+/// Found by simulation: a power failure restored the old file, without the payloads that were
+/// appended to the new one, and the server did not start any more.
+#[test]
+fn bug_payloads_were_appended_to_a_compacted_file_whose_name_was_not_durable() {
+    let folder = tempfile::tempdir().unwrap();
+    let needed = std::collections::HashSet::new();
+    let path = folder.path().join(PAYLOADS);
+    let mut payloads = Payloads::open(&path, 1, &needed).unwrap();
+    let failing = std::rc::Rc::new(std::cell::Cell::new(true));
+    let fails = std::rc::Rc::clone(&failing);
+    let _observer = tinkex_files::observe_thread(move |operation| match operation {
+        tinkex_files::FileOperation::SyncFolder(_) if fails.get() => Err(io::Error::other("EIO")),
+        _ => Ok(()),
+    });
+    let mut compaction = payloads.start_compaction(needed).unwrap();
+    while !payloads.copy_part(&mut compaction).unwrap() {}
+    assert!(payloads.switch_to(compaction).is_err());
+    let payload = [(1, Bytes::from_static(b"body"))];
+    assert!(payloads.append(payload.iter()).is_err(), "the name is not durable");
+    failing.set(false);
+    assert!(payloads.append(payload.iter()).is_ok());
+}
