@@ -610,6 +610,13 @@ fn bug_commits_that_were_only_in_the_wal_were_shown() {
     let alone = other.path().join(DATABASE);
     std::fs::copy(&copy, &alone).unwrap();
     assert_eq!(ids(&Database::open(&alone).unwrap().read().unwrap()), ["a"]);
+
+    // Another program that reads an old state does not prevent the start.
+    let reader = rusqlite::Connection::open(&path).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM requests").unwrap();
+    let record = Record::Request(request("b", 2));
+    writer.write([&record].into_iter(), Some(3)).unwrap();
+    assert_eq!(ids(&Database::open(&path).unwrap().read().unwrap()), ["a", "b"]);
 }
 
 #[test]

@@ -224,19 +224,22 @@ fn connect(path: &Path) -> rusqlite::Result<(Connection, DatabaseHeader)> {
     Ok((connection, header))
 }
 
-/// Copies all commits from the WAL to the database file and flushes it.
+/// Makes all commits durable, before anything that they wrote is shown.
 ///
-/// The WAL may contain commits that are not durable: their flush failed, or the process died before
-/// it. Nothing that they wrote may be shown before it is durable: a client that has seen the number
-/// of a result ignores smaller ones, which a power failure could assign again.
+/// The WAL may contain commits that are not: their flush failed, or the process died before it. A
+/// client that has seen the number of a result ignores smaller ones, which a power failure could
+/// assign again. Copying the commits to the database file flushes them there: a second flush of the
+/// WAL after a failed one may do nothing.
 fn make_durable(connection: &Connection) -> io::Result<()> {
     let sql = "PRAGMA wal_checkpoint(PASSIVE)";
-    let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(1)?, row.get::<_, i64>(2)?));
-    let (commits, copied) = connection.query_row(sql, [], read).map_err(to_io_error)?;
-    if copied < commits {
-        return Err(io::Error::other("another program is reading the database; close it"));
+    let is_complete = |row: &rusqlite::Row<'_>| Ok(row.get::<_, i64>(2)? >= row.get::<_, i64>(1)?);
+    if connection.query_row(sql, [], is_complete).map_err(to_io_error)? {
+        return Ok(());
     }
-    Ok(())
+    // Another program reads an old state, which the database file must keep. A commit flushes the
+    // WAL.
+    let sql = "UPDATE writer_state SET next_payload = next_payload";
+    connection.execute(sql, []).map(drop).map_err(to_io_error)
 }
 
 /// Migrates a database of an earlier version to the current schema.
