@@ -17,7 +17,8 @@ use crate::harness::TestServer;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-const POLLS: usize = 60;
+/// Number of concurrent polls. The responses are held by the kernel, whose memory for them is limited.
+const POLLS: usize = 20;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bug_every_poll_of_a_result_read_it_into_memory() {

@@ -33,7 +33,8 @@ async fn submit(http: &Http, model: &str, seq: u64) -> [Value; 2] {
     [pass, step]
 }
 
-/// Replaces a file of a model's snapshot by a folder: opening it succeeds and reading it fails.
+/// Replaces a file of a model's snapshot by a link to itself: opening it fails with ELOOP, which is
+/// neither damage nor a missing file.
 struct BrokenFile {
     path: PathBuf,
     aside: PathBuf,
@@ -48,12 +49,12 @@ impl BrokenFile {
         let path = snapshot.unwrap().join("adapter_model.safetensors");
         let aside = data.join("aside");
         std::fs::rename(&path, &aside).unwrap();
-        std::fs::create_dir(&path).unwrap();
+        std::os::unix::fs::symlink(&path, &path).unwrap();
         Self { path, aside }
     }
 
     fn repair(&self) {
-        std::fs::remove_dir(&self.path).unwrap();
+        std::fs::remove_file(&self.path).unwrap();
         std::fs::rename(&self.aside, &self.path).unwrap();
     }
 }
@@ -149,7 +150,7 @@ async fn a_fault_that_lasts_fails_the_request_and_those_behind_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_file_fails_at_once() {
     let (test_server, model, broken) = with_broken_snapshot().await;
-    std::fs::remove_dir(&broken.path).unwrap();
+    std::fs::remove_file(&broken.path).unwrap();
     std::fs::write(&broken.path, "damaged").unwrap();
     let http = test_server.http();
     let [pass, _] = submit(&http, &model, 3).await;

@@ -14,6 +14,7 @@ mod crash;
 mod custom_loss;
 mod damage;
 mod disk;
+#[cfg(unix)]
 mod fault;
 mod fuzz;
 mod gguf;
