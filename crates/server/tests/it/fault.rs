@@ -102,8 +102,12 @@ async fn bug_a_fault_that_passed_failed_a_training_pass_for_good() {
     let (test_server, model, broken) = with_broken_snapshot().await;
     let http = test_server.http();
     let futures = submit(&http, &model, 3).await;
-    while http.metrics().await["retries_total"] < 2 {
-        tokio::task::yield_now().await;
+    loop {
+        let metrics = http.metrics().await;
+        assert_eq!(metrics["failed_jobs_total"], 0, "the fault is retried");
+        if metrics["retries_total"] >= 2 {
+            break;
+        }
     }
     // Other models go on meanwhile.
     let session = http.session().await;
