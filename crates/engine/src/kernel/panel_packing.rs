@@ -368,7 +368,8 @@ mod tests {
 
     #[test]
     fn packing_all_lanes_at_once_has_the_bits_of_packing_row_by_row() {
-        let formats: [(_, fn(&[u8], usize, &mut [u8])); 2] =
+        type PackRow = fn(&[u8], usize, &mut [u8]);
+        let formats: [(_, PackRow); 2] =
             [(WeightFormat::Q4K, pack_q4_k_row), (WeightFormat::Q6K, pack_q6_k_row)];
         for (format, pack_row) in formats {
             for (rows, cols) in [(16, 512), (5, 768), (1, 256)] {
