@@ -1,7 +1,7 @@
 //! Memory of the server, measured with a counting allocator.
 
 #![forbid(unsafe_code)]
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
+#![expect(clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
 
 #[expect(dead_code, reason = "shared with the other tests")]
 #[path = "it/harness.rs"]

@@ -95,9 +95,9 @@ impl Network {
         let status = [429, 500, 502, 503][rng.usize(0..4)];
         let fate = if calm {
             Fate::Delivered
-        } else if path.ends_with("/session_heartbeat") && rng.f64() < plan.drop_heartbeat {
-            Fate::RequestLost
-        } else if hit(plan.drop_request) {
+        } else if path.ends_with("/session_heartbeat") && rng.f64() < plan.drop_heartbeat
+            || hit(plan.drop_request)
+        {
             Fate::RequestLost
         } else if hit(plan.drop_response) {
             Fate::ResponseLost
@@ -182,7 +182,7 @@ struct Never;
 
 impl AsyncWaiter for Never {
     async fn wait(&mut self) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

@@ -259,7 +259,7 @@ impl Oracle {
             Ok(replay) => replay,
             Err(error) => return self.0.trace.fail(format!("cannot load the model: {error}")),
         };
-        let mut pending: Vec<(&str, std::vec::IntoIter<(u64, &str, &SeenRequest)>)> = models
+        let mut pending: Vec<_> = models
             .into_iter()
             .map(|(model, mut requests)| {
                 requests.sort_by_key(|(seq, ..)| *seq);
