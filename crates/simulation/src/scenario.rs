@@ -243,7 +243,17 @@ async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &Trace) {
         return trace.fail(format!("cannot create {}: {error}", scratch.display()));
     }
     oracle.check_replay(&handler, (base.0, &base.1), &host.data_dir(), &scratch);
-    let before = handler.describe();
+    // Wait until nothing changes: the disk writer may be about to write what memory has already.
+    let mut before = handler.describe();
+    for _ in 0..100 {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let now = handler.describe();
+        let settled = now == before;
+        before = now;
+        if settled {
+            break;
+        }
+    }
     drop(handler);
     host.crash(true).await;
     host.start().await;
