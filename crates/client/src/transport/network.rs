@@ -10,7 +10,6 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, Stream};
 use http::{Request, Response};
-use http_body_util::{BodyExt as _, Limited};
 
 use crate::config::Env;
 use crate::error::{Error, ErrorKind};
@@ -162,16 +161,18 @@ fn take_head(response: &mut reqwest::Response) -> Response<()> {
 }
 
 /// Receives a body of at most `limit` bytes.
-async fn collect_body(response: reqwest::Response, limit: usize) -> Result<Bytes, HttpFailure> {
-    let body = Limited::new(reqwest::Body::from(response), limit);
-    let collected = body.collect().await.map_err(|error| match error.downcast() {
-        Ok(error) => classify(*error),
-        Err(_) => {
+async fn collect_body(mut response: reqwest::Response, limit: usize) -> Result<Bytes, HttpFailure> {
+    let (mut parts, mut length) = (Vec::new(), 0);
+    while let Some(part) = response.chunk().await.map_err(classify)? {
+        length += part.len();
+        if length > limit {
             let message = format!("response body exceeds {limit} bytes");
-            HttpFailure::new(HttpFailureKind::Decode, message)
+            return Err(HttpFailure::new(HttpFailureKind::Decode, message));
         }
-    })?;
-    Ok(collected.to_bytes())
+        parts.push(part);
+    }
+    // Most bodies arrive in one part, which need not be copied.
+    Ok(if parts.len() == 1 { parts.swap_remove(0) } else { parts.concat().into() })
 }
 
 /// Streams the body of a response. The lease is held until the stream ends or is dropped.
