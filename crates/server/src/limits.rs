@@ -32,7 +32,8 @@ pub struct ServerLimits {
     /// of the memory of the process, at most 1 GiB).
     pub queued_bytes: usize,
     /// Maximum total size of the results held in memory, in bytes (default 1/64 of the memory
-    /// of the process, at most 1 GiB). Beyond it, the oldest results are dropped from memory and read from disk when a client polls them.
+    /// of the process, at most 1 GiB). Beyond it, the oldest results are dropped from memory and
+    /// read from disk when a client polls them.
     pub result_bytes: usize,
     /// Maximum total size of the results that are read from disk and sent, in bytes (default 1/64 of
     /// the memory of the process, at most 1 GiB). Further polls wait.

@@ -17,11 +17,12 @@ use crate::task::Executor;
 /// Number of bytes that one permit of the budget represents.
 const UNIT: usize = 4_096;
 /// Number of entries above which unused ones are removed.
-const MAX_UNUSED: usize = 64;
+const MAX_ENTRIES: usize = 64;
 
 /// Results that are being read from disk and sent.
 pub(crate) struct ResultReads {
-    /// The last copy of each result, by payload number. A task locks the entry while it reads.
+    /// The last copy of each result, by payload number. A poll locks the entry while it reads, so
+    /// that other polls of the same result wait for its copy.
     entries: Mutex<HashMap<u64, Entry>>,
     budget: Arc<Semaphore>,
     /// Number of permits of the budget.
@@ -70,7 +71,7 @@ impl ResultReads {
         if let Some(result) = last.upgrade() {
             return Ok(Ok(Bytes::from_owner(SharedResult(result))));
         }
-        let units = u32::try_from((size / UNIT).clamp(1, self.units)).unwrap_or(u32::MAX);
+        let units = u32::try_from(size.div_ceil(UNIT).clamp(1, self.units)).unwrap_or(u32::MAX);
         let permit = Arc::clone(&self.budget).acquire_many_owned(units).await;
         let permit = permit.map_err(|_| ServerError::shutting_down())?;
         // The job holds the permit, because it continues if the client disconnects.
@@ -85,7 +86,7 @@ impl ResultReads {
 
     fn entry(&self, number: u64) -> Entry {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if entries.len() > MAX_UNUSED {
+        if entries.len() > MAX_ENTRIES {
             let in_use = |entry: &Entry| {
                 let copy = entry.try_lock().map_or(1, |last| last.strong_count());
                 Arc::strong_count(entry) > 1 || copy > 0
@@ -123,7 +124,7 @@ mod tests {
         assert_eq!((first.len(), first.as_ptr()), (10_000, second.as_ptr()));
         let other = read(b).await.unwrap().unwrap();
         assert_ne!(first.as_ptr(), other.as_ptr());
-        assert_eq!(reads.budget.available_permits(), reads.units - 4, "two results of two pages");
+        assert_eq!(reads.budget.available_permits(), reads.units - 6, "two results of three units");
         drop((first, second, other));
         assert_eq!(reads.budget.available_permits(), reads.units);
     }
@@ -157,7 +158,7 @@ mod tests {
             drop(reads.entry(number));
         }
         let entries = reads.entries.lock().unwrap().len();
-        assert!(entries <= MAX_UNUSED + 2, "{entries}");
+        assert!(entries <= MAX_ENTRIES + 2, "{entries}");
         let again = reads.read(&Executor::Threads, a, 10, disk.reader()).await.unwrap().unwrap();
         assert_eq!(kept.as_ptr(), again.as_ptr());
     }

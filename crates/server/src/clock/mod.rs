@@ -24,7 +24,7 @@ use crate::record::{BootTime, ClockRecord, UnixMicros};
 /// Interval at which [`Clock::tick`] must be called.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
-/// Maximum time for reading two clocks.
+/// Maximum time between the readings of two clocks that count as simultaneous.
 const MAX_READING: Duration = Duration::from_millis(50);
 
 /// Latest time that the API can represent, in microseconds since the Unix epoch: the end of 9999.
@@ -118,7 +118,8 @@ impl Clock {
         self.lock().since_gap(Instant::now())
     }
 
-    /// Notices that the process runs. Returns how long it did not, if that was for a while.
+    /// Counts the running time since the last tick. Returns the length of the interruption since
+    /// then, if it was at least [`MIN_GAP`](running::MIN_GAP).
     pub(crate) fn tick(&self) -> Option<Duration> {
         let (now, boot) = read_clocks(&*self.0.system);
         let suspended = self.count_suspension(now, boot);
@@ -136,7 +137,7 @@ impl Clock {
         let (Some(start), Some(boot)) = (self.0.boot_start, boot) else {
             return Duration::ZERO;
         };
-        let ran = micros(now.duration_since(self.0.started));
+        let ran = micros(now.saturating_duration_since(self.0.started));
         let suspended = boot.saturating_sub(start).saturating_sub(ran);
         let before = self.0.suspended.load(Ordering::Relaxed);
         let more = suspended.saturating_sub(before);

@@ -36,7 +36,9 @@ impl RunningTime {
     pub(super) fn tick(&mut self, now: Instant) -> Duration {
         let elapsed = now.saturating_duration_since(self.last_tick);
         self.total = self.at(now);
-        self.last_tick = now;
+        // Two threads may tick: the one that read its clock first can be the second to count. Going
+        // back would count the time between the two readings twice.
+        self.last_tick = self.last_tick.max(now);
         elapsed.saturating_sub(MAX_STEP)
     }
 
@@ -48,5 +50,22 @@ impl RunningTime {
     /// Returns the running time since the end of the last interruption, if there was one.
     pub(super) fn since_gap(&self, now: Instant) -> Option<Duration> {
         self.gap_end.map(|end| self.at(now).saturating_sub(end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bug_a_tick_with_an_earlier_reading_counted_time_twice() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut running = RunningTime::new(start);
+        assert_eq!(running.tick(at(2)), Duration::ZERO);
+        assert_eq!(running.tick(at(1)), Duration::ZERO);
+        assert_eq!(running.at(at(2)), Duration::from_secs(2));
+        assert_eq!(running.tick(at(3)), Duration::ZERO);
+        assert_eq!(running.at(at(3)), Duration::from_secs(3));
     }
 }

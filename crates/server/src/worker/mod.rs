@@ -99,6 +99,7 @@ impl Worker {
             }
             for model in dispatch.dropped {
                 self.models.remove(&model);
+                self.fault_retries.forget(&model);
             }
             if !dispatch.silent.is_empty() {
                 self.expire_sessions(dispatch.silent).await;
@@ -144,6 +145,7 @@ impl Worker {
     /// Ends silent sessions after saving the unsaved state of their models.
     async fn expire_sessions(&mut self, sessions: Vec<SessionId>) {
         let mut ended = Vec::new();
+        self.autosave_retries.retain(&sessions);
         for id in sessions {
             // A request may have arrived after the session was reported.
             if !expiry::is_silent(&self.state, &id) {
@@ -161,17 +163,19 @@ impl Worker {
     /// models cannot be saved stays open, is reported again, and is tried again after a delay, until
     /// the last attempt has failed.
     fn autosave_session(&mut self, id: &SessionId) -> bool {
-        if !self.autosave_retries.is_due(id, Instant::now()) {
+        let (models, last_used): (Vec<ModelId>, Duration) = {
+            let store = self.state.store();
+            let last_used = store.sessions.get(id).map(|entry| entry.last_used);
+            let models = store.runs_of(id).map(|run| run.id.clone()).collect();
+            (models, last_used.unwrap_or_default())
+        };
+        if !self.autosave_retries.is_due(id, last_used, Instant::now()) {
             return false;
         }
-        let models: Vec<ModelId> = {
-            let store = self.state.store();
-            store.runs_of(id).map(|run| run.id.clone()).collect()
-        };
         if models.iter().all(|model| self.autosave(model)) {
             return true;
         }
-        match self.autosave_retries.failed(id, Instant::now()) {
+        match self.autosave_retries.failed(id, last_used, Instant::now()) {
             Some(delay) => {
                 tracing::warn!(
                     target: log::MODEL,
@@ -222,10 +226,10 @@ impl Worker {
         // A model whose operation took longer than the idle timeout is not idle.
         self.touch(&model);
         let elapsed = start.elapsed();
-        if outcome.transient && self.retry_later(request, &outcome) {
+        if outcome.transient && self.retry_later(&model, request, &outcome) {
             return;
         }
-        let fault = (self.fault_retries.forget(&id) && outcome.transient)
+        let fault = (self.fault_retries.forget(&model) && outcome.transient)
             .then(|| fault_retry::message(&outcome).to_owned());
         log_outcome(name, seq, elapsed, &outcome);
         let model_changed = outcome.model_changed;

@@ -255,7 +255,9 @@ impl Worker {
             self.models.remove(&run.id);
             self.models.extend(previous.map(|model| (run.id.clone(), model)));
             let message = "cannot save the loaded state; the disk may be full";
-            return Err(Outcome::failed(FailureCategory::Server, message));
+            let failed = Outcome::failed(FailureCategory::Server, message);
+            // Without a snapshot, later requests would train a new adapter instead.
+            return Err(if creates { close_run(run, failed) } else { failed });
         }
         let (path, model_id) = (Some(path.to_string()), Some(run.id.clone()));
         Ok(Outcome::json(&WeightsLoaded::default().path(path).model_id(model_id)))
