@@ -22,10 +22,10 @@ use tokio::time::Instant;
 use crate::faults::FaultPlan;
 use crate::trace::{Trace, event};
 
-/// Files of the data folder that a power loss does not change; see the module.
+/// Prefix of the names of the database files, which a power loss does not change; see the module.
 const DATABASE_PREFIX: &str = "metadata.sqlite";
 
-/// Part of the name of a checkpoint whose request kills every process that executes it.
+/// Prefix of the name of a checkpoint whose save kills every process that executes it.
 pub(crate) const POISON: &str = "poison";
 
 /// The disk of the simulated machine. Cheap to clone.
@@ -106,7 +106,7 @@ impl SimulatedDisk {
         self.lock().dead = false;
     }
 
-    /// Decides about an operation, and records what it makes durable.
+    /// Lets an operation pass or fail, and records what it makes durable.
     pub(crate) fn observe(&self, operation: FileOperation<'_>) -> io::Result<()> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -195,6 +195,13 @@ impl SimulatedDisk {
         Ok(())
     }
 
+    /// Returns the data folder, the folder of weights, and the folders in that.
+    fn folders(&self) -> Vec<PathBuf> {
+        let weights = self.0.root.join("weights");
+        let inner = list(&weights).into_iter().filter(|path| path.is_dir());
+        [self.0.root.clone(), weights.clone()].into_iter().chain(inner).collect()
+    }
+
     /// Loses a random part of what is not durable.
     pub(crate) fn lose_power(&self) {
         let mut state = self.lock();
@@ -207,10 +214,7 @@ impl SimulatedDisk {
                 let _ = fs::remove_file(link);
             }
         }
-        let root = self.0.root.clone();
-        let mut folders = vec![root.clone(), root.join("weights")];
-        folders.extend(list(&root.join("weights")).into_iter().filter(|path| path.is_dir()));
-        for folder in folders {
+        for folder in self.folders() {
             let durable =
                 fs::metadata(&folder).ok().and_then(|m| state.entries.get(&m.ino()).cloned());
             let durable = durable.unwrap_or_default();
@@ -254,10 +258,7 @@ impl SimulatedDisk {
 
     /// Records everything that exists as durable.
     fn record_all(&self, state: &mut DiskState) {
-        let root = &self.0.root;
-        let mut folders = vec![root.clone(), root.join("weights")];
-        folders.extend(list(&root.join("weights")).into_iter().filter(|path| path.is_dir()));
-        for folder in folders {
+        for folder in self.folders() {
             for path in list(&folder) {
                 if let Ok(metadata) = fs::symlink_metadata(&path) {
                     state.lengths.insert(metadata.ino(), metadata.len());

@@ -1,11 +1,11 @@
-//! [`FaultPlan`]: which faults a run has, and how often.
+//! [`FaultPlan`]: the kinds and probabilities of the faults of a run.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 
 /// Probabilities and limits of the faults of one run. Each kind of fault is absent in some runs, so
-/// that the others are seen alone, too.
+/// that each of the others also occurs alone.
 #[derive(Clone, Debug)]
 pub(crate) struct FaultPlan {
     /// Time after which no fault happens any more.
@@ -24,11 +24,16 @@ pub(crate) struct FaultPlan {
     pub(crate) write_error: f64,
     /// Probability that a period of a full disk begins at a file operation.
     pub(crate) full_disk: f64,
-    /// Probabilities of the fate of a request.
+    /// Probability that a request does not arrive.
     pub(crate) drop_request: f64,
+    /// Probability that a request is executed and its response does not arrive.
     pub(crate) drop_response: f64,
+    /// Probability that a request arrives twice.
     pub(crate) duplicate: f64,
+    /// Probability that the connection breaks while the body of a request is sent.
     pub(crate) cut_request: f64,
+    /// Probability that a proxy answers with an error, half of the time after the request was
+    /// executed.
     pub(crate) error_status: f64,
     /// Probability that a message takes up to `max_delay` instead of a few milliseconds.
     pub(crate) slow_message: f64,

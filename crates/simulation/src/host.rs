@@ -3,7 +3,7 @@
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -31,11 +31,12 @@ struct HostInner {
     options: ServerOptions,
     clocks: Arc<MachineClocks>,
     plan: FaultPlan,
-    pub(crate) disk: SimulatedDisk,
+    disk: SimulatedDisk,
     trace: Trace,
     oracle: Oracle,
     process: Mutex<Option<Process>>,
-    /// Notified when a process ends. A `watch` channel would wake its receivers in random order.
+    /// Notified when a process ends. Not a `watch` channel, which wakes its receivers in random
+    /// order.
     process_ended: Notify,
     /// Until when the process does not run, as after SIGSTOP.
     frozen_until: Mutex<Option<Instant>>,
@@ -50,7 +51,8 @@ struct Process {
 
 /// Tasks of one server process.
 struct ProcessTasks {
-    host: Host,
+    /// Weak, because the host owns the process: a run would never release its server and files.
+    host: Weak<HostInner>,
     rng: Mutex<Rng>,
     running: Mutex<Vec<JoinHandle<()>>>,
     /// Number of bodies that are being decoded.
@@ -82,21 +84,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Scheduler for ProcessTasks {
     fn spawn(&self, name: &'static str, task: SimulatedTask) {
-        let max = if name == "deferred" { 0 } else { self.host.0.plan.max_task_delay };
+        let Some(host) = self.host.upgrade().map(Host) else { return };
+        let trace = host.0.trace.clone();
+        let max = if name == "deferred" { 0 } else { host.0.plan.max_task_delay };
         let mut rng = Rng::with_seed(lock(&self.rng).u64(..));
-        let process = self.host.clone();
-        let delay = move |first| match process.interruption() {
+        let machine = host.clone();
+        let delay = move |first| match machine.interruption() {
             Some(interruption) => interruption,
             None if first => Duration::from_millis(rng.u64(0..=max)),
             None => Duration::ZERO,
         };
-        let (host, observes) = (self.host.clone(), name == "disk" || name == "worker");
+        let observes = name == "disk" || name == "worker";
         let after = move || {
             if observes {
                 host.observe();
             }
         };
-        let trace = self.host.0.trace.clone();
         let decoding = (name == "decode").then(|| Decoding::start(&self.decoding, &trace));
         let run = AssertUnwindSafe(Delayed::new(task, delay, after)).catch_unwind();
         let task = task::spawn(async move {
@@ -143,7 +146,7 @@ impl Host {
                 (rng.u64(..), rng.u64(..))
             };
             let tasks = Arc::new(ProcessTasks {
-                host: self.clone(),
+                host: Arc::downgrade(&self.0),
                 rng: Mutex::new(Rng::with_seed(tasks)),
                 running: Mutex::default(),
                 decoding: Arc::default(),
@@ -239,7 +242,7 @@ impl Host {
     /// Returns for how long the process does not run; `None` if it runs.
     pub(crate) fn interruption(&self) -> Option<Duration> {
         if self.0.disk.is_dead() {
-            // The tasks are dropped before that.
+            // Longer than any run: the tasks are dropped before it has passed.
             return Some(Duration::from_secs(1 << 30));
         }
         let frozen = (*lock(&self.0.frozen_until))?.saturating_duration_since(Instant::now());

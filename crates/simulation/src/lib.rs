@@ -6,13 +6,15 @@
 //! how long requests take, which of them are lost, when the server process dies, which writes
 //! survive. The same seed gives the same scenario, so every failure can be repeated.
 //!
-//! * `scenario`: what one run consists of
-//! * `program`: what the clients do
+//! * `scenario`: runs one scenario from start to end
+//! * `program`: the actions of the clients
 //! * `network`: requests and their faults
 //! * `host`: the server process, its tasks, its death and its restart
-//! * `disk`: what survives the death of the machine
-//! * `oracle`: what must hold
-//! * `faults`: which faults a run has, chosen from the seed
+//! * `clocks`: the clocks of the machine
+//! * `disk`: faults of file operations, and what survives a power loss
+//! * `oracle`: the invariants, and the checks of them
+//! * `faults`: the kinds and probabilities of the faults of a run, chosen from the seed
+//! * `task`: tasks that take simulated time
 //! * `trace`: the events of a run, and their hash
 
 #![forbid(unsafe_code)]

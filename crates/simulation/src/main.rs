@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 const USAGE: &str = "\
-Usage: cargo xtask simulate [--seeds N] [--seed S] [--minutes M] [-v]
+Usage: cargo xtask simulate [--seeds N] [--seed S] [--minutes M] [--check K] [-v]
 
-  --seeds N     Number of scenarios [default: 1000]
+  --seeds N     Number of scenarios [default: 1000, or as many as fit into --minutes]
   --seed S      First seed [default: 0]
-  --minutes M   Stop after this time
-  --check K     Run every K-th seed twice and compare [default: 50; 0: never]
+  --minutes M   Start no further scenario after this time
+  --check K     Run every K-th seed twice and compare the events [default: 50; 0: never]
   -v            Print the events of every scenario
 ";
 
@@ -25,9 +25,10 @@ struct Arguments {
     verbose: bool,
 }
 
-fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
-    let mut parsed = Arguments { seeds: 1_000, first: 0, limit: None, check: 50, verbose: false };
-    let mut arguments = arguments.peekable();
+fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Arguments, String> {
+    let mut parsed = Arguments { seeds: 0, first: 0, limit: None, check: 50, verbose: false };
+    let mut seeds = None;
+    let mut arguments = arguments.into_iter();
     while let Some(name) = arguments.next() {
         if name == "-v" {
             parsed.verbose = true;
@@ -36,16 +37,15 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Arguments, String> {
         let value = arguments.next().ok_or_else(|| format!("{name}: expected a value"))?;
         let number: u64 = value.parse().map_err(|_| format!("{name}: expected a number"))?;
         match name.as_str() {
-            "--seeds" => parsed.seeds = number,
+            "--seeds" => seeds = Some(number),
             "--seed" => parsed.first = number,
-            "--minutes" => {
-                parsed.limit = Some(Duration::from_secs(60 * number));
-                parsed.seeds = u64::MAX;
-            }
+            "--minutes" => parsed.limit = Some(Duration::from_secs(number.saturating_mul(60))),
             "--check" => parsed.check = number,
             _ => return Err(format!("unknown option {name}")),
         }
     }
+    let default = if parsed.limit.is_some() { u64::MAX } else { 1_000 };
+    parsed.seeds = seeds.unwrap_or(default);
     Ok(parsed)
 }
 
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
-            println!("cannot simulate: {error}");
+            println!("cannot run the simulation: {error}");
             ExitCode::FAILURE
         }
     }
@@ -72,8 +72,8 @@ fn simulate(arguments: &Arguments) -> std::io::Result<u64> {
     let start = Instant::now();
     let (mut runs, mut failures, mut simulated) = (0_u64, 0_u64, 0.0);
     let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
-    let last = arguments.first.saturating_add(arguments.seeds);
-    for seed in arguments.first..last {
+    let end = arguments.first.saturating_add(arguments.seeds);
+    for seed in arguments.first..end {
         if arguments.limit.is_some_and(|limit| start.elapsed() >= limit) {
             break;
         }

@@ -115,7 +115,9 @@ impl Network {
         Passage { fate, before, after, again }
     }
 
-    /// Carries a request to the server and returns the response, or `None` if the connection broke.
+    /// Carries a request to the server after `delay` and returns the response, or `None` if the
+    /// connection broke: after the fraction `cut` of the body, when the server process ended, or when
+    /// `client_gone` is ready.
     async fn exchange(
         self,
         request: Request<Bytes>,

@@ -22,9 +22,9 @@ use crate::trace::{Trace, event};
 pub(crate) const BASE_MODEL: &str = "micro";
 
 /// Simulated time after the last fault within which all programs must end.
-const PATIENCE: Duration = Duration::from_secs(6 * 3_600);
+const MAX_RECOVERY: Duration = Duration::from_secs(6 * 3_600);
 
-/// What a run has shown.
+/// Result of a run.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
@@ -161,7 +161,7 @@ async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
         }
         ended.notify_one();
     };
-    let limit = plan.duration + PATIENCE;
+    let limit = plan.duration + MAX_RECOVERY;
     let ended = tokio::time::timeout(limit, async { tokio::join!(chaos, ending) }).await;
     if ended.is_err() {
         return trace.fail("a client still waits, hours after the last fault".to_owned());

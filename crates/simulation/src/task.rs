@@ -16,12 +16,12 @@ pub(crate) fn spawn<T: Send + 'static>(
     tokio::spawn(task)
 }
 
-/// A task that takes simulated time: it is polled some time after it was woken, as a thread is that
-/// has to be scheduled or waits for a disk.
+/// A task that takes simulated time: it is polled some time after it was woken, like a thread that
+/// waits to be scheduled or waits for a disk.
 pub(crate) struct Delayed<F: ?Sized, D, A> {
     task: Pin<Box<F>>,
-    /// Returns the delay before the next poll: the first one after a wake-up if the argument is
-    /// true, and a further one otherwise.
+    /// Returns the delay before the next poll; zero to poll now. The argument is true for the first
+    /// delay after a wake-up, and false when the previous delay has passed.
     delay: D,
     /// Runs after every poll.
     after: A,

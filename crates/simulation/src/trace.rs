@@ -12,19 +12,20 @@ use tokio::time::Instant;
 pub(crate) struct Trace(Arc<Mutex<TraceState>>);
 
 struct TraceState {
+    /// Folder of the run, whose random name is not part of the events.
     folder: String,
     start: Instant,
     hash: u64,
+    /// Events as text, if they are kept.
     lines: Option<Vec<String>>,
-    /// Last events, for the report of a failure in a run without lines.
+    /// First violation.
     failure: Option<String>,
     counts: BTreeMap<&'static str, u64>,
 }
 
 impl Trace {
-    /// Starts a trace; it keeps its lines if `keep_lines` is true, and their hash otherwise.
-    ///
-    /// `folder` has a random name, which is not part of the trace.
+    /// Starts a trace. It keeps the hash of its events, and the events too if `keep_lines` is true.
+    /// `folder`, which has a random name, is replaced by `FOLDER` in them.
     pub(crate) fn new(keep_lines: bool, folder: &Path) -> Self {
         Self(Arc::new(Mutex::new(TraceState {
             folder: folder.display().to_string(),
@@ -53,7 +54,7 @@ impl Trace {
         }
     }
 
-    /// Counts an event by its name, for the statistics of many runs.
+    /// Adds one to the count of the faults with this name.
     pub(crate) fn count(&self, name: &'static str) {
         *self.lock().counts.entry(name).or_default() += 1;
     }
@@ -68,6 +69,7 @@ impl Trace {
         self.lock().failure.is_some()
     }
 
+    /// Returns what was recorded, and removes it from the trace.
     pub(crate) fn finish(&self) -> TraceSummary {
         let mut state = self.lock();
         TraceSummary {

@@ -2,9 +2,9 @@
 //!
 //! Not part of the public API: only the crate `tinkex-simulation` uses it, and it can change in any
 //! version. [`SimulatedServer`] runs the code of [`Server`](crate::Server) with four differences:
-//! requests are passed to [`handle`](SimulatedServer::handle) instead of arriving on a connection,
-//! the loops of worker and disk writer run where the [`Scheduler`] puts them, ids derive from a seed,
-//! and the [clocks of the machine](SystemClocks) are simulated.
+//! requests are passed to [`RequestHandler::handle`] instead of arriving on a connection, the
+//! [`Scheduler`] runs the loops of worker and disk writer, ids derive from a seed, and the
+//! [clocks of the machine](SystemClocks) are simulated.
 
 mod replay;
 mod view;
@@ -52,8 +52,7 @@ impl std::fmt::Debug for SimulatedServer {
 
 impl SimulatedServer {
     /// Restores the state of the data folder and starts the tasks. `clocks` are those of the
-    /// machine. `seed` determines the ids that
-    /// the server chooses; use another one for each start.
+    /// machine. `seed` determines the ids that the server chooses; use another one for each start.
     ///
     /// # Errors
     /// As [`Server::start`](crate::Server::start).

@@ -1,4 +1,4 @@
-//! What a simulation checks: requests, outcomes and checkpoints of a simulated server.
+//! Requests, outcomes and checkpoints of a simulated server, for the checks of a simulation.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use tinkex_wire::codec::json;
 use tinkex_wire::{LoadWeights, TinkerPath};
 
 use super::RequestHandler;
-use crate::store::{RequestKind, RequestPhase, SequenceScope, Store};
+use crate::store::{RequestPhase, SequenceScope, Store};
 
 /// A request that the server has admitted.
 #[derive(Clone, Debug)]
@@ -114,13 +114,6 @@ impl RequestHandler {
         Some(self.0.store().checkpoint(&path)?.row.folder.clone())
     }
 
-    /// Returns whether a request with this sequence number exists.
-    #[must_use]
-    pub fn has_request(&self, model: &str, seq: u64) -> bool {
-        let scope = SequenceScope::Model(model.into());
-        self.0.store().request_at(&scope, seq).is_some()
-    }
-
     /// Checks that every record refers to files that exist.
     ///
     /// # Errors
@@ -207,7 +200,6 @@ fn needed_payloads(store: &Store) -> Vec<(String, u64)> {
         match &entry.phase {
             RequestPhase::Ready { number, .. } => all.push((name(), *number)),
             RequestPhase::Queued => all.push((name(), entry.row.number)),
-            _ if entry.row.kind == RequestKind::CreateCustomLoss => {}
             _ => {}
         }
     }
