@@ -7,7 +7,8 @@ use crate::step::{XtaskError, cargo, target, tool};
 const VERSION: &str = "0.20.2";
 
 pub(crate) fn run() -> Result<(), XtaskError> {
-    let tools = target().join("tools");
+    // With the version in its name, so that a new version replaces an installed one.
+    let tools = target().join(format!("tools/cargo-deny-{VERSION}"));
     let program = tools.join("bin/cargo-deny");
     if !program.exists() {
         let build = tools.join("build");
@@ -17,7 +18,7 @@ pub(crate) fn run() -> Result<(), XtaskError> {
         )
         .arguments(&["--root"])
         .argument(&tools)
-        // A folder of its own, so that an interrupted build goes on where it was.
+        // A fixed folder, so that an interrupted build continues with its finished crates.
         .variable("CARGO_TARGET_DIR", &build)
         .run()?;
         // Its size is several hundred megabytes; a failure to remove it does no harm.

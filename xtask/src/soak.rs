@@ -1,5 +1,5 @@
-//! `cargo xtask soak`: client programs against two servers, of which one is killed at random
-//! moments; fails if memory, file handles, threads or disk grow.
+//! `cargo xtask soak`: runs client programs against two servers, of which one is killed at random
+//! moments. Fails if the use of memory, file handles, threads or disk grows.
 
 use crate::step::{XtaskError, ignored_test};
 
@@ -15,7 +15,7 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
         *setting = options
             .next()
             .and_then(|value| value.parse().ok())
-            .ok_or_else(|| XtaskError::new(format!("soak: {option} needs a whole number")))?;
+            .ok_or_else(|| XtaskError::new(format!("soak: expected a whole number after {option}")))?;
     }
     let test = "soak::resources_stay_flat_while_a_server_is_killed";
     ignored_test("soak test", "tinkex-server", test, &[])?

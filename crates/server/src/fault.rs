@@ -1,7 +1,7 @@
-//! Faults of the system that may pass: the same operation can succeed later.
+//! Transient faults of the system: the same operation can succeed later.
 //!
-//! Too many open files, an I/O error of a disk or network file system, and a lack of memory are such
-//! faults. A missing, damaged or forbidden file is not: trying again fails until a person acts.
+//! Too many open files, an I/O error of a disk or network file system, and a lack of memory are
+//! transient. A missing, damaged or forbidden file is not: every attempt fails until a person acts.
 
 use std::io;
 
@@ -23,7 +23,7 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
             | Kind::UnexpectedEof
             | Kind::Unsupported
             | Kind::ReadOnlyFilesystem
-            // Space is not freed within seconds, and the client should know.
+            // Space is not freed within seconds: fail, so that the client learns of it.
             | Kind::StorageFull
             | Kind::QuotaExceeded
             | Kind::FileTooLarge
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_that_pass_are_told_from_those_that_do_not() {
+    fn transient_faults_are_distinguished_from_permanent_ones() {
         // Numbers of Linux: EIO, EMFILE, ENFILE, ENOMEM, EINTR.
         for code in [5, 24, 23, 12, 4] {
             assert!(is_transient(&io::Error::from_raw_os_error(code)), "{code}");

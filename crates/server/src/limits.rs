@@ -1,4 +1,4 @@
-//! [`ServerLimits`]: how much memory and how many connections and requests the server uses.
+//! [`ServerLimits`]: limits on memory, connections and requests.
 
 use crate::log;
 use crate::memory::process_memory;
@@ -10,7 +10,8 @@ use crate::memory_size::MemorySize;
 /// its limit is rejected with 413. Caches over their limit evict the least recently used entries.
 ///
 /// [`default`](Self::default) returns the same limits on every machine;
-/// [`for_this_process`](Self::for_this_process) derives them from the memory that there is.
+/// [`for_this_process`](Self::for_this_process) derives them from the memory that the process may
+/// use.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerLimits {
@@ -35,8 +36,8 @@ pub struct ServerLimits {
     /// of the process, at most 1 GiB). Beyond it, the oldest results are dropped from memory and
     /// read from disk when a client polls them.
     pub result_bytes: usize,
-    /// Maximum total size of the results that are read from disk and sent, in bytes (default 1/64 of
-    /// the memory of the process, at most 1 GiB). Further polls wait.
+    /// Maximum total size of the results that are being read from disk or sent, in bytes (default
+    /// 1/64 of the memory of the process, at most 1 GiB). Further polls wait.
     pub response_bytes: usize,
     /// Minimum size of the payload file, in bytes, for compaction (default 32 MiB). A larger file
     /// is compacted once at least half of it is no longer needed.

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Returns the memory that this process may use, in bytes: the smallest of the machine's RAM and
-/// the limits of the process's control groups and their parents. `None` if the operating system
-/// does not say, as on any but Linux.
+/// the limits of the process's control groups and their parents. `None` if it is not known: on
+/// platforms other than Linux, or without `/proc`.
 #[must_use]
 pub fn process_memory() -> Option<u64> {
     memory_below(Path::new("/"))

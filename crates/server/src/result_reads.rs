@@ -1,4 +1,4 @@
-//! [`ResultReads`]: results that were evicted from memory and are read for polls.
+//! [`ResultReads`]: reads of results that were evicted from memory, for polls.
 //!
 //! Polls of the same result share one read and one copy in memory. All copies count towards one
 //! budget, from before they are read until the last response that contains them was sent.
@@ -19,7 +19,7 @@ const UNIT: usize = 4_096;
 /// Number of entries above which unused ones are removed.
 const MAX_ENTRIES: usize = 64;
 
-/// Results that are being read from disk and sent.
+/// Results that are being read from disk or sent.
 pub(crate) struct ResultReads {
     /// The last copy of each result, by payload number. A poll locks the entry while it reads, so
     /// that other polls of the same result wait for its copy.

@@ -412,7 +412,8 @@ impl Drop for ServerHandles {
     }
 }
 
-/// Checks that no other user can change the data folder, and warns if others can read it.
+/// Checks that this user owns the data folder and that not all users can change it. Warns if the
+/// folder's group or all users can access it.
 fn check_access(data_dir: &Path) -> Result<(), StartError> {
     let access = tinkex_files::folder_access(data_dir)
         .map_err(StartError::io(StartAction::Use, data_dir.display()))?;

@@ -28,7 +28,8 @@ pub(crate) enum Executor {
 }
 
 impl Executor {
-    /// Starts a loop. `on_panic` runs if it panics.
+    /// Starts a loop. `on_panic` runs if it panics, except in a simulation, whose scheduler reports
+    /// panics.
     pub(crate) fn start<T: Send + 'static>(
         &self,
         name: &'static str,
@@ -168,8 +169,8 @@ impl DecodeJobs {
         Self { permits: Arc::new(Semaphore::new(cores)), executor }
     }
 
-    /// Returns whether a body of `size` bytes is decoded on the async thread. Simulated requests are
-    /// small, and most of them shall be jobs.
+    /// Returns whether a body of `size` bytes is decoded on the async thread. The limit is lower in a
+    /// simulation, whose requests are small: most of them must become jobs.
     fn is_small(&self, size: usize) -> bool {
         size < if matches!(self.executor, Executor::Threads) { SMALL } else { 128 }
     }

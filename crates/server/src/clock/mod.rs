@@ -151,9 +151,13 @@ impl Clock {
     /// Returns the record from which the next start continues.
     pub(crate) fn record(&self) -> ClockRecord {
         let (now, boot) = read_clocks(&*self.0.system);
+        // A suspension since the last tick is in the time since boot only. Without it, the next
+        // start would continue too early by its length.
+        let since_start = boot.zip(self.0.boot_start).map(|(now, start)| now.saturating_sub(start));
+        let by_boot = self.0.start.saturating_add(since_start.unwrap_or(0));
         let boot = self.0.boot_id.clone().zip(boot);
         let boot = boot.map(|(id, elapsed)| BootTime { id, elapsed });
-        ClockRecord { time: self.at(now), boot }
+        ClockRecord { time: self.at(now).max(by_boot), boot }
     }
 
     fn lock(&self) -> MutexGuard<'_, RunningTime> {
@@ -251,6 +255,16 @@ pub(crate) mod tests {
         let expected = BootTime { id: "boot".to_owned(), elapsed: 3_606 * SECOND };
         let record = ClockRecord { time: DAY + 3_601 * SECOND, boot: Some(expected) };
         assert_eq!(clock.record(), record);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bug_a_stop_soon_after_a_suspension_saved_a_time_without_it() {
+        let system = TestClocks::new(DAY, "boot", 5 * SECOND);
+        let clock = Clock::resume(Arc::clone(&system) as _, None, None);
+        tokio::time::advance(TICK).await;
+        system.since_boot.store((5 + 1 + 3_600) * SECOND, Ordering::Relaxed);
+        assert_eq!(clock.record().time, DAY + 3_601 * SECOND);
+        assert_eq!(clock.tick(), Some(Duration::from_secs(3_600)), "clients get a grace period");
     }
 
     #[tokio::test(start_paused = true)]

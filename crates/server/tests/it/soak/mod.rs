@@ -1,9 +1,9 @@
 //! Soak test: client programs against two servers, of which one is killed at random moments.
 //!
 //! The other server runs undisturbed. Every program runs on both and must compute the same. At the
-//! end, no process may use more memory, file handles, threads or disk than at the start: the
-//! undisturbed server would show what a process leaks, the killed one what its data folder
-//! accumulates, and the process of the test what the client leaks.
+//! end, no process may use more memory, file handles, threads or disk than at the start: leaks of a
+//! server process show in the undisturbed server, leaks of a data folder in the killed one, and leaks
+//! of the client in the process of the test.
 
 #![cfg(target_os = "linux")]
 
@@ -24,7 +24,7 @@ use usage::{Usage, UsageHistory};
 
 /// Number of programs that run at the same time on each server.
 const PROGRAMS: u64 = 3;
-/// Part of the time that is not compared.
+/// Fraction of the duration, at its start, that is not compared.
 const WARM_UP: f64 = 0.2;
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 /// A snapshot after each second of compute time, so that kills find snapshots; and a KV cache that
@@ -39,7 +39,7 @@ struct Counts {
     interrupted: AtomicU64,
 }
 
-/// Runs programs with the seeds `first`, `first + PROGRAMS`, … on both servers until `end`.
+/// Runs programs with the seeds `seed`, `seed + PROGRAMS`, … on both servers until `end`.
 async fn run_programs(urls: [&str; 2], mut seed: u64, end: Instant, counts: &Counts) {
     while Instant::now() < end {
         let [killed, undisturbed] = urls.map(|url| program::run(url, seed));
