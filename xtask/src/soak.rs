@@ -15,7 +15,7 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
         *setting = options
             .next()
             .and_then(|value| value.parse().ok())
-            .ok_or_else(|| XtaskError::new(format!("soak: expected a whole number after {option}")))?;
+            .ok_or_else(|| XtaskError::new(format!("soak: {option}: expected a whole number")))?;
     }
     let test = "soak::resources_stay_flat_while_a_server_is_killed";
     ignored_test("soak test", "tinkex-server", test, &[])?

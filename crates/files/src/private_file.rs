@@ -44,7 +44,8 @@ pub fn create_private_file(path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -
 /// # Errors
 /// [`io::ErrorKind::NotFound`] if there is no file. [`io::ErrorKind::PermissionDenied`] on Unix if
 /// other users can access the file, or if another user owns it and this process does not run as
-/// root. [`io::ErrorKind::InvalidData`] if the file is not a regular file or is larger than `limit`.
+/// root. [`io::ErrorKind::InvalidData`] if the file is not a regular file or is larger than
+/// `limit`.
 pub fn read_private_file(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
     let path = path.as_ref();
     let invalid = |message: &str| Err(io::Error::new(io::ErrorKind::InvalidData, message));

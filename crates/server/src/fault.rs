@@ -30,8 +30,8 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
     )
 }
 
-/// Returns whether an operation of the engine that failed with `error` may succeed later. The engine
-/// changes nothing if it fails.
+/// Returns whether an operation of the engine that failed with `error` may succeed later. The
+/// failed operation has changed nothing.
 pub(crate) fn is_transient_in_engine(error: &EngineError) -> bool {
     match error {
         EngineError::File(FileError::Io { source, .. }) => is_transient(source),

@@ -3,12 +3,12 @@
 /// Number of open files kept for the database, payloads, weights and the log.
 const RESERVED: usize = 256;
 
-/// Raises the process's soft limit on open files to the hard limit, and returns how many connections
-/// the server may accept below it. A connection needs two files: itself, and the file that its
-/// response is read from.
+/// Raises the process's soft limit on open files to the hard limit, and returns the number of
+/// connections that the server may accept: at least 16. A connection needs two files: its socket,
+/// and the file that its response is read from.
 ///
-/// Without the margin, clients that open many connections would make the server fail to open the
-/// files of a model.
+/// Without the [`RESERVED`] files, clients that open many connections would make the server fail to
+/// open the files of a model.
 pub(crate) fn max_connections() -> usize {
     raise().map_or(usize::MAX, connections_below)
 }

@@ -224,8 +224,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Returns a request of a model that met a fault. It is dispatched again at `retry_at`, and until
-    /// then no other request of the model.
+    /// Puts a request that met a fault back into the queue of its model. It is dispatched again at
+    /// `retry_at`, and until then no other request of the model is.
     pub(crate) fn put_back(&self, request: QueuedRequest, retry_at: Instant, reason: String) {
         let Operation::Model { model, seq, .. } = &request.operation else { return };
         let (model, seq) = (model.clone(), *seq);
@@ -327,8 +327,8 @@ impl Queue {
         }
     }
 
-    /// Takes everything that the worker can do now, and returns the time until the next held request
-    /// stops waiting for missing numbers or after a fault.
+    /// Takes everything that the worker can do now. Also returns the time until a held request may
+    /// be dispatched: when its gap timeout or its delay after a fault ends.
     fn try_take(&self, model_request: bool) -> (Dispatch, Option<Duration>) {
         let mut pending = self.lock();
         let now = self.clock.running();

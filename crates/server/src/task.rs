@@ -169,8 +169,8 @@ impl DecodeJobs {
         Self { permits: Arc::new(Semaphore::new(cores)), executor }
     }
 
-    /// Returns whether a body of `size` bytes is decoded on the async thread. The limit is lower in a
-    /// simulation, whose requests are small: most of them must become jobs.
+    /// Returns whether a body of `size` bytes is decoded on the async thread. The limit is lower in
+    /// a simulation, whose requests are small: most of them must become jobs.
     fn is_small(&self, size: usize) -> bool {
         size < if matches!(self.executor, Executor::Threads) { SMALL } else { 128 }
     }

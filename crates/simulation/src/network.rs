@@ -116,8 +116,8 @@ impl Network {
     }
 
     /// Carries a request to the server after `delay` and returns the response, or `None` if the
-    /// connection broke: after the fraction `cut` of the body, when the server process ended, or when
-    /// `client_gone` is ready.
+    /// connection broke: after the fraction `cut` of the body, when the server process ended, or
+    /// when `client_gone` was ready.
     async fn exchange(
         self,
         request: Request<Bytes>,

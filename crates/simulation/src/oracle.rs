@@ -1,8 +1,8 @@
-//! [`Oracle`]: what must hold, whatever happens.
+//! [`Oracle`]: checks the invariants of the server.
 //!
-//! While a scenario runs, the oracle looks at the server after every step of the worker and of the
-//! disk writer, and at every response. It remembers what was acknowledged and what was visible, and
-//! reports a violation as soon as the server contradicts itself. At the end it executes the accepted
+//! While a scenario runs, the oracle inspects the server after every step of the worker and of the
+//! disk writer, and every response. It records acknowledged requests and visible outcomes, and
+//! reports a violation as soon as the server contradicts them. At the end it executes the accepted
 //! requests one after the other and compares their results.
 
 use std::collections::{BTreeMap, HashMap};
@@ -65,7 +65,8 @@ impl Oracle {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the requests and checkpoints of the running server.
+    /// Records the requests, outcomes and checkpoints of the running server, and checks that none
+    /// has changed.
     pub(crate) fn observe(&self, handler: &RequestHandler) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -150,7 +151,7 @@ impl Oracle {
         self.observe(handler);
     }
 
-    /// Counts a failed start: a server must start again within a few attempts.
+    /// Counts a failed start. The server must start within 50 further attempts.
     pub(crate) fn start_failed(&self, error: &str) {
         let mut state = self.lock();
         state.failed_starts += 1;

@@ -44,8 +44,8 @@ pub(crate) fn load_weights(
     }
 }
 
-/// Decodes a stored request to load weights, whose folder was fixed when it was admitted. Returns the step that
-/// enqueues it again.
+/// Decodes a stored request to load weights, whose folder was fixed when it was admitted. Returns
+/// the step that enqueues it again.
 pub(super) fn restore(
     store: &Store,
     row: &RequestRecord,

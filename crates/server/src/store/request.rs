@@ -33,15 +33,17 @@ pub(crate) enum RequestPhase {
     Queued,
     /// The request was executed and its result is being written to disk.
     Persisting,
-    /// The result is available since the [running time](crate::clock::Clock::running) `at`: in `payload`, or only in the payload file under `number` if it was
-    /// evicted from memory. `size` is in bytes.
+    /// The result is available since the [running time](crate::clock::Clock::running) `at`: in
+    /// `payload`, or only in the payload file under `number` if it was evicted from memory. `size`
+    /// is in bytes.
     Ready { payload: Option<ResultPayload>, proto: bool, size: usize, number: u64, at: Duration },
     /// The request failed, at the running time `at`.
     Failed { failed: RequestFailed, at: Duration },
 }
 
 impl RequestEntry {
-    /// Returns the [running time](crate::clock::Clock::running) at which the outcome became available, if it has.
+    /// Returns the [running time](crate::clock::Clock::running) at which the outcome became
+    /// available, if it has.
     pub(crate) fn finished_at(&self) -> Option<Duration> {
         match self.phase {
             RequestPhase::Ready { at, .. } | RequestPhase::Failed { at, .. } => Some(at),

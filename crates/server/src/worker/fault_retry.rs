@@ -35,8 +35,8 @@ struct FaultHistory {
 }
 
 impl FaultRetries {
-    /// Returns the delay before the next attempt of the model's request, which failed at the running
-    /// time `now`; `None` if its faults have lasted for `limit`.
+    /// Returns the delay before the next attempt of the model's request, which failed at the
+    /// running time `now`; `None` if its faults have lasted for `limit`.
     fn next_delay(&mut self, model: &ModelId, now: Duration, limit: Duration) -> Option<Duration> {
         let history = self.0.entry(model.clone());
         let history = history.or_insert(FaultHistory { first: now, delay: FIRST_DELAY });

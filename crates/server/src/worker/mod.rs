@@ -159,9 +159,9 @@ impl Worker {
         expiry::end_sessions(&self.state, guard, ended, Box::new(|_| {}));
     }
 
-    /// Saves the models of a silent session. Returns whether the session can end: a session whose
-    /// models cannot be saved stays open, is reported again, and is tried again after a delay, until
-    /// the last attempt has failed.
+    /// Saves the models of a silent session. Returns whether the session can end. A session whose
+    /// models cannot be saved stays open and is reported again; the next attempt follows after a
+    /// delay. The session ends when the last attempt has failed.
     fn autosave_session(&mut self, id: &SessionId) -> bool {
         let (models, last_used): (Vec<ModelId>, Duration) = {
             let store = self.state.store();

@@ -1,9 +1,9 @@
 //! Soak test: client programs against two servers, of which one is killed at random moments.
 //!
 //! The other server runs undisturbed. Every program runs on both and must compute the same. At the
-//! end, no process may use more memory, file handles, threads or disk than at the start: leaks of a
-//! server process show in the undisturbed server, leaks of a data folder in the killed one, and leaks
-//! of the client in the process of the test.
+//! end, no process may use more memory, file handles, threads or disk than at the start. Leaks of a
+//! server process show in the undisturbed server, leaks of a data folder in the killed one, and
+//! leaks of the client in the process of the test.
 
 #![cfg(target_os = "linux")]
 
