@@ -126,7 +126,8 @@ async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
             Ok(program) => {
                 let death =
                     (rng.f64() < plan.client_death).then(|| plan.duration.mul_f64(rng.f64()));
-                programs.push((client, death, task::spawn(program.run())));
+                let run = run_program(program, death, calm_at, trace.clone());
+                programs.push((client, task::spawn(run)));
             }
             Err(error) => trace.fail(format!("cannot build a client: {error}")),
         }
@@ -134,29 +135,9 @@ async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
     let ended = Notify::new();
     let chaos = chaos(&host, &plan, &mut rng, calm_at, &ended);
     let ending = async {
-        for (client, death, mut program) in programs {
-            let outcome = match death {
-                Some(after) => match tokio::time::timeout(after, &mut program).await {
-                    Ok(outcome) => Some(outcome),
-                    Err(_) => {
-                        event!(trace, "client {client} dies");
-                        trace.count("client died");
-                        program.abort();
-                        let _ = program.await;
-                        None
-                    }
-                },
-                None => Some(program.await),
-            };
-            match outcome {
-                None | Some(Ok(Ok(()))) => {}
-                Some(Ok(Err(error))) if is_expected(&error, calm_at) => {
-                    trace.count("program ended by a fault");
-                }
-                Some(Ok(Err(error))) => {
-                    trace.fail(format!("program of client {client} failed: {error}"));
-                }
-                Some(Err(error)) => trace.fail(format!("program {client} panicked: {error}")),
+        for (client, program) in programs {
+            if let Err(error) = program.await {
+                trace.fail(format!("program of client {client} panicked: {error}"));
             }
         }
         ended.notify_one();
@@ -172,8 +153,29 @@ async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
     finish(&host, &oracle, folder, trace).await;
 }
 
-/// Returns whether an error of a program is a consequence of faults: the client gave up while the
-/// server could not be reached, or the server reported a fault of its disk.
+/// Runs a program to its end, or until its client dies after the time `death`. Reports an error
+/// that no fault explains.
+async fn run_program(program: Program, death: Option<Duration>, calm_at: Instant, trace: Trace) {
+    let client = program.client;
+    let outcome = match death {
+        Some(after) => tokio::time::timeout(after, program.run()).await.ok(),
+        None => Some(program.run().await),
+    };
+    match outcome {
+        None => {
+            event!(trace, "client {client} dies");
+            trace.count("client died");
+        }
+        Some(Ok(())) => {}
+        Some(Err(error)) if is_expected(&error, calm_at) => {
+            trace.count("program ended by a fault");
+        }
+        Some(Err(error)) => trace.fail(format!("program of client {client} failed: {error}")),
+    }
+}
+
+/// Returns whether an error of a program that has just ended is a consequence of faults: the client
+/// gave up while the server could not be reached, or the server reported a fault of its disk.
 fn is_expected(error: &tinkex::Error, calm_at: Instant) -> bool {
     let message = error.to_string();
     // A request that the process happened to execute each time that it was killed.
