@@ -88,10 +88,12 @@ async fn receive(
     let target = state.weights_dir.join(folder);
     let staged = StagedFolder::new(&target).map_err(|error| ServerError::write_failed(&error))?;
     upload.write_files(staged.path()).await?;
-    let _permit =
-        state.decode_jobs.permits.acquire().await.map_err(|_| ServerError::shutting_down())?;
+    let permit = Arc::clone(&state.decode_jobs.permits).acquire_owned().await;
+    let permit = permit.map_err(|_| ServerError::shutting_down())?;
     let check_state = Arc::clone(state);
+    // The job keeps the permit: it continues if the client disconnects, which drops this future.
     let check = move || {
+        let _permit = permit;
         let adapter = CheckedAdapter::read(&check_state.models, staged.path(), base_model)?;
         staged.commit().map_err(|error| ServerError::write_failed(&error))?;
         Ok::<_, ServerError>(adapter)
