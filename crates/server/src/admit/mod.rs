@@ -263,6 +263,15 @@ fn proceed(
     starts: Option<u32>,
     next: NextStep,
 ) {
+    // The session may have ended while the request was being written. Its models and losses are
+    // removed then, and nothing would remove what is added afterwards.
+    if matches!(next, NextStep::Enqueue(Operation::Model { .. }) | NextStep::RegisterLoss(..))
+        && let Some(session) = ended_session(store, &id)
+    {
+        let message = format!("session {session} has ended");
+        let failed = Outcome::failed(FailureCategory::User, message);
+        return record_outcome(state, store, &id, failed);
+    }
     let operation = match next {
         NextStep::Enqueue(operation) => operation,
         NextStep::Complete(outcome) => return record_outcome(state, store, &id, outcome),
@@ -279,6 +288,13 @@ fn proceed(
         let failed = Outcome::failed(FailureCategory::User, message);
         record_outcome(state, store, &id, failed);
     }
+}
+
+/// Returns the session of a request if it has ended.
+fn ended_session(store: &Store, id: &RequestId) -> Option<SessionId> {
+    let session = &store.requests.get(id)?.row.session;
+    let ended = store.sessions.get(session).is_none_or(|entry| entry.row.end.is_some());
+    ended.then(|| session.clone())
 }
 
 /// Removes a request whose write failed, and the run that it would have created.
