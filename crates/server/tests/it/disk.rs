@@ -165,3 +165,34 @@ async fn a_checkpoint_that_does_not_fit_fails_and_training_continues() {
     let list = service.rest().list_checkpoints(model.model_id().clone()).await.unwrap();
     assert_eq!(list.checkpoints.len(), 2);
 }
+
+/// The next request would have trained a new adapter instead of the checkpoint.
+#[tokio::test(flavor = "multi_thread")]
+async fn bug_a_model_whose_first_snapshot_did_not_fit_could_be_used() {
+    let data = tempfile::tempdir().unwrap();
+    let process = Process::start(data.path());
+    let service = crate::harness::client(&process.url);
+    let source =
+        service.create_lora_training_client(MODEL).rank(32).seed(1).create().await.unwrap();
+    let path = source.save_state("source").await.unwrap().to_string();
+    let http = Http::new(&process.url);
+    let session = http.session().await;
+    // Allow the files of the database but not those of a snapshot.
+    let database = rusqlite::Connection::open(data.path().join("metadata.sqlite")).unwrap();
+    database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    drop(database);
+    process.fill_disk(128 << 10);
+    let load = json!({
+        "session_id": session, "model_seq_id": 0, "path": path, "optimizer": false,
+        "type": "load_weights",
+    });
+    let (status, future) = http.post("/load_weights", load).await;
+    assert_eq!(status, 200, "{future}");
+    let loaded = http.result(&future).await;
+    assert!(loaded.to_string().contains("cannot save the loaded state"), "{loaded}");
+    process.free_disk();
+    let model = future["model_id"].as_str().unwrap();
+    let (status, response) = http.post("/optim_step", step(model, 1, 0.1)).await;
+    let response = if status == 200 { http.result(&response).await } else { response };
+    assert!(response.to_string().contains("its creation failed"), "{response}");
+}
