@@ -177,40 +177,46 @@ impl Worker {
         }
     }
 
-    /// Saves a model's state after request `seq` as its snapshot. Returns whether it succeeded.
-    /// After a failure, a restart executes the requests since the previous snapshot again.
-    pub(super) fn snapshot(&mut self, id: &ModelId, seq: u64) -> bool {
-        let Some(model) = self.models.get_mut(id) else { return false };
+    /// Saves a model's state after request `seq` as its snapshot. Returns whether it succeeded, and
+    /// logs the reason otherwise. After a failure, a restart executes the requests since the
+    /// previous snapshot again.
+    fn snapshot(&mut self, id: &ModelId, seq: u64) -> bool {
+        let saved = self.try_snapshot(id, seq);
+        if let Err(error) = &saved {
+            tracing::warn!(
+                target: log::MODEL,
+                model_id = %id,
+                %error,
+                "cannot save a snapshot"
+            );
+        }
+        saved.is_ok()
+    }
+
+    /// Saves a model's state after request `seq` as its snapshot. Does nothing if the model is not
+    /// in memory.
+    pub(super) fn try_snapshot(&mut self, id: &ModelId, seq: u64) -> tinkex_engine::Result<()> {
+        let Some(model) = self.models.get_mut(id) else { return Ok(()) };
         let folder = format!("snapshot-{}", self.state.random.id());
         self.state.store().unfinished_folders.insert(folder.clone());
         let path = self.state.weights_dir.join(&folder);
         let saved = model.trainer.save_with_optimizer(&path);
         let mut store = self.state.store();
-        match saved {
-            Ok(()) => {
-                model.since_snapshot = Duration::ZERO;
-                let row = store.runs.get(id).map(|entry| entry.row.clone());
-                // Do not record the snapshot of an ended session: no later event would remove it.
-                if let Some(row) = row.filter(|row| store.open_session(&row.session).is_some()) {
-                    let snapshot = Some(SnapshotRecord { seq, folder: folder.clone() });
-                    // Required: the records of later requests assume this snapshot.
-                    store.put_required(Record::Run(RunRecord { snapshot, ..row }));
-                } else {
-                    store.unfinished_folders.remove(&folder);
-                }
-                true
-            }
-            Err(error) => {
-                store.unfinished_folders.remove(&folder);
-                tracing::warn!(
-                    target: log::MODEL,
-                    model_id = %id,
-                    %error,
-                    "cannot save a snapshot"
-                );
-                false
-            }
+        if let Err(error) = saved {
+            store.unfinished_folders.remove(&folder);
+            return Err(error);
         }
+        model.since_snapshot = Duration::ZERO;
+        let row = store.runs.get(id).map(|entry| entry.row.clone());
+        // Do not record the snapshot of an ended session: no later event would remove it.
+        if let Some(row) = row.filter(|row| store.open_session(&row.session).is_some()) {
+            let snapshot = Some(SnapshotRecord { seq, folder });
+            // Required: the records of later requests assume this snapshot.
+            store.put_required(Record::Run(RunRecord { snapshot, ..row }));
+        } else {
+            store.unfinished_folders.remove(&folder);
+        }
+        Ok(())
     }
 
     /// Takes a snapshot of every model that has changed since its last one. Returns their number.

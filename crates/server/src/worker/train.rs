@@ -251,11 +251,10 @@ impl Worker {
         };
         let previous = self.insert(run, LiveModel::new(trainer));
         // Take a snapshot immediately: the checkpoint may be deleted before the next restart.
-        if !self.snapshot(&run.id, seq) {
+        if let Err(error) = self.try_snapshot(&run.id, seq) {
             self.models.remove(&run.id);
             self.models.extend(previous.map(|model| (run.id.clone(), model)));
-            let message = "cannot save the loaded state; the disk may be full";
-            let failed = Outcome::failed(FailureCategory::Server, message);
+            let failed = Outcome::from(error);
             // Without a snapshot, later requests would train a new adapter instead.
             return Err(if creates { close_run(run, failed) } else { failed });
         }

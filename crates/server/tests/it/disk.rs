@@ -189,7 +189,7 @@ async fn bug_a_model_whose_first_snapshot_did_not_fit_could_be_used() {
     let (status, future) = http.post("/load_weights", load).await;
     assert_eq!(status, 200, "{future}");
     let loaded = http.result(&future).await;
-    assert!(loaded.to_string().contains("cannot save the loaded state"), "{loaded}");
+    assert!(loaded.to_string().contains("adapter_model.safetensors"), "{loaded}");
     process.free_disk();
     let model = future["model_id"].as_str().unwrap();
     let (status, response) = http.post("/optim_step", step(model, 1, 0.1)).await;
