@@ -182,17 +182,20 @@ impl StartError {
         }
     }
 
-    /// Returns what the user can do about [`ApiKeyFile`](Self::ApiKeyFile), one sentence; `None` for
-    /// other errors.
+    /// Returns what the user can do about [`ApiKeyFile`](Self::ApiKeyFile), one sentence; `None`
+    /// for other errors.
     #[must_use]
     pub fn api_key_hint(&self) -> Option<String> {
         let Self::ApiKeyFile { path, source } = self else { return None };
         let shown = path.display();
         Some(match source.kind() {
-            io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData => format!(
-                "Remove {shown} to get a new key at the next start; or, if nobody else has read it, \
-                 run `chmod 600 {shown}`."
+            io::ErrorKind::PermissionDenied => format!(
+                "Remove {shown} to get a new key at the next start; or, if nobody else has read \
+                 it, run `chmod 600 {shown}`."
             ),
+            io::ErrorKind::InvalidData => {
+                format!("Remove {shown} to get a new key at the next start.")
+            }
             _ => format!("Make sure that {shown} can be created and read."),
         })
     }
@@ -291,9 +294,9 @@ impl Server {
         all.into_iter().filter_map(|model| model.model_name).collect()
     }
 
-    /// Waits until the worker thread or the writer thread has panicked, which is a bug. From then on
-    /// the server rejects every request with 503 and must be started again; accepted requests are
-    /// durable.
+    /// Waits until the worker thread or the writer thread has panicked, which is a bug. From then
+    /// on the server rejects every request with 503 and must be started again; accepted requests
+    /// are durable.
     pub async fn broken(&self) {
         let mut broken = self.handles.state.broken.subscribe();
         // The sender lives as long as `self`, so this cannot fail.
