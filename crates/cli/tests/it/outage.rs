@@ -82,7 +82,7 @@ async fn outage_and_recovery_are_reported_once_each() {
 
     let mut sandbox = sandbox();
     sandbox.key = Some("tml-any");
-    let serving = ServeProcess::start(&sandbox, &["--port", "0"]);
+    let serving = ServeProcess::start(&sandbox, &["--port", "0", "--no-key"]);
     let url = serving.url.clone();
     let serving = Arc::new(Mutex::new(Some(serving)));
     let (restarted, port) = (Arc::clone(&serving), url.rsplit(':').next().unwrap().to_owned());
@@ -92,7 +92,8 @@ async fn outage_and_recovery_are_reported_once_each() {
         let (restarted, port, shared) =
             (Arc::clone(&restarted), port.clone(), shared.share_folder());
         std::thread::spawn(move || {
-            *restarted.lock().unwrap() = Some(ServeProcess::start(&shared, &["--port", &port]));
+            *restarted.lock().unwrap() =
+                Some(ServeProcess::start(&shared, &["--port", &port, "--no-key"]));
         });
     };
     sandbox.on_stderr = Some(("step 5/8", Arc::new(restart_server)));
