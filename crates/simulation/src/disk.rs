@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::faults::FaultPlan;
-use crate::trace::{Trace, event};
+use crate::trace::{EventTrace, event};
 
 /// Prefix of the names of the database files, which a power loss does not change; see the module.
 const DATABASE_PREFIX: &str = "metadata.sqlite";
@@ -35,7 +35,7 @@ pub(crate) struct SimulatedDisk(Arc<DiskInner>);
 struct DiskInner {
     root: PathBuf,
     plan: FaultPlan,
-    trace: Trace,
+    trace: EventTrace,
     state: Mutex<DiskState>,
     /// Notified when an operation has killed the process.
     killed: Notify,
@@ -58,7 +58,7 @@ struct DiskState {
 }
 
 impl SimulatedDisk {
-    pub(crate) fn new(root: &Path, plan: &FaultPlan, seed: u64, trace: Trace) -> Self {
+    pub(crate) fn new(root: &Path, plan: &FaultPlan, seed: u64, trace: EventTrace) -> Self {
         let state = DiskState {
             rng: Rng::with_seed(seed),
             calm_at: Instant::now() + plan.duration,

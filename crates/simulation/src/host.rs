@@ -21,7 +21,7 @@ use crate::disk::SimulatedDisk;
 use crate::faults::FaultPlan;
 use crate::oracle::Oracle;
 use crate::task::{self, Delayed};
-use crate::trace::{Trace, event};
+use crate::trace::{EventTrace, event};
 
 /// The machine of the server. Cheap to clone.
 #[derive(Clone)]
@@ -32,7 +32,7 @@ struct HostInner {
     clocks: Arc<MachineClocks>,
     plan: FaultPlan,
     disk: SimulatedDisk,
-    trace: Trace,
+    trace: EventTrace,
     oracle: Oracle,
     process: Mutex<Option<Process>>,
     /// Notified when a process ends. Not a `watch` channel, which wakes its receivers in random
@@ -63,7 +63,7 @@ struct ProcessTasks {
 struct Decoding(Arc<AtomicUsize>);
 
 impl Decoding {
-    fn start(count: &Arc<AtomicUsize>, trace: &Trace) -> Self {
+    fn start(count: &Arc<AtomicUsize>, trace: &EventTrace) -> Self {
         let running = count.fetch_add(1, Ordering::Relaxed) + 1;
         if running > SIMULATED_CORES {
             trace.fail(format!("{running} bodies are decoded at once, beyond the limit"));
@@ -122,7 +122,7 @@ impl Host {
         disk: SimulatedDisk,
         oracle: Oracle,
         seed: u64,
-        trace: Trace,
+        trace: EventTrace,
     ) -> Self {
         Self(Arc::new(HostInner {
             options,

@@ -1,4 +1,4 @@
-//! [`Network`]: carries requests from a client to the server, with faults.
+//! [`SimulatedNetwork`]: carries requests from a client to the server, with faults.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,11 +21,11 @@ use crate::faults::FaultPlan;
 use crate::host::Host;
 use crate::oracle::Oracle;
 use crate::task::{self, Delayed};
-use crate::trace::{Trace, event};
+use crate::trace::{EventTrace, event};
 
 /// Connection of one client to the server. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Network(Arc<NetworkInner>);
+pub(crate) struct SimulatedNetwork(Arc<NetworkInner>);
 
 struct NetworkInner {
     client: usize,
@@ -33,7 +33,7 @@ struct NetworkInner {
     oracle: Oracle,
     plan: FaultPlan,
     calm_at: Instant,
-    trace: Trace,
+    trace: EventTrace,
     rng: Mutex<Rng>,
 }
 
@@ -62,14 +62,14 @@ struct Passage {
     again: Duration,
 }
 
-impl Network {
+impl SimulatedNetwork {
     pub(crate) fn new(
         client: usize,
         host: Host,
         oracle: Oracle,
         plan: &FaultPlan,
         seed: u64,
-        trace: Trace,
+        trace: EventTrace,
     ) -> Self {
         let (calm_at, plan) = (Instant::now() + plan.duration, plan.clone());
         let rng = Mutex::new(Rng::with_seed(seed));
@@ -188,7 +188,7 @@ impl AsyncWaiter for Never {
     }
 }
 
-impl HttpService for Network {
+impl HttpService for SimulatedNetwork {
     fn send(
         &self,
         _lane: Lane,

@@ -14,14 +14,14 @@ use http::Response;
 use serde_json::Value;
 use tinkex_server::simulation::{OutcomeView, Replay, RequestHandler};
 
-use crate::trace::{Trace, event};
+use crate::trace::{EventTrace, event};
 
 /// Checks the server. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Oracle(Arc<OracleInner>);
 
 struct OracleInner {
-    trace: Trace,
+    trace: EventTrace,
     state: Mutex<OracleState>,
 }
 
@@ -57,7 +57,7 @@ enum SeenOutcome {
 }
 
 impl Oracle {
-    pub(crate) fn new(trace: Trace) -> Self {
+    pub(crate) fn new(trace: EventTrace) -> Self {
         Self(Arc::new(OracleInner { trace, state: Mutex::default() }))
     }
 

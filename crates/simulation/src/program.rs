@@ -9,20 +9,20 @@ use tinkex::{
 };
 
 use crate::disk::POISON;
-use crate::network::Network;
+use crate::network::SimulatedNetwork;
 use crate::oracle::Oracle;
 use crate::scenario::BASE_MODEL;
 use crate::task;
-use crate::trace::{Trace, event};
+use crate::trace::{EventTrace, event};
 
 /// Size of the vocabulary of the base model.
 const VOCABULARY: u32 = 100;
 
 /// A client program.
-pub(crate) struct Program {
+pub(crate) struct ClientProgram {
     pub(crate) client: usize,
     rng: Rng,
-    trace: Trace,
+    trace: EventTrace,
     oracle: Oracle,
     service: ServiceClient,
     models: Vec<TrainingClient>,
@@ -32,13 +32,13 @@ pub(crate) struct Program {
     names: u32,
 }
 
-impl Program {
+impl ClientProgram {
     pub(crate) fn new(
         client: usize,
-        network: Network,
+        network: SimulatedNetwork,
         seed: u64,
         oracle: Oracle,
-        trace: Trace,
+        trace: EventTrace,
     ) -> tinkex::Result<Self> {
         let service = ServiceClient::builder()
             .env(Env::empty())

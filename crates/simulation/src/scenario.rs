@@ -12,11 +12,11 @@ use tokio::time::Instant;
 use crate::disk::SimulatedDisk;
 use crate::faults::FaultPlan;
 use crate::host::Host;
-use crate::network::Network;
+use crate::network::SimulatedNetwork;
 use crate::oracle::Oracle;
-use crate::program::Program;
+use crate::program::ClientProgram;
 use crate::task;
-use crate::trace::{Trace, event};
+use crate::trace::{EventTrace, event};
 
 /// Name of the base model that all programs use.
 pub(crate) const BASE_MODEL: &str = "micro";
@@ -55,7 +55,7 @@ pub fn run(seed: u64, keep_events: bool) -> std::io::Result<Report> {
     // The client draws its jitter and its ids from the generator of the thread.
     fastrand::seed(seed);
     let trace = runtime.block_on(async {
-        let trace = Trace::new(keep_events, folder.path());
+        let trace = EventTrace::new(keep_events, folder.path());
         scenario(seed, folder.path(), &trace).await;
         trace
     });
@@ -103,7 +103,7 @@ fn options(data: &Path, rng: &mut Rng) -> ServerOptions {
     options
 }
 
-async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
+async fn scenario(seed: u64, folder: &Path, trace: &EventTrace) {
     let mut rng = Rng::with_seed(seed);
     let plan = FaultPlan::choose(&mut rng);
     event!(trace, "{plan:?}");
@@ -120,9 +120,15 @@ async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
     let mut programs = Vec::new();
     for client in 0..rng.usize(1..4) {
         let (network_seed, program_seed) = (rng.u64(..), rng.u64(..));
-        let network =
-            Network::new(client, host.clone(), oracle.clone(), &plan, network_seed, trace.clone());
-        match Program::new(client, network, program_seed, oracle.clone(), trace.clone()) {
+        let network = SimulatedNetwork::new(
+            client,
+            host.clone(),
+            oracle.clone(),
+            &plan,
+            network_seed,
+            trace.clone(),
+        );
+        match ClientProgram::new(client, network, program_seed, oracle.clone(), trace.clone()) {
             Ok(program) => {
                 let death =
                     (rng.f64() < plan.client_death).then(|| plan.duration.mul_f64(rng.f64()));
@@ -155,7 +161,12 @@ async fn scenario(seed: u64, folder: &Path, trace: &Trace) {
 
 /// Runs a program to its end, or until its client dies after the time `death`. Reports an error
 /// that no fault explains.
-async fn run_program(program: Program, death: Option<Duration>, calm_at: Instant, trace: Trace) {
+async fn run_program(
+    program: ClientProgram,
+    death: Option<Duration>,
+    calm_at: Instant,
+    trace: EventTrace,
+) {
     let client = program.client;
     let outcome = match death {
         Some(after) => tokio::time::timeout(after, program.run()).await.ok(),
@@ -220,7 +231,7 @@ async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant, e
 }
 
 /// Waits until the server is idle, and checks its state, before and after a restart.
-async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &Trace) {
+async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &EventTrace) {
     host.calm();
     for _ in 0..1_000 {
         if host.is_dead() {

@@ -1,4 +1,4 @@
-//! [`Trace`]: the events of a run, with their simulated times.
+//! [`EventTrace`]: the events of a run, with their simulated times.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 /// Records events. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Trace(Arc<Mutex<TraceState>>);
+pub(crate) struct EventTrace(Arc<Mutex<TraceState>>);
 
 struct TraceState {
     /// Folder of the run, whose random name is not part of the events.
@@ -23,7 +23,7 @@ struct TraceState {
     counts: BTreeMap<&'static str, u64>,
 }
 
-impl Trace {
+impl EventTrace {
     /// Starts a trace. It keeps the hash of its events, and the events too if `keep_lines` is true.
     /// `folder`, which has a random name, is replaced by `FOLDER` in them.
     pub(crate) fn new(keep_lines: bool, folder: &Path) -> Self {

@@ -12,7 +12,7 @@ use tinkex_wire::{BodyCodec, RequestId, Route};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
-use super::RequestBody;
+use super::IncomingBody;
 use super::error::HttpError;
 use crate::error::ServerError;
 use crate::state::{BODY_UNIT, ServerState};
@@ -43,7 +43,7 @@ impl ReceivedBody {
     pub(super) async fn read(
         state: &ServerState,
         parts: &Parts,
-        body: &mut impl RequestBody,
+        body: &mut impl IncomingBody,
         limit: usize,
         codec: BodyCodec,
     ) -> Result<Self, HttpError> {

@@ -16,7 +16,7 @@ use tinkex_wire::{CheckpointKind, ModelId, OptimizerConfig, TinkerPath};
 use super::body::{announced_length, too_large};
 use super::error::HttpError;
 use super::upload::AdapterUpload;
-use super::{RequestBody, RouteResult, from_query, to_json};
+use super::{IncomingBody, RouteResult, from_query, to_json};
 use crate::admit::validate_name;
 use crate::durable;
 use crate::error::ServerError;
@@ -31,7 +31,7 @@ const DEFAULT_NAME: &str = "imported";
 pub(super) async fn import(
     state: &Arc<ServerState>,
     parts: &Parts,
-    body: &mut impl RequestBody,
+    body: &mut impl IncomingBody,
     id: &str,
 ) -> RouteResult {
     let options: ImportOptions = from_query(parts.uri.query().unwrap_or_default())?;
@@ -81,7 +81,7 @@ impl Drop for UnfinishedFolder<'_> {
 /// Writes the upload to a staging folder, checks the adapter and gives the folder its name.
 async fn receive(
     state: &Arc<ServerState>,
-    upload: &mut AdapterUpload<'_, impl RequestBody>,
+    upload: &mut AdapterUpload<'_, impl IncomingBody>,
     folder: &str,
     base_model: Option<String>,
 ) -> Result<CheckedAdapter, HttpError> {

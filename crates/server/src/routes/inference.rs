@@ -15,7 +15,7 @@ use tinkex_wire::{BodyCodec, JSON, percent_decode};
 use super::body::ReceivedBody;
 use super::error::HttpError;
 use super::event_body::EventBody;
-use super::{RequestBody, ResponseBody, RouteResult, authorize, check_worker, respond, to_json};
+use super::{IncomingBody, ResponseBody, RouteResult, authorize, check_worker, respond, to_json};
 use crate::error::ServerError;
 use crate::inference::{ErrorClass, InferenceBody, anthropic, openai};
 use crate::state::ServerState;
@@ -118,7 +118,7 @@ impl Endpoint {
 pub(super) async fn dispatch(
     state: &Arc<ServerState>,
     parts: &Parts,
-    body: &mut impl RequestBody,
+    body: &mut impl IncomingBody,
     endpoint: &Endpoint,
 ) -> RouteResult {
     check_worker(state)?;

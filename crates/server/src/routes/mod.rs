@@ -46,12 +46,12 @@ use self::error::HttpError;
 /// Body of a response: bytes in memory, a file that is streamed, or events.
 pub(crate) type ResponseBody = Either<Full<Bytes>, Either<file::FileBody, event_body::EventBody>>;
 /// Body of a request, from a connection or in memory.
-pub(crate) trait RequestBody:
+pub(crate) trait IncomingBody:
     Body<Data = Bytes, Error: std::fmt::Display + Send> + Unpin + Send
 {
 }
 
-impl<B: Body<Data = Bytes, Error: std::fmt::Display + Send> + Unpin + Send> RequestBody for B {}
+impl<B: Body<Data = Bytes, Error: std::fmt::Display + Send> + Unpin + Send> IncomingBody for B {}
 
 type RouteResult = Result<Response<ResponseBody>, HttpError>;
 
@@ -66,7 +66,7 @@ const DRAIN_PAUSE: Duration = Duration::from_millis(200);
 /// Handles a request.
 pub(crate) async fn handle(
     state: &Arc<ServerState>,
-    request: Request<impl RequestBody>,
+    request: Request<impl IncomingBody>,
 ) -> Response<ResponseBody> {
     state.metrics.http_requests.add(1);
     let (parts, mut body) = request.into_parts();
@@ -108,7 +108,7 @@ pub(crate) async fn handle(
 }
 
 /// Reads and drops the rest of a body, up to [`MAX_DRAIN`] bytes.
-async fn drain(body: &mut impl RequestBody) {
+async fn drain(body: &mut impl IncomingBody) {
     let mut remaining = MAX_DRAIN;
     while let Ok(Some(Ok(frame))) = tokio::time::timeout(DRAIN_PAUSE, body.frame()).await {
         let read = frame.data_ref().map_or(0, Bytes::len);
@@ -121,7 +121,7 @@ async fn drain(body: &mut impl RequestBody) {
 async fn dispatch(
     state: &Arc<ServerState>,
     parts: &Parts,
-    body: &mut impl RequestBody,
+    body: &mut impl IncomingBody,
 ) -> RouteResult {
     let path = parts.uri.path();
     check_worker(state)?;

@@ -10,7 +10,7 @@ use tinkex_wire::rest::AdapterFiles;
 use tokio::fs::File;
 use tokio::io::AsyncWriteExt as _;
 
-use super::RequestBody;
+use super::IncomingBody;
 use super::body::too_large;
 use super::error::HttpError;
 use crate::error::ServerError;
@@ -29,7 +29,7 @@ pub(super) struct AdapterUpload<'a, B> {
     buffer: Bytes,
 }
 
-impl<'a, B: RequestBody> AdapterUpload<'a, B> {
+impl<'a, B: IncomingBody> AdapterUpload<'a, B> {
     pub(super) fn new(state: &'a ServerState, body: &'a mut B) -> Self {
         let allowance = state.options.limits.import_bytes;
         Self { state, body, allowance, buffer: Bytes::new() }

@@ -7,7 +7,7 @@ mod tool_call;
 
 use std::sync::Arc;
 
-use state::{ParserState, Progress};
+use state::{ParseProgress, ParserState};
 
 /// Part of an answer; returned by [`AnswerParser`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl AnswerParser {
     /// Parses the waiting text until more is needed. `is_end` means that none follows.
     fn parse(&mut self, is_end: bool) -> Vec<AnswerEvent> {
         let mut events = Vec::new();
-        while self.has_work(is_end) && self.step(is_end, &mut events) == Progress::Continue {}
+        while self.has_work(is_end) && self.step(is_end, &mut events) == ParseProgress::Continue {}
         events
     }
 

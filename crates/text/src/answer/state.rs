@@ -61,14 +61,14 @@ impl Preceding {
 
 /// Whether a step of the parser needs more text.
 #[derive(PartialEq)]
-pub(super) enum Progress {
+pub(super) enum ParseProgress {
     Continue,
     NeedsText,
 }
 
 impl AnswerParser {
     /// Parses the waiting text in the current state, as far as it is certain.
-    pub(super) fn step(&mut self, is_end: bool, events: &mut Vec<AnswerEvent>) -> Progress {
+    pub(super) fn step(&mut self, is_end: bool, events: &mut Vec<AnswerEvent>) -> ParseProgress {
         match mem::take(&mut self.state) {
             ParserState::Start => self.parse_start(is_end),
             ParserState::Reasoning { started } => self.parse_reasoning(started, is_end, events),
@@ -86,7 +86,7 @@ impl AnswerParser {
     }
 
     /// Decides whether the answer begins with reasoning.
-    fn parse_start(&mut self, is_end: bool) -> Progress {
+    fn parse_start(&mut self, is_end: bool) -> ParseProgress {
         let text = self.waiting.trim_start();
         match self.reasoning {
             ReasoningStart::Never => self.state = ParserState::Content(Preceding::Nothing),
@@ -96,12 +96,12 @@ impl AnswerParser {
             }
             _ if THINK.starts_with(text) && !is_end => {
                 self.state = ParserState::Start;
-                return Progress::NeedsText;
+                return ParseProgress::NeedsText;
             }
             ReasoningStart::Tag => self.state = ParserState::Content(Preceding::Nothing),
             ReasoningStart::Opened => self.state = ParserState::Reasoning { started: false },
         }
-        Progress::Continue
+        ParseProgress::Continue
     }
 
     /// Returns reasoning up to its closing tag, without the white space around it.
@@ -110,7 +110,7 @@ impl AnswerParser {
         started: bool,
         is_end: bool,
         events: &mut Vec<AnswerEvent>,
-    ) -> Progress {
+    ) -> ParseProgress {
         let tag = self.waiting.find(THINK_END);
         let text = match tag {
             Some(tag) => &self.waiting[..tag],
@@ -128,12 +128,12 @@ impl AnswerParser {
             Some(tag) => {
                 self.waiting.drain(..tag + THINK_END.len());
                 self.state = ParserState::Content(Preceding::Reasoning);
-                Progress::Continue
+                ParseProgress::Continue
             }
             None => {
                 self.waiting.drain(..certain);
                 self.state = ParserState::Reasoning { started };
-                Progress::NeedsText
+                ParseProgress::NeedsText
             }
         }
     }
@@ -143,7 +143,7 @@ impl AnswerParser {
         &mut self,
         preceding: Preceding,
         events: &mut Vec<AnswerEvent>,
-    ) -> Progress {
+    ) -> ParseProgress {
         let text = mem::take(&mut self.waiting);
         let text = match preceding {
             Preceding::Reasoning => text.trim_start().to_owned(),
@@ -152,7 +152,7 @@ impl AnswerParser {
         let has_content = !text.is_empty();
         self.state = ParserState::Content(if has_content { Preceding::Content } else { preceding });
         push_content(text, events);
-        Progress::NeedsText
+        ParseProgress::NeedsText
     }
 
     /// Returns content up to a tool call.
@@ -161,7 +161,7 @@ impl AnswerParser {
         preceding: Preceding,
         is_end: bool,
         events: &mut Vec<AnswerEvent>,
-    ) -> Progress {
+    ) -> ParseProgress {
         let is_space = |c: char| preceding.is_space(c);
         let space = self.waiting.len() - self.waiting.trim_start_matches(is_space).len();
         let text = &self.waiting[space..];
@@ -171,14 +171,14 @@ impl AnswerParser {
                 push_content(mem::take(&mut self.waiting), events);
             }
             self.state = ParserState::Content(preceding);
-            return Progress::NeedsText;
+            return ParseProgress::NeedsText;
         }
         if text.starts_with('{') && preceding.allows_bare_call() {
             let kept = if preceding == Preceding::Reasoning { 0 } else { space };
             let before = self.waiting[..kept].to_owned();
             self.waiting.drain(..space);
             self.state = ParserState::BareJson { before, end: JsonObjectEnd::default() };
-            return Progress::Continue;
+            return ParseProgress::Continue;
         }
         if preceding == Preceding::Reasoning {
             self.waiting.drain(..space);
@@ -189,7 +189,7 @@ impl AnswerParser {
             push_content(self.waiting[..certain].to_owned(), events);
             self.waiting.drain(..tag + CALL.len());
             self.state = ParserState::TaggedCall { space, searched: 0 };
-            return Progress::Continue;
+            return ParseProgress::Continue;
         }
         let certain = match is_end {
             true => self.waiting.len(),
@@ -198,7 +198,7 @@ impl AnswerParser {
         push_content(self.waiting.drain(..certain).collect(), events);
         let has_content = certain > 0;
         self.state = ParserState::Content(if has_content { Preceding::Content } else { preceding });
-        Progress::NeedsText
+        ParseProgress::NeedsText
     }
 
     /// Returns a tool call between its tags, or the text as content if it is not valid.
@@ -208,12 +208,12 @@ impl AnswerParser {
         searched: usize,
         is_end: bool,
         events: &mut Vec<AnswerEvent>,
-    ) -> Progress {
+    ) -> ParseProgress {
         let tag = self.waiting[searched..].find(CALL_END).map(|at| searched + at);
         if tag.is_none() && !is_end {
             let searched = without_partial_tag(&self.waiting, CALL_END).len();
             self.state = ParserState::TaggedCall { space, searched };
-            return Progress::NeedsText;
+            return ParseProgress::NeedsText;
         }
         // The model may end its answer without the closing tag.
         let (len, after) = match tag {
@@ -231,7 +231,7 @@ impl AnswerParser {
             }
         }
         self.waiting.drain(..after);
-        Progress::Continue
+        ParseProgress::Continue
     }
 
     /// Returns a JSON object as a tool call if it is one of a known tool, as content otherwise.
@@ -241,13 +241,13 @@ impl AnswerParser {
         mut end: JsonObjectEnd,
         is_end: bool,
         events: &mut Vec<AnswerEvent>,
-    ) -> Progress {
+    ) -> ParseProgress {
         let Some(len) = end.find(&self.waiting) else {
             if is_end {
                 push_content(format!("{before}{}", mem::take(&mut self.waiting)), events);
             }
             self.state = ParserState::BareJson { before, end };
-            return Progress::NeedsText;
+            return ParseProgress::NeedsText;
         };
         let object: String = self.waiting.drain(..len).collect();
         let tools = self.tools.as_deref().unwrap_or_default();
@@ -261,7 +261,7 @@ impl AnswerParser {
                 self.state = ParserState::Content(Preceding::Content);
             }
         }
-        Progress::Continue
+        ParseProgress::Continue
     }
 
     fn push_call(&mut self, call: ToolCall, events: &mut Vec<AnswerEvent>) {
