@@ -49,5 +49,7 @@ stream.controller.abort();
 const [, documented] = readFileSync(guide, "utf8").match(/```javascript\n([^]*?)```/);
 const program = `${folder}/documented.mjs`;
 writeFileSync(program, documented.replaceAll("http://127.0.0.1:8080", baseUrl));
+// The server accepts any key, but the package requires one.
+process.env.TINKER_API_KEY = "tml-any";
 await import(pathToFileURL(program));
 console.log("\nopenai of npm: all checks passed");
