@@ -130,7 +130,7 @@ impl ServerInfo {
         key.map_err(|error| {
             let hint = match error.kind() {
                 ErrorKind::PermissionDenied if self.key_created => format!(
-                    "Stop the server and remove the file to get a new key; or, if nobody else has \
+                    "Stop the server and remove the file to get a new key; or, if no other user has \
                      read it, run `chmod 600 {}`.",
                     path.display()
                 ),
@@ -145,7 +145,7 @@ impl ServerInfo {
     /// Checks whether a server responds at the URL and accepts the key.
     pub(crate) async fn probe(&self) -> ProbeResult {
         let Ok(url) = self.url.parse::<BaseUrl>() else { return ProbeResult::Unavailable };
-        // The information may be outdated: do not send the key to a program of somebody else.
+        // The information may be outdated: do not send the key to a program of another user.
         let key_file = self.key_file.as_deref();
         if key_file.is_some_and(|file| belongs_to_another_user(self.address.port(), file)) {
             return ProbeResult::Unavailable;

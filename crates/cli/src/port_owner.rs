@@ -5,7 +5,7 @@ use std::path::Path;
 /// Returns whether another user than the owner of `key_file` or root listens on the port. A program
 /// of that user would receive the key in the file, for example after a server was killed.
 ///
-/// False on platforms without `/proc`, and if nobody listens.
+/// False on platforms without `/proc`, and if no program listens on the port.
 #[cfg(unix)]
 pub(crate) fn belongs_to_another_user(port: u16, key_file: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;

@@ -47,7 +47,7 @@ impl AsRef<[u8]> for SharedResult {
 }
 
 impl ResultReads {
-    /// Creates a budget of `bytes` bytes. A larger result uses all of it.
+    /// Creates a budget of `bytes` bytes. A result that exceeds it waits until no other is being sent.
     pub(crate) fn new(bytes: usize) -> Self {
         let units = (bytes / UNIT).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         Self { entries: Mutex::default(), budget: Arc::new(Semaphore::new(units)), units }

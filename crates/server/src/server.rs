@@ -190,7 +190,7 @@ impl StartError {
         let shown = path.display();
         Some(match source.kind() {
             io::ErrorKind::PermissionDenied => format!(
-                "Remove {shown} to get a new key at the next start; or, if nobody else has read \
+                "Remove {shown} to get a new key at the next start; or, if no other user has read \
                  it, run `chmod 600 {shown}`."
             ),
             io::ErrorKind::InvalidData => {

@@ -42,7 +42,7 @@ impl Executor {
                 let runtime =
                     tokio::runtime::Builder::new_current_thread().enable_time().build()?;
                 let run = move || match catch_unwind(AssertUnwindSafe(|| runtime.block_on(work))) {
-                    // The receiver is gone if nobody waits for the end of the loop.
+                    // Sending fails if the handle was dropped, which is allowed.
                     Ok(result) => drop(sender.send(result)),
                     Err(_) => on_panic(),
                 };

@@ -83,7 +83,7 @@ async fn a_key_file_that_others_can_read_is_refused() {
     sandbox.run(SAMPLE).await.ok();
     serving.kill();
 
-    // A symbolic link could make the server use a file of somebody else.
+    // A symbolic link could make the server use a file of another user.
     std::fs::rename(&file, sandbox.path("moved")).unwrap();
     std::os::unix::fs::symlink(sandbox.path("moved"), &file).unwrap();
     sandbox.run(SAMPLE).await.fails(1, &["data/key: not a regular file"]);

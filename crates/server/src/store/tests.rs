@@ -7,7 +7,7 @@ use tinkex_wire::{CheckpointKind, OptimizerConfig};
 
 use super::*;
 use crate::clock::OperatingSystem;
-use crate::disk::tests::{open_with_failing_commits, wait_for_writer};
+use crate::disk::tests::faults::{open_with_failing_commits, wait_for_writer};
 use crate::task::Executor;
 
 fn session(n: usize) -> Record {

@@ -8,7 +8,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::disk::frame::{FrameHeader, MAGIC};
-use crate::disk::tests::{append, crashed, open, open_error};
+use crate::disk::tests::faults::crashed;
+use crate::disk::tests::{append, open, open_error};
 use crate::disk::{DATABASE, Disk, PAYLOADS};
 use crate::record::{
     FailureCategory, RequestKind, ResultKind, ResultRecord, SequenceScope, UsageKey, UsageMeter,
