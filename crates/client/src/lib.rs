@@ -117,6 +117,8 @@ pub mod testing;
 mod tokenizer;
 mod training;
 mod transport;
+#[cfg(feature = "upstream")]
+mod upstream;
 mod validated;
 
 #[cfg(test)]
@@ -164,5 +166,8 @@ pub use transport::stats::{ClientStats, LaneStats};
 pub use chat::{Chat, JsonlError, JsonlReader, Message, TooLong, TrainOn, TrainingExample};
 #[cfg(feature = "tokenizer")]
 pub use push::{Commit, CommitInfo, CreateRepo, HubRepo};
+#[cfg(feature = "upstream")]
+pub use upstream::{CustomLossPass, SubmitError, UpstreamSession};
+
 #[cfg(feature = "tokenizer")]
 pub use tokenizer::{Hub, Tokenizer, TokenizerId};

@@ -76,7 +76,11 @@ fn remove_records(state: &Arc<ServerState>) {
         .map(|entry| entry.row.path.clone())
         .collect();
     for path in expired {
+        let folder = store.checkpoints.get(&path).map(|entry| entry.row.folder.clone());
         store.put_required(Record::CheckpointDeleted { path, at: now });
+        if let Some(folder) = folder.filter(|folder| !store.folders().contains(folder)) {
+            state.backends.discard(folder);
+        }
     }
     let retention = state.options.timeouts.ended_session_retention;
     if !retention.is_zero() {
@@ -106,7 +110,7 @@ fn report_silent_sessions(state: &Arc<ServerState>) {
         open.filter(|entry| entry.last_used <= deadline).map(|entry| entry.row.id.clone()).collect()
     };
     if !silent.is_empty() {
-        state.queue.report_silent(silent);
+        state.engine_queue().report_silent(silent);
     }
 }
 
@@ -181,7 +185,7 @@ fn fail_queued(state: &Arc<ServerState>, store: &mut Store, id: &SessionId, end:
     };
     let models: Vec<ModelId> = store.runs_of(id).map(|run| run.id.clone()).collect();
     for model in models {
-        for request in state.queue.drop_model(&model) {
+        for request in state.queue_of_model(store, &model).drop_model(&model) {
             let failed = Outcome::failed(FailureCategory::User, message);
             record_outcome(state, store, &request, failed);
         }

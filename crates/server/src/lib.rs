@@ -45,9 +45,14 @@
 //! The server emits [`tracing`] events and installs no subscriber; see [`log`] for the targets.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(feature = "upstream"),
+    expect(dead_code, reason = "without upstreams, nothing executes the operations for them")
+)]
 
 mod admit;
 mod api_key;
+mod backend;
 mod clock;
 mod disk;
 mod durable;
@@ -62,6 +67,7 @@ pub mod log;
 mod memory;
 mod memory_size;
 mod metrics;
+mod model_outcome;
 mod models;
 mod operation;
 mod options;
@@ -79,6 +85,8 @@ mod store;
 mod stream;
 mod task;
 mod training_data;
+#[cfg(feature = "upstream")]
+mod upstream;
 mod worker;
 
 pub use api_key::{api_key_file, read_api_key};

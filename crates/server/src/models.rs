@@ -1,11 +1,12 @@
 //! Base models that the server offers, and where their files are.
 //!
 //! Configurations, the headers of the weights and tokenizers are checked here, when the server
-//! starts. The worker loads weights on first use.
+//! starts. The worker loads weights on first use. The models of an upstream are added when it first
+//! responds; of those, only the tokenizer is read here.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use tinkex_engine::builtin;
 use tinkex_engine::tokenizer::Vocabulary;
@@ -22,9 +23,12 @@ use crate::{gguf, log};
 /// Base models of the server, by name.
 #[derive(Debug, Default)]
 pub(crate) struct BaseModels {
-    usable: BTreeMap<String, Arc<BaseModel>>,
+    usable: RwLock<BTreeMap<String, Arc<BaseModel>>>,
     /// Models of the hub cache that cannot be used, with the reason.
     skipped: BTreeMap<String, String>,
+    /// Names of the models of `--model`, which upstreams do not replace.
+    mapped: Vec<String>,
+    hub_cache: Option<PathBuf>,
 }
 
 /// A base model.
@@ -33,6 +37,20 @@ pub(crate) struct BaseModel {
     pub(crate) name: String,
     /// Folder of its tokenizer, and of its other files unless they are a GGUF file.
     pub(crate) folder: PathBuf,
+    pub(crate) source: ModelSource,
+    on_first_use: LazyFiles,
+}
+
+/// Who computes with a base model.
+#[derive(Debug)]
+pub(crate) enum ModelSource {
+    Engine(EngineModel),
+    Upstream(UpstreamModel),
+}
+
+/// A base model of the engine.
+#[derive(Debug)]
+pub(crate) struct EngineModel {
     /// Folder or GGUF file of its weights.
     pub(crate) weights: PathBuf,
     pub(crate) built_in: bool,
@@ -41,7 +59,17 @@ pub(crate) struct BaseModel {
     pub(crate) config: ModelConfig,
     /// Warnings about the files that were logged at the start.
     pub(crate) warnings: Vec<String>,
-    on_first_use: LazyFiles,
+}
+
+/// A base model of one or more upstreams.
+#[derive(Debug)]
+pub(crate) struct UpstreamModel {
+    /// Names of the upstreams that serve it.
+    pub(crate) upstreams: Vec<Arc<str>>,
+    /// Context length that they report.
+    context: Option<usize>,
+    /// Configuration, if its folder is on this machine.
+    config: Option<ModelConfig>,
 }
 
 /// Files of a base model that are read on first use.
@@ -66,14 +94,15 @@ impl BaseModels {
         mapped: &[(String, PathBuf)],
         hub_cache: Option<&Path>,
     ) -> Result<Self, StartError> {
-        let mut all = Self::default();
+        let mut usable = BTreeMap::new();
+        let mut skipped = BTreeMap::new();
         let built_in = BaseModel::built_in(tokenizer_dir)
             .map_err(|error| StartError::invalid_model(builtin::NAME, tokenizer_dir, error))?;
-        all.usable.insert(builtin::NAME.to_owned(), Arc::new(built_in));
+        usable.insert(builtin::NAME.to_owned(), Arc::new(built_in));
         for (name, folder) in hub_cache.map(hub_cache_models).unwrap_or_default() {
             match BaseModel::read(&name, &folder, tokenizer_dir) {
                 Ok(model) => {
-                    all.usable.insert(name, Arc::new(model));
+                    usable.insert(name, Arc::new(model));
                 }
                 Err(error) => {
                     let reason = with_causes(&error);
@@ -89,7 +118,7 @@ impl BaseModels {
                             "model of the hub cache is skipped"
                         );
                     }
-                    all.skipped.insert(name, reason);
+                    skipped.insert(name, reason);
                 }
             }
         }
@@ -97,26 +126,83 @@ impl BaseModels {
             let model = BaseModel::read(name, path, tokenizer_dir)
                 .map_err(|error| StartError::invalid_model(name, path, error.into()))?;
             model.check_tokenizer();
-            all.usable.insert(name.clone(), Arc::new(model));
+            usable.insert(name.clone(), Arc::new(model));
         }
-        Ok(all)
+        let mapped = mapped.iter().map(|(name, _)| name.clone()).collect();
+        let hub_cache = hub_cache.map(Path::to_owned);
+        Ok(Self { usable: RwLock::new(usable), skipped, mapped, hub_cache })
+    }
+
+    fn usable(&self) -> RwLockReadGuard<'_, BTreeMap<String, Arc<BaseModel>>> {
+        self.usable.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a model of an upstream, or adds the upstream to those of the model. Models of `--model`
+    /// are not replaced, nor is the built-in model.
+    #[cfg(feature = "upstream")]
+    pub(crate) fn add_upstream(&self, upstream: &Arc<str>, name: &str, context: Option<usize>) {
+        let known = self.get(name);
+        let mut upstreams = match known.as_ref().map(|model| &model.source) {
+            Some(ModelSource::Engine(engine))
+                if engine.built_in || self.mapped.iter().any(|mapped| mapped == name) =>
+            {
+                return;
+            }
+            Some(ModelSource::Upstream(model)) if model.upstreams.contains(upstream) => return,
+            Some(ModelSource::Upstream(model)) => model.upstreams.clone(),
+            Some(ModelSource::Engine(_)) | None => Vec::new(),
+        };
+        upstreams.push(Arc::clone(upstream));
+        let folder = self.tokenizer_folder(name);
+        let config = ModelConfig::read(&folder).ok();
+        let source = ModelSource::Upstream(UpstreamModel { upstreams, context, config });
+        let model =
+            BaseModel { name: name.to_owned(), folder, source, on_first_use: LazyFiles::default() };
+        let mut usable = self.usable.write().unwrap_or_else(PoisonError::into_inner);
+        usable.insert(name.to_owned(), Arc::new(model));
+    }
+
+    /// Returns the folder with the tokenizer of an upstream's model: the name may be a folder of
+    /// this machine, or the name of a model in the hub cache.
+    #[cfg(feature = "upstream")]
+    fn tokenizer_folder(&self, name: &str) -> PathBuf {
+        let cached = self.hub_cache.as_deref().into_iter().flat_map(|hub| {
+            let models = HubCache::new(hub).models();
+            models.into_iter().filter(|(cached, _)| cached == name)
+        });
+        let cached = cached.into_iter().find_map(|(_, repo)| repo.model_folder());
+        cached.unwrap_or_else(|| PathBuf::from(name))
     }
 
     /// Returns the names of the usable models, in alphabetical order.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.usable.keys().map(String::as_str)
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.usable().keys().cloned().collect()
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<&Arc<BaseModel>> {
-        self.usable.get(name)
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<BaseModel>> {
+        self.usable().get(name).cloned()
     }
 
     /// Returns a base model.
     ///
     /// # Errors
     /// Returns [`ServerError::NotFound`] with the names of the available models.
-    pub(crate) fn require(&self, name: &str) -> Result<&Arc<BaseModel>, ServerError> {
+    pub(crate) fn require(&self, name: &str) -> Result<Arc<BaseModel>, ServerError> {
         self.get(name).ok_or_else(|| ServerError::not_found(self.unavailable_message(name)))
+    }
+
+    /// Returns a base model of the engine with its configuration.
+    ///
+    /// # Errors
+    /// As [`require`](Self::require); [`ServerError::Invalid`] if the model is on an upstream.
+    pub(crate) fn require_engine(&self, name: &str) -> Result<Arc<BaseModel>, ServerError> {
+        let model = self.require(name)?;
+        match &model.source {
+            ModelSource::Engine(_) => Ok(model),
+            ModelSource::Upstream(_) => Err(ServerError::invalid(format!(
+                "base model {name:?} is on an upstream, which this request cannot use"
+            ))),
+        }
     }
 
     /// Checks that a model that is to be quantized exists.
@@ -124,16 +210,16 @@ impl BaseModels {
     /// # Errors
     /// [`StartError::UnknownModel`] otherwise.
     pub(crate) fn check_quantized(&self, name: &str) -> Result<(), StartError> {
-        if self.usable.contains_key(name) {
+        if self.usable().contains_key(name) {
             return Ok(());
         }
-        let available = self.usable.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let available = self.names().join(", ");
         Err(StartError::UnknownModel { name: name.to_owned(), available })
     }
 
     /// Returns the error message for a base model that this server does not have.
     pub(crate) fn unavailable_message(&self, name: &str) -> String {
-        let known: Vec<&str> = self.names().collect();
+        let known = self.names();
         if let Some(reason) = self.skipped.get(name) {
             return format!(
                 "base model {name:?} of the Hugging Face cache cannot be used: {reason}; \
@@ -149,16 +235,22 @@ impl BaseModels {
         )
     }
 
-    /// Returns the models in the API's form.
-    pub(crate) fn supported(&self) -> Vec<SupportedModel> {
+    /// Returns the models in the API's form. `is_up` tells whether an upstream responds: a model
+    /// without one can be neither trained nor sampled now.
+    pub(crate) fn supported(&self, is_up: impl Fn(&str) -> bool) -> Vec<SupportedModel> {
         let supported = |model: &Arc<BaseModel>| {
+            let context = model.known_context();
+            let usable = match &model.source {
+                ModelSource::Engine(_) => true,
+                ModelSource::Upstream(model) => model.upstreams.iter().any(|name| is_up(name)),
+            };
             SupportedModel::default()
                 .model_name(Some(model.name.clone()))
-                .max_context_length(u64::try_from(model.config.max_positions).ok())
-                .trainable(Some(true))
-                .sampleable(Some(true))
+                .max_context_length(context.and_then(|context| u64::try_from(context).ok()))
+                .trainable(Some(usable))
+                .sampleable(Some(usable))
         };
-        self.usable.values().map(supported).collect()
+        self.usable().values().map(supported).collect()
     }
 }
 
@@ -174,8 +266,46 @@ impl BaseModel {
             (files.config().clone(), files.warnings().to_vec(), weights.clone())
         };
         warnings.iter().for_each(|warning| warn(name, warning));
-        let (name, built_in, on_first_use) = (name.to_owned(), false, LazyFiles::default());
-        Ok(Self { name, folder, weights, built_in, config, warnings, on_first_use })
+        let engine = EngineModel { weights, built_in: false, config, warnings };
+        Ok(Self::of_engine(name.to_owned(), folder, engine))
+    }
+
+    fn of_engine(name: String, folder: PathBuf, engine: EngineModel) -> Self {
+        let source = ModelSource::Engine(engine);
+        Self { name, folder, source, on_first_use: LazyFiles::default() }
+    }
+
+    /// Returns the configuration, if it is known. It is known for every model of the engine.
+    pub(crate) fn config(&self) -> Option<&ModelConfig> {
+        match &self.source {
+            ModelSource::Engine(engine) => Some(&engine.config),
+            ModelSource::Upstream(upstream) => upstream.config.as_ref(),
+        }
+    }
+
+    /// Returns the number of tokens in the vocabulary; the maximum if it is not known.
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.config().map_or(usize::MAX, |config| config.vocab_size)
+    }
+
+    /// Returns the context length in tokens, if it is known.
+    pub(crate) fn known_context(&self) -> Option<usize> {
+        match &self.source {
+            ModelSource::Engine(engine) => Some(engine.config.max_positions),
+            ModelSource::Upstream(upstream) => upstream
+                .context
+                .or_else(|| upstream.config.as_ref().map(|config| config.max_positions)),
+        }
+    }
+
+    /// Returns the context length in tokens; the maximum if it is not known.
+    pub(crate) fn context(&self) -> usize {
+        self.known_context().unwrap_or(usize::MAX)
+    }
+
+    /// Returns the end-of-sequence tokens that are known.
+    pub(crate) fn eos(&self) -> &[u32] {
+        self.config().map_or(&[], |config| &config.eos)
     }
 
     /// Logs a warning if the tokenizer cannot be read, or has tokens that the model does not have.
@@ -183,14 +313,13 @@ impl BaseModel {
         let consequence = "requests with stop strings are rejected";
         match self.vocabulary() {
             Err(error) => warn(&self.name, &format!("{error}; {consequence}")),
-            Ok(vocabulary) if vocabulary.len() > self.config.vocab_size => {
+            Ok(vocabulary) if vocabulary.len() > self.vocab_size() => {
                 let message = format!(
-                    "{} has {} tokens, but the model has {}; requests with the tokens from {} on \
-                     are rejected",
+                    "{} has {} tokens, but the model has {size}; requests with the tokens from \
+                     {size} on are rejected",
                     self.folder.join("tokenizer.json").display(),
                     vocabulary.len(),
-                    self.config.vocab_size,
-                    self.config.vocab_size
+                    size = self.vocab_size(),
                 );
                 warn(&self.name, &message);
             }
@@ -202,10 +331,9 @@ impl BaseModel {
         let folder =
             std::path::absolute(tokenizer_dir).unwrap_or_else(|_| tokenizer_dir.to_owned());
         write_tokenizer(&folder)?;
-        let (name, config) = (builtin::NAME.to_owned(), builtin::config()?);
-        let (weights, warnings, built_in) = (folder.clone(), Vec::new(), true);
-        let on_first_use = LazyFiles::default();
-        Ok(Self { name, folder, weights, built_in, config, warnings, on_first_use })
+        let (weights, warnings, config) = (folder.clone(), Vec::new(), builtin::config()?);
+        let engine = EngineModel { weights, built_in: true, config, warnings };
+        Ok(Self::of_engine(builtin::NAME.to_owned(), folder, engine))
     }
 
     /// Returns the identifier for tokenizer libraries: the folder if it has a tokenizer, so that
@@ -346,8 +474,7 @@ mod tests {
 
         let tokenizer = tempfile::tempdir().unwrap();
         let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
-        let names: Vec<&str> = models.usable.keys().map(String::as_str).collect();
-        assert_eq!(names, ["Qwen/Qwen3-0.6B", "plain", builtin::NAME]);
+        assert_eq!(models.names(), ["Qwen/Qwen3-0.6B", "plain", builtin::NAME]);
         assert_eq!(models.get("Qwen/Qwen3-0.6B").unwrap().folder, main);
         assert_eq!(models.get("plain").unwrap().folder, only);
         let message = models.unavailable_message("org/unknown");
@@ -440,13 +567,13 @@ mod tests {
         let start = || {
             let mapped = [("x".to_owned(), folder.clone())];
             let models = BaseModels::find(tokenizer.path(), &mapped, None).unwrap();
-            Arc::clone(models.get("x").unwrap())
+            models.get("x").unwrap()
         };
         let error = start().vocabulary().unwrap_err();
         assert!(error.contains("tokenizer.json: "), "{error}");
         std::fs::write(folder.join("tokenizer.json"), builtin::TOKENIZER).unwrap();
         let model = start();
-        assert!(model.vocabulary().unwrap().len() > model.config.vocab_size);
+        assert!(model.vocabulary().unwrap().len() > model.vocab_size());
     }
 
     #[test]
@@ -456,6 +583,6 @@ mod tests {
         let generation = r#"{"eos_token_id": [7, 2]}"#;
         std::fs::write(folder.join("generation_config.json"), generation).unwrap();
         let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
-        assert_eq!(models.get("org/x").unwrap().config.eos, [2, 7]);
+        assert_eq!(models.get("org/x").unwrap().eos(), [2, 7]);
     }
 }

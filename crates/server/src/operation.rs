@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tinkex_autodiff::LossProgram;
 use tinkex_engine::loss::{Loss, UnverifiedLosses};
 use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
-use tinkex_engine::sample::SampleRequest;
+use tinkex_engine::sample::SampleRequest as EngineRequest;
 use tinkex_wire::{
     CheckpointKind, ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, ModelId,
-    OptimParams, PassMode, RequestId, SamplerId, SessionId, TensorData, TinkerPath,
+    OptimParams, PassMode, RequestId, SampleRequest, SamplerId, SessionId, TensorData, TinkerPath,
 };
 
 use crate::error::ServerError;
 use crate::inference::TokenSink;
 use crate::models::BaseModels;
-use crate::store::{FailureCategory, RunRecord, Store, loss_prefix};
+use crate::store::{FailureCategory, RequestKind, RunRecord, Store, loss_prefix};
 use crate::training_data::TrainingData;
 
 /// An admitted request that waits for the worker.
@@ -47,6 +48,8 @@ pub(crate) enum Operation {
     Sample(Box<QueuedSample>),
     /// Samples tokens for an inference request, in any order.
     Generate(Box<QueuedGeneration>),
+    /// Sends a sampling or inference request on to an upstream, in any order.
+    Relay(Box<RelayedSample>),
 }
 
 impl Operation {
@@ -54,7 +57,8 @@ impl Operation {
     pub(crate) fn extra_bytes(&self) -> usize {
         match self {
             Self::Model { operation: ModelOperation::Pass(pass), .. } => pass.data.extra_bytes(),
-            Self::Model { .. } | Self::Generate(_) => 0,
+            Self::Model { operation: ModelOperation::Relay { body, .. }, .. } => body.len(),
+            Self::Model { .. } | Self::Generate(_) | Self::Relay(_) => 0,
             Self::Sample(sample) => sample.extra_bytes,
         }
     }
@@ -68,6 +72,11 @@ pub(crate) enum ModelOperation {
     Pass(Box<TrainingPass>),
     /// Applies the accumulated gradients.
     OptimStep(StepParams),
+    /// Sends a training pass or an optimizer step on to the upstream of the model.
+    Relay { kind: RequestKind, body: Bytes },
+    /// Computes a custom loss in this process, from log-probabilities of the upstream of the model,
+    /// and accumulates its gradient there.
+    RelayCustomLoss { body: Bytes, loss: Arc<LossProgram> },
     /// Saves a checkpoint.
     Save(Box<CheckpointSave>),
     /// Saves weights for a new sampling session that has no checkpoint path.
@@ -88,6 +97,8 @@ impl ModelOperation {
             Self::Pass(pass) if pass.mode == PassMode::Forward => "forward",
             Self::Pass(_) => "forward_backward",
             Self::OptimStep(_) => "optim_step",
+            Self::Relay { kind: RequestKind::OptimStep, .. } => "optim_step",
+            Self::Relay { .. } | Self::RelayCustomLoss { .. } => "forward_backward",
             Self::Save(_) => "save",
             Self::SaveForSampler(_) => "save_for_sampler",
             Self::Load { .. } => "load",
@@ -130,7 +141,7 @@ impl CheckpointSave {
 /// Samples to draw.
 pub(crate) struct QueuedSample {
     pub(crate) sampler: SamplerId,
-    pub(crate) request: SampleRequest,
+    pub(crate) request: EngineRequest,
     /// The requested targets. Their layout, dense or sparse, is the layout of the result.
     pub(crate) targets: Option<TensorData>,
     /// Memory of the requested tables about the prompt, in bytes.
@@ -150,8 +161,23 @@ pub(crate) struct QueuedGeneration {
     pub(crate) weights: WeightsKey,
     /// Session whose usage the tokens count for.
     pub(crate) session: SessionId,
-    pub(crate) request: SampleRequest,
+    pub(crate) request: EngineRequest,
     pub(crate) sink: TokenSink,
+}
+
+/// A sampling or inference request that an upstream executes.
+pub(crate) struct RelayedSample {
+    /// Name of the upstream.
+    pub(crate) upstream: Arc<str>,
+    pub(crate) base_model: String,
+    /// Path of the weights on the upstream; `None` samples from the base model.
+    pub(crate) path: Option<String>,
+    /// Session whose usage the tokens count for.
+    pub(crate) session: SessionId,
+    /// The request, with a seed.
+    pub(crate) request: SampleRequest,
+    /// Receives the tokens of an inference request; `None` for a sample of the Tinker API.
+    pub(crate) sink: Option<TokenSink>,
 }
 
 impl PassObjective {
@@ -201,8 +227,11 @@ impl TrainingPass {
         objective: PassObjective,
         request: &ForwardBackward,
     ) -> Result<Self, ServerError> {
-        let base = models.require(&run.base_model)?;
-        let data = TrainingData::new(&request.data, objective, &base.config)?;
+        let base = models.require_engine(&run.base_model)?;
+        let config = base
+            .config()
+            .ok_or_else(|| ServerError::Internal(format!("{} has no configuration", base.name)))?;
+        let data = TrainingData::new(&request.data, objective, config)?;
         Ok(Self { data, mode: request.mode })
     }
 }

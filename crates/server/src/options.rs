@@ -72,10 +72,23 @@ pub struct ServerOptions {
     /// Accepted requests without a result that fail when the server starts (default
     /// [`DropUndone::None`]).
     pub drop_undone: DropUndone,
+    /// Servers whose base models this server offers too: see `ServerOptions::upstream`.
+    pub(crate) upstreams: Vec<UpstreamOptions>,
+    /// Number of optimizer steps of a run on an upstream after which its state is saved there
+    /// (default 10). If the upstream loses the model, at most about this many steps are repeated.
+    pub checkpoint_every: u32,
     /// Memory and queue limits.
     pub limits: ServerLimits,
     /// Timeouts and intervals.
     pub timeouts: ServerTimeouts,
+}
+
+/// Another server that implements the Tinker API, in front of which this server is.
+#[derive(Clone, Debug)]
+pub(crate) struct UpstreamOptions {
+    pub(crate) name: std::sync::Arc<str>,
+    pub(crate) url: String,
+    pub(crate) api_key: Option<Secret>,
 }
 
 /// Accepted requests without a result that fail when a server starts, instead of being executed. The
@@ -181,6 +194,9 @@ pub struct ServerTimeouts {
     /// I/O errors and a lack of memory, before it fails (default 1 min). The model's later requests
     /// wait meanwhile.
     pub fault_retry: Duration,
+    /// Time for which the requests of a run wait for an upstream that does not respond, before they
+    /// fail (default 10 min).
+    pub upstream: Duration,
 }
 
 impl ServerOptions {
@@ -204,6 +220,8 @@ impl ServerOptions {
             efficient_protocol: true,
             autosave_on_expiry: true,
             drop_undone: DropUndone::None,
+            upstreams: Vec::new(),
+            checkpoint_every: 10,
             limits: ServerLimits::default(),
             timeouts: ServerTimeouts::default(),
         }
@@ -244,6 +262,21 @@ impl ServerOptions {
     #[must_use]
     pub fn allow_origin(mut self, origin: impl Into<String>) -> Self {
         self.allow_origins.push(origin.into());
+        self
+    }
+
+    /// Offers the base models of the server at `url` under the name `name`: their runs are trained
+    /// and sampled there, and are as durable as those of this server. `api_key` is sent to it.
+    #[cfg(feature = "upstream")]
+    #[must_use]
+    pub fn upstream(
+        mut self,
+        name: impl Into<String>,
+        url: impl Into<String>,
+        api_key: Option<Secret>,
+    ) -> Self {
+        let (name, url) = (name.into().into(), url.into());
+        self.upstreams.push(UpstreamOptions { name, url, api_key });
         self
     }
 
@@ -289,6 +322,7 @@ impl Default for ServerTimeouts {
             expiry_interval: Duration::from_secs(30),
             idle_model: Duration::from_secs(600),
             fault_retry: Duration::from_secs(60),
+            upstream: Duration::from_secs(600),
         }
     }
 }

@@ -14,6 +14,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::clock::Clock;
+#[cfg(feature = "upstream")]
+use crate::operation::ModelOperation;
 use crate::operation::{Operation, QueuedRequest};
 
 /// Queue of requests that wait for the worker.
@@ -198,7 +200,7 @@ impl Queue {
     pub(crate) fn push(&self, request: QueuedRequest) -> Result<(), LateRequest> {
         let mut pending = self.lock();
         match &request.operation {
-            Operation::Sample(_) | Operation::Generate(_) => {
+            Operation::Sample(_) | Operation::Generate(_) | Operation::Relay(_) => {
                 pending.count += 1;
                 pending.bytes += request.bytes;
                 pending.samples.push_back(request);
@@ -307,6 +309,58 @@ impl Queue {
     pub(crate) fn stop(&self) {
         self.lock().stopping = true;
         self.wake.notify_one();
+    }
+
+    /// Waits until something was added, or for up to `wait`. For a backend that takes the requests
+    /// of each model by itself: see [`take_next`](Self::take_next).
+    #[cfg(feature = "upstream")]
+    pub(crate) async fn changed(&self, wait: Duration) {
+        let _ = tokio::time::timeout(wait, self.wake.notified()).await;
+    }
+
+    /// Takes everything except the requests of models.
+    #[cfg(feature = "upstream")]
+    pub(crate) fn take_unordered(&self) -> Dispatch {
+        self.try_take(false).0
+    }
+
+    /// Returns the models with queued requests.
+    #[cfg(feature = "upstream")]
+    pub(crate) fn waiting_models(&self) -> Vec<ModelId> {
+        self.lock().round_robin.iter().cloned().collect()
+    }
+
+    /// Removes and returns the next request of a model if it may run and `accept` returns true for
+    /// its operation.
+    #[cfg(feature = "upstream")]
+    pub(crate) fn take_next(
+        &self,
+        model: &ModelId,
+        accept: impl FnOnce(&ModelOperation) -> bool,
+    ) -> Option<QueuedRequest> {
+        let mut pending = self.lock();
+        let queue = pending.models.get_mut(model)?;
+        let (first, _) = queue.waiting.values().next()?;
+        let Operation::Model { operation, .. } = &first.operation else { return None };
+        if !accept(operation) {
+            return None;
+        }
+        let request = queue.pop(self.clock.running(), self.gap_timeout)?;
+        if queue.waiting.is_empty() {
+            pending.round_robin.retain(|other| other != model);
+        }
+        pending.count -= 1;
+        pending.bytes -= request.bytes;
+        Some(request)
+    }
+
+    /// Sets or clears the fault that the requests of a model wait for, which pollers are told.
+    #[cfg(feature = "upstream")]
+    pub(crate) fn set_fault(&self, model: &ModelId, reason: Option<String>) {
+        let mut pending = self.lock();
+        if let Some(queue) = pending.models.get_mut(model) {
+            queue.retry = reason.map(|reason| Retry { at: Instant::now(), reason });
+        }
     }
 
     /// Takes everything that the worker can do now, with the next request of a model only if

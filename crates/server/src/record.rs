@@ -6,6 +6,9 @@
 
 use std::sync::Arc;
 
+use crate::backend::Backend;
+#[cfg(doc)]
+use crate::backend::RemoteWeights;
 use serde::{Deserialize, Serialize};
 use tinkex_wire::{
     ErrorCategory, ErrorCode, FinishDetails, JsonObject, LossId, Metadata, ModelId,
@@ -114,6 +117,49 @@ pub(crate) struct RunRecord {
     pub(crate) last_seq: Option<u64>,
     /// Project that the run was copied into; `None` for a run that was trained here.
     pub(crate) project_id: Option<String>,
+    /// Set if the model is on an upstream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) upstream: Option<UpstreamRun>,
+}
+
+impl RunRecord {
+    /// Returns the backend that executes the requests of the run.
+    pub(crate) fn backend(&self) -> Backend {
+        match &self.upstream {
+            None => Backend::Engine,
+            Some(upstream) => Backend::Upstream(upstream.name.as_str().into()),
+        }
+    }
+}
+
+/// A run whose model is on an upstream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UpstreamRun {
+    /// Name of the upstream.
+    pub(crate) name: String,
+    /// The model there; `None` until it is created, and after the upstream has lost it.
+    pub(crate) model: Option<RemoteModel>,
+}
+
+/// A model on an upstream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RemoteModel {
+    /// Session of this server on the upstream, which holds this model only.
+    pub(crate) session: SessionId,
+    pub(crate) id: ModelId,
+    /// Sequence number of the next request to the upstream.
+    pub(crate) next_seq: u64,
+    /// Requests that the upstream has accepted and whose results are not stored, in order.
+    pub(crate) accepted: Vec<AcceptedRequest>,
+}
+
+/// A request that an upstream has accepted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AcceptedRequest {
+    /// Sequence number of the request at this server.
+    pub(crate) seq: u64,
+    /// Id of the request at the upstream.
+    pub(crate) id: RequestId,
 }
 
 /// Settings that determine the initial state of an adapter.
@@ -130,7 +176,7 @@ pub(crate) struct LoraSettings {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SnapshotRecord {
     pub(crate) seq: u64,
-    /// Name of its folder under `weights/`.
+    /// Name of its folder under `weights/`, or [`RemoteWeights`] as text.
     pub(crate) folder: String,
 }
 
@@ -141,7 +187,8 @@ pub(crate) struct SamplerRecord {
     pub(crate) session: SessionId,
     pub(crate) base_model: String,
     pub(crate) model_path: Option<String>,
-    /// Folder of the adapter under `weights/`; `None` samples from the base model.
+    /// Folder of the adapter under `weights/`, or [`RemoteWeights`] as text; `None` samples from
+    /// the base model.
     pub(crate) folder: Option<String>,
     /// Number of clients that have joined, the creator included.
     pub(crate) clients: u64,
@@ -151,7 +198,7 @@ pub(crate) struct SamplerRecord {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct CheckpointRecord {
     pub(crate) path: TinkerPath,
-    /// Name of its folder under `weights/`.
+    /// Name of its folder under `weights/`, or [`RemoteWeights`] as text.
     pub(crate) folder: String,
     /// The request that created it; `None` for a copy or an autosave.
     pub(crate) request: Option<RequestId>,

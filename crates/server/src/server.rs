@@ -21,6 +21,7 @@ use crate::inference::NamedModel;
 use crate::log;
 use crate::models::BaseModels;
 use crate::options::{DropUndone, ServerOptions};
+use crate::queue::Queue;
 use crate::random::RandomSource;
 use crate::routes;
 use crate::state::ServerState;
@@ -52,6 +53,8 @@ pub struct Server {
 pub(crate) struct ServerHandles {
     pub(crate) state: Arc<ServerState>,
     worker: Option<LoopHandle<usize>>,
+    /// Tasks of the upstreams.
+    upstream_tasks: Vec<TaskHandle>,
     expiry_task: TaskHandle,
     /// Prevents a second server from using the same data folder.
     _lock: FileLock,
@@ -116,6 +119,9 @@ pub enum StartError {
         /// Number of unfinished requests that need it.
         requests: usize,
     },
+    /// The base URL or the key of an upstream is invalid.
+    #[error("cannot use an upstream: {0}")]
+    InvalidUpstream(String),
     /// A model of [`ServerOptions::quantize_models`] is not served.
     #[error("cannot quantize {name:?}: no such base model; available: {available}")]
     UnknownModel {
@@ -290,8 +296,7 @@ impl Server {
     /// Returns the names of the base models.
     #[must_use]
     pub fn models(&self) -> Vec<String> {
-        let all = self.handles.state.models.supported();
-        all.into_iter().filter_map(|model| model.model_name).collect()
+        self.handles.state.models.names()
     }
 
     /// Waits until the worker thread or the writer thread has panicked, which is a bug. From then
@@ -375,15 +380,29 @@ impl OpenedServer {
         expiry::remove_expired(&state).await;
         let worker = Worker::start(&state)
             .map_err(StartError::io(StartAction::Spawn, "the worker thread"))?;
+        let upstream_tasks = start_upstreams(&state).await?;
         let expiry_task = state.executor.spawn("expiry", expire_periodically(Arc::clone(&state)));
-        Ok(ServerHandles { state, worker: Some(worker), expiry_task, _lock: lock })
+        let worker = Some(worker);
+        Ok(ServerHandles { state, worker, upstream_tasks, expiry_task, _lock: lock })
     }
+}
+
+/// Starts the tasks of the upstreams.
+#[cfg(feature = "upstream")]
+async fn start_upstreams(state: &Arc<ServerState>) -> Result<Vec<TaskHandle>, StartError> {
+    let started = crate::upstream::start(state).await;
+    started.map_err(|error| StartError::InvalidUpstream(error.to_string()))
+}
+
+#[cfg(not(feature = "upstream"))]
+async fn start_upstreams(_: &Arc<ServerState>) -> Result<Vec<TaskHandle>, StartError> {
+    Ok(Vec::new())
 }
 
 impl ServerHandles {
     /// Finishes the running operation, saves the models, and waits until all results are durable.
     pub(crate) async fn stop(&mut self) -> ShutdownSummary {
-        self.state.queue.stop();
+        self.state.backends.queues().for_each(Queue::stop);
         self.state.generations.fail_all(&ServerError::shutting_down());
         let models_saved = match self.worker.take() {
             Some(worker) => worker.finished().await.unwrap_or(0),
@@ -403,9 +422,10 @@ impl ServerHandles {
 
 impl Drop for ServerHandles {
     fn drop(&mut self) {
-        self.state.queue.stop();
+        self.state.backends.queues().for_each(Queue::stop);
         self.state.generations.fail_all(&ServerError::shutting_down());
         self.expiry_task.abort();
+        self.upstream_tasks.iter().for_each(TaskHandle::abort);
         // Wait for the disk but not for the worker: a training pass may take minutes. The worker's
         // later writes are rejected.
         let writer = self.state.close();
@@ -439,7 +459,8 @@ fn check_needed_models(
     models: &BaseModels,
 ) -> Result<(), StartError> {
     for (name, requests) in store.needed_models() {
-        if models.get(&name).is_some() {
+        // The models of an upstream are known once it responds.
+        if models.get(&name).is_some() || !options.upstreams.is_empty() {
             continue;
         }
         if options.drop_undone == DropUndone::None {
@@ -483,7 +504,7 @@ fn restore_requests(state: &Arc<ServerState>) -> io::Result<()> {
         let mut store = state.store();
         for run in store.runs.values() {
             if let Some(last) = run.row.last_seq {
-                state.queue.start_at(&run.row.id, last + 1);
+                state.queue_of_model(&store, &run.row.id).start_at(&run.row.id, last + 1);
             }
         }
         store.requeue_unfinished()

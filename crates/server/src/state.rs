@@ -4,13 +4,16 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tinkex_wire::ModelId;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
+use crate::backend::{Backend, Backends};
 use crate::clock::Clock;
 use crate::inference::Generations;
 use crate::metrics::ServerMetrics;
 use crate::models::BaseModels;
+use crate::operation::Operation;
 use crate::options::ServerOptions;
 use crate::queue::Queue;
 use crate::random::RandomSource;
@@ -25,7 +28,7 @@ pub(crate) struct ServerState {
     pub(crate) executor: Executor,
     pub(crate) random: RandomSource,
     store: Mutex<Store>,
-    pub(crate) queue: Queue,
+    pub(crate) backends: Backends,
     /// Inference requests that are not finished.
     pub(crate) generations: Generations,
     pub(crate) models: BaseModels,
@@ -69,7 +72,11 @@ impl ServerState {
         Self {
             broken: store.disk.broken(),
             clock: store.clock.clone(),
-            queue: Queue::new(options.timeouts.sequence_gap, store.clock.clone()),
+            backends: Backends::new(
+                options.timeouts.sequence_gap,
+                &store.clock,
+                options.upstreams.iter().map(|upstream| (&*upstream.name, upstream.url.clone())),
+            ),
             store: Mutex::new(store),
             generations: Generations::default(),
             models,
@@ -90,6 +97,29 @@ impl ServerState {
 
     pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the queue of the engine.
+    pub(crate) fn engine_queue(&self) -> &Queue {
+        self.backends.engine()
+    }
+
+    /// Returns the queue of the backend that executes an operation. The caller holds the store's
+    /// lock.
+    pub(crate) fn queue_for(&self, store: &Store, operation: &Operation) -> &Queue {
+        match operation {
+            Operation::Model { model, .. } => self.queue_of_model(store, model),
+            Operation::Relay(sample) => {
+                self.backends.queue(&Backend::Upstream(Arc::clone(&sample.upstream)))
+            }
+            Operation::Sample(_) | Operation::Generate(_) => self.engine_queue(),
+        }
+    }
+
+    /// Returns the queue of the backend that a model is on. The caller holds the store's lock.
+    pub(crate) fn queue_of_model(&self, store: &Store, model: &ModelId) -> &Queue {
+        let backend = store.runs.get(model).map_or(Backend::Engine, |run| run.row.backend());
+        self.backends.queue(&backend)
     }
 
     /// Rejects further writes and returns the handle of the disk writer; see

@@ -170,7 +170,7 @@ pub use time::Timestamp;
 pub use tokens::{Tokens, TokensIntoIter};
 pub use training::{
     CreateModel, ForwardBackward, ForwardBackwardOutput, GetInfo, LoraConfig, Metrics,
-    ModelCreated, ModelData, ModelInfo, PassMode,
+    ModelCreated, ModelData, ModelInfo, ModelUnloaded, PassMode, UnloadModel,
 };
 pub use weights::{
     CopyWeights, ExternalWeightsSaved, LoadWeights, SamplerWeightsSaved, SaveWeights,

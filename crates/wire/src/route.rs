@@ -93,7 +93,8 @@ macro_rules! routes {
             /// All routes of the Tinker API.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// Routes that are not part of the Tinker API. All `tinkex` servers have them.
+            /// Routes that are not part of the Tinker API of SDK 0.36: additions of `tinkex`
+            /// servers, and routes that only servers of older protocols have.
             pub const EXTENSIONS: &[Self] = &[$(Self::$ext),*];
 
             const fn spec(self) -> RouteSpec {
@@ -225,6 +226,8 @@ routes! {
     ImportAdapter: Put "/api/v1/imports/{import_id}", Binary => Json;
     /// Samples completions through the OpenAI-compatible endpoint, which can stream their tokens.
     Completions: Post "/oai/api/v1/completions", Json => EventStream;
+    /// Removes a model from memory, on servers of older protocols.
+    UnloadModel: Post "/api/v1/unload_model", Json => SubmitResponse;
 }
 
 impl Route {

@@ -387,12 +387,38 @@ setters!(ForwardBackwardOutput {
 
 json_response!(ModelInfo = "get_info");
 
+/// Removes a model from memory. SDK 0.36 does not send it, and the current protocol ends models with
+/// their session; servers of older protocols have it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct UnloadModel {
+    /// Id of the model.
+    pub model_id: ModelId,
+}
+
+impl UnloadModel {
+    /// Unloads the model `model_id`.
+    pub fn new(model_id: impl Into<ModelId>) -> Self {
+        Self { model_id: model_id.into() }
+    }
+}
+
+/// Result of [`UnloadModel`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ModelUnloaded {
+    /// Id of the model.
+    pub model_id: ModelId,
+}
+
 json_request! {
+    UnloadModel: UnloadModel => SubmitResponse;
     CreateModel: CreateModel => SubmitResponse, validate CreateModel::validate_lora;
     GetInfo: GetInfo => ModelInfo;
 }
 
 json_output! {
+    UnloadModel: "UnloadModel" => ModelUnloaded;
     CreateModel: "CreateModel" => ModelCreated = "create_model";
 }
 

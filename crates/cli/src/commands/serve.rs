@@ -36,6 +36,7 @@ Examples:
   tinkex serve                                        serve the built-in model on port 8080
   tinkex serve --model Qwen/Qwen3-0.6B=models/qwen3   serve a Hugging Face model folder
   tinkex serve --model qwen=qwen3-0.6b-q4_k_m.gguf    serve a GGUF file
+  tinkex serve --upstream http://gpu-box:8000         serve the models of another server, durably
   tinkex serve --host 0.0.0.0                         accept requests from other machines
 
 In a script, on any free port:
@@ -116,6 +117,42 @@ pub(crate) struct ServeArgs {
         help_heading = "Models"
     )]
     threads: usize,
+    /// Serve the models of another server that implements the Tinker API, such as SkyRL; repeatable
+    #[arg(
+        long = "upstream",
+        value_name = "[NAME=]URL",
+        value_parser = upstream_url,
+        help_heading = "Upstreams"
+    )]
+    upstreams: Vec<(String, String)>,
+    /// Read the API key for all upstreams, or for one, from a file; repeatable
+    #[arg(
+        long = "upstream-key-file",
+        value_name = "[NAME=]FILE",
+        value_parser = upstream_key_file,
+        requires = "upstreams",
+        help_heading = "Upstreams"
+    )]
+    upstream_key_files: Vec<(Option<String>, PathBuf)>,
+    /// Save a run on its upstream after this many optimizer steps; at most about this many steps are
+    /// repeated if the upstream loses the model
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10,
+        value_parser = number_between::<1, { u32::MAX }>,
+        help_heading = "Upstreams"
+    )]
+    checkpoint_every: u32,
+    /// Time for which requests wait for an upstream that does not respond before they fail
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 600,
+        value_parser = whole_number::<u64>,
+        help_heading = "Upstreams"
+    )]
+    upstream_timeout: u64,
     /// Memory of the activations of a training pass, such as 4GiB; larger batches are split
     /// [default: a quarter of the memory of the process]
     #[arg(
@@ -182,6 +219,68 @@ fn alias(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// Parses `NAME=URL` or `URL`, whose name is its host and port.
+fn upstream_url(text: &str) -> Result<(String, String), String> {
+    let named = text.split_once('=').filter(|(name, _)| !name.contains("://"));
+    let url = named.map_or(text, |(_, url)| url);
+    let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+    let host = host.and_then(|rest| rest.split('/').next()).filter(|host| !host.is_empty());
+    let host = host.ok_or("expected URL or NAME=URL, with http:// or https://")?;
+    let name = named.map_or(host, |(name, _)| name);
+    let is_valid = |c: char| c.is_ascii_alphanumeric() || "._-:[]".contains(c);
+    if name.is_empty() || !name.chars().all(is_valid) {
+        return Err(format!("invalid name {name:?}: expected letters, digits, dots and dashes"));
+    }
+    Ok((name.to_owned(), url.to_owned()))
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "the signature of a value parser")]
+fn upstream_key_file(text: &str) -> Result<(Option<String>, PathBuf), String> {
+    Ok(match text.split_once('=') {
+        Some((name, path)) => (Some(name.to_owned()), path.into()),
+        None => (None, text.into()),
+    })
+}
+
+/// Adds the upstreams, with the keys from their files.
+fn add_upstreams(
+    context: &CommandContext<'_>,
+    args: &ServeArgs,
+    mut options: ServerOptions,
+) -> Result<ServerOptions, CommandError> {
+    for (i, (name, url)) in args.upstreams.iter().enumerate() {
+        if args.upstreams[..i].iter().any(|(other, _)| other == name) {
+            return Err(CommandError::usage(format!(
+                "--upstream: the name {name:?} is used twice; give each a name, as NAME=URL"
+            )));
+        }
+        let files = &args.upstream_key_files;
+        let own = files.iter().rfind(|(file, _)| file.as_ref() == Some(name));
+        let file = own.or_else(|| files.iter().rfind(|(file, _)| file.is_none()));
+        let key = match file {
+            Some((_, path)) => {
+                let path = context.environment.path(path);
+                let text = std::fs::read_to_string(&path).map_err(|error| {
+                    CommandError::usage(format!("cannot read {}: {error}", path.display()))
+                })?;
+                Some(text.trim().to_owned().into())
+            }
+            None => None,
+        };
+        options = options.upstream(name, url, key);
+    }
+    if let Some((Some(name), _)) = args.upstream_key_files.iter().find(|(name, _)| {
+        name.as_ref().is_some_and(|name| args.upstreams.iter().all(|(other, _)| other != name))
+    }) {
+        return Err(CommandError::usage(format!(
+            "--upstream-key-file: no upstream is named {name:?}"
+        )));
+    }
+    options.checkpoint_every = args.checkpoint_every;
+    options.timeouts.upstream = Duration::from_secs(args.upstream_timeout);
+    Ok(options)
+}
+
 /// Minimum length of an API key, in bytes, if other machines can reach the server.
 const MIN_KEY_LENGTH: usize = 20;
 
@@ -205,7 +304,7 @@ pub(super) async fn run(
         None => local::data_folder(&context.environment.variables)?,
     };
     let json_log = args.log_format == LogFormat::Json;
-    let mut options = ServerOptions::new(&data);
+    let mut options = add_upstreams(context, &args, ServerOptions::new(&data))?;
     options.address = (args.host, args.port).into();
     let resolve = |(name, folder): (String, PathBuf)| (name, context.environment.path(&folder));
     options.models = args.models.into_iter().map(resolve).collect();

@@ -241,6 +241,14 @@ impl SamplingClient {
         SampleRequestBuilder::new(self.clone(), request)
     }
 
+    /// Creates a request from one that another client sent, for a gateway. Session and sequence
+    /// number of `request` are replaced by those of this client.
+    #[cfg(feature = "upstream")]
+    pub fn relay(&self, mut request: SampleRequest) -> SampleRequestBuilder {
+        (request.base_model, request.model_path, request.seq_id) = (None, None, None);
+        SampleRequestBuilder::new(self.clone(), request)
+    }
+
     /// Computes the log-probability of every token given the tokens before it. The first has none.
     ///
     /// ```no_run

@@ -393,6 +393,14 @@ impl ServiceClient {
         Ok(Arc::clone(session))
     }
 
+    /// Continues the session `id`, which another process created, as the session of this client.
+    #[cfg(feature = "upstream")]
+    pub(crate) async fn adopt_session(&self, id: SessionId) -> Result<Arc<Session>> {
+        let connection = self.0.connect().await?;
+        let start = async || Session::start(&self.0.settings, Arc::clone(connection), id.clone());
+        Ok(Arc::clone(self.0.session.get_or_try_init(start).await?))
+    }
+
     /// Returns the connection, opening it on first use. A failure is not cached.
     pub(crate) async fn connection(&self) -> Result<&Connection> {
         self.check_open()?;

@@ -103,7 +103,7 @@ impl Session {
     }
 
     /// Starts the background tasks of a session: heartbeats, settings refresh and cancellations.
-    fn start(
+    pub(crate) fn start(
         settings: &Arc<ClientSettings>,
         connection: Arc<Connection>,
         id: SessionId,

@@ -19,6 +19,11 @@ use super::merge::{BatchOutput, MetricValue};
 use super::pass::PreparedPass;
 use super::{TrainingClient, TrainingShared};
 
+/// Metric of the loss.
+const LOSS: &str = "loss:sum";
+/// Metric of the cross entropy that has the gradient of the custom loss.
+const SURROGATE: &str = "surrogate_loss:sum";
+
 /// Error returned by a caller's loss function.
 type LossError = Box<dyn StdError + Send + Sync>;
 
@@ -69,19 +74,20 @@ impl TrainingClient {
 }
 
 /// Loss that the client computes.
-pub(super) struct LocalLoss(Box<LossFunction>);
+pub(crate) struct LocalLoss(Box<LossFunction>);
 
 type LossFunction =
     dyn FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError> + Send;
 
 /// Loss that the client computed, with its metrics.
-pub(super) struct LossResult {
+#[derive(Debug)]
+pub(crate) struct LossResult {
     loss: f64,
     metrics: BTreeMap<String, f64>,
 }
 
 impl LocalLoss {
-    fn new<F>(loss: F) -> Self
+    pub(crate) fn new<F>(loss: F) -> Self
     where
         F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError>
             + Send
@@ -95,7 +101,7 @@ impl LocalLoss {
     ///
     /// Runs on the blocking thread pool: the function may take long or panic, and must not delay
     /// the tasks that do I/O.
-    pub(super) async fn compute(
+    pub(crate) async fn compute(
         self,
         output: &BatchOutput,
         data: Vec<Datum>,
@@ -120,14 +126,29 @@ impl LossResult {
     /// Adds the loss and its metrics to the output. The loss of the pass itself, a weighted cross
     /// entropy, is reported as `surrogate_loss:sum`.
     pub(super) fn add_to(self, mut output: BatchOutput) -> BatchOutput {
-        const LOSS: &str = "loss:sum";
         if let Some(surrogate) = output.metrics.remove(LOSS) {
-            output.metrics.insert("surrogate_loss:sum".to_owned(), surrogate);
+            output.metrics.insert(SURROGATE.to_owned(), surrogate);
         }
         let custom =
             self.metrics.into_iter().map(|(name, value)| (name, MetricValue::Number(value)));
         output.metrics.extend(custom);
         output.metrics.insert(LOSS.to_owned(), MetricValue::Number(self.loss));
+        output
+    }
+}
+
+#[cfg(feature = "upstream")]
+impl LossResult {
+    /// Replaces the loss and the metrics in an output, as [`add_to`](Self::add_to).
+    pub(crate) fn replace_in(
+        self,
+        mut output: tinkex_wire::ForwardBackwardOutput,
+    ) -> tinkex_wire::ForwardBackwardOutput {
+        if let Some(surrogate) = output.metrics.remove(LOSS) {
+            output.metrics.insert(SURROGATE.to_owned(), surrogate);
+        }
+        output.metrics.extend(self.metrics);
+        output.metrics.insert(LOSS.to_owned(), self.loss);
         output
     }
 }
@@ -166,7 +187,7 @@ impl TrainingShared {
 ///
 /// The weights are −gradient. Before the gradient is known, for the forward pass, they are the
 /// datum's own weights, or zeros.
-fn with_weights(
+pub(crate) fn with_weights(
     data: &[Datum],
     gradients: Option<(&LossValue, &[TensorData])>,
 ) -> Result<Vec<Datum>> {

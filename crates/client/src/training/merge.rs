@@ -31,14 +31,19 @@ impl BatchOutput {
         if let Some(sum) = self.metrics.get("loss:sum") {
             return Some(sum.as_f64());
         }
-        if self.outputs.is_empty() {
-            return None;
-        }
-        self.outputs.iter().try_fold(0.0, |sum, datum| {
-            let tokens = datum.f32("elementwise_loss")?;
-            Some(sum + tokens.iter().copied().map(f64::from).sum::<f64>())
-        })
+        token_loss(&self.outputs)
     }
+}
+
+/// Returns the sum of the losses of all tokens, or `None` if the server did not send them.
+pub(crate) fn token_loss(outputs: &LossOutputs) -> Option<f64> {
+    if outputs.is_empty() {
+        return None;
+    }
+    outputs.iter().try_fold(0.0, |sum, datum| {
+        let tokens = datum.f32("elementwise_loss")?;
+        Some(sum + tokens.iter().copied().map(f64::from).sum::<f64>())
+    })
 }
 
 /// Value of a metric.

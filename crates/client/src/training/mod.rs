@@ -40,7 +40,13 @@ use call_order::CallOrder;
 use save::SaveKind;
 
 pub use create::{CreateFromState, CreateLora};
+#[cfg(feature = "upstream")]
+pub(crate) use custom::{LocalLoss, LossResult, with_weights};
 pub use merge::{BatchOutput, MetricValue};
+#[cfg(feature = "upstream")]
+pub(crate) use merge::{merge, token_loss};
+#[cfg(feature = "upstream")]
+pub(crate) use pass_encoding::probe_pass_encoding;
 pub use save::{ExternalWeights, SaveOptions};
 pub use step::{OptimOutput, StepOutput, TrainingStepBuilder};
 

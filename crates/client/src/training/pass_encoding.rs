@@ -21,6 +21,7 @@ use tinkex_wire::{
 use crate::connection::PassEncoding;
 use crate::error::{Error, Result};
 use crate::future::Submitted;
+use crate::session::Session;
 use crate::transport::RequestOptions;
 
 use super::TrainingShared;
@@ -43,19 +44,10 @@ impl TrainingShared {
     /// first pass, and checks that `batch` can be encoded.
     pub(super) async fn choose_pass_encoding(&self, batch: &[ChunkRequest]) -> Result<()> {
         let connection = self.session.connection();
-        if connection.pass_encoding().is_none() && !connection.has_dynamic_config() {
-            match self.session.transport().send(&EmptyPass, &self.options.request_options()).await {
-                Err(error) if refuses_proto(&error) => {
-                    connection.set_pass_encoding(PassEncoding::Json);
-                    validate_json(batch)?;
-                }
-                // The server read the protobuf and rejected the pass for its content.
-                Ok(_) => connection.set_pass_encoding(PassEncoding::Proto),
-                Err(error) if matches!(error.status(), Some(400 | 404 | 422)) => {
-                    connection.set_pass_encoding(PassEncoding::Proto);
-                }
-                Err(error) => return Err(error),
-            }
+        let known = connection.pass_encoding().is_some();
+        probe_pass_encoding(&self.session, &self.options.request_options()).await?;
+        if !known && connection.pass_encoding() == Some(PassEncoding::Json) {
+            validate_json(batch)?;
         }
         Ok(())
     }
@@ -111,6 +103,25 @@ impl TrainingShared {
         self.session.connection().set_pass_encoding(encoding);
         Ok(submitted)
     }
+}
+
+/// Finds out the encoding of passes that the server accepts, if it is unknown and must be known
+/// before the first pass.
+pub(crate) async fn probe_pass_encoding(session: &Session, options: &RequestOptions) -> Result<()> {
+    let connection = session.connection();
+    if connection.pass_encoding().is_some() || connection.has_dynamic_config() {
+        return Ok(());
+    }
+    match session.transport().send(&EmptyPass, options).await {
+        Err(error) if refuses_proto(&error) => connection.set_pass_encoding(PassEncoding::Json),
+        // The server read the protobuf and rejected the pass for its content.
+        Ok(_) => connection.set_pass_encoding(PassEncoding::Proto),
+        Err(error) if matches!(error.status(), Some(400 | 404 | 422)) => {
+            connection.set_pass_encoding(PassEncoding::Proto);
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 /// Checks that all chunks can be encoded as JSON.

@@ -18,14 +18,15 @@ use tinkex_wire::{
 use super::training::{ModelRequest, enqueue_restored, random_seed, validate_optimizer};
 use super::{
     CREATION_SEQ, NextStep, Submission, digest, find_original, next_seq, reject_seq_on_error,
-    require_run, require_session, submit,
+    relay, require_run, require_session, submit,
 };
+use crate::backend::Backend;
 use crate::error::ServerError;
 use crate::operation::{ModelOperation, Operation};
 use crate::state::ServerState;
 use crate::store::{
     CheckpointRecord, LoraSettings, Record, RequestKind, RequestRecord, RunRecord, SequenceScope,
-    Store,
+    Store, UpstreamRun,
 };
 
 /// Sequence number of the first request after the creation of a model.
@@ -202,6 +203,7 @@ impl LoadRequest<'_> {
             snapshot: None,
             last_seq: None,
             project_id: None,
+            upstream: self.upstream_run(state, &source)?,
         };
         let operation = load_operation(self.request, source.folder, source.path, seq);
         let submission = Submission {
@@ -227,13 +229,30 @@ impl LoadRequest<'_> {
         source: &CheckpointRecord,
     ) -> Result<(), ServerError> {
         let folder = state.weights_dir.join(&source.folder);
-        if !self.request.optimizer || Trainer::has_optimizer_state(&folder) {
+        let is_remote = Backend::of_weights(&source.folder) != Backend::Engine;
+        if !self.request.optimizer || is_remote || Trainer::has_optimizer_state(&folder) {
             return Ok(());
         }
         Err(ServerError::invalid(format!(
             "optimizer: {} has no optimizer state; load its weights only",
             source.path
         )))
+    }
+
+    /// Returns where a new model that starts from the checkpoint `source` is created: on the
+    /// upstream that has the checkpoint, or on the engine.
+    fn upstream_run(
+        &self,
+        state: &ServerState,
+        source: &CheckpointRecord,
+    ) -> Result<Option<UpstreamRun>, ServerError> {
+        match Backend::of_weights(&source.folder) {
+            Backend::Engine => Ok(None),
+            Backend::Upstream(name) => {
+                relay::require(state, &name)?;
+                Ok(Some(UpstreamRun { name: name.to_string(), model: None }))
+            }
+        }
     }
 
     /// Returns the checkpoint to load, if it exists.
@@ -302,6 +321,12 @@ fn check_compatible(
         return Err(ServerError::invalid(format!(
             "path: {} was trained from {}, the model from {}",
             source.path, source.base_model, run.base_model
+        )));
+    }
+    if Backend::of_weights(&source.folder) != run.backend() {
+        return Err(ServerError::invalid(format!(
+            "path: {} is on another server than the model; create the model from the checkpoint",
+            source.path
         )));
     }
     let shape =

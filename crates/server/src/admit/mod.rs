@@ -6,6 +6,7 @@
 mod digest;
 mod load;
 mod loss;
+pub(crate) mod relay;
 mod sampling;
 mod save;
 mod training;
@@ -18,12 +19,13 @@ use tinkex_wire::{
     CustomLossCreated, LossId, ModelId, RequestId, SequenceId, SessionId, SubmitResponse,
 };
 
+use crate::backend::Backend;
 use crate::error::ServerError;
 use crate::fault::is_transient;
 use crate::log;
 use crate::operation::{ModelOperation, Operation, QueuedRequest};
 use crate::outcome::{Outcome, record_outcome};
-use crate::queue::LateRequest;
+use crate::queue::{LateRequest, Queue};
 use crate::state::ServerState;
 use crate::store::{
     FailureCategory, Record, RequestKind, RequestPhase, RequestRecord, RunRecord, SequenceScope,
@@ -76,6 +78,25 @@ impl NextStep {
             Self::Complete(_) | Self::RegisterLoss(..) => 0,
         }
     }
+
+    /// Returns the backend that executes the step. `records` are written with the request and may
+    /// contain the run that it creates.
+    fn backend(&self, store: &Store, records: &[Record]) -> Backend {
+        match self {
+            Self::Enqueue(Operation::Model { model, .. }) => {
+                let new_run = records.iter().find_map(|record| match record {
+                    Record::Run(run) if run.id == *model => Some(run.backend()),
+                    _ => None,
+                });
+                let run = store.runs.get(model);
+                new_run.or_else(|| run.map(|run| run.row.backend())).unwrap_or(Backend::Engine)
+            }
+            Self::Enqueue(Operation::Relay(sample)) => {
+                Backend::Upstream(Arc::clone(&sample.upstream))
+            }
+            Self::Enqueue(_) | Self::Complete(_) | Self::RegisterLoss(..) => Backend::Engine,
+        }
+    }
 }
 
 /// Queues a request for writing and returns its id, or the id of the original request if this is a
@@ -96,7 +117,7 @@ fn submit(
         return Ok(original);
     }
     if let SequenceScope::Model(model) = &scope {
-        let expected = state.queue.next_of(model);
+        let expected = state.queue_of_model(&store, model).next_of(model);
         if seq < expected {
             return Err(ServerError::invalid(format!(
                 "seq_id {seq} of {model} arrived too late: the next seq_id is {expected}"
@@ -111,7 +132,8 @@ fn submit(
         return Err(ServerError::Conflict(format!("model_seq_id: model {id} already exists")));
     }
     let bytes = body.len() + next.extra_bytes();
-    check_capacity(state, bytes)?;
+    let backend = next.backend(&store, &records);
+    check_capacity(state, state.backends.queue(&backend), bytes)?;
     let now = store.clock.now();
     store.touch(&session);
     if let SequenceScope::Model(model) = &scope
@@ -140,10 +162,10 @@ fn submit(
         source_folder,
         at: now,
     };
-    state.queue.write_started(bytes);
+    state.backends.queue(&backend).write_started(bytes);
     let (state, callback_id) = (Arc::clone(state), id.clone());
     let on_written = Box::new(move |written: std::io::Result<()>| {
-        state.queue.write_finished(bytes);
+        state.backends.queue(&backend).write_finished(bytes);
         match written {
             Ok(()) => {
                 let mut store = state.store();
@@ -202,7 +224,7 @@ fn reject_seq_on_error(
         // If an earlier request with this number was admitted, it must still run in sequence.
         let store = state.store();
         if store.request_at(&SequenceScope::Model(model.clone()), seq).is_none() {
-            state.queue.reject(model, seq);
+            state.queue_of_model(&store, model).reject(model, seq);
         }
     }
     admitted
@@ -227,16 +249,20 @@ fn next_seq(state: &ServerState, store: &Store, scope: &SequenceScope) -> u64 {
     let last = sequence.and_then(|sequence| sequence.keys().next_back().copied());
     let next = last.map_or(0, |last| last.saturating_add(1));
     match scope {
-        SequenceScope::Model(model) => next.max(state.queue.next_of(model)),
+        SequenceScope::Model(model) => next.max(state.queue_of_model(store, model).next_of(model)),
         SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => next,
     }
 }
 
-/// Checks that the queue has space for a request of `bytes` bytes. An empty queue accepts a request
+/// Checks that a queue has space for a request of `bytes` bytes. An empty queue accepts a request
 /// of any size: otherwise a request above the byte limit would be retried forever.
-pub(crate) fn check_capacity(state: &ServerState, bytes: usize) -> Result<(), ServerError> {
+pub(crate) fn check_capacity(
+    state: &ServerState,
+    queue: &Queue,
+    bytes: usize,
+) -> Result<(), ServerError> {
     let limits = &state.options.limits;
-    let (count, queued) = state.queue.size();
+    let (count, queued) = queue.size();
     if count >= limits.queued_requests {
         return Err(ServerError::busy(format!(
             "queue is full: {count} requests, the limit is {}",
@@ -281,8 +307,9 @@ fn proceed(
             return record_outcome(state, store, &id, outcome);
         }
     };
+    let queue = state.queue_for(store, &operation);
     let request = QueuedRequest { starts, ..QueuedRequest::new(id, bytes, operation) };
-    if let Err(LateRequest(id)) = state.queue.push(request) {
+    if let Err(LateRequest(id)) = queue.push(request) {
         let message = "the request arrived too late: the model continued with a later seq_id while \
                        the request was being persisted";
         let failed = Outcome::failed(FailureCategory::User, message);
@@ -426,7 +453,7 @@ fn restore(
     match row.kind {
         RequestKind::CreateModel => training::enqueue_restored(row, ModelOperation::Create),
         RequestKind::ForwardBackward => training::restore_pass(state, row, body),
-        RequestKind::OptimStep => training::restore_step(row, body),
+        RequestKind::OptimStep => training::restore_step(state, row, body),
         RequestKind::SaveWeights
         | RequestKind::SaveWeightsForSampler
         | RequestKind::SaveWeightsExternal => save::restore(row, body),

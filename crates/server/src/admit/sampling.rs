@@ -7,17 +7,15 @@ use tinkex_engine::decode::{DecodingParams, StopConditions};
 use tinkex_engine::sample::{PromptScoring, SampleRequest as EngineRequest};
 use tinkex_engine::tokenizer::Vocabulary;
 use tinkex_wire::codec::json;
-use tinkex_wire::{
-    ApiRequest as _, RequestId, SampleRequest, SamplerId, Seq, StopCondition, TensorData,
-};
+use tinkex_wire::{ApiRequest as _, RequestId, SampleRequest, Seq, StopCondition, TensorData};
 
 use super::training::random_seed;
-use super::{NextStep, Submission, digest, require_session, submit};
+use super::{NextStep, Submission, digest, relay, require_session, submit};
 use crate::error::ServerError;
 use crate::models::BaseModel;
 use crate::operation::{Operation, QueuedSample};
 use crate::state::ServerState;
-use crate::store::{RequestKind, RequestRecord, SequenceScope};
+use crate::store::{RequestKind, RequestRecord, SamplerRecord, SequenceScope};
 use crate::training_data::unsupported_chunk;
 
 /// Maximum number of samples of one request.
@@ -47,11 +45,10 @@ pub(crate) fn sample(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId,
     };
     require_session(&store, &row.session)?;
     drop(store);
-    let base = state.models.require(&row.base_model)?;
     let digest = digest::of_bytes(&body);
     let (samples, seq) = (request.num_samples, request.seq_id.map(Seq::get));
     let seed = request.sampling_params.seed.unwrap_or_else(|| random_seed(state));
-    let sample = prepare(state, base, sampler.clone(), request, seed)?;
+    let operation = prepare(state, &row, request, seed)?;
     let submission = Submission {
         kind: RequestKind::Sample,
         session: row.session,
@@ -62,7 +59,7 @@ pub(crate) fn sample(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId,
         samples,
         body,
         records: Vec::new(),
-        next: NextStep::Enqueue(Operation::Sample(Box::new(sample))),
+        next: NextStep::Enqueue(operation),
     };
     submit(state, state.store(), submission)
 }
@@ -79,28 +76,31 @@ pub(super) fn restore(
             "the stored request does not refer to a sampling session".to_owned(),
         ));
     };
-    let base = state.store().samplers.get(sampler).map(|entry| entry.row.base_model.clone());
-    let base = base.ok_or_else(|| {
+    let sampler_row = state.store().samplers.get(sampler).map(|entry| entry.row.clone());
+    let sampler_row = sampler_row.ok_or_else(|| {
         ServerError::not_found(format!("sampling session {sampler} no longer exists"))
     })?;
-    let base = state.models.require(&base)?;
-    let sample = prepare(state, base, sampler.clone(), request, row.seed)?;
-    Ok(NextStep::Enqueue(Operation::Sample(Box::new(sample))))
+    Ok(NextStep::Enqueue(prepare(state, &sampler_row, request, row.seed)?))
 }
 
-/// Validates the request of a sampling session and converts it to the worker's form.
+/// Validates the request of a sampling session and converts it to the form of its backend.
 fn prepare(
     state: &ServerState,
-    base: &BaseModel,
-    sampler: SamplerId,
+    sampler: &SamplerRecord,
     request: SampleRequest,
     seed: u64,
-) -> Result<QueuedSample, ServerError> {
-    let stop = stop_conditions(base, request.sampling_params.stop.clone())?;
+) -> Result<Operation, ServerError> {
+    if let Some(weights) = relay::weights(state, &sampler.base_model, sampler.folder.as_deref())? {
+        let session = sampler.session.clone();
+        return relay::sample(state, weights, session, request, seed, None);
+    }
+    let base = state.models.require(&sampler.base_model)?;
+    let stop = stop_conditions(&base, request.sampling_params.stop.clone())?;
     let EngineSample { request: engine_request, extra_bytes } =
-        engine_sample(state, base, &request, stop, seed)?;
-    let targets = request.target_prompt_logprobs;
-    Ok(QueuedSample { sampler, request: engine_request, targets, extra_bytes })
+        engine_sample(state, &base, &request, stop, seed)?;
+    let (sampler, targets) = (sampler.id.clone(), request.target_prompt_logprobs);
+    let sample = QueuedSample { sampler, request: engine_request, targets, extra_bytes };
+    Ok(Operation::Sample(Box::new(sample)))
 }
 
 /// A validated sampling request in the engine's form.
@@ -127,11 +127,17 @@ pub(crate) fn engine_sample(
     };
     let prompt = prompt.to_vec();
     let params = &request.sampling_params;
+    if params.max_tokens.is_none() && base.known_context().is_none() {
+        return Err(ServerError::invalid(format!(
+            "sampling_params.max_tokens: required, because the context length of {} is not known",
+            base.name
+        )));
+    }
     check_context(base, prompt.len(), request)?;
     if request.num_samples == 0 {
         return Err(ServerError::invalid("num_samples: expected at least 1, got 0"));
     }
-    let max_tokens = params.max_tokens.map_or(base.config.max_positions, to_usize);
+    let max_tokens = params.max_tokens.map_or(base.context(), to_usize);
     let samples = to_usize(request.num_samples);
     if samples > MAX_SAMPLES || samples.saturating_mul(max_tokens) > MAX_TOKENS {
         return Err(ServerError::invalid(format!(
@@ -139,7 +145,7 @@ pub(crate) fn engine_sample(
              {MAX_SAMPLES} samples and {MAX_TOKENS} tokens per request"
         )));
     }
-    let vocab = base.config.vocab_size;
+    let vocab = base.vocab_size();
     check_tokens("prompt", &prompt, vocab)?;
     let decoding = DecodingParams {
         temperature: params.temperature,
@@ -190,7 +196,7 @@ fn check_context(
     if prompt == 0 {
         return Err(ServerError::invalid("prompt: expected at least one token"));
     }
-    let context = base.config.max_positions;
+    let context = base.context();
     let completion = match request.sampling_params.max_tokens {
         Some(0) => return Err(ServerError::invalid("max_tokens: expected at least 1, got 0")),
         Some(tokens) => to_usize(tokens),
@@ -267,14 +273,14 @@ fn check_tables(
 /// Converts the stop setting. The model's end tokens always stop a sample, except if the request
 /// has an empty list. The vocabulary is needed to match stop strings.
 fn stop_conditions(base: &BaseModel, stop: Option<StopCondition>) -> Result<StopRule, ServerError> {
-    let eos = base.config.eos.iter().copied();
+    let eos = base.eos().iter().copied();
     let texts = match stop {
         None => return Ok((StopConditions::new(eos, [""; 0])?, None)),
         Some(StopCondition::Tokens(tokens)) if tokens.is_empty() => {
             return Ok((StopConditions::default(), None));
         }
         Some(StopCondition::Tokens(tokens)) => {
-            check_tokens("sampling_params.stop", &tokens, base.config.vocab_size)?;
+            check_tokens("sampling_params.stop", &tokens, base.vocab_size())?;
             return Ok((StopConditions::new(eos.chain(tokens), [""; 0])?, None));
         }
         Some(StopCondition::Texts(texts)) if texts.is_empty() => {

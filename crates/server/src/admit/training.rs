@@ -3,16 +3,15 @@
 use std::sync::{Arc, MutexGuard};
 
 use bytes::Bytes;
-use tinkex_engine::optim::StepParams;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
-    ApiRequest as _, CreateModel, ForwardBackward, ModelId, OptimStep, OptimizerConfig, RequestId,
-    Seq,
+    ApiRequest as _, CreateModel, ForwardBackward, ModelId, OptimParams, OptimStep,
+    OptimizerConfig, RequestId, Seq,
 };
 
 use super::{
-    CREATION_SEQ, NextStep, Submission, digest, reject_seq_on_error, require_run, require_session,
-    submit,
+    CREATION_SEQ, NextStep, Submission, digest, reject_seq_on_error, relay, require_run,
+    require_session, submit,
 };
 use crate::error::ServerError;
 use crate::operation::{ModelOperation, Operation, PassObjective, TrainingPass, step_params};
@@ -37,7 +36,8 @@ pub(crate) fn create_model(
             "lora_config: required; this server trains LoRA adapters only",
         ));
     };
-    let max = base.config.hidden_size.min(MAX_RANK);
+    let hidden_size = base.config().map_or(MAX_RANK, |config| config.hidden_size);
+    let max = hidden_size.min(MAX_RANK);
     let rank = lora.rank;
     if !rank.is_power_of_two() || usize::try_from(rank).map_or(true, |rank| rank > max) {
         return Err(ServerError::invalid(format!(
@@ -49,6 +49,7 @@ pub(crate) fn create_model(
     validate_optimizer(&request.optimizer_config)?;
     let store = state.store();
     require_session(&store, &request.session_id)?;
+    let upstream = relay::assign(state, &store, &base)?;
     let model = ModelId::in_session(&request.session_id, request.model_seq_id);
     let seed = lora.seed.unwrap_or_else(|| random_seed(state));
     let row = RunRecord {
@@ -70,6 +71,7 @@ pub(crate) fn create_model(
         snapshot: None,
         last_seq: None,
         project_id: None,
+        upstream,
     };
     let operation = ModelOperation::Create;
     let submission = Submission {
@@ -97,14 +99,27 @@ pub(crate) fn forward_backward(
     let (model, seq) = (request.model_id.clone(), request.seq_id.map(Seq::get));
     let admit = || {
         let run = require_run(&state.store(), &request.model_id)?;
-        let objective = PassObjective::resolve(&state.store(), &run, &request)?;
-        // Validate without the store's lock: there may be millions of tokens.
-        let pass = TrainingPass::new(&state.models, &run, objective, &request)?;
-        let operation = ModelOperation::Pass(Box::new(pass));
+        let operation = pass_operation(state, &run, &request, &body)?;
         let kind = RequestKind::ForwardBackward;
         ModelRequest { kind, seq, digest, body, operation }.submit(state, state.store(), &run)
     };
     reject_seq_on_error(state, &model, seq, admit())
+}
+
+/// Validates a pass and converts it to the form of the run's backend. Does not hold the store's lock
+/// while it validates: there may be millions of tokens.
+fn pass_operation(
+    state: &ServerState,
+    run: &RunRecord,
+    request: &ForwardBackward,
+    body: &Bytes,
+) -> Result<ModelOperation, ServerError> {
+    let objective = PassObjective::resolve(&state.store(), run, request)?;
+    if let Some(operation) = relay::pass(state, run, request, &objective, body)? {
+        return Ok(operation);
+    }
+    let pass = TrainingPass::new(&state.models, run, objective, request)?;
+    Ok(ModelOperation::Pass(Box::new(pass)))
 }
 
 /// Validates a stored training pass. Returns the step that enqueues it again.
@@ -114,16 +129,14 @@ pub(super) fn restore_pass(
     body: &Bytes,
 ) -> Result<NextStep, ServerError> {
     let request = ForwardBackward::from_proto(body)?;
-    let store = state.store();
-    let run = store.runs.get(&request.model_id);
-    let run = &run
-        .ok_or_else(|| {
-            ServerError::not_found(format!("model {} no longer exists", request.model_id))
-        })?
-        .row;
-    let objective = PassObjective::resolve(&store, run, &request)?;
-    let pass = TrainingPass::new(&state.models, run, objective, &request)?;
-    enqueue_restored(row, ModelOperation::Pass(Box::new(pass)))
+    let run = restored_run(state, &request.model_id)?;
+    enqueue_restored(row, pass_operation(state, &run, &request, body)?)
+}
+
+/// Returns the run of a stored request.
+fn restored_run(state: &ServerState, model: &ModelId) -> Result<RunRecord, ServerError> {
+    let run = state.store().runs.get(model).map(|entry| entry.row.clone());
+    run.ok_or_else(|| ServerError::not_found(format!("model {model} no longer exists")))
 }
 
 /// Admits an optimizer step.
@@ -141,9 +154,8 @@ fn submit_step(
     request.validate()?;
     let store = state.store();
     let run = require_run(&store, &request.model_id)?;
-    let params = step_params(&request.params)?;
-    let optimizer = match params {
-        StepParams::Dimuon(_) => "dimuon",
+    let optimizer = match &request.params {
+        OptimParams::Dimuon(_) => "dimuon",
         _ => "adamw",
     };
     if optimizer != run.optimizer.kind {
@@ -156,16 +168,34 @@ fn submit_step(
         kind: RequestKind::OptimStep,
         seq: request.seq_id.map(Seq::get),
         digest: digest::of_bytes(&body),
+        operation: step_operation(state, &run, request, &body)?,
         body,
-        operation: ModelOperation::OptimStep(params),
     };
     model_request.submit(state, store, &run)
 }
 
+/// Converts an optimizer step to the form of the run's backend.
+fn step_operation(
+    state: &ServerState,
+    run: &RunRecord,
+    request: &OptimStep,
+    body: &Bytes,
+) -> Result<ModelOperation, ServerError> {
+    match relay::step(state, run, request, body)? {
+        Some(operation) => Ok(operation),
+        None => Ok(ModelOperation::OptimStep(step_params(&request.params)?)),
+    }
+}
+
 /// Decodes a stored optimizer step. Returns the step that enqueues it again.
-pub(super) fn restore_step(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
+pub(super) fn restore_step(
+    state: &ServerState,
+    row: &RequestRecord,
+    body: &Bytes,
+) -> Result<NextStep, ServerError> {
     let request: OptimStep = json::decode(body)?;
-    enqueue_restored(row, ModelOperation::OptimStep(step_params(&request.params)?))
+    let run = restored_run(state, &request.model_id)?;
+    enqueue_restored(row, step_operation(state, &run, &request, body)?)
 }
 
 /// A validated request of an existing model.

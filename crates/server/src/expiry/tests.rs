@@ -110,6 +110,7 @@ fn add_run(store: &mut Store, id: &str) {
         snapshot: None,
         last_seq: None,
         project_id: None,
+        upstream: None,
     }));
 }
 

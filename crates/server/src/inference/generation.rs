@@ -9,9 +9,9 @@ use tinkex_wire::RequestId;
 use super::model_name::NamedModel;
 use super::request::{GenerationRequest, PreparedGeneration};
 use super::token_buffer::{GenerationProgress, TokenBuffer, TokenSink};
-use crate::admit::check_capacity;
+use crate::admit::{check_capacity, relay};
 use crate::error::ServerError;
-use crate::operation::{Operation, QueuedGeneration, QueuedRequest};
+use crate::operation::{Operation, QueuedGeneration, QueuedRequest, WeightsKey};
 use crate::state::ServerState;
 
 /// An inference request that is queued or being sampled.
@@ -38,25 +38,33 @@ impl Generation {
         model: &NamedModel,
         request: GenerationRequest,
     ) -> Result<Self, ServerError> {
-        let PreparedGeneration { request, bytes } = request.prepare(state, &model.base)?;
         let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
         let buffer = Arc::new(TokenBuffer::default());
-        let queued = QueuedGeneration {
-            weights: model.weights.clone(),
-            session: model.session.clone(),
-            request,
-            sink: TokenSink(Arc::clone(&buffer)),
+        let (session, sink) = (model.session.clone(), TokenSink(Arc::clone(&buffer)));
+        let WeightsKey { base_model, folder } = &model.weights;
+        let (operation, bytes) = match relay::weights(state, base_model, folder.as_deref())? {
+            Some(weights) => {
+                let (sample, seed) = request.into_sample(state)?;
+                let bytes = sample.prompt.to_tokens().map_or(0, |prompt| size_of_val(&*prompt));
+                (relay::sample(state, weights, session, sample, seed, Some(sink))?, bytes)
+            }
+            None => {
+                let PreparedGeneration { request, bytes } = request.prepare(state, &model.base)?;
+                let weights = model.weights.clone();
+                let queued = QueuedGeneration { weights, session, request, sink };
+                (Operation::Generate(Box::new(queued)), bytes)
+            }
         };
-        let operation = Operation::Generate(Box::new(queued));
         // Hold the store's lock from the check to the push, as admission of other requests does:
         // concurrent requests would exceed the limits otherwise.
         let mut store = state.store();
-        check_capacity(state, bytes)?;
+        let queue = state.queue_for(&store, &operation);
+        check_capacity(state, queue, bytes)?;
         state.generations.insert(&id, &buffer)?;
         store.touch(&model.session);
         let request = QueuedRequest::new(id.clone(), bytes, operation);
         // Only requests with a sequence number can be late, which generations do not have.
-        let _ = state.queue.push(request);
+        let _ = queue.push(request);
         drop(store);
         Ok(Self { id, state: Arc::clone(state), buffer, ended: false })
     }
@@ -95,7 +103,7 @@ impl Drop for Generation {
         self.state.generations.remove(&self.id);
         if !self.ended {
             self.buffer.end(Ok(()));
-            self.state.queue.cancel(self.id.clone());
+            self.state.backends.queues().for_each(|queue| queue.cancel(self.id.clone()));
         }
     }
 }

@@ -58,7 +58,7 @@ impl NamedModel {
         let target = target.map_or(name, |(_, target)| target);
         let inference = SessionId::from(INFERENCE_SESSION);
         let found = |base_model: String, folder, session, created_at| {
-            let base = Arc::clone(state.models.require(&base_model)?);
+            let base = state.models.require(&base_model)?;
             let weights = WeightsKey { base_model, folder };
             Ok(Self { name: name.to_owned(), base, weights, session, created_at })
         };
@@ -87,7 +87,7 @@ impl NamedModel {
     /// Lists the models that requests can name: base models, aliases, and checkpoints, newest
     /// first. Names of training runs and sampling sessions are accepted too, but not listed.
     pub(crate) fn list(state: &ServerState) -> Vec<Self> {
-        let mut names: Vec<String> = state.models.names().map(str::to_owned).collect();
+        let mut names = state.models.names();
         names.extend(state.options.aliases.iter().map(|(alias, _)| alias.clone()));
         let mut checkpoints: Vec<(UnixMicros, String)> = {
             let (store, now) = (state.store(), state.clock.now());
@@ -144,7 +144,8 @@ fn latest_checkpoint<'a>(
 /// Creates the error for a name that is no model.
 fn unknown(state: &ServerState, name: &str) -> ServerError {
     let aliases = state.options.aliases.iter().map(|(alias, _)| alias.as_str());
-    let names: Vec<&str> = state.models.names().chain(aliases).collect();
+    let models = state.models.names();
+    let names: Vec<&str> = models.iter().map(String::as_str).chain(aliases).collect();
     let runs: Vec<String> = match name.contains(":train:") {
         true => state.store().runs.keys().map(|run| run.as_str().to_owned()).collect(),
         false => Vec::new(),

@@ -2,7 +2,7 @@
 
 use tinkex_engine::decode::StopConditions;
 use tinkex_engine::sample::SampleRequest as EngineRequest;
-use tinkex_wire::{ApiRequest as _, SampleRequest, SamplingParams};
+use tinkex_wire::{ApiRequest as _, SampleRequest, SamplingParams, StopCondition};
 
 use super::token_buffer::GeneratedToken;
 use crate::admit::{EngineSample, check_tokens, engine_sample, random_seed, stop_at};
@@ -75,6 +75,36 @@ impl GenerationRequest {
         }
     }
 
+    /// Converts the request to a sample of the Tinker API and the seed. An upstream evaluates the
+    /// stop conditions: stop strings replace stop tokens, because the API has one or the other.
+    pub(super) fn into_sample(
+        self,
+        state: &ServerState,
+    ) -> Result<(SampleRequest, u64), ServerError> {
+        let seed = self.seed.unwrap_or_else(|| random_seed(state));
+        let stop = match (self.stop_texts.is_empty(), self.stop_tokens.is_empty()) {
+            (false, _) => Some(StopCondition::Texts(self.stop_texts.clone())),
+            (true, false) => Some(StopCondition::Tokens(self.stop_tokens.clone())),
+            (true, true) => None,
+        };
+        let mut sample = self.sample();
+        sample.sampling_params.stop = stop;
+        sample.validate()?;
+        Ok((sample, seed))
+    }
+
+    /// Returns the sample of the Tinker API with the same parameters, without stop conditions and
+    /// seed.
+    fn sample(self) -> SampleRequest {
+        let mut params = SamplingParams::new().temperature(self.temperature).top_p(self.top_p);
+        (params.max_tokens, params.top_k) = (self.max_tokens, self.top_k);
+        SampleRequest::new(self.prompt, params)
+            .num_samples(self.completions)
+            .topk_sample_logprobs(self.top_logprobs)
+            .prompt_logprobs(Some(self.prompt_logprobs.is_some()))
+            .topk_prompt_logprobs(self.prompt_logprobs.unwrap_or(0))
+    }
+
     /// Validates the request for a model and the server's limits, as a Tinker sample.
     pub(super) fn prepare(
         self,
@@ -86,26 +116,20 @@ impl GenerationRequest {
             let message = format!("stop: {stop_strings} strings, the limit is {MAX_STOP_STRINGS}");
             return Err(ServerError::invalid(message));
         }
-        let eos = base.config.eos.iter().copied().filter(|_| !self.ignore_eos);
-        check_tokens("stop_token_ids", &self.stop_tokens, base.config.vocab_size)?;
+        let eos = base.eos().iter().copied().filter(|_| !self.ignore_eos);
+        check_tokens("stop_token_ids", &self.stop_tokens, base.vocab_size())?;
         let tokens = eos.chain(self.stop_tokens.iter().copied());
         let stop = match self.stop_texts.is_empty() {
             true => (StopConditions::new(tokens, [""; 0])?, None),
             false => stop_at("stop", base, tokens, &self.stop_texts)?,
         };
-        let mut params = SamplingParams::new().temperature(self.temperature).top_p(self.top_p);
-        (params.max_tokens, params.top_k) = (self.max_tokens, self.top_k);
         let prompt_tokens = self.prompt.len();
-        let sample = SampleRequest::new(self.prompt, params)
-            .num_samples(self.completions)
-            .topk_sample_logprobs(self.top_logprobs)
-            .prompt_logprobs(Some(self.prompt_logprobs.is_some()))
-            .topk_prompt_logprobs(self.prompt_logprobs.unwrap_or(0));
-        sample.validate()?;
         let seed = self.seed.unwrap_or_else(|| random_seed(state));
+        let sample = self.sample();
+        sample.validate()?;
         let EngineSample { request, extra_bytes } =
             engine_sample(state, base, &sample, stop, seed)?;
-        let context = base.config.max_positions;
+        let context = base.context();
         let tokens = request.max_tokens.unwrap_or(context.saturating_sub(prompt_tokens));
         let token_bytes = size_of::<GeneratedToken>() + request.top_k * size_of::<(u32, f32)>();
         let completion_bytes = tokens.saturating_mul(token_bytes).saturating_add(COMPLETION_BYTES);

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use super::session::page;
 use super::{FILES, RouteResult, empty, from_query, to_json};
 use crate::admit::validate_ttl;
+use crate::backend::Backend;
 use crate::clock::timestamp;
 use crate::durable;
 use crate::error::ServerError;
@@ -93,15 +94,22 @@ pub(super) async fn delete(
     name: &str,
 ) -> RouteResult {
     let path = path_of(run, kind, name)?;
-    durable::change(state, |store| {
-        if let Err(missing) = find(store, &path) {
+    let folder = durable::change(state, |store| {
+        let row = match find(store, &path) {
+            Ok(row) => row,
             // The request may be a retry whose first response was lost.
-            let deleted = store.deleted_checkpoints.contains_key(&path);
-            return if deleted { Ok((Vec::new(), ())) } else { Err(missing) };
-        }
-        Ok((vec![Record::CheckpointDeleted { path, at: store.clock.now() }], ()))
+            Err(_) if store.deleted_checkpoints.contains_key(&path) => {
+                return Ok((Vec::new(), None));
+            }
+            Err(missing) => return Err(missing),
+        };
+        let deleted = Record::CheckpointDeleted { path, at: store.clock.now() };
+        Ok((vec![deleted], Some(row.folder)))
     })
     .await?;
+    if let Some(folder) = folder.filter(|folder| !state.store().folders().contains(folder)) {
+        state.backends.discard(folder);
+    }
     empty()
 }
 
@@ -208,6 +216,7 @@ pub(super) async fn copy(
             project_id: Some(
                 request.destination_project_id.unwrap_or_else(|| "default".to_owned()),
             ),
+            upstream: None,
         };
         let copy = CheckpointRecord {
             path: path.clone(),
@@ -267,6 +276,10 @@ pub(super) async fn download_urls(
         return Err(ServerError::invalid(message).into());
     }
     let row = find(&state.store(), &path)?;
+    if let Backend::Upstream(name) = Backend::of_weights(&row.folder) {
+        let message = format!("checkpoint {path} is on upstream {name}; download it there");
+        return Err(ServerError::invalid(message).into());
+    }
     let folder = state.weights_dir.join(&row.folder);
     convert_service_names(state, &path, folder.clone()).await?;
     let entries = std::fs::read_dir(&folder).map_err(|error| ServerError::read_failed(&error))?;

@@ -121,10 +121,14 @@ async fn read_result(
 
 /// Returns why a result is not available yet.
 fn queue_status(state: &ServerState, id: &RequestId) -> QueueStatus {
-    let (request, write_error) = {
+    let (request, write_error, queue) = {
         let store = state.store();
         let request = store.requests.get(id).map(|entry| Arc::clone(&entry.row));
-        (request, store.disk.write_error())
+        let queue = match request.as_ref().map(|request| &request.scope) {
+            Some(SequenceScope::Model(model)) => state.queue_of_model(&store, model),
+            _ => state.engine_queue(),
+        };
+        (request, store.disk.write_error(), queue)
     };
     let status = QueueStatus::new;
     if let Some(error) = write_error {
@@ -133,19 +137,19 @@ fn queue_status(state: &ServerState, id: &RequestId) -> QueueStatus {
     }
     if let Some(request) = &request
         && let SequenceScope::Model(model) = &request.scope
-        && let Some(missing) = state.queue.missing(model, request.seq)
+        && let Some(missing) = queue.missing(model, request.seq)
     {
         let reason = format!("seq_id {} waits for missing seq_id {missing}", request.seq);
         return status(QueueState::PausedCapacity, Some(reason));
     }
     if let Some(request) = request
         && let SequenceScope::Model(model) = &request.scope
-        && let Some(fault) = state.queue.fault(model)
+        && let Some(fault) = queue.fault(model)
     {
         let reason = format!("the server retries after a fault: {fault}");
         return status(QueueState::PausedCapacity, Some(reason));
     }
-    let (queued, _) = state.queue.size();
+    let (queued, _) = queue.size();
     let reason = (queued > 0).then(|| format!("{queued} requests are queued or being sampled"));
     status(QueueState::Active, reason)
 }
@@ -214,7 +218,10 @@ pub(super) fn cancel(state: &ServerState, body: &Bytes) -> RouteResult {
     {
         match &mut entry.phase {
             RequestPhase::Writing { cancelled } => *cancelled = true,
-            RequestPhase::Queued => state.queue.cancel(request.request_id),
+            RequestPhase::Queued => {
+                let queues = state.backends.queues();
+                queues.for_each(|queue| queue.cancel(request.request_id.clone()));
+            }
             RequestPhase::Persisting | RequestPhase::Ready { .. } | RequestPhase::Failed { .. } => {
             }
         }

@@ -167,6 +167,7 @@ impl ImportTarget {
             snapshot: None,
             last_seq: None,
             project_id: None,
+            upstream: None,
         };
         let checkpoint = |kind| {
             Ok::<_, ServerError>(CheckpointRecord {
@@ -227,7 +228,10 @@ impl CheckedAdapter {
             )
         })?;
         let base = require_base_model(models, &base_model)?;
-        let lora = LoraConfig::of_adapter(&base.config, file)?;
+        let config = base
+            .config()
+            .ok_or_else(|| ServerError::Internal(format!("{base_model} has no configuration")))?;
+        let lora = LoraConfig::of_adapter(config, file)?;
         if let Some(conversion) =
             AdapterConversion::open(folder).map_err(|error| file_error(&error))?
             && conversion.is_needed(None)
@@ -250,11 +254,8 @@ impl CheckedAdapter {
 
 /// Returns a base model. The status of the error is not 404, which tells clients that the server
 /// cannot import adapters.
-fn require_base_model<'a>(
-    models: &'a BaseModels,
-    name: &str,
-) -> Result<&'a BaseModel, ServerError> {
-    let found = models.require(name).map(|model| &**model);
+fn require_base_model(models: &BaseModels, name: &str) -> Result<Arc<BaseModel>, ServerError> {
+    let found = models.require_engine(name);
     found.map_err(|error| ServerError::invalid(error.to_string()))
 }
 

@@ -38,6 +38,7 @@ use crate::admit;
 use crate::error::ServerError;
 use crate::log;
 use crate::metrics::GaugeValues;
+use crate::queue::Queue;
 use crate::state::ServerState;
 
 use self::body::{ReceivedBody, admit_large};
@@ -169,8 +170,14 @@ async fn call_handler(
                 &DynamicConfig::default().sample_cancel_enabled(state.options.efficient_protocol),
             )
         }
-        Route::Health => to_json(&Health::OK),
-        Route::ServerCapabilities => to_json(&ServerCapabilities::new(state.models.supported())),
+        Route::Health => health(state),
+        Route::ServerCapabilities => {
+            let is_up = |name: &str| {
+                let upstream = state.backends.upstream(name);
+                upstream.is_some_and(|upstream| upstream.status().down.is_none())
+            };
+            to_json(&ServerCapabilities::new(state.models.supported(is_up)))
+        }
         Route::Telemetry => {
             let _: TelemetryBatch = json::decode(&body)?;
             to_json(&TelemetryResponse::ACCEPTED)
@@ -247,6 +254,10 @@ async fn call_handler(
         Route::AuthToken => unsupported(
             "this server accepts API keys directly; client/config has pjwt_auth_enabled = false",
         ),
+        Route::UnloadModel => unsupported(
+            "models leave memory when they are not used, and end with their session; finish the \
+             session instead",
+        ),
         Route::DeleteApiKey => unsupported(
             "the API key of this server is set when it is started and cannot be deleted",
         ),
@@ -271,6 +282,23 @@ fn client_config(state: &ServerState) -> ClientConfig {
         .custom_loss_server_side(efficient)
         .sample_join_sampling_session(efficient)
         .fwdbwd_max_chunk_bytes_count(chunk_bytes)
+}
+
+/// Responds that the server runs. With upstreams, says which of them respond: the server itself is
+/// healthy without them.
+fn health(state: &ServerState) -> RouteResult {
+    let upstreams: serde_json::Map<String, serde_json::Value> = state
+        .backends
+        .upstreams()
+        .map(|(name, upstream)| {
+            let status = if upstream.status().down.is_none() { "up" } else { "down" };
+            (name.to_string(), status.into())
+        })
+        .collect();
+    match upstreams.is_empty() {
+        true => to_json(&Health::OK),
+        false => to_json(&serde_json::json!({"status": "ok", "upstreams": upstreams})),
+    }
 }
 
 /// Waits until an admitted request is durable, and responds with its id.
@@ -353,7 +381,9 @@ fn no_route(method: &str, path: &str) -> HttpError {
 }
 
 fn metrics(state: &ServerState) -> String {
-    let (queued, queued_bytes) = state.queue.size();
+    let sizes = state.backends.queues().map(Queue::size);
+    let (queued, queued_bytes) =
+        sizes.fold((0, 0), |(count, bytes), (more, size)| (count + more, bytes + size));
     let store = state.store();
     let gauges = GaugeValues {
         queued,
@@ -365,7 +395,19 @@ fn metrics(state: &ServerState) -> String {
         commits: store.disk.commits(),
     };
     drop(store);
-    state.metrics.to_text(&gauges, &state.options.limits)
+    let mut text = state.metrics.to_text(&gauges, &state.options.limits);
+    let upstreams: Vec<_> = state.backends.upstreams().collect();
+    if !upstreams.is_empty() {
+        text.push_str(
+            "# HELP tinkex_upstream_up whether an upstream responds\n\
+             # TYPE tinkex_upstream_up gauge\n",
+        );
+        for (name, upstream) in upstreams {
+            let up = u8::from(upstream.status().down.is_none());
+            text.push_str(&format!("tinkex_upstream_up{{upstream=\"{name}\"}} {up}\n"));
+        }
+    }
+    text
 }
 
 fn to_json(value: &impl Serialize) -> RouteResult {

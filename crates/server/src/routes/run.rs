@@ -26,7 +26,10 @@ pub(super) fn info(state: &ServerState, body: &Bytes) -> RouteResult {
     let run = &store.runs.get(&request.model_id).ok_or_else(|| no_run(&request.model_id))?.row;
     let base = state.models.get(&run.base_model);
     let data = ModelData::default()
-        .arch(base.map(|base| format!("{:?}", base.config.architecture).to_lowercase()))
+        .arch(
+            base.as_ref()
+                .and_then(|base| Some(format!("{:?}", base.config()?.architecture).to_lowercase())),
+        )
         .model_name(Some(run.base_model.clone()))
         .tokenizer_id(base.map(|base| base.tokenizer_id()));
     let info = ModelInfo::new(run.id.clone(), data, run.optimizer.clone());

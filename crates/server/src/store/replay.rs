@@ -216,7 +216,10 @@ impl Store {
         self.samplers.retain(|_, sampler| sampler.row.session != *id);
         for run in self.runs.values_mut().filter(|run| run.row.session == *id) {
             run.changes.clear();
-            run.row.snapshot = None;
+            // The snapshot on an upstream is removed there first.
+            if run.row.upstream.is_none() {
+                run.row.snapshot = None;
+            }
         }
         let prefix = loss_prefix(id);
         self.losses.retain(|loss, _| !loss.as_str().starts_with(&prefix));

@@ -39,6 +39,7 @@ fn run() -> Record {
         snapshot: None,
         last_seq: None,
         project_id: None,
+        upstream: None,
     })
 }
 

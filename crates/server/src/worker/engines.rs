@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::error::with_causes;
 use crate::fault::is_transient_in_engine;
 use crate::log;
-use crate::models::{BaseModel, warn};
+use crate::models::{EngineModel, warn};
 use crate::options::ServerOptions;
 use crate::outcome::Outcome;
 use crate::store::FailureCategory;
@@ -49,22 +49,26 @@ impl Engines {
     }
 
     /// Returns a model, loading it first if necessary.
-    pub(super) fn get(&mut self, base: &BaseModel) -> Result<&mut LoadedModel, LoadError> {
-        let failed = |error| LoadError { name: base.name.clone(), error };
-        let options = self.engine_options(&base.name);
-        let model = match self.loaded.entry(base.name.clone()) {
+    pub(super) fn get(
+        &mut self,
+        name: &str,
+        base: &EngineModel,
+    ) -> Result<&mut LoadedModel, LoadError> {
+        let failed = |error| LoadError { name: name.to_owned(), error };
+        let options = self.engine_options(name);
+        let model = match self.loaded.entry(name.to_owned()) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
                 let start = Instant::now();
                 let engine = match base.built_in {
                     true => Engine::builtin(options),
-                    false => open(base, options),
+                    false => open(name, base, options),
                 };
                 let engine = engine.map_err(failed)?;
                 let sampler = engine.sampler().map_err(failed)?;
                 tracing::info!(
                     target: log::MODEL,
-                    base_model = %base.name,
+                    base_model = %name,
                     mebibytes = engine.weight_bytes() >> 20,
                     seconds = start.elapsed().as_secs_f64(),
                     "loaded base model"
@@ -176,7 +180,7 @@ impl From<LoadError> for Outcome {
 /// # Errors
 /// As [`Engine::open`]; also if the configuration is not the one that the server found when it
 /// started. Admitted requests were validated against that one.
-fn open(base: &BaseModel, options: EngineOptions) -> tinkex_engine::Result<Engine> {
+fn open(name: &str, base: &EngineModel, options: EngineOptions) -> tinkex_engine::Result<Engine> {
     let engine = Engine::open(&base.weights, options)?;
     let found = ModelConfig { tied: base.config.tied, ..engine.config().clone() };
     if found != base.config {
@@ -188,6 +192,6 @@ fn open(base: &BaseModel, options: EngineOptions) -> tinkex_engine::Result<Engin
         return Err(FileError::bad_file(path, reason).into());
     }
     let new = |warning: &&String| !base.warnings.contains(warning);
-    engine.warnings().iter().filter(new).for_each(|warning| warn(&base.name, warning));
+    engine.warnings().iter().filter(new).for_each(|warning| warn(name, warning));
     Ok(engine)
 }

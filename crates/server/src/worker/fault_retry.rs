@@ -88,7 +88,7 @@ impl Worker {
         self.state.metrics.retries.add(1);
         // Do not count another start: the process has not died.
         let request = QueuedRequest { starts: None, ..request };
-        self.state.queue.put_back(request, Instant::now() + delay, error.to_owned());
+        self.state.engine_queue().put_back(request, Instant::now() + delay, error.to_owned());
         true
     }
 
@@ -96,7 +96,7 @@ impl Worker {
     /// a fault: their clients sent them before they could know.
     pub(super) fn fail_successors(&mut self, model: &ModelId, seq: u64, error: &str) {
         let message = format!("request seq_id {seq}, which this one follows, failed: {error}");
-        for id in self.state.queue.take_waiting(model) {
+        for id in self.state.engine_queue().take_waiting(model) {
             let failed = Outcome::failed(FailureCategory::Server, message.clone());
             record_outcome(&self.state, &mut self.state.store(), &id, failed);
         }

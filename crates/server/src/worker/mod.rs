@@ -92,7 +92,7 @@ impl Worker {
             let sampling = !self.engines.is_idle();
             let may_train = !sampling || training_time <= sampling_time;
             let wait = (!sampling && self.suspects.is_empty()).then(|| self.max_sleep());
-            let dispatch = self.state.queue.take(may_train, wait).await;
+            let dispatch = self.state.engine_queue().take(may_train, wait).await;
             self.begin_samples(dispatch.samples).await;
             for id in dispatch.cancelled {
                 self.cancel_sample(&id);

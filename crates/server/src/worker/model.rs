@@ -15,9 +15,11 @@ use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
 use tokio::time::Instant;
 
 use super::Worker;
+use super::engines::LoadedModel;
 use crate::error::ServerError;
 use crate::fault::is_transient;
 use crate::log;
+use crate::models::ModelSource;
 use crate::operation::{PassObjective, TrainingPass, step_params};
 use crate::outcome::Outcome;
 use crate::store::{
@@ -93,13 +95,22 @@ impl Worker {
 
     /// Returns the engine of a base model, loading it if necessary.
     pub(super) fn engine(&mut self, base: &str) -> Result<Engine, Outcome> {
-        let Some(model) = self.state.models.get(base) else {
-            let message = self.state.models.unavailable_message(base);
-            return Err(Outcome::failed(FailureCategory::User, message));
-        };
-        let engine = self.engines.get(model)?.engine.clone();
+        let engine = self.loaded_model(base)?.engine.clone();
         self.state.metrics.loaded_models.set(self.engines.count());
         Ok(engine)
+    }
+
+    /// Returns a base model of the engine in memory, loading it if necessary.
+    pub(super) fn loaded_model(&mut self, name: &str) -> Result<&mut LoadedModel, Outcome> {
+        let failed = |error: ServerError| Outcome::failed(FailureCategory::User, error.to_string());
+        let base = self.state.models.require_engine(name).map_err(failed)?;
+        match &base.source {
+            ModelSource::Engine(engine) => Ok(self.engines.get(name, engine)?),
+            ModelSource::Upstream(_) => Err(Outcome::failed(
+                FailureCategory::Server,
+                "internal error: the model is on an upstream",
+            )),
+        }
     }
 
     /// Loads a model's snapshot and executes the requests that modified it since.

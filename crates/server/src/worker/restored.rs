@@ -80,7 +80,7 @@ impl Worker {
     /// Cancels a suspect sample that waits. Returns whether there was one.
     pub(super) fn cancel_suspect(&mut self, id: &RequestId) -> bool {
         let Some(request) = self.suspects.remove(id) else { return false };
-        self.state.queue.sample_finished(request.bytes);
+        self.state.engine_queue().sample_finished(request.bytes);
         record_outcome(&self.state, &mut self.state.store(), id, Outcome::cancelled());
         true
     }

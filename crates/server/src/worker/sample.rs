@@ -65,7 +65,7 @@ impl Worker {
         match operation {
             Operation::Sample(sample) => self.begin_tinker_sample(id, bytes, *sample),
             Operation::Generate(generation) => self.begin_generation(id, bytes, *generation),
-            Operation::Model { .. } => {}
+            Operation::Model { .. } | Operation::Relay(_) => {}
         }
     }
 
@@ -81,7 +81,7 @@ impl Worker {
                 error = message,
                 "request failed"
             );
-            self.state.queue.sample_finished(bytes);
+            self.state.engine_queue().sample_finished(bytes);
             let failed = Outcome::failed(FailureCategory::User, message);
             return record_outcome(&self.state, &mut self.state.store(), &id, failed);
         };
@@ -93,10 +93,10 @@ impl Worker {
     fn begin_generation(&mut self, id: RequestId, bytes: usize, generation: QueuedGeneration) {
         let QueuedGeneration { weights, session, request, sink } = generation;
         if sink.has_ended() {
-            return self.state.queue.sample_finished(bytes);
+            return self.state.engine_queue().sample_finished(bytes);
         }
         if self.is_deleted(&weights) {
-            self.state.queue.sample_finished(bytes);
+            self.state.engine_queue().sample_finished(bytes);
             self.state.metrics.count_request(false);
             let message = "the checkpoint was deleted before its weights were loaded";
             tracing::info!(
@@ -136,7 +136,7 @@ impl Worker {
                 self.samples.by_key.insert(key, sample);
             }
             Err(failed) => {
-                self.state.queue.sample_finished(bytes);
+                self.state.engine_queue().sample_finished(bytes);
                 self.deliver(&mut self.state.store(), sample, Err(failed));
             }
         }
@@ -148,15 +148,11 @@ impl Worker {
         recipient: &Recipient,
         request: SampleRequest,
     ) -> Result<SampleRequestId, Outcome> {
-        let Some(base) = self.state.models.get(&key.base_model).cloned() else {
-            let message = self.state.models.unavailable_message(&key.base_model);
-            return Err(Outcome::failed(FailureCategory::User, message));
-        };
         let weights = match self.samples.weights.get(key) {
             Some(weights) => weights,
             None => self.load_weights(key)?,
         };
-        let sampler = &mut self.engines.get(&base)?.sampler;
+        let sampler = &mut self.loaded_model(&key.base_model)?.sampler;
         let id = match recipient {
             Recipient::Future(_) => sampler.add(&weights, request)?,
             Recipient::Generation(sink) => {
@@ -196,7 +192,7 @@ impl Worker {
     fn end_sample(&mut self, key: &SampleKey) -> Option<ActiveSample> {
         let sample = self.samples.by_key.remove(key)?;
         self.samples.keys.remove(&sample.info.id);
-        self.state.queue.sample_finished(sample.bytes);
+        self.state.engine_queue().sample_finished(sample.bytes);
         Some(sample)
     }
 

@@ -3,20 +3,21 @@
 use std::path::Path;
 
 use tinkex_wire::{
-    CheckpointKind, ExternalWeightsSaved, ModelCreated, ModelId, OptimStepOutput, PassMode,
-    RequestId, SamplerId, SamplerWeightsSaved, TinkerPath, WeightsLoaded, WeightsSaved,
+    CheckpointKind, ModelCreated, ModelId, OptimStepOutput, PassMode, RequestId, SamplerId,
+    SamplerWeightsSaved, TinkerPath, WeightsLoaded,
 };
 
 use super::Worker;
 use super::model::{LiveModel, lora_config, optimizer_kind};
-use crate::clock::Clock;
 use crate::fault::is_transient;
 use crate::log;
+use crate::model_outcome::{
+    already_saved, checkpoint_record, close_run, open_run, saved_outcome, usage_key,
+};
 use crate::operation::{CheckpointSave, ModelOperation, TrainingPass, WeightsKey};
 use crate::outcome::Outcome;
 use crate::store::{
-    CheckpointRecord, FailureCategory, Record, ResultKind, RunRecord, SamplerRecord, UsageKey,
-    UsageMeter,
+    CheckpointRecord, FailureCategory, Record, ResultKind, RunRecord, SamplerRecord, UsageMeter,
 };
 
 /// Time to live of an autosave in seconds: one day.
@@ -31,18 +32,17 @@ impl Worker {
         seq: u64,
         operation: &ModelOperation,
     ) -> Outcome {
-        let run = self.state.store().runs.get(model).map(|entry| entry.row.clone());
-        let Some(run) = run else {
-            let message = format!("model {model} no longer exists");
-            return Outcome::failed(FailureCategory::User, message);
+        let run = match open_run(&self.state, model) {
+            Ok(run) => run,
+            Err(failed) => return failed,
         };
-        if let Some(reason) = &run.closed {
-            let message = format!("model {model} cannot be used: {reason}");
-            return Outcome::failed(FailureCategory::User, message);
-        }
-        if self.state.store().open_session(&run.session).is_none() {
-            let message = format!("session {} has ended", run.session);
-            return Outcome::failed(FailureCategory::User, message);
+        if let Some(upstream) = &run.upstream {
+            let message = format!(
+                "upstream {:?} of model {model} is not configured; start the server with \
+                 --upstream {}=URL",
+                upstream.name, upstream.name
+            );
+            return Outcome::failed(FailureCategory::Server, message);
         }
         let result = match operation {
             ModelOperation::Create => self.create(&run),
@@ -58,6 +58,12 @@ impl Worker {
             ModelOperation::SaveForSampler(sampler) => self.save_for_sampler(&run, sampler.clone()),
             ModelOperation::Load { folder, path, optimizer, creates } => {
                 self.load(&run, seq, folder, path, *optimizer, *creates)
+            }
+            ModelOperation::Relay { .. } | ModelOperation::RelayCustomLoss { .. } => {
+                Err(Outcome::failed(
+                    FailureCategory::Server,
+                    "internal error: the request is one of an upstream",
+                ))
             }
             ModelOperation::Fail(category, message) => {
                 let failed = Outcome::failed(*category, message);
@@ -101,17 +107,8 @@ impl Worker {
         save: CheckpointSave,
     ) -> Result<Outcome, Outcome> {
         let kind = save.path.kind();
-        {
-            let store = self.state.store();
-            if let Some(existing) = store.checkpoint(&save.path) {
-                if existing.row.request.as_ref() == Some(id) {
-                    // This request saved the checkpoint before a crash that lost the result.
-                    return Ok(saved_outcome(&save.path, existing.row.size_bytes));
-                }
-                if !save.overwrite {
-                    return Err(Outcome::failed(FailureCategory::Conflict, save.name_taken()));
-                }
-            }
+        if let Some(outcome) = already_saved(&self.state, id, &save)? {
+            return Ok(outcome);
         }
         let (folder, size_bytes) = self.write_adapter(run, kind, save.path.name())?;
         let path = save.path.clone();
@@ -142,6 +139,10 @@ impl Worker {
             }
             (entry.row.clone(), seq)
         };
+        if run.upstream.is_some() {
+            self.keep_remote_snapshot(run);
+            return true;
+        }
         let name = format!("autosave-{seq}");
         let Ok(path) = TinkerPath::new(model.clone(), CheckpointKind::Training, &*name) else {
             return true;
@@ -175,6 +176,23 @@ impl Worker {
                 false
             }
         }
+    }
+
+    /// Makes the last state of a run that was saved on its upstream a checkpoint of the run.
+    fn keep_remote_snapshot(&self, run: RunRecord) {
+        let Some(snapshot) = run.snapshot.clone() else { return };
+        let name = format!("autosave-{}", snapshot.seq);
+        let Ok(path) = TinkerPath::new(run.id.clone(), CheckpointKind::Training, &*name) else {
+            return;
+        };
+        let ttl_seconds = Some(AUTOSAVE_TTL_SECONDS);
+        let save = CheckpointSave { path, overwrite: true, ttl_seconds, user_metadata: None };
+        let (clock, folder) = (&self.state.clock, snapshot.folder);
+        let row = checkpoint_record(clock, &run, snapshot.seq, save, folder, 0);
+        let mut store = self.state.store();
+        store.put_required(Record::Checkpoint(row));
+        // The checkpoint owns the weights now.
+        store.put_required(Record::Run(RunRecord { snapshot: None, ..run }));
     }
 
     /// Writes an adapter to a new folder and returns the folder's name and size in bytes. The
@@ -260,52 +278,6 @@ impl Worker {
         }
         let (path, model_id) = (Some(path.to_string()), Some(run.id.clone()));
         Ok(Outcome::json(&WeightsLoaded::default().path(path).model_id(model_id)))
-    }
-}
-
-/// Adds a record to a failed outcome that closes the run, because its creation failed.
-fn close_run(run: &RunRecord, failed: Outcome) -> Outcome {
-    let closed = Some("its creation failed".to_owned());
-    failed.with_record(Record::Run(RunRecord { closed, ..run.clone() }))
-}
-
-fn usage_key(clock: &Clock, run: &RunRecord, meter: UsageMeter) -> UsageKey {
-    let (session, base_model) = (run.session.clone(), run.base_model.clone());
-    UsageKey { hour: clock.hour(), session, base_model, meter }
-}
-
-fn checkpoint_record(
-    clock: &Clock,
-    run: &RunRecord,
-    seq: u64,
-    save: CheckpointSave,
-    folder: String,
-    size_bytes: u64,
-) -> CheckpointRecord {
-    CheckpointRecord {
-        path: save.path,
-        folder,
-        request: None,
-        seq: Some(seq),
-        created_at: clock.now(),
-        expires_at: save.ttl_seconds.map(|ttl| clock.in_seconds(ttl)),
-        size_bytes,
-        public: false,
-        user_metadata: save.user_metadata,
-        base_model: run.base_model.clone(),
-        lora: run.lora,
-        optimizer: run.optimizer.clone(),
-    }
-}
-
-/// Returns the outcome of saving a checkpoint of `size` bytes. The response type depends on its
-/// kind.
-fn saved_outcome(path: &TinkerPath, size: u64) -> Outcome {
-    let address = path.to_string();
-    match path.kind() {
-        CheckpointKind::Training => Outcome::json(&WeightsSaved::new(address)),
-        CheckpointKind::Sampler => Outcome::json(&SamplerWeightsSaved::named(address)),
-        CheckpointKind::External => Outcome::json(&ExternalWeightsSaved::new(address, size)),
     }
 }
 

@@ -17,6 +17,8 @@ mod disk;
 #[cfg(unix)]
 mod fault;
 mod fuzz;
+#[cfg(feature = "upstream")]
+mod gateway;
 mod gguf;
 mod golden_gguf;
 mod harness;

@@ -46,10 +46,10 @@ impl ChatModel {
             return Err(format!("{name} has no chat template; use completions with a prompt"));
         }
         let format = tokenizer.chat().map_err(|error| format!("{name}: {error}"))?;
-        let mut end_tokens = base.config.eos.clone();
+        let mut end_tokens = base.eos().to_vec();
         // The tokenizer may have no end token if the configuration of the model has one.
         end_tokens.extend(format.stop_tokens().unwrap_or_default());
-        end_tokens.retain(|id| (*id as usize) < base.config.vocab_size);
+        end_tokens.retain(|id| (*id as usize) < base.vocab_size());
         Ok(Self { tokenizer, format, end_tokens: end_tokens.into() })
     }
 

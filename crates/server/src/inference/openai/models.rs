@@ -21,7 +21,8 @@ pub(crate) struct ModelObject {
     owned_by: &'static str,
     /// Base model of the weights.
     root: String,
-    max_model_len: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<usize>,
 }
 
 /// Lists base models, aliases and checkpoints.
@@ -43,7 +44,7 @@ impl ModelObject {
             created: model.created_at.div_euclid(1_000_000),
             owned_by: "local",
             root: model.base.name.clone(),
-            max_model_len: model.base.config.max_positions,
+            max_model_len: model.base.known_context(),
         }
     }
 }

@@ -44,7 +44,7 @@ impl PromptCompletion {
         }
         generation.prompt.clone_from(&tokens);
         let echo = request.echo.then(|| prompt.text(&tokens, tokenizer));
-        let eos = &model.base.config.eos;
+        let eos = model.base.eos();
         let writer = ChoiceWriter::new(request.content, tokenizer, &generation, eos)
             .after(tokens.last().copied());
         let generation = Some(Generation::start(state, model, generation)?);

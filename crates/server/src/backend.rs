@@ -1,0 +1,199 @@
+//! Backends: what executes the operations of a model. The engine of this process is one; each
+//! upstream is another.
+//!
+//! A request is validated, persisted and enqueued in the same way for every backend, and its outcome
+//! is persisted and published in the same way. A backend takes [operations](crate::operation) from
+//! its own queue and returns [outcomes](crate::outcome).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::queue::Queue;
+use crate::store::Store;
+
+/// What executes the requests of a run or of a sampling session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// The engine of this process.
+    Engine,
+    /// The upstream with this name.
+    Upstream(Arc<str>),
+}
+
+impl Backend {
+    /// Returns the backend of the weights `folder`, as records store it; the engine if the weights
+    /// are in a folder.
+    pub(crate) fn of_weights(folder: &str) -> Self {
+        match folder.parse::<RemoteWeights>() {
+            Ok(remote) => Self::Upstream(remote.upstream.into()),
+            Err(_) => Self::Engine,
+        }
+    }
+}
+
+/// Saved weights on an upstream. Records store them as text in the field `folder`: no folder name
+/// contains the separator.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RemoteWeights {
+    /// Name of the upstream.
+    pub(crate) upstream: String,
+    /// Path of the checkpoint on the upstream.
+    pub(crate) path: String,
+}
+
+/// Separates the name of an upstream from a path.
+const SEPARATOR: char = '>';
+
+impl fmt::Display for RemoteWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{SEPARATOR}{}", self.upstream, self.path)
+    }
+}
+
+impl FromStr for RemoteWeights {
+    type Err = NotRemote;
+
+    fn from_str(text: &str) -> Result<Self, NotRemote> {
+        let (upstream, path) = text.split_once(SEPARATOR).ok_or(NotRemote)?;
+        Ok(Self { upstream: upstream.to_owned(), path: path.to_owned() })
+    }
+}
+
+/// Error of a text that names a folder of this server, not weights on an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotRemote;
+
+/// Queues of all backends, and what is known about the upstreams.
+pub(crate) struct Backends {
+    engine: Queue,
+    upstreams: BTreeMap<Arc<str>, UpstreamEntry>,
+}
+
+/// An upstream as the request handlers see it.
+pub(crate) struct UpstreamEntry {
+    pub(crate) queue: Queue,
+    status: Mutex<UpstreamStatus>,
+    /// Weights, as records store them, that nothing refers to any more.
+    discarded: Mutex<Vec<String>>,
+}
+
+/// What is known about an upstream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UpstreamStatus {
+    /// Base URL.
+    pub(crate) url: String,
+    /// Why the upstream cannot be used now; `None` if it responds.
+    pub(crate) down: Option<String>,
+    /// Whether it has ever responded. Until then, its protocol and its models are not known.
+    pub(crate) was_reached: bool,
+    /// Losses that it computes, if it has an older protocol; `None` if it has the current protocol,
+    /// with all losses.
+    pub(crate) losses: Option<&'static [&'static str]>,
+}
+
+impl UpstreamEntry {
+    pub(crate) fn status(&self) -> MutexGuard<'_, UpstreamStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the weights that must be deleted on the upstream.
+    #[cfg(feature = "upstream")]
+    pub(crate) fn take_discarded(&self) -> Vec<String> {
+        std::mem::take(&mut self.discarded.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Backends {
+    /// Creates the queues of the engine and of the upstreams, given by name and base URL.
+    pub(crate) fn new<'a>(
+        gap_timeout: Duration,
+        clock: &Clock,
+        upstreams: impl Iterator<Item = (&'a str, String)>,
+    ) -> Self {
+        let queue = || Queue::new(gap_timeout, clock.clone());
+        let entry = |(name, url): (&str, String)| {
+            let down = Some("it has not been reached yet".to_owned());
+            let status = Mutex::new(UpstreamStatus { url, down, was_reached: false, losses: None });
+            (Arc::from(name), UpstreamEntry { queue: queue(), status, discarded: Mutex::default() })
+        };
+        Self { engine: queue(), upstreams: upstreams.map(entry).collect() }
+    }
+
+    /// Returns the queue of the engine.
+    pub(crate) fn engine(&self) -> &Queue {
+        &self.engine
+    }
+
+    /// Returns the queue of a backend. An upstream that is not configured any more has the queue of
+    /// the engine, which fails the requests with the reason.
+    pub(crate) fn queue(&self, backend: &Backend) -> &Queue {
+        match backend {
+            Backend::Engine => &self.engine,
+            Backend::Upstream(name) => {
+                self.upstreams.get(name).map_or(&self.engine, |entry| &entry.queue)
+            }
+        }
+    }
+
+    /// Returns all queues.
+    pub(crate) fn queues(&self) -> impl Iterator<Item = &Queue> {
+        std::iter::once(&self.engine).chain(self.upstreams.values().map(|entry| &entry.queue))
+    }
+
+    /// Notes that nothing refers to weights any more. Has an effect for those on an upstream, which
+    /// are deleted there; the expiry task removes folders by itself.
+    pub(crate) fn discard(&self, folder: String) {
+        if let Backend::Upstream(name) = Backend::of_weights(&folder)
+            && let Some(entry) = self.upstreams.get(&name)
+        {
+            entry.discarded.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
+        }
+    }
+
+    pub(crate) fn upstream(&self, name: &str) -> Option<&UpstreamEntry> {
+        self.upstreams.get(name)
+    }
+
+    /// Returns all upstreams by name.
+    pub(crate) fn upstreams(&self) -> impl Iterator<Item = (&Arc<str>, &UpstreamEntry)> {
+        self.upstreams.iter()
+    }
+
+    /// Returns the upstream that a new run of a base model is assigned to: among those of `names`
+    /// that respond, or among all if none does, the one with the fewest open runs.
+    pub(crate) fn choose(&self, store: &Store, names: &[Arc<str>]) -> Option<Arc<str>> {
+        let open_runs = |name: &str| {
+            let runs = store.runs.values().map(|entry| &entry.row);
+            let assigned = runs.filter(|run| {
+                run.upstream.as_ref().is_some_and(|upstream| upstream.name == name)
+                    && run.closed.is_none()
+            });
+            let is_open =
+                |id| store.sessions.get(id).is_some_and(|session| session.row.end.is_none());
+            assigned.filter(|run| is_open(&run.session)).count()
+        };
+        let is_down =
+            |name: &str| self.upstreams.get(name).is_none_or(|entry| entry.status().down.is_some());
+        names.iter().min_by_key(|name| (is_down(name), open_runs(name))).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_on_an_upstream_are_stored_as_text() {
+        let remote =
+            RemoteWeights { upstream: "gpu".to_owned(), path: "tinker://m/weights/a".to_owned() };
+        assert_eq!(remote.to_string().parse(), Ok(remote.clone()));
+        assert_eq!("m-weights-a-12".parse::<RemoteWeights>(), Err(NotRemote));
+        let backend = Backend::of_weights(&remote.to_string());
+        assert_eq!(backend, Backend::Upstream("gpu".into()));
+        assert_eq!(Backend::of_weights("m-weights-a-12"), Backend::Engine);
+    }
+}

@@ -1,0 +1,99 @@
+//! Upstreams: other servers of the Tinker API, which train and sample for this one.
+//!
+//! Each upstream has a [dispatcher](dispatch), which takes requests from the upstream's queue. A
+//! model is driven by a task of its own ([`RunTask`](run::RunTask)): its requests are sent to the
+//! upstream in order, each at most once, and their results are stored like those of the engine. A
+//! model that the upstream has lost, or whose state is in doubt, is created again from its last
+//! checkpoint there, and the requests since are repeated ([`remote_model`]). Samples need no order
+//! and may be repeated ([`sampling`]).
+
+mod dispatch;
+mod fault;
+mod health;
+mod remote_model;
+mod run;
+mod sampling;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tinkex::{RetryPolicy, ServiceClient};
+use tokio::time::Instant;
+
+use crate::backend::{Backend, UpstreamEntry};
+use crate::options::UpstreamOptions;
+use crate::queue::Queue;
+use crate::state::ServerState;
+use crate::task::TaskHandle;
+
+/// Time for which one call is repeated before its task decides again whether to wait.
+const CALL_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Maximum time for which the start waits for the upstreams.
+const FIRST_CONTACT: Duration = Duration::from_secs(3);
+
+/// Losses of servers of older protocols, such as SkyRL with its JAX backend.
+const OLDER_LOSSES: &[&str] = &["cross_entropy", "importance_sampling", "ppo", "cispo"];
+
+/// An upstream and the client for it.
+pub(crate) struct Upstream {
+    name: Arc<str>,
+    service: ServiceClient,
+    state: Arc<ServerState>,
+    samplers: sampling::Samplers,
+}
+
+impl Upstream {
+    /// Creates the client. Sends nothing.
+    fn new(state: &Arc<ServerState>, options: &UpstreamOptions) -> tinkex::Result<Arc<Self>> {
+        // A server without keys accepts any.
+        let key = options.api_key.as_ref().map_or("tml-none", |key| key.expose());
+        let retry = RetryPolicy::default()
+            .give_up_after(CALL_PATIENCE)
+            .first_contact_timeout(Duration::ZERO)
+            .retry_rejected_polls(false);
+        let service = ServiceClient::builder()
+            .base_url(options.url.as_str())
+            .api_key(key)
+            .env(tinkex::Env::empty())
+            .retry(retry)
+            .poll_immediately()
+            .without_telemetry()
+            .max_concurrent_samples(sampling::MAX_IN_FLIGHT)
+            .build()?;
+        let (name, state) = (Arc::clone(&options.name), Arc::clone(state));
+        Ok(Arc::new(Self { name, service, state, samplers: sampling::Samplers::default() }))
+    }
+
+    fn queue(&self) -> &Queue {
+        self.state.backends.queue(&Backend::Upstream(Arc::clone(&self.name)))
+    }
+
+    fn entry(&self) -> Option<&UpstreamEntry> {
+        self.state.backends.upstream(&self.name)
+    }
+
+    /// Returns whether the upstream has an older protocol: it must be sampled from models of their
+    /// own, and unloads models on request.
+    fn is_older(&self) -> bool {
+        self.entry().is_some_and(|entry| entry.status().losses.is_some())
+    }
+}
+
+/// Starts the tasks of all upstreams. Waits for their first responses, so that the server knows
+/// their models, for up to [`FIRST_CONTACT`].
+///
+/// # Errors
+/// If the base URL or the key of an upstream is invalid.
+pub(crate) async fn start(state: &Arc<ServerState>) -> tinkex::Result<Vec<TaskHandle>> {
+    let mut tasks = Vec::new();
+    let deadline = Instant::now() + FIRST_CONTACT;
+    for options in &state.options.upstreams {
+        let upstream = Upstream::new(state, options)?;
+        let _ = tokio::time::timeout_at(deadline, health::check_once(&upstream)).await;
+        let health = health::watch(Arc::clone(&upstream));
+        tasks.push(state.executor.spawn("upstream health", health));
+        tasks.push(state.executor.spawn("upstream", dispatch::run(upstream)));
+    }
+    Ok(tasks)
+}

@@ -1,0 +1,187 @@
+//! [`ModelHandle`]: a model on an upstream, and the requests that it accepts.
+
+use bytes::Bytes;
+use tinkex::wire::{
+    CreateModel, ForwardBackward, LoadWeights, OptimStep, SaveWeights, SaveWeightsForSampler, Seq,
+    SubmitRequest, UnloadModel,
+};
+use tinkex::{AdamParams, LoraConfig, UpstreamSession};
+use tinkex_wire::codec::json;
+use tinkex_wire::{ModelId, RequestId};
+
+use super::Upstream;
+use super::fault::Fault;
+use crate::error::ServerError;
+use crate::store::{FailureCategory, LoraSettings, RemoteModel, RequestKind, RunRecord};
+
+/// A model on an upstream, in a session of its own.
+pub(super) struct ModelHandle {
+    pub(super) session: UpstreamSession,
+    pub(super) id: ModelId,
+    /// Sequence number of the next request.
+    pub(super) next_seq: u64,
+    /// Whether a pass was accepted after the last optimizer step.
+    pub(super) gradients_pending: bool,
+}
+
+impl ModelHandle {
+    /// Creates a model with the initial weights that the seed of `lora` determines.
+    pub(super) async fn create(
+        upstream: &Upstream,
+        base_model: &str,
+        lora: &LoraSettings,
+        optimizer: &tinkex::OptimizerConfig,
+    ) -> Result<Self, Fault> {
+        let session = UpstreamSession::open(&upstream.service).await?;
+        let lora = LoraConfig::with_rank(lora.rank)
+            .seed(Some(lora.seed))
+            .train_unembed(lora.train_unembed)
+            .train_mlp(lora.train_mlp)
+            .train_attn(lora.train_attn);
+        let request = CreateModel::new(session.id().clone(), 0, base_model)
+            .lora_config(Some(lora))
+            .optimizer_config(optimizer.clone());
+        // A model that was created in doubt ends with its session.
+        let created = async {
+            let accepted = session.submit(&request).await?;
+            Ok::<_, Fault>(session.result::<CreateModel>(&accepted.request_id).await?)
+        };
+        match created.await {
+            Ok(created) => {
+                Ok(Self { session, id: created.model_id, next_seq: 1, gradients_pending: false })
+            }
+            Err(fault) => {
+                session.finish().await;
+                Err(match fault {
+                    Fault::InDoubt(reason) => Fault::Unavailable(reason),
+                    other => other,
+                })
+            }
+        }
+    }
+
+    /// Continues with a model that an earlier process created.
+    pub(super) async fn adopt(upstream: &Upstream, model: &RemoteModel) -> Result<Self, Fault> {
+        let session = UpstreamSession::adopt(&upstream.service, model.session.clone()).await?;
+        session.check().await?;
+        let (id, next_seq) = (model.id.clone(), model.next_seq);
+        Ok(Self { session, id, next_seq, gradients_pending: false })
+    }
+
+    /// Returns the number for the next request. It is used up once the upstream has accepted the
+    /// request: servers of the current protocol wait for missing numbers.
+    fn seq(&self) -> Seq {
+        Seq::new(self.next_seq)
+    }
+
+    /// Sends a request with the next number and waits for its result.
+    async fn execute<S: SubmitRequest>(&mut self, request: &S) -> Result<S::Output, Fault> {
+        let accepted = self.session.submit(request).await?;
+        self.next_seq += 1;
+        Ok(self.session.result::<S>(&accepted.request_id).await?)
+    }
+
+    /// Sends a stored training pass or optimizer step. Returns its id on the upstream.
+    pub(super) async fn submit(
+        &mut self,
+        kind: RequestKind,
+        body: &Bytes,
+    ) -> Result<RequestId, Fault> {
+        match kind {
+            RequestKind::OptimStep => {
+                let mut step: OptimStep = json::decode(body).map_err(unreadable)?;
+                (step.model_id, step.seq_id) = (self.id.clone(), Some(self.seq()));
+                let accepted = self.session.submit(&step).await?;
+                self.next_seq += 1;
+                self.gradients_pending = false;
+                Ok(accepted.request_id)
+            }
+            _ => {
+                let pass = ForwardBackward::from_proto(body).map_err(unreadable)?;
+                self.submit_pass(pass).await
+            }
+        }
+    }
+
+    /// Sends a training pass. Returns its id on the upstream.
+    pub(super) async fn submit_pass(
+        &mut self,
+        mut pass: ForwardBackward,
+    ) -> Result<RequestId, Fault> {
+        (pass.model_id, pass.seq_id) = (self.id.clone(), Some(self.seq()));
+        let accepted = self.session.submit_pass(&pass).await?;
+        self.next_seq += 1;
+        self.gradients_pending = true;
+        Ok(accepted.request_id)
+    }
+
+    /// Loads a checkpoint of the upstream. Must be the first request.
+    pub(super) async fn load(&mut self, path: &str, optimizer: bool) -> Result<(), Fault> {
+        let seq = self.seq();
+        let request = LoadWeights::into_model(self.id.clone(), seq, path).optimizer(optimizer);
+        self.execute(&request).await.map(drop)
+    }
+
+    /// Saves weights and optimizer state under a new name. Returns the path on the upstream.
+    pub(super) async fn save(&mut self, name: String) -> Result<String, Fault> {
+        let seq = self.seq();
+        let saved = self.execute(&SaveWeights::new(self.id.clone(), seq, name)).await?;
+        Ok(saved.path)
+    }
+
+    /// Saves weights for sampling under a new name. Returns the path on the upstream.
+    pub(super) async fn save_for_sampler(&mut self, name: String) -> Result<String, Fault> {
+        let seq = self.seq();
+        let request = SaveWeightsForSampler::named(self.id.clone(), seq, name);
+        let path = self.execute(&request).await?.path.unwrap_or_default();
+        // Servers of the first protocol omit a segment of the path.
+        let segments = path.strip_prefix("tinker://").and_then(|rest| rest.split_once('/'));
+        Ok(match segments {
+            Some((run, name)) if !name.contains('/') => {
+                format!("tinker://{run}/sampler_weights/{name}")
+            }
+            _ => path,
+        })
+    }
+
+    /// Removes the model from the upstream. Does what it can: a model that remains is removed with
+    /// its session, which gets no more heartbeats.
+    pub(super) async fn unload(mut self, upstream: &Upstream) {
+        if upstream.is_older() {
+            if self.gradients_pending {
+                // SkyRL leaves accumulated gradients to the next model in the same place.
+                let seq = self.seq();
+                let mut step = OptimStep::new(self.id.clone(), AdamParams::with_learning_rate(0.0));
+                step.seq_id = Some(seq);
+                let _ = self.execute(&step).await;
+            }
+            let unload = UnloadModel::new(self.id.clone());
+            if let Ok(accepted) = self.session.submit(&unload).await {
+                let _ = self.session.result::<UnloadModel>(&accepted.request_id).await;
+            }
+        }
+        self.session.finish().await;
+    }
+
+    /// Returns what must be stored to continue with the model after a restart, without its accepted
+    /// requests.
+    pub(super) fn record(&self) -> RemoteModel {
+        RemoteModel {
+            session: self.session.id().clone(),
+            id: self.id.clone(),
+            next_seq: self.next_seq,
+            accepted: Vec::new(),
+        }
+    }
+}
+
+/// Returns the fault of a stored request that cannot be decoded.
+pub(super) fn unreadable(error: impl Into<ServerError>) -> Fault {
+    let message = format!("cannot read the stored request: {}", error.into());
+    Fault::Failed(FailureCategory::Server, message)
+}
+
+/// Creates the model of a run on the upstream.
+pub(super) async fn create(upstream: &Upstream, run: &RunRecord) -> Result<ModelHandle, Fault> {
+    ModelHandle::create(upstream, &run.base_model, &run.lora, &run.optimizer).await
+}

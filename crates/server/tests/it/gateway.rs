@@ -1,0 +1,219 @@
+//! A server in front of another one: the same results as without it, also if one of them dies.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tempfile::TempDir;
+use tinkex::loss::CustomLoss;
+use tinkex::{
+    AdamParams, Datum, LossFn, RestoreMode, SamplingParams, ServiceClient, TrainingClient,
+};
+use tinkex_server::{Server, ServerOptions};
+
+use crate::harness::{Http, MODEL, TestServer, client, options};
+
+/// A gateway in front of a test server.
+struct Gateway {
+    server: Server,
+    data: TempDir,
+    upstream: TestServer,
+}
+
+/// Returns the options of a gateway that has no model of its own except the built-in one.
+fn gateway_options(data: &TempDir, upstreams: &[(&str, String)]) -> ServerOptions {
+    let mut options = ServerOptions::new(data.path());
+    options.threads = 1;
+    options.checkpoint_every = 3;
+    options.timeouts.poll_hold = Duration::from_secs(5);
+    for (name, url) in upstreams {
+        options = options.upstream(*name, url.clone(), None);
+    }
+    options
+}
+
+impl Gateway {
+    async fn new() -> Self {
+        let (data, upstream) = (tempfile::tempdir().unwrap(), TestServer::new().await);
+        let server = Self::start(&data, &upstream, 0).await;
+        Self { server, data, upstream }
+    }
+
+    async fn start(data: &TempDir, upstream: &TestServer, port: u16) -> Server {
+        let mut options = gateway_options(data, &[("up", upstream.server.base_url())]);
+        options.address.set_port(port);
+        Server::start(options).await.unwrap()
+    }
+
+    /// Stops the gateway as a crash would, and starts it again on the same port.
+    async fn crash(self) -> Self {
+        let Self { server, data, upstream } = self;
+        let port = server.address().port();
+        drop(server);
+        let server = Self::start(&data, &upstream, port).await;
+        Self { server, data, upstream }
+    }
+
+    fn client(&self) -> ServiceClient {
+        client(&self.server.base_url())
+    }
+
+    /// Ends all sessions on the upstream, which removes their models.
+    async fn lose_models(&self) {
+        let http = Http::new(&self.upstream.server.base_url());
+        let (_, sessions) = http.get("/api/v1/sessions?limit=100&offset=0").await;
+        for id in sessions["sessions"].as_array().unwrap() {
+            let end = json!({"reason": "success"});
+            let path = format!("/sessions/{}/finish", id.as_str().unwrap());
+            http.post(&path, end).await;
+        }
+    }
+}
+
+async fn model(service: &ServiceClient) -> TrainingClient {
+    service.create_lora_training_client(MODEL).rank(4).seed(7).await.unwrap()
+}
+
+fn batch(n: u32) -> Vec<Datum> {
+    vec![Datum::completion([n % 50 + 3, 4, 5], [9, 10]).unwrap(); 2]
+}
+
+/// Runs steps and returns the bits of their losses.
+async fn train(model: &TrainingClient, steps: std::ops::Range<u32>) -> Vec<u64> {
+    let mut passes = Vec::new();
+    for n in steps {
+        let pass = model.forward_backward(batch(n), LossFn::CrossEntropy);
+        let step = model.optim_step(AdamParams::with_learning_rate(1e-2));
+        passes.push((pass, step));
+    }
+    let mut losses = Vec::new();
+    for (pass, step) in passes {
+        losses.push(pass.await.unwrap().loss().unwrap().to_bits());
+        step.await.unwrap();
+    }
+    losses
+}
+
+async fn sample(service: &ServiceClient, path: &str) -> Vec<u32> {
+    let sampler = service.create_sampling_client_from(path).await.unwrap();
+    let params = SamplingParams::new().max_tokens(12).seed(3);
+    sampler.sample([5, 6, 7], params).await.unwrap().sequences[0].tokens.to_vec()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_through_the_gateway_equals_a_direct_one() {
+    let gateway = Gateway::new().await;
+    let mut results = Vec::new();
+    for service in [gateway.upstream.client(), gateway.client()] {
+        let trained = model(&service).await;
+        let mut losses = train(&trained, 0..7).await;
+        let state = trained.save_state("state").await.unwrap();
+        let weights = trained.save_weights_for_sampler("weights").await.unwrap();
+        let resumed = service.create_training_client_from(state, RestoreMode::WithOptimizer);
+        let resumed = resumed.await.unwrap();
+        losses.extend(train(&resumed, 7..9).await);
+        let tokens = sample(&service, &weights.to_string()).await;
+        let base = service.create_sampling_client(MODEL).await.unwrap();
+        let logprobs = base.compute_logprobs([3, 4, 5]).await.unwrap();
+        results.push((losses, tokens, logprobs));
+    }
+    assert_eq!(results[1], results[0]);
+    let capabilities = gateway.client().server_capabilities().await.unwrap();
+    let names = capabilities.supported_models.iter().filter_map(|model| model.model_name.clone());
+    assert!(names.clone().any(|name| name == MODEL), "{:?}", names.collect::<Vec<_>>());
+    drop(gateway.data);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_gateway_continues_with_the_same_bits() {
+    let direct = TestServer::new().await;
+    let expected = train(&model(&direct.client()).await, 0..12).await;
+    let mut gateway = Gateway::new().await;
+    let service = gateway.client();
+    let model = model(&service).await;
+    let mut losses = Vec::new();
+    for start in [0, 1, 5, 8] {
+        let end = [1, 5, 8, 12].into_iter().find(|end| *end > start).unwrap();
+        losses.extend(train(&model, start..end).await);
+        gateway = gateway.crash().await;
+    }
+    assert_eq!(losses, expected);
+    drop(gateway);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_the_upstream_has_lost_is_created_again() {
+    let direct = TestServer::new().await;
+    let expected = train(&model(&direct.client()).await, 0..9).await;
+    let gateway = Gateway::new().await;
+    let model = model(&gateway.client()).await;
+    let mut losses = train(&model, 0..2).await;
+    gateway.lose_models().await;
+    losses.extend(train(&model, 2..7).await);
+    gateway.lose_models().await;
+    losses.extend(train(&model, 7..9).await);
+    assert_eq!(losses, expected);
+    drop(gateway.data);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_waits_for_an_upstream_that_is_down() {
+    let direct = TestServer::new().await;
+    let expected = train(&model(&direct.client()).await, 0..4).await;
+    let gateway = Gateway::new().await;
+    let model = model(&gateway.client()).await;
+    let mut losses = train(&model, 0..2).await;
+    let Gateway { server, data, upstream } = gateway;
+    let port = upstream.server.address().port();
+    let TestServer { server: up, data: up_data } = upstream;
+    drop(up);
+    let training = tokio::spawn(async move { train(&model, 2..4).await });
+    let mut restarted = options(up_data.path());
+    restarted.address.set_port(port);
+    let up = Server::start(restarted).await.unwrap();
+    losses.extend(training.await.unwrap());
+    assert_eq!(losses, expected);
+    drop((server, data, up));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_custom_loss_is_computed_by_the_gateway() {
+    let gateway = Gateway::new().await;
+    let loss =
+        CustomLoss::trace("squares", |trace| trace.input("logprobs", 1).pow(2.0).sum()).unwrap();
+    let mut losses = Vec::new();
+    for service in [gateway.upstream.client(), gateway.client()] {
+        let loss = service.create_custom_loss(&loss).await.unwrap();
+        let model = model(&service).await;
+        for _ in 0..2 {
+            let pass = model.forward_backward(batch(1), &loss);
+            let step = model.optim_step(AdamParams::with_learning_rate(1e-2));
+            losses.push(pass.await.unwrap().loss().unwrap());
+            step.await.unwrap();
+        }
+    }
+    // The gateway computes the gradient from log-probabilities that are rounded to f32.
+    for (direct, relayed) in losses[..2].iter().zip(&losses[2..]) {
+        assert!((direct - relayed).abs() <= 1e-5 * direct.abs(), "{losses:?}");
+    }
+    drop(gateway.data);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_of_one_model_are_shared_by_load_and_one_upstream_does_not_delay_another() {
+    let (first, second) = (TestServer::new().await, TestServer::new().await);
+    let data = tempfile::tempdir().unwrap();
+    let upstreams = [("a", first.server.base_url()), ("b", second.server.base_url())];
+    let gateway = Server::start(gateway_options(&data, &upstreams)).await.unwrap();
+    let service = client(&gateway.base_url());
+    let (one, two) = (model(&service).await, model(&service).await);
+    for upstream in [&first, &second] {
+        let (_, runs) = upstream.http().get("/api/v1/training_runs").await;
+        assert_eq!(runs["training_runs"].as_array().unwrap().len(), 1);
+    }
+    drop(first);
+    let blocked = one.forward_backward(batch(0), LossFn::CrossEntropy);
+    assert_eq!(train(&two, 0..2).await.len(), 2);
+    let (_, health) = Http::new(&gateway.base_url()).get("/api/v1/healthz").await;
+    assert_eq!(health["upstreams"]["b"], "up", "{health}");
+    blocked.detach();
+}
