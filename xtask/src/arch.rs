@@ -8,11 +8,27 @@ use crate::step::{XtaskError, cargo, root};
 struct CrateRule {
     package: &'static str,
     folder: &'static str,
+    /// Features with which the rules hold. A crate may have one rule for each.
+    features: Features,
     /// Crates of the workspace that the crate may depend on.
     may_use: &'static [&'static str],
     /// External crates that must not appear in its dependency tree.
     must_not_use: &'static [&'static str],
     unsafe_code: Unsafe,
+}
+
+enum Features {
+    All,
+    None,
+}
+
+impl Features {
+    fn argument(&self) -> &'static str {
+        match self {
+            Self::All => "--all-features",
+            Self::None => "--no-default-features",
+        }
+    }
 }
 
 #[derive(PartialEq)]
@@ -49,6 +65,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-autodiff",
         folder: "crates/autodiff",
+        features: Features::All,
         may_use: &[],
         must_not_use: RUNTIMES_AND_NETWORK,
         unsafe_code: Unsafe::Forbidden,
@@ -56,6 +73,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex",
         folder: "crates/client",
+        features: Features::All,
         may_use: &[
             "tinkex-autodiff",
             "tinkex-files",
@@ -69,6 +87,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-cli",
         folder: "crates/cli",
+        features: Features::All,
         may_use: &[
             "tinkex",
             "tinkex-autodiff",
@@ -85,6 +104,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-engine",
         folder: "crates/engine",
+        features: Features::All,
         may_use: &["tinkex-autodiff", "tinkex-files", "tinkex-weights"],
         must_not_use: RUNTIMES_AND_NETWORK,
         unsafe_code: Unsafe::Justified,
@@ -92,6 +112,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-files",
         folder: "crates/files",
+        features: Features::All,
         may_use: &[],
         must_not_use: RUNTIMES_AND_NETWORK,
         unsafe_code: Unsafe::Forbidden,
@@ -99,6 +120,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-server",
         folder: "crates/server",
+        features: Features::None,
         may_use: &[
             "tinkex-autodiff",
             "tinkex-engine",
@@ -112,8 +134,26 @@ const RULES: &[CrateRule] = &[
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
+        package: "tinkex-server",
+        folder: "crates/server",
+        features: Features::All,
+        // The feature `upstream` sends requests to other servers.
+        may_use: &[
+            "tinkex",
+            "tinkex-autodiff",
+            "tinkex-engine",
+            "tinkex-files",
+            "tinkex-text",
+            "tinkex-weights",
+            "tinkex-wire",
+        ],
+        must_not_use: &["aws-lc-sys", "clap", "native-tls", "onig_sys", "openssl-sys"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
         package: "tinkex-simulation",
         folder: "crates/simulation",
+        features: Features::All,
         may_use: &[
             "tinkex",
             "tinkex-autodiff",
@@ -130,6 +170,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-text",
         folder: "crates/text",
+        features: Features::All,
         may_use: &["tinkex-autodiff", "tinkex-wire"],
         must_not_use: ASYNC,
         unsafe_code: Unsafe::Forbidden,
@@ -137,6 +178,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-weights",
         folder: "crates/weights",
+        features: Features::All,
         may_use: &["tinkex-files"],
         must_not_use: RUNTIMES_AND_NETWORK,
         unsafe_code: Unsafe::Forbidden,
@@ -144,6 +186,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-wire",
         folder: "crates/wire",
+        features: Features::All,
         may_use: &["tinkex-autodiff"],
         must_not_use: ASYNC,
         unsafe_code: Unsafe::Forbidden,
@@ -151,6 +194,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "xtask",
         folder: "xtask",
+        features: Features::All,
         may_use: &[],
         // These take long to compile, and every development command compiles xtask first.
         must_not_use: &["clap", "serde", "syn"],
@@ -164,9 +208,12 @@ pub(crate) fn check() -> Result<(), XtaskError> {
     let mut faults = Vec::new();
     let packages = packages()?;
     for package in &packages {
-        match RULES.iter().find(|rule| rule.package == package) {
-            Some(rule) => check_crate(rule, &packages, &mut faults)?,
-            None => faults.push(format!("{package} has no rule in xtask/src/arch.rs")),
+        let mut rules = RULES.iter().filter(|rule| rule.package == package).peekable();
+        if rules.peek().is_none() {
+            faults.push(format!("{package} has no rule in xtask/src/arch.rs"));
+        }
+        for rule in rules {
+            check_crate(rule, &packages, &mut faults)?;
         }
     }
     for rule in RULES.iter().filter(|rule| !packages.contains(rule.package)) {
@@ -196,7 +243,7 @@ fn check_crate(
         "tree",
         "--package",
         rule.package,
-        "--all-features",
+        rule.features.argument(),
         "--edges",
         "normal,build",
     ])?;

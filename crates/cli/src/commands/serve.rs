@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::time::Duration;
 
 use clap::Args;
 use futures_util::future::{Either, select};
@@ -12,7 +13,7 @@ use tinkex_server::{
     BUILT_IN, DropUndone, MemorySize, QuantizeRule, Server, ServerLimits, ServerOptions,
 };
 
-use crate::args::{number_between, whole_number};
+use crate::args::{number_between, positive, whole_number};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
@@ -140,7 +141,7 @@ pub(crate) struct ServeArgs {
         long,
         value_name = "N",
         default_value_t = 10,
-        value_parser = number_between::<1, { u32::MAX }>,
+        value_parser = positive::<u32>,
         help_heading = "Upstreams"
     )]
     checkpoint_every: u32,

@@ -93,5 +93,5 @@ fn start_sample(upstream: &Arc<Upstream>, request: QueuedRequest) {
     let Operation::Relay(sample) = operation else { return };
     let held = (bytes, sample.sink.clone());
     let task = super::sampling::run(Arc::clone(upstream), id.clone(), *sample);
-    upstream.samplers.start(upstream, id, held, task);
+    upstream.samplers.start(upstream, &id, held, task);
 }

@@ -16,8 +16,9 @@ use tinkex::CustomLossPass;
 use tinkex::loss::CustomLoss;
 use tinkex_autodiff::LossProgram;
 use tinkex_wire::{
-    CheckpointKind, ForwardBackward, ModelCreated, ModelId, OptimStep, OptimStepOutput, PassMode,
-    RequestId, SamplerId, SamplerWeightsSaved, TinkerPath, WeightsLoaded,
+    CheckpointKind, ForwardBackward, ForwardBackwardOutput, ModelCreated, ModelId, OptimStep,
+    OptimStepOutput, PassMode, RequestId, SamplerId, SamplerWeightsSaved, TinkerPath,
+    WeightsLoaded,
 };
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -184,7 +185,7 @@ impl RunTask {
                     let output = session.result::<OptimStep>(&id).await?;
                     Ok(step_outcome(&output))
                 }
-                _ => Ok(self.pass_outcome(&run, &body, session.pass_result(&id).await?)),
+                _ => Ok(self.pass_outcome(&run, &body, &session.pass_result(&id).await?)),
             }
         };
         tokio::select! {
@@ -399,7 +400,7 @@ impl RunTask {
                 };
                 let output = custom_loss_pass(handle, pass, loss).await?;
                 self.store_model();
-                Ok(self.pass_outcome(run, body, output))
+                Ok(self.pass_outcome(run, body, &output))
             }
             ModelOperation::Fail(category, message) => {
                 let failed = Outcome::failed(*category, message);
@@ -531,7 +532,7 @@ impl RunTask {
         &self,
         run: &RunRecord,
         body: &Bytes,
-        output: tinkex_wire::ForwardBackwardOutput,
+        output: &ForwardBackwardOutput,
     ) -> Outcome {
         let pass = ForwardBackward::from_proto(body).ok();
         let tokens: usize = pass.as_ref().map_or(0, |pass| {
@@ -724,7 +725,7 @@ async fn custom_loss_pass(
     handle: &mut ModelHandle,
     pass: ForwardBackward,
     loss: &Arc<LossProgram>,
-) -> Result<tinkex_wire::ForwardBackwardOutput, Fault> {
+) -> Result<ForwardBackwardOutput, Fault> {
     let mode = pass.mode;
     let loss = CustomLoss::from_graph("custom", loss.inputs().to_vec(), loss.graph().clone())?;
     let id = handle.submit_pass(CustomLossPass::forward(&pass)?).await?;

@@ -79,14 +79,14 @@ impl Samplers {
     pub(super) fn start(
         &self,
         upstream: &Arc<Upstream>,
-        id: RequestId,
+        id: &RequestId,
         (bytes, sink): (usize, Option<TokenSink>),
         task: impl Future<Output = ()> + Send + 'static,
     ) {
         self.running().insert(id.clone(), RunningSample { task: None, bytes, sink });
         let task = upstream.state.executor.spawn("upstream sample", task);
         // The task may have ended already.
-        if let Some(running) = self.running().get_mut(&id) {
+        if let Some(running) = self.running().get_mut(id) {
             running.task = Some(task);
         }
     }

@@ -166,11 +166,10 @@ async fn work_waits_for_an_upstream_that_is_down() {
     let port = upstream.server.address().port();
     let TestServer { server: up, data: up_data } = upstream;
     drop(up);
-    let training = tokio::spawn(async move { train(&model, 2..4).await });
     let mut restarted = options(up_data.path());
     restarted.address.set_port(port);
-    let up = Server::start(restarted).await.unwrap();
-    losses.extend(training.await.unwrap());
+    let (trained, up) = tokio::join!(train(&model, 2..4), Server::start(restarted));
+    losses.extend(trained);
     assert_eq!(losses, expected);
     drop((server, data, up));
 }
