@@ -7,9 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use tokio::sync::oneshot;
 
 use crate::clock::Clock;
 use crate::queue::Queue;
@@ -77,8 +80,26 @@ pub(crate) struct Backends {
 pub(crate) struct UpstreamEntry {
     pub(crate) queue: Queue,
     status: Mutex<UpstreamStatus>,
-    /// Weights, as records store them, that nothing refers to any more.
-    discarded: Mutex<Vec<String>>,
+    /// Work that has no place in the queue: it belongs to no run and needs no order.
+    jobs: Mutex<Vec<UpstreamJob>>,
+}
+
+/// Work on the checkpoints of an upstream.
+pub(crate) enum UpstreamJob {
+    /// Deletes weights, given as records store them, that nothing refers to any more.
+    Delete(String),
+    /// Copies weights for sampling into a new folder.
+    Download(WeightsDownload),
+}
+
+/// Copies weights from an upstream into a folder under `weights/`.
+pub(crate) struct WeightsDownload {
+    pub(crate) base_model: String,
+    /// Path of the weights on the upstream.
+    pub(crate) path: String,
+    pub(crate) folder: PathBuf,
+    /// Receives the reason if the weights cannot be copied.
+    pub(crate) done: oneshot::Sender<Result<(), String>>,
 }
 
 /// What is known about an upstream.
@@ -100,10 +121,15 @@ impl UpstreamEntry {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the weights that must be deleted on the upstream.
+    /// Asks the tasks of the upstream to do `job`.
+    pub(crate) fn add_job(&self, job: UpstreamJob) {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).push(job);
+        self.queue.wake();
+    }
+
     #[cfg(feature = "upstream")]
-    pub(crate) fn take_discarded(&self) -> Vec<String> {
-        std::mem::take(&mut self.discarded.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn take_jobs(&self) -> Vec<UpstreamJob> {
+        std::mem::take(&mut self.jobs.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -118,7 +144,7 @@ impl Backends {
         let entry = |(name, url): (&str, String)| {
             let down = Some("it has not been reached yet".to_owned());
             let status = Mutex::new(UpstreamStatus { url, down, was_reached: false, losses: None });
-            (Arc::from(name), UpstreamEntry { queue: queue(), status, discarded: Mutex::default() })
+            (Arc::from(name), UpstreamEntry { queue: queue(), status, jobs: Mutex::default() })
         };
         Self { engine: queue(), upstreams: upstreams.map(entry).collect() }
     }
@@ -150,7 +176,7 @@ impl Backends {
         if let Backend::Upstream(name) = Backend::of_weights(&folder)
             && let Some(entry) = self.upstreams.get(&name)
         {
-            entry.discarded.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
+            entry.add_job(UpstreamJob::Delete(folder));
         }
     }
 

@@ -92,7 +92,16 @@ fn remove_records(state: &Arc<ServerState>) {
     store.compact_payloads(state.options.limits.payload_bytes);
     drop(store);
     let instant = Instant::now();
-    state.downloads().retain(|_, grant| grant.expires > instant);
+    let mut ended = Vec::new();
+    state.downloads().retain(|_, grant| {
+        let valid = grant.expires > instant;
+        ended.extend((!valid).then(|| grant.folder.clone()));
+        valid
+    });
+    for folder in ended {
+        // A copy of weights from an upstream: nothing else refers to it.
+        state.store().unfinished_folders.remove(&folder);
+    }
 }
 
 /// Returns whether the client of a session has finished it before a time.

@@ -305,6 +305,11 @@ impl Queue {
         self.wake.notify_one();
     }
 
+    /// Makes the backend look for work.
+    pub(crate) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
     /// Asks the worker to save its models and return.
     pub(crate) fn stop(&self) {
         self.lock().stopping = true;

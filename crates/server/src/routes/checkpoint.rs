@@ -16,12 +16,13 @@ use tinkex_wire::{
     CheckpointKind, CopyWeights, LoraConfig, ModelId, TinkerPath, WeightsCopied, WeightsInfo,
     WeightsInfoRequest,
 };
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::session::page;
 use super::{FILES, RouteResult, empty, from_query, to_json};
 use crate::admit::validate_ttl;
-use crate::backend::Backend;
+use crate::backend::{RemoteWeights, UpstreamJob, WeightsDownload};
 use crate::clock::timestamp;
 use crate::durable;
 use crate::error::ServerError;
@@ -262,6 +263,36 @@ async fn convert_service_names(
     converted.map_err(|error| ServerError::Internal(format!("cannot download {path}: {error}")))
 }
 
+/// Copies the files of a checkpoint that is on an upstream into a folder, and returns the record with
+/// that folder. The folder is kept while its download URLs are valid.
+async fn copy_from_upstream(
+    state: &ServerState,
+    row: CheckpointRecord,
+) -> Result<CheckpointRecord, ServerError> {
+    let Ok(RemoteWeights { upstream, path }) = row.folder.parse() else { return Ok(row) };
+    let unavailable = |reason: String| {
+        let message = format!("cannot copy {} from upstream {upstream}: {reason}", row.path);
+        ServerError::Unavailable(message)
+    };
+    let entry = state.backends.upstream(&upstream);
+    let entry = entry.ok_or_else(|| unavailable("it is not configured".to_owned()))?;
+    let folder = format!("download-{}", state.random.id());
+    state.store().unfinished_folders.insert(folder.clone());
+    let (done, copied) = oneshot::channel();
+    entry.add_job(UpstreamJob::Download(WeightsDownload {
+        base_model: row.base_model.clone(),
+        path,
+        folder: state.weights_dir.join(&folder),
+        done,
+    }));
+    let copied = copied.await.unwrap_or_else(|_| Err("the server is shutting down".to_owned()));
+    if let Err(reason) = copied {
+        state.store().unfinished_folders.remove(&folder);
+        return Err(unavailable(reason));
+    }
+    Ok(CheckpointRecord { folder, ..row })
+}
+
 /// Returns URLs of the checkpoint's files that are valid for a limited time without an API key.
 pub(super) async fn download_urls(
     state: &ServerState,
@@ -276,10 +307,7 @@ pub(super) async fn download_urls(
         return Err(ServerError::invalid(message).into());
     }
     let row = find(&state.store(), &path)?;
-    if let Backend::Upstream(name) = Backend::of_weights(&row.folder) {
-        let message = format!("checkpoint {path} is on upstream {name}; download it there");
-        return Err(ServerError::invalid(message).into());
-    }
+    let row = copy_from_upstream(state, row).await?;
     let folder = state.weights_dir.join(&row.folder);
     convert_service_names(state, &path, folder.clone()).await?;
     let entries = std::fs::read_dir(&folder).map_err(|error| ServerError::read_failed(&error))?;

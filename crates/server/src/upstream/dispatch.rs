@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::Upstream;
 use super::run::{RunTask, delete_weights};
-use crate::backend::UpstreamEntry;
+use crate::backend::{UpstreamEntry, UpstreamJob};
 use crate::operation::{Operation, QueuedRequest};
 
 /// Maximum time between two looks at the queue: a held request may have waited long enough.
@@ -41,10 +41,15 @@ pub(super) async fn run(upstream: Arc<Upstream>) {
             let cleanup = RunTask::clean_up(Arc::clone(&upstream), model);
             upstream.state.executor.spawn("upstream cleanup", cleanup);
         }
-        for folder in upstream.entry().map(UpstreamEntry::take_discarded).unwrap_or_default() {
+        for job in upstream.entry().map(UpstreamEntry::take_jobs).unwrap_or_default() {
             let owner = Arc::clone(&upstream);
-            let deletion = async move { delete_weights(&owner, &folder).await };
-            upstream.state.executor.spawn("upstream deletion", deletion);
+            let work = async move {
+                match job {
+                    UpstreamJob::Delete(folder) => delete_weights(&owner, &folder).await,
+                    UpstreamJob::Download(download) => owner.download(download).await,
+                }
+            };
+            upstream.state.executor.spawn("upstream job", work);
         }
         if work.stopping {
             break;

@@ -8,6 +8,7 @@
 //! and may be repeated ([`sampling`]).
 
 mod dispatch;
+mod download;
 mod fault;
 mod health;
 mod remote_model;

@@ -36,7 +36,7 @@ const FIRST_DELAY: Duration = Duration::from_millis(200);
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// Base model, and path of the weights on the upstream.
-type SamplerKey = (String, Option<String>);
+pub(super) type SamplerKey = (String, Option<String>);
 
 /// Sampling clients of an upstream, and the running samples.
 #[derive(Default)]
@@ -51,8 +51,10 @@ struct CachedSampler {
 }
 
 /// A client that samples from fixed weights.
-struct Sampler {
+pub(super) struct Sampler {
     client: SamplingClient,
+    /// Path of the weights that are sampled on the upstream.
+    pub(super) path: Option<String>,
     /// Keeps the session alive.
     _session: UpstreamSession,
     /// The model that holds the weights, on an upstream with an older protocol.
@@ -237,7 +239,7 @@ impl Upstream {
     }
 
     /// Returns the client for weights, creating it on first use.
-    async fn sampler(&self, key: &SamplerKey) -> Result<Arc<OnceCell<Sampler>>, Fault> {
+    pub(super) async fn sampler(&self, key: &SamplerKey) -> Result<Arc<OnceCell<Sampler>>, Fault> {
         let cell = {
             let mut clients = self.samplers.clients();
             let cached = clients.entry(key.clone()).or_insert_with(|| CachedSampler {
@@ -258,7 +260,8 @@ impl Upstream {
             _ => {
                 let session = UpstreamSession::open(&self.service).await?;
                 let client = session.sampling_client(base, path.as_deref()).await?;
-                Ok(Sampler { client, _session: session, model: Mutex::default() })
+                let path = path.clone();
+                Ok(Sampler { client, path, _session: session, model: Mutex::default() })
             }
         }
     }
@@ -277,12 +280,13 @@ impl Upstream {
             model.load(path, false).await?;
             let name = format!("tinkex-{}", &self.state.random.id()[..12]);
             let path = model.save_for_sampler(name).await?;
-            Ok::<_, Fault>(model.session.sampling_client(base, Some(&path)).await?)
+            let client = model.session.sampling_client(base, Some(&path)).await?;
+            Ok::<_, Fault>((client, path))
         };
         match sampled.await {
-            Ok(client) => {
-                let session = model.session.clone();
-                Ok(Sampler { client, _session: session, model: Mutex::new(Some(model)) })
+            Ok((client, path)) => {
+                let (session, path) = (model.session.clone(), Some(path));
+                Ok(Sampler { client, path, _session: session, model: Mutex::new(Some(model)) })
             }
             Err(fault) => {
                 model.unload(self).await;

@@ -124,6 +124,25 @@ async fn a_run_through_the_gateway_equals_a_direct_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn weights_are_downloaded_through_the_gateway() {
+    let gateway = Gateway::new().await;
+    let mut files = Vec::new();
+    for service in [gateway.upstream.client(), gateway.client()] {
+        let model = model(&service).await;
+        train(&model, 0..2).await;
+        let path = model.save_weights_for_sampler("weights").await.unwrap();
+        let target = tempfile::tempdir().unwrap();
+        let folder = target.path().join("adapter");
+        let downloaded = service.rest().download(path.to_string(), &folder).await.unwrap();
+        let weights = std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+        files.push((downloaded.files, weights));
+        service.rest().delete_checkpoint(path).await.unwrap();
+    }
+    assert_eq!(files[1], files[0]);
+    drop(gateway.data);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_killed_gateway_continues_with_the_same_bits() {
     let direct = TestServer::new().await;
     let expected = train(&model(&direct.client()).await, 0..12).await;

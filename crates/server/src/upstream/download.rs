@@ -1,0 +1,156 @@
+//! Copies weights from an upstream into a folder of this server, from which clients download them.
+//!
+//! The files go to disk as they arrive. An upstream of the current protocol has a URL for each file;
+//! an older one has an archive of the weights that it samples.
+
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::Path;
+
+use flate2::read::GzDecoder;
+
+use super::Upstream;
+use super::fault::Fault;
+use crate::backend::WeightsDownload;
+use crate::store::FailureCategory;
+
+/// Maximum size of one file of an adapter, in bytes.
+const MAX_FILE_BYTES: u64 = 64 << 30;
+
+impl Upstream {
+    /// Copies weights into a new folder.
+    pub(super) async fn download(&self, download: WeightsDownload) {
+        let WeightsDownload { base_model, path, folder, done } = download;
+        let copied = match self.is_older() {
+            false => self.download_files(&path, &folder).await,
+            true => self.download_archive(base_model, path, &folder).await,
+        };
+        // The client may have disconnected.
+        let _ = done.send(copied.map_err(|fault| fault.reason().to_owned()));
+    }
+
+    async fn download_files(&self, path: &str, folder: &Path) -> Result<(), Fault> {
+        self.service.rest().download(path, folder).await?;
+        Ok(())
+    }
+
+    async fn download_archive(
+        &self,
+        base_model: String,
+        path: String,
+        folder: &Path,
+    ) -> Result<(), Fault> {
+        let key = (base_model, Some(path));
+        let sampler = self.sampler(&key).await?;
+        let sampled = sampler.get().and_then(|sampler| sampler.path.clone());
+        let sampled = sampled.ok_or_else(|| failed("the weights are not loaded".to_owned()))?;
+        let rest = sampled.strip_prefix("tinker://").unwrap_or(&sampled);
+        let (Some((run, _)), Some((_, name))) = (rest.split_once('/'), rest.rsplit_once('/'))
+        else {
+            return Err(failed(format!("the upstream has an unexpected path {sampled}")));
+        };
+        let url = format!(
+            "{}/api/v1/training_runs/{run}/checkpoints/{name}/archive",
+            self.service.base_url().as_str().trim_end_matches('/')
+        );
+        let archive = folder.with_extension("tar.gz");
+        let saved = self.service.rest().download_file(url, &archive).await;
+        let unpacked = match saved {
+            Ok(_) => {
+                let (source, target) = (archive.clone(), folder.to_owned());
+                let unpack = move || unpack(&source, &target);
+                let unpacked = self.state.executor.run_job(unpack).await;
+                let error = |error: &dyn std::fmt::Display| {
+                    failed(format!("cannot unpack the archive of the upstream: {error}"))
+                };
+                match unpacked {
+                    Ok(unpacked) => unpacked.map_err(|cause| error(&cause)),
+                    Err(cause) => Err(error(&cause)),
+                }
+            }
+            Err(cause) => Err(cause.into()),
+        };
+        let _ = std::fs::remove_file(&archive);
+        unpacked
+    }
+}
+
+fn failed(message: String) -> Fault {
+    Fault::Failed(FailureCategory::Server, message)
+}
+
+/// Unpacks the regular files of a gzipped archive into a new folder, without their folders: a path
+/// in the archive cannot lead out of it.
+fn unpack(archive: &Path, folder: &Path) -> io::Result<()> {
+    std::fs::create_dir(folder)?;
+    let mut archive = tar::Archive::new(GzDecoder::new(BufReader::new(File::open(archive)?)));
+    let mut files = 0;
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        let Some(name) = path.file_name().filter(|_| entry.header().entry_type().is_file()) else {
+            continue;
+        };
+        if entry.size() > MAX_FILE_BYTES {
+            return Err(io::Error::other(format!("{} is too large", path.display())));
+        }
+        let mut file = File::create_new(folder.join(name))?;
+        io::copy(&mut entry, &mut file)?;
+        file.sync_all()?;
+        files += 1;
+    }
+    match files {
+        0 => Err(io::Error::other("it contains no file")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+
+    fn archive(folder: &Path, entries: &[(&str, &[u8])]) -> std::path::PathBuf {
+        let path = folder.join("a.tar.gz");
+        let gzip = GzEncoder::new(File::create(&path).unwrap(), Compression::fast());
+        let mut builder = tar::Builder::new(gzip);
+        for (name, content) in entries {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(u64::try_from(content.len()).unwrap());
+            header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_mode(0o600);
+            header.set_cksum();
+            builder.append(&header, *content).unwrap();
+        }
+        builder.into_inner().unwrap().finish().unwrap().flush().unwrap();
+        path
+    }
+
+    #[test]
+    fn files_are_unpacked_into_the_folder_only() {
+        let data = tempfile::tempdir().unwrap();
+        let entries: [(&str, &[u8]); 2] =
+            [("x/adapter_config.json", b"{}"), ("../../escape.safetensors", b"abc")];
+        let path = archive(data.path(), &entries);
+        let folder = data.path().join("out");
+        unpack(&path, &folder).unwrap();
+        assert_eq!(std::fs::read(folder.join("adapter_config.json")).unwrap(), b"{}");
+        assert_eq!(std::fs::read(folder.join("escape.safetensors")).unwrap(), b"abc");
+        assert!(!data.path().join("escape.safetensors").exists());
+    }
+
+    #[test]
+    fn a_damaged_archive_is_an_error() {
+        let data = tempfile::tempdir().unwrap();
+        let path = archive(data.path(), &[("a", b"abc")]);
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        assert!(unpack(&path, &data.path().join("out")).is_err());
+        let empty = archive(data.path(), &[]);
+        assert!(unpack(&empty, &data.path().join("empty")).is_err());
+    }
+}
