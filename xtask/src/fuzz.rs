@@ -1,12 +1,15 @@
 //! `cargo xtask fuzz`: runs the fuzz tests for a given time.
 //!
 //! `cargo xtask test` runs the same fuzz tests briefly. Environment variables set the duration, the
-//! seed and the target of a long run.
+//! seed and the target of a long run. `cargo xtask fuzz guided` runs libFuzzer instead, which finds
+//! new inputs by the coverage of the code.
 
+use crate::guided_fuzz;
 use crate::step::{XtaskError, ignored_test};
 
 pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     let (package, options) = match options {
+        ["guided", options @ ..] => return guided_fuzz::run(options),
         ["server", options @ ..] => ("tinkex-server", options),
         ["weights", options @ ..] => ("tinkex-weights", options),
         options => ("tinkex-wire", options),

@@ -14,6 +14,7 @@ mod contract;
 mod coverage;
 mod deny;
 mod fuzz;
+mod guided_fuzz;
 mod llama;
 mod python;
 mod record;
@@ -83,8 +84,8 @@ Usage: cargo xtask <command>
                     --check K    Run every K-th seed twice and compare [default: 50; 0: never]
                     -v           Print the events of every scenario
   crash           Train while the server is killed and its disk fills up, with 25 random seeds
-  soak            Run client programs against a server that is killed at random moments and one that
-                  is not; fails if they compute different things, or if memory, file handles,
+  soak            Run client programs against a server that is killed or stopped at random moments and
+                  one that is not; fails if they compute different things, or if memory, file handles,
                   threads or disk grow
                     --minutes N   Duration [default: 30]
                     --seed N      Seed of the programs and of the kills [default: 1]
@@ -95,6 +96,11 @@ Usage: cargo xtask <command>
                     --seconds N   Duration [default: 60]
                     --seed N      Seed of the run to repeat
                     --target T    Decoder to fuzz [default: all]
+  fuzz guided     Fuzz readers with libFuzzer, guided by coverage (needs Linux and a C++ compiler)
+                    --seconds N   Duration for each reader [default: 60]
+                    --target T    Reader: adapter, config, gguf, safetensors, template, wire or
+                                  database [default: all]
+                    --minimize    Replace fuzz/corpus by a minimal corpus with the same coverage
 ";
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! Observation of the operations that decide what survives a crash, for simulations.
+//! Observation of file operations, most of which decide what survives a crash, for simulations.
 //!
 //! A simulation needs to know what is durable, to make operations fail, and to end the simulated
 //! process between two of them. It observes its own thread only; without an observer, an
@@ -30,6 +30,8 @@ pub enum FileOperation<'a> {
     Remove(&'a Path),
     /// A transaction of a database is committed.
     Commit,
+    /// A file is opened to be read.
+    Read(&'a Path),
 }
 
 type Observer = Rc<dyn Fn(FileOperation<'_>) -> io::Result<()>>;

@@ -224,14 +224,15 @@ async fn unreferenced(state: &ServerState, names: Vec<String>) -> Option<Vec<Str
     written.await.ok()?.ok()?;
     // Add the references that a rolled-back deletion has restored meanwhile.
     referenced.extend(state.store().folders());
-    // A folder being written has a temporary name that starts with its final name, after an
-    // optional dot.
-    let is_temporary = |name: &str| {
-        let inner = name.strip_prefix('.').unwrap_or(name);
-        referenced.iter().any(|folder| inner.starts_with(folder.as_str()))
-    };
-    let unreferenced = |name: &String| !referenced.contains(name) && !is_temporary(name);
+    let in_use = |name: &str| referenced.contains(name);
+    let unreferenced = |name: &String| !in_use(name) && !final_name(name).is_some_and(in_use);
     Some(names.into_iter().filter(unreferenced).collect())
+}
+
+/// Returns the final name of a folder that is being written, whose temporary name is `.NAME.SUFFIX`;
+/// see [`StagedFolder`](tinkex_files::StagedFolder).
+fn final_name(temporary: &str) -> Option<&str> {
+    Some(temporary.strip_prefix('.')?.rsplit_once('.')?.0)
 }
 
 #[cfg(test)]

@@ -48,6 +48,8 @@ struct DiskState {
     /// The process has been killed: no operation has an effect until it is restarted.
     dead: bool,
     full_until: Option<Instant>,
+    /// The oracle inspects the server: operations succeed.
+    inspected: bool,
     /// Durable length of each file, by inode.
     lengths: HashMap<u64, u64>,
     /// Durable entries of each folder, by inode of the folder: name and inode.
@@ -64,6 +66,7 @@ impl SimulatedDisk {
             calm_at: Instant::now() + plan.duration,
             dead: false,
             full_until: None,
+            inspected: false,
             lengths: HashMap::new(),
             entries: HashMap::new(),
             replaced: Vec::new(),
@@ -106,10 +109,33 @@ impl SimulatedDisk {
         self.lock().dead = false;
     }
 
+    /// Lets the disk be full for some time.
+    pub(crate) fn fill(&self, time: Duration) {
+        event!(self.0.trace, "disk: full for {time:.0?}");
+        self.0.trace.count("full disk");
+        self.lock().full_until = Some(Instant::now() + time);
+    }
+
+    /// Ends a period of a full disk.
+    pub(crate) fn empty(&self) {
+        self.lock().full_until = None;
+    }
+
+    /// Runs `look`, which reads files of the server for the oracle, without faults.
+    pub(crate) fn inspect<T>(&self, look: impl FnOnce() -> T) -> T {
+        self.lock().inspected = true;
+        let seen = look();
+        self.lock().inspected = false;
+        seen
+    }
+
     /// Lets an operation pass or fail, and records what it makes durable.
     pub(crate) fn observe(&self, operation: FileOperation<'_>) -> io::Result<()> {
         let mut state = self.lock();
         let state = &mut *state;
+        if state.inspected {
+            return Ok(());
+        }
         if state.dead {
             return Err(io::Error::other("the process is dead"));
         }
@@ -140,6 +166,14 @@ impl SimulatedDisk {
         now: Instant,
     ) -> io::Result<()> {
         let plan = &self.0.plan;
+        if let FileOperation::Read(_) = operation {
+            if state.rng.f64() < plan.read_error {
+                event!(self.0.trace, "disk: read fails");
+                self.0.trace.count("failed read");
+                return Err(io::Error::other("input/output error (simulated)"));
+            }
+            return Ok(());
+        }
         if state.rng.f64() < plan.crash_at_write {
             event!(self.0.trace, "disk: {} kills the process", name(operation));
             self.0.trace.count("killed at a write");
@@ -317,6 +351,7 @@ fn name(operation: FileOperation<'_>) -> &'static str {
         FileOperation::Exchange(..) => "exchange",
         FileOperation::Remove(_) => "remove",
         FileOperation::Commit => "commit",
+        FileOperation::Read(_) => "read",
         _ => "operation",
     }
 }

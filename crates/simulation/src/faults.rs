@@ -24,6 +24,10 @@ pub(crate) struct FaultPlan {
     pub(crate) write_error: f64,
     /// Probability that a period of a full disk begins at a file operation.
     pub(crate) full_disk: f64,
+    /// Probability that the disk is full while the server stops gracefully.
+    pub(crate) full_at_stop: f64,
+    /// Probability that a file cannot be read.
+    pub(crate) read_error: f64,
     /// Probability that a request does not arrive.
     pub(crate) drop_request: f64,
     /// Probability that a request is executed and its response does not arrive.
@@ -61,7 +65,7 @@ impl FaultPlan {
         let (crash_at_write, write_error) = (chance(0.02), chance(0.05));
         let (power_loss, graceful, full_disk) = (chance(1.0), chance(0.5), chance(0.01));
         let (client_death, freeze, drop_heartbeat) = (chance(0.3), chance(0.3), chance(0.8));
-        let clock_set = chance(0.8);
+        let (clock_set, full_at_stop, read_error) = (chance(0.8), chance(0.5), chance(0.1));
         let longest = if rng.u32(0..4) == 0 { 6_000 } else { 600 };
         let duration = Duration::from_secs(rng.u64(10..longest));
         let crash_interval = rng.bool().then(|| Duration::from_secs(rng.u64(2..120)));
@@ -74,6 +78,8 @@ impl FaultPlan {
             crash_at_write,
             write_error,
             full_disk,
+            full_at_stop,
+            read_error,
             drop_request,
             drop_response,
             duplicate,

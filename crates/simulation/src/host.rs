@@ -45,7 +45,9 @@ struct HostInner {
 
 /// A running server process.
 struct Process {
-    server: SimulatedServer,
+    /// `None` while the server stops: it accepts no further requests.
+    server: Option<SimulatedServer>,
+    handler: RequestHandler,
     tasks: Arc<ProcessTasks>,
 }
 
@@ -111,7 +113,9 @@ impl Scheduler for ProcessTasks {
                 trace.fail(format!("task {name} panicked: {}", message.unwrap_or_default()));
             }
         });
-        lock(&self.running).push(task);
+        let mut running = lock(&self.running);
+        running.retain(|task| !task.is_finished());
+        running.push(task);
     }
 }
 
@@ -163,8 +167,9 @@ impl Host {
             match started {
                 Some(Ok(server)) if !self.0.disk.is_dead() => {
                     event!(self.0.trace, "server started");
-                    self.0.oracle.server_started(&server.handler());
-                    *lock(&self.0.process) = Some(Process { server, tasks });
+                    let handler = server.handler();
+                    self.0.disk.inspect(|| self.0.oracle.server_started(&handler));
+                    *lock(&self.0.process) = Some(Process { server: Some(server), handler, tasks });
                     return;
                 }
                 Some(Err(error)) => {
@@ -185,7 +190,7 @@ impl Host {
     pub(crate) async fn crash(&self, power_loss: bool) {
         self.0.disk.kill();
         *lock(&self.0.frozen_until) = None;
-        let Some(Process { server, tasks }) = lock(&self.0.process).take() else { return };
+        let Some(Process { server, tasks, .. }) = lock(&self.0.process).take() else { return };
         let what = if power_loss { "power loss" } else { "server killed" };
         event!(self.0.trace, "{what}");
         self.0.trace.count(what);
@@ -200,18 +205,30 @@ impl Host {
         }
     }
 
-    /// Stops the server gracefully.
-    pub(crate) async fn stop(&self) {
-        let Some(Process { server, tasks }) = lock(&self.0.process).take() else { return };
+    /// Stops the server gracefully: it accepts no further requests, and responds to those that it
+    /// has. If `full_disk` is true, the disk is full meanwhile.
+    pub(crate) async fn stop(&self, full_disk: bool) {
+        let server = lock(&self.0.process).as_mut().and_then(|process| process.server.take());
+        let Some(server) = server else { return };
         event!(self.0.trace, "server stops");
         self.0.trace.count("graceful stop");
-        self.0.process_ended.notify_waiters();
+        if full_disk {
+            self.0.disk.fill(Duration::from_secs(60));
+        }
         tokio::select! {
             biased;
             () = self.0.disk.killed() => event!(self.0.trace, "server died while it stopped"),
             summary = server.stop() => event!(self.0.trace, "server stopped: {summary:?}"),
         }
+        // The last responses are sent.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        self.observe();
+        self.0.disk.empty();
+        let Some(Process { tasks, .. }) = lock(&self.0.process).take() else { return };
+        self.0.process_ended.notify_waiters();
         end_tasks(&tasks).await;
+        // Let the connections end, which hold the state of the server.
+        tokio::task::yield_now().await;
     }
 
     /// Waits until a file operation has killed the process.
@@ -219,12 +236,13 @@ impl Host {
         self.0.disk.killed().await;
     }
 
-    /// Returns the handler of the running server.
+    /// Returns the handler of the server, if it accepts requests.
     pub(crate) fn handler(&self) -> Option<RequestHandler> {
         if self.0.disk.is_dead() {
             return None;
         }
-        lock(&self.0.process).as_ref().map(|process| process.server.handler())
+        let process = lock(&self.0.process);
+        process.as_ref().filter(|process| process.server.is_some()).map(|p| p.handler.clone())
     }
 
     /// Waits until the current process ends.
@@ -271,10 +289,14 @@ impl Host {
         self.0.options.data_dir.clone()
     }
 
-    /// Lets the oracle look at the state of the server.
+    /// Lets the oracle look at the state of the server, also while it stops.
     pub(crate) fn observe(&self) {
-        if let Some(handler) = self.handler() {
-            self.0.oracle.observe(&handler);
+        if self.0.disk.is_dead() {
+            return;
+        }
+        let handler = lock(&self.0.process).as_ref().map(|process| process.handler.clone());
+        if let Some(handler) = handler {
+            self.0.disk.inspect(|| self.0.oracle.observe(&handler));
         }
     }
 }

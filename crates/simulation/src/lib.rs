@@ -8,17 +8,20 @@
 //!
 //! * `scenario`: runs one scenario from start to end
 //! * `program`: the actions of the clients
+//! * `checkpoints`: checkpoints as their clients know them
 //! * `network`: requests and their faults
 //! * `host`: the server process, its tasks, its death and its restart
 //! * `clocks`: the clocks of the machine
 //! * `disk`: faults of file operations, and what survives a power loss
 //! * `oracle`: the invariants, and the checks of them
+//! * `replay`: sequential execution of the accepted requests, for the oracle
 //! * `faults`: the kinds and probabilities of the faults of a run, chosen from the seed
 //! * `task`: tasks that take simulated time
 //! * `trace`: the events of a run, and their hash
 
 #![forbid(unsafe_code)]
 
+mod checkpoints;
 mod clocks;
 mod disk;
 mod faults;
@@ -26,6 +29,7 @@ mod host;
 mod network;
 mod oracle;
 mod program;
+mod replay;
 mod scenario;
 mod task;
 mod trace;

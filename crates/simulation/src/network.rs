@@ -1,6 +1,5 @@
 //! [`SimulatedNetwork`]: carries requests from a client to the server, with faults.
 
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -14,6 +13,7 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tinkex::{HttpFailure, HttpService, Lane};
+use tinkex_server::simulation::RequestHandler;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -115,76 +115,102 @@ impl SimulatedNetwork {
         Passage { fate, before, after, again }
     }
 
-    /// Carries a request to the server after `delay` and returns the response, or `None` if the
-    /// connection broke: after the fraction `cut` of the body, when the server process ended, or
-    /// when `client_gone` was ready.
-    async fn exchange(
-        self,
-        request: Request<Bytes>,
-        delay: Duration,
-        cut: Option<f64>,
-        mut client_gone: impl AsyncWaiter,
-    ) -> Option<Response<Bytes>> {
-        let inner = &self.0;
-        tokio::time::sleep(delay).await;
-        let handler = inner.host.handler()?;
-        let (mut parts, body) = request.into_parts();
-        let path = parts.uri.path().to_owned();
-        let length = HeaderValue::from(body.len());
-        parts.headers.insert(CONTENT_LENGTH, length);
-        let sent = cut.map_or(body.len(), |fraction| part_of(body.len(), fraction));
-        let is_cut = cut.is_some();
-        let request =
-            Request::from_parts(parts, SentBody { rest: body.slice(..sent), breaks: is_cut });
-        let loads = path.ends_with("/load_weights").then(|| body.clone());
-        let handled = {
-            let watched = handler.clone();
-            let (oracle, host) = (inner.oracle.clone(), inner.host.clone());
-            let handling = Box::pin(async move { handler.handle(request).await });
-            let delay = move |_| host.interruption().unwrap_or_default();
-            let after = move || {
-                if let Some(body) = &loads {
-                    oracle.load_admitted(&watched, body);
-                }
-            };
-            let handling = Delayed::new(handling, delay, after);
-            let respond = async {
-                let response = handling.await;
-                let (parts, body) = response.into_parts();
-                let body = body.collect().await.ok()?.to_bytes();
-                Some(Response::from_parts(parts, body))
-            };
-            tokio::select! {
-                biased;
-                () = inner.host.process_ended() => None,
-                response = respond => response,
-                () = client_gone.wait() => None,
-            }
+    /// Lets the server handle a request that has arrived, of which the body ends after the fraction
+    /// `cut`, if any. Returns `None` if the client gets no response: the server does not run, its
+    /// process ends meanwhile, or the body was cut.
+    ///
+    /// Dropping the future is a disconnection of the client.
+    async fn serve(&self, request: Request<Bytes>, cut: Option<f64>) -> Option<Response<Bytes>> {
+        let NetworkInner { host, oracle, trace, client, .. } = &*self.0;
+        let handler = host.handler()?;
+        let path = request.uri().path().to_owned();
+        let body = request.body().clone();
+        let response = tokio::select! {
+            biased;
+            () = host.process_ended() => None,
+            response = self.handle(handler, request, cut) => response,
         };
-        let response = handled.filter(|_| !inner.host.is_dead() && !is_cut)?;
-        event!(
-            inner.trace,
-            "client {}: {path} -> {} ({} bytes)",
-            inner.client,
-            response.status().as_u16(),
-            response.body().len()
-        );
-        inner.oracle.responded(&path, &body, &response);
+        let response = response.filter(|_| !host.is_dead() && cut.is_none())?;
+        let (status, size) = (response.status().as_u16(), response.body().len());
+        event!(trace, "client {client}: {path} -> {status} ({size} bytes)");
+        oracle.responded(&path, &body, &response);
         Some(response)
     }
-}
 
-/// Something to wait for.
-trait AsyncWaiter: Send {
-    fn wait(&mut self) -> impl Future<Output = ()> + Send;
-}
+    /// Passes a request to the handler of the server, and collects the response. Nothing happens
+    /// while the process is frozen.
+    async fn handle(
+        &self,
+        handler: RequestHandler,
+        request: Request<Bytes>,
+        cut: Option<f64>,
+    ) -> Option<Response<Bytes>> {
+        let is_load = request.uri().path().ends_with("/load_weights");
+        let load = is_load.then(|| (handler.clone(), request.body().clone()));
+        let (host, oracle) = (self.0.host.clone(), self.0.oracle.clone());
+        let delay = move |_| host.interruption().unwrap_or_default();
+        let after_poll = move || {
+            if let Some((handler, body)) = &load {
+                oracle.load_admitted(handler, body);
+            }
+        };
+        let request = as_received(request, cut);
+        let handling = Box::pin(async move { handler.handle(request).await });
+        let (parts, body) = Delayed::new(handling, delay, after_poll).await.into_parts();
+        let body = body.collect().await.ok()?.to_bytes();
+        Some(Response::from_parts(parts, body))
+    }
 
-/// A client that never disconnects.
-struct Never;
-
-impl AsyncWaiter for Never {
-    async fn wait(&mut self) {
-        std::future::pending::<()>().await;
+    /// Sends a request and returns what becomes of it. The network continues to carry a request
+    /// whose client has stopped waiting.
+    async fn carry(
+        self,
+        request: Request<Bytes>,
+        passage: Passage,
+        timeout: Duration,
+    ) -> Result<Response<Bytes>, HttpFailure> {
+        let cut = match passage.fate {
+            Fate::RequestLost => {
+                tokio::time::sleep(passage.before).await;
+                return Err(HttpFailure::connect("request lost (simulated)"));
+            }
+            Fate::Status(status) => {
+                tokio::time::sleep(passage.before).await;
+                return Ok(proxy_response(status));
+            }
+            Fate::RequestCut(fraction) => Some(fraction),
+            Fate::Duplicated => {
+                let (network, request) = (self.clone(), copy(&request));
+                task::spawn(async move {
+                    tokio::time::sleep(passage.before + passage.again).await;
+                    network.serve(request, None).await;
+                });
+                None
+            }
+            Fate::Delivered | Fate::ResponseLost | Fate::StatusAfter(_) => None,
+        };
+        let (mut sender, receiver) = oneshot::channel();
+        task::spawn(async move {
+            tokio::time::sleep(passage.before).await;
+            let response = tokio::select! {
+                biased;
+                response = self.serve(request, cut) => response,
+                () = sender.closed() => None,
+            };
+            tokio::time::sleep(passage.after).await;
+            let _ = sender.send(response);
+        });
+        let Ok(received) = tokio::time::timeout(timeout, receiver).await else {
+            return Err(HttpFailure::timeout("no response in time (simulated)"));
+        };
+        let Some(response) = received.ok().flatten() else {
+            return Err(HttpFailure::connect("connection closed (simulated)"));
+        };
+        match passage.fate {
+            Fate::ResponseLost => Err(HttpFailure::connect("response lost (simulated)")),
+            Fate::StatusAfter(status) => Ok(proxy_response(status)),
+            _ => Ok(response),
+        }
     }
 }
 
@@ -195,66 +221,14 @@ impl HttpService for SimulatedNetwork {
         request: Request<Bytes>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        let passage = self.choose_passage(request.uri().path());
-        let network = self.clone();
-        Box::pin(async move {
-            let path = request.uri().path().to_owned();
-            if passage.fate != Fate::Delivered {
-                let client = network.0.client;
-                event!(network.0.trace, "client {client}: {path}: {:?}", passage.fate);
-                network.0.trace.count(fate_name(passage.fate));
-            }
-            match passage.fate {
-                Fate::RequestLost => {
-                    tokio::time::sleep(passage.before).await;
-                    return Err(HttpFailure::connect("request lost (simulated)"));
-                }
-                Fate::Status(status) => {
-                    tokio::time::sleep(passage.before).await;
-                    return Ok(proxy_response(status));
-                }
-                Fate::Duplicated => {
-                    let (copy, network) = (copy(&request), network.clone());
-                    let delay = passage.before + passage.again;
-                    task::spawn(async move {
-                        let _ = network.exchange(copy, delay, None, Never).await;
-                    });
-                }
-                _ => {}
-            }
-            let cut = match passage.fate {
-                Fate::RequestCut(fraction) => Some(fraction),
-                _ => None,
-            };
-            let (mut sender, receiver) = oneshot::channel();
-            task::spawn(async move {
-                let waiter = ClientGone(&mut sender);
-                let response = network.exchange(request, passage.before, cut, waiter).await;
-                tokio::time::sleep(passage.after).await;
-                let _ = sender.send(response);
-            });
-            let received = tokio::time::timeout(timeout, receiver).await;
-            let Ok(received) = received else {
-                return Err(HttpFailure::timeout("no response in time (simulated)"));
-            };
-            match (received.ok().flatten(), passage.fate) {
-                (Some(_), Fate::ResponseLost) => {
-                    Err(HttpFailure::connect("response lost (simulated)"))
-                }
-                (Some(_), Fate::StatusAfter(status)) => Ok(proxy_response(status)),
-                (Some(response), _) => Ok(response),
-                (None, _) => Err(HttpFailure::connect("connection closed (simulated)")),
-            }
-        })
-    }
-}
-
-/// Waits until the client stops waiting for a response.
-struct ClientGone<'a>(&'a mut oneshot::Sender<Option<Response<Bytes>>>);
-
-impl AsyncWaiter for ClientGone<'_> {
-    async fn wait(&mut self) {
-        self.0.closed().await;
+        let path = request.uri().path();
+        let passage = self.choose_passage(path);
+        if passage.fate != Fate::Delivered {
+            let NetworkInner { client, trace, .. } = &*self.0;
+            event!(trace, "client {client}: {path}: {:?}", passage.fate);
+            trace.count(fate_name(passage.fate));
+        }
+        Box::pin(self.clone().carry(request, passage, timeout))
     }
 }
 
@@ -277,6 +251,15 @@ fn fate_name(fate: Fate) -> &'static str {
 )]
 fn part_of(length: usize, fraction: f64) -> usize {
     ((length as f64 * fraction) as usize).min(length)
+}
+
+/// Returns a request as the server receives it: with the length of the whole body, of which only the
+/// fraction `cut` arrives, if any.
+fn as_received(request: Request<Bytes>, cut: Option<f64>) -> Request<SentBody> {
+    let (mut parts, body) = request.into_parts();
+    parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+    let sent = cut.map_or(body.len(), |fraction| part_of(body.len(), fraction));
+    Request::from_parts(parts, SentBody { rest: body.slice(..sent), breaks: cut.is_some() })
 }
 
 fn copy(request: &Request<Bytes>) -> Request<Bytes> {

@@ -2,18 +2,18 @@
 //!
 //! While a scenario runs, the oracle inspects the server after every step of the worker and of the
 //! disk writer, and every response. It records acknowledged requests and visible outcomes, and
-//! reports a violation as soon as the server contradicts them. At the end it executes the accepted
-//! requests one after the other and compares their results.
+//! reports a violation as soon as the server contradicts them. At the end it compares them with a
+//! sequential execution (`replay`).
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use http::Response;
 use serde_json::Value;
-use tinkex_server::simulation::{OutcomeView, Replay, RequestHandler};
+use tinkex_server::simulation::{OutcomeView, RequestHandler};
 
+use crate::replay::{ReplayedRequest, SavePoint, SequentialReplay};
 use crate::trace::{EventTrace, event};
 
 /// Checks the server. Cheap to clone.
@@ -29,8 +29,8 @@ struct OracleInner {
 struct OracleState {
     /// Durable requests that the server has had, by id.
     requests: BTreeMap<String, SeenRequest>,
-    /// Model and sequence number of the request that wrote a folder of weights.
-    folders: HashMap<String, (String, u64)>,
+    /// State of a model that each folder of weights contains.
+    folders: BTreeMap<String, SavePoint>,
     /// Folder that a request to load weights must read, by id of the request.
     loads: HashMap<String, String>,
     /// Results that clients have received, by id of the request.
@@ -48,6 +48,8 @@ struct SeenRequest {
     seq: u64,
     body: Bytes,
     outcome: Option<SeenOutcome>,
+    /// Outcome as the server described it when it was last read.
+    last_view: Option<OutcomeView>,
 }
 
 #[derive(Clone, PartialEq)]
@@ -66,7 +68,7 @@ impl Oracle {
     }
 
     /// Records the requests, outcomes and checkpoints of the running server, and checks that none
-    /// has changed.
+    /// has changed. Does not read the payloads of known outcomes again.
     pub(crate) fn observe(&self, handler: &RequestHandler) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -90,11 +92,16 @@ impl Oracle {
                     seq: view.seq,
                     body,
                     outcome: None,
+                    last_view: None,
                 };
                 state.requests.insert(view.id.clone(), seen);
             }
             let Some(outcome) = &view.outcome else { continue };
             let Some(seen) = state.requests.get_mut(&view.id) else { continue };
+            if seen.last_view.as_ref() == Some(outcome) {
+                continue;
+            }
+            seen.last_view = Some(outcome.clone());
             let outcome = match outcome {
                 OutcomeView::Failed(message) => SeenOutcome::Failed(message.clone()),
                 OutcomeView::Succeeded(number) => match handler.payload(*number) {
@@ -134,7 +141,9 @@ impl Oracle {
         {
             let mut state = self.lock();
             state.failed_starts = 0;
-            for (id, seen) in &state.requests {
+            for (id, seen) in &mut state.requests {
+                // Read all outcomes again: the restart may have damaged their payloads.
+                seen.last_view = None;
                 let (kind, seq) = (&seen.kind, seen.seq);
                 match present.get(id) {
                     None if seen.outcome.is_none() => {
@@ -228,132 +237,57 @@ impl Oracle {
         self.lock().requests.values().any(|seen| seen.outcome.is_none())
     }
 
-    /// Executes the accepted requests of all models one after the other, and compares results and
-    /// saved weights.
-    pub(crate) fn check_replay(
-        &self,
-        handler: &RequestHandler,
-        (base_name, base_folder): (&str, &Path),
-        data_dir: &Path,
-        scratch: &Path,
-    ) {
+    /// Returns the models whose training the checkpoints do not contain: optimizer steps have
+    /// succeeded since the last save.
+    pub(crate) fn unsaved_models(&self) -> BTreeSet<String> {
         let state = self.lock();
-        let mut models: BTreeMap<&str, Vec<(u64, &str, &SeenRequest)>> = BTreeMap::new();
+        let mut changed: BTreeMap<&str, u64> = BTreeMap::new();
+        for seen in state.requests.values() {
+            let succeeded = matches!(seen.outcome, Some(SeenOutcome::Succeeded(_)));
+            if succeeded && ["OptimStep", "LoadWeights"].contains(&&*seen.kind) {
+                let last = changed.entry(&seen.scope).or_default();
+                *last = seen.seq.max(*last);
+            }
+        }
+        for (model, saved_at) in state.folders.values() {
+            if changed.get(&**model).is_some_and(|changed_at| changed_at <= saved_at) {
+                changed.remove(&**model);
+            }
+        }
+        changed.into_keys().map(str::to_owned).collect()
+    }
+
+    /// Checks that every request has an outcome that a fault can explain, that the accepted requests
+    /// have the same results if they are executed one after the other, and that the saved weights
+    /// are the same then.
+    pub(crate) fn check_outcomes(&self, replay: SequentialReplay<'_>) {
+        let state = self.lock();
+        let mut requests = Vec::new();
         for (id, seen) in &state.requests {
+            let (kind, seq) = (&seen.kind, seen.seq);
             match &seen.outcome {
-                None => {
-                    let (kind, seq) = (&seen.kind, seen.seq);
-                    self.0.trace.fail(format!("request {kind} {seq} has no outcome"));
-                }
+                None => self.0.trace.fail(format!("request {kind} {seq} has no outcome")),
                 Some(SeenOutcome::Failed(message)) => {
                     if message.contains("internal error") || message.contains("cannot restore") {
-                        self.0.trace.fail(format!("{} {} failed: {message}", seen.kind, seen.seq));
+                        self.0.trace.fail(format!("{kind} {seq} failed: {message}"));
                     }
                 }
-                Some(SeenOutcome::Succeeded(_)) if seen.of_model => {
-                    models.entry(&seen.scope).or_default().push((seen.seq, id, seen));
+                Some(SeenOutcome::Succeeded(result)) if seen.of_model => {
+                    let folder = state.loads.get(id);
+                    requests.push(ReplayedRequest {
+                        model: &seen.scope,
+                        seq,
+                        kind,
+                        body: &seen.body,
+                        result,
+                        loads: folder.and_then(|folder| state.folders.get(folder)),
+                    });
                 }
                 Some(SeenOutcome::Succeeded(_)) => {}
             }
         }
-        let mut replay = match Replay::new(handler.clone(), base_name, base_folder) {
-            Ok(replay) => replay,
-            Err(error) => return self.0.trace.fail(format!("cannot load the model: {error}")),
-        };
-        let mut pending: Vec<_> = models
-            .into_iter()
-            .map(|(model, mut requests)| {
-                requests.sort_by_key(|(seq, ..)| *seq);
-                (model, requests.into_iter())
-            })
-            .collect();
-        let folder_of = |model: &str, seq: u64| {
-            scratch.join(format!("{}-{seq}", model.replace([':', '/'], "_")))
-        };
-        // A model may load weights of another one, which must be saved first.
-        loop {
-            let mut progress = false;
-            for (model, requests) in &mut pending {
-                while let Some((seq, id, seen)) = requests.as_slice().first() {
-                    let source = match seen.kind.as_str() {
-                        "LoadWeights" => {
-                            let source = state.loads.get(*id).and_then(|f| state.folders.get(f));
-                            let Some((source, saved_at)) = source else {
-                                let failure = format!("load {seq} of {model} has no known source");
-                                return self.0.trace.fail(failure);
-                            };
-                            let folder = folder_of(source, *saved_at);
-                            if !folder.is_dir() {
-                                break;
-                            }
-                            Some(folder)
-                        }
-                        _ => None,
-                    };
-                    if let Err(failure) =
-                        self.replay_request(&mut replay, model, *seq, seen, source.as_deref())
-                    {
-                        return self.0.trace.fail(failure);
-                    }
-                    if seen.kind.starts_with("SaveWeights") {
-                        let saved = replay.save(model, &folder_of(model, *seq));
-                        if let Err(error) = saved {
-                            return self.0.trace.fail(format!("cannot save: {error}"));
-                        }
-                    }
-                    progress = true;
-                    requests.next();
-                }
-            }
-            if !progress {
-                break;
-            }
-        }
-        if let Some((model, _)) = pending.iter().find(|(_, rest)| !rest.as_slice().is_empty()) {
-            return self.0.trace.fail(format!("{model} loads weights that were never saved"));
-        }
-        for (folder, (model, seq)) in &state.folders {
-            let expected = folder_of(model, *seq);
-            let found = data_dir.join("weights").join(folder);
-            if found.is_dir() && expected.is_dir() {
-                self.compare_folders(&found, &expected, model, *seq);
-            }
-        }
-    }
-
-    fn replay_request(
-        &self,
-        replay: &mut Replay,
-        model: &str,
-        seq: u64,
-        seen: &SeenRequest,
-        source: Option<&Path>,
-    ) -> Result<(), String> {
-        if let Some(folder) = source {
-            return replay.load(model, &seen.body, folder);
-        }
-        let expected = replay
-            .execute(model, &seen.kind, &seen.body)
-            .map_err(|error| format!("replay of {} {seq} of {model}: {error}", seen.kind))?;
-        match (&seen.outcome, expected) {
-            (Some(SeenOutcome::Succeeded(found)), Some(expected)) if *found != expected => {
-                Err(format!("result of {} {seq} of {model} differs from its replay", seen.kind))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn compare_folders(&self, found: &Path, expected: &Path, model: &str, seq: u64) {
-        for entry in std::fs::read_dir(found).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let (found, expected) =
-                (std::fs::read(entry.path()), std::fs::read(expected.join(&name)));
-            if let (Ok(found), Ok(expected)) = (found, expected)
-                && found != expected
-            {
-                let name = name.to_string_lossy();
-                self.0.trace.fail(format!("weights {name} saved by {model} {seq} differ"));
-            }
+        if let Err(failure) = replay.check(requests, &state.folders) {
+            self.0.trace.fail(failure);
         }
     }
 }

@@ -5,9 +5,11 @@ use std::time::Duration;
 use fastrand::Rng;
 use tinkex::{
     AdamParams, Datum, Env, LossFn, RestoreMode, SamplingClient, SamplingParams, SaveOptions,
-    ServiceClient, TinkerPath, TrainingClient,
+    ServiceClient, TrainingClient,
 };
+use tokio::time::Instant;
 
+use crate::checkpoints::{ClientCheckpoint, is_missing};
 use crate::disk::POISON;
 use crate::network::SimulatedNetwork;
 use crate::oracle::Oracle;
@@ -28,7 +30,7 @@ pub(crate) struct ClientProgram {
     models: Vec<TrainingClient>,
     samplers: Vec<SamplingClient>,
     /// Checkpoints with the state of the optimizer.
-    saved: Vec<TinkerPath>,
+    saved: Vec<ClientCheckpoint>,
     names: u32,
 }
 
@@ -91,30 +93,45 @@ impl ClientProgram {
             10 => self.load(&model).await,
             11 => self.manage().await,
             12 if self.rng.u32(0..6) == 0 => self.poison(&model).await,
-            13 if self.rng.u32(0..4) == 0 => {
-                let minutes = self.rng.u64(1..60);
-                tokio::time::sleep(Duration::from_secs(60 * minutes)).await;
-                Ok(format!("waited for {minutes} minutes"))
-            }
+            13 if self.rng.u32(0..4) == 0 => Ok(self.wait().await),
             _ => self.sample().await,
         }
     }
 
     async fn create(&mut self) -> tinkex::Result<String> {
-        let from = match self.saved.is_empty() || self.rng.bool() {
-            true => None,
-            false => Some(self.saved[self.rng.usize(0..self.saved.len())].clone()),
-        };
+        let from = if self.rng.bool() { self.choose_saved() } else { None };
         let (seed, mode) = (self.rng.u64(0..1_000), self.restore_mode());
         let model = match from {
             None => {
                 let create = self.service.create_lora_training_client(BASE_MODEL);
                 create.rank(2).seed(seed).create().await?
             }
-            Some(path) => self.service.create_training_client_from(path, mode).create().await?,
+            Some(saved) => {
+                let called = Instant::now();
+                let path = saved.path.clone();
+                let created = self.service.create_training_client_from(path, mode).create().await;
+                match self.judge(&saved, called, created)? {
+                    Some(model) => model,
+                    None => return Ok("found a checkpoint expired".to_owned()),
+                }
+            }
         };
         self.models.push(model);
         Ok("created a model".to_owned())
+    }
+
+    /// Waits for up to an hour, or until about the time at which a checkpoint expires.
+    async fn wait(&mut self) -> String {
+        let expiries = self.saved.iter().filter_map(ClientCheckpoint::expires);
+        let until = match expiries.max() {
+            Some(expires) if self.rng.u32(0..4) > 0 => {
+                expires + Duration::from_secs(self.rng.u64(0..240)) - Duration::from_secs(120)
+            }
+            _ => Instant::now() + Duration::from_secs(60 * self.rng.u64(1..60)),
+        };
+        let start = Instant::now();
+        tokio::time::sleep_until(until).await;
+        format!("waited for {:.0?}", start.elapsed())
     }
 
     /// Trains some steps, of which several may be in flight.
@@ -150,33 +167,93 @@ impl ClientProgram {
         if reuse {
             options = options.overwrite();
         }
-        let path = model.save_state(options).await?;
-        if !self.saved.contains(&path) {
-            self.saved.push(path.clone());
+        let has_ttl = self.rng.u32(0..4) == 0;
+        let ttl = has_ttl.then(|| Duration::from_secs(self.rng.u64(3_600..4_200)));
+        if let Some(ttl) = ttl {
+            options = options.ttl(ttl);
         }
+        let called = Instant::now();
+        let path = model.save_state(options).await?;
+        self.saved.retain(|saved| saved.path != path);
+        self.saved.push(ClientCheckpoint::new(path.clone(), called, ttl));
         Ok(format!("saved {}", path.name()))
     }
 
-    /// Creates a model from a checkpoint, while the model that saved it may overwrite it.
+    /// Creates a model from a checkpoint that may be overwritten or deleted meanwhile.
     async fn load(&mut self, model: &TrainingClient) -> tinkex::Result<String> {
-        if self.saved.is_empty() {
-            return self.save(model).await;
-        }
-        let path = self.saved[self.rng.usize(0..self.saved.len())].clone();
+        let Some(saved) = self.choose_saved() else { return self.save(model).await };
+        let path = saved.path.clone();
         let mode = self.restore_mode();
         let load = self.service.create_training_client_from(path.clone(), mode);
+        let called = Instant::now();
         let load = task::spawn(async move { load.create().await });
         let owner = self.models.iter().find(|model| model.model_id() == path.run()).cloned();
-        if let Some(owner) = owner.filter(|_| self.rng.bool()) {
+        let interference = self.rng.u32(0..4);
+        if interference < 2 {
             tokio::time::sleep(Duration::from_millis(self.rng.u64(0..50))).await;
-            self.train(&owner).await?;
-            owner.save_state(SaveOptions::new(path.name().to_owned()).overwrite()).await?;
+        }
+        match (interference, owner) {
+            (0, _) => {
+                self.retire(&saved);
+                let deleted = self.service.rest().delete_checkpoint(path.clone()).await;
+                if !deleted.as_ref().is_err_and(|error| saved.is_expired(error)) {
+                    deleted?;
+                }
+            }
+            (1, Some(owner)) if saved.expires().is_none() => {
+                self.train(&owner).await?;
+                let called = Instant::now();
+                let options = SaveOptions::new(path.name().to_owned()).overwrite();
+                owner.save_state(options).await?;
+                self.saved.retain(|other| other.path != path);
+                self.saved.push(ClientCheckpoint::new(path.clone(), called, None));
+            }
+            _ => {}
         }
         match load.await {
-            Ok(model) => self.models.push(model?),
+            Ok(Err(error)) if interference == 0 && is_missing(&error) => {}
+            Ok(Ok(model)) if interference == 1 => self.models.push(model),
+            Ok(loaded) => {
+                let loaded = self.judge(&saved, called, loaded)?;
+                self.models.extend(loaded);
+            }
             Err(error) => self.trace.fail(format!("a load panicked: {error}")),
         }
         Ok(format!("loaded {}", path.name()))
+    }
+
+    fn choose_saved(&mut self) -> Option<ClientCheckpoint> {
+        let at = self.rng.usize(0..self.saved.len().max(1));
+        self.saved.get(at).cloned()
+    }
+
+    /// Forgets a checkpoint. Its name is not used again: a copy of a request to delete it or to set
+    /// its time to live may arrive later, and would change a new checkpoint of this name.
+    fn retire(&mut self, saved: &ClientCheckpoint) {
+        self.saved.retain(|other| other.path != saved.path);
+        self.names += 1;
+    }
+
+    /// Checks the result of a call that used a checkpoint and started at `called`. Returns `None`
+    /// if the checkpoint has expired.
+    fn judge<T>(
+        &mut self,
+        saved: &ClientCheckpoint,
+        called: Instant,
+        result: tinkex::Result<T>,
+    ) -> tinkex::Result<Option<T>> {
+        match result {
+            Err(error) if saved.is_expired(&error) => {
+                self.trace.count("checkpoint found expired");
+                self.saved.retain(|other| other.path != saved.path);
+                Ok(None)
+            }
+            Ok(_) if saved.must_be_missing(called) => {
+                self.trace.fail(format!("{} was used after it had expired", saved.path));
+                Ok(None)
+            }
+            result => result.map(Some),
+        }
     }
 
     /// Sends a request that kills every process that executes it. It must fail, and later requests
@@ -193,36 +270,37 @@ impl ClientProgram {
 
     /// Changes a checkpoint.
     async fn manage(&mut self) -> tinkex::Result<String> {
-        if self.saved.is_empty() {
-            return Ok("nothing to manage".to_owned());
-        }
-        let at = self.rng.usize(0..self.saved.len());
-        let path = self.saved[at].clone();
-        let rest = self.service.rest();
-        Ok(match self.rng.u32(0..5) {
+        let Some(saved) = self.choose_saved() else { return Ok("nothing to manage".to_owned()) };
+        let (path, rest, called) = (saved.path.clone(), self.service.rest(), Instant::now());
+        let (action, result) = match self.rng.u32(0..5) {
             0 => {
-                self.saved.remove(at);
-                rest.delete_checkpoint(path).await?;
-                "deleted".to_owned()
+                self.retire(&saved);
+                let deleted = rest.delete_checkpoint(path).await;
+                // An expired checkpoint can be deleted until its files are removed.
+                if !deleted.as_ref().is_err_and(|error| saved.is_expired(error)) {
+                    deleted?;
+                }
+                return Ok("deleted".to_owned());
             }
-            1 => {
-                rest.publish_checkpoint(path).await?;
-                "published".to_owned()
-            }
-            2 => {
-                rest.unpublish_checkpoint(path).await?;
-                "unpublished".to_owned()
-            }
-            3 => {
-                rest.set_checkpoint_ttl(path, Some(Duration::from_secs(90_000))).await?;
-                "set the time to live".to_owned()
+            1 => ("published", rest.publish_checkpoint(path).await),
+            2 => ("unpublished", rest.unpublish_checkpoint(path).await),
+            3 if saved.expires().is_none() => {
+                let ttl = Duration::from_secs(self.rng.u64(3_600..4_200));
+                let set = rest.set_checkpoint_ttl(path.clone(), Some(ttl)).await;
+                self.retire(&saved);
+                if set.is_ok() {
+                    self.saved.push(ClientCheckpoint::new(path, called, Some(ttl)));
+                }
+                ("set the time to live", set)
             }
             _ => {
                 self.oracle.copy_called();
-                rest.copy_weights(tinkex::CopyCheckpoint::new(path).into_project("other")).await?;
-                "copied".to_owned()
+                let copy = tinkex::CopyCheckpoint::new(path).into_project("other");
+                ("copied", rest.copy_weights(copy).await.map(drop))
             }
-        })
+        };
+        self.judge(&saved, called, result)?;
+        Ok(action.to_owned())
     }
 
     /// Samples several completions at once; some of them are cancelled.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use tinkex_server::ServerOptions;
+use tinkex_server::simulation::{Replay, RequestHandler};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -15,6 +16,7 @@ use crate::host::Host;
 use crate::network::SimulatedNetwork;
 use crate::oracle::Oracle;
 use crate::program::ClientProgram;
+use crate::replay::SequentialReplay;
 use crate::task;
 use crate::trace::{EventTrace, event};
 
@@ -23,6 +25,9 @@ pub(crate) const BASE_MODEL: &str = "micro";
 
 /// Simulated time after the last fault within which all programs must end.
 const MAX_RECOVERY: Duration = Duration::from_secs(6 * 3_600);
+
+/// Simulated time within which the session of a client that has died must end.
+const MAX_EXPIRY: Duration = Duration::from_secs(2 * 3_600);
 
 /// Result of a run.
 #[derive(Clone, Debug)]
@@ -79,7 +84,8 @@ fn options(data: &Path, rng: &mut Rng) -> ServerOptions {
     let mut options = ServerOptions::new(data).model(BASE_MODEL, base_folder());
     options.threads = 1;
     options.limits.kv_cache_bytes = 1 << 20;
-    options.limits.training_bytes = 64 << 20;
+    options.limits.training_bytes =
+        if rng.u32(0..8) == 0 { rng.usize(5_000..200_000) } else { 64 << 20 };
     if rng.bool() {
         options.limits.queued_requests = rng.usize(2..20);
     }
@@ -91,6 +97,18 @@ fn options(data: &Path, rng: &mut Rng) -> ServerOptions {
     }
     if rng.bool() {
         options.limits.model_bytes = rng.usize(1_000..200_000);
+    }
+    if rng.bool() {
+        options.limits.queued_bytes = rng.usize(500..20_000);
+    }
+    if rng.bool() {
+        options.limits.total_body_bytes = rng.usize(1_000..100_000);
+    }
+    if rng.bool() {
+        options.limits.response_bytes = rng.usize(1_000..10_000);
+    }
+    if rng.bool() {
+        options.limits.sampler_weight_bytes = rng.usize(1_000..50_000);
     }
     if rng.bool() {
         options.timeouts.snapshot_after = Duration::ZERO;
@@ -186,15 +204,17 @@ async fn run_program(
 }
 
 /// Returns whether an error of a program that has just ended is a consequence of faults: the client
-/// gave up while the server could not be reached, or the server reported a fault of its disk.
+/// gave up while the server could not be reached, or the server reported a fault of its disk or a
+/// limit on its memory.
 fn is_expected(error: &tinkex::Error, calm_at: Instant) -> bool {
     let message = error.to_string();
     // A request that the process happened to execute each time that it was killed.
     let killed = message.contains("the server process ended three times");
     let injected = message.contains("simulated") || message.contains("disk may be full");
+    let memory = message.contains("bytes, the limit is");
     // The client may give up somewhat later than the last fault.
     let faulty = Instant::now() < calm_at + Duration::from_secs(120);
-    killed || injected || (error.is_retryable() && faulty)
+    killed || injected || memory || (error.is_retryable() && faulty)
 }
 
 /// Kills and restarts the server until the programs end.
@@ -218,7 +238,7 @@ async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant, e
             continue;
         }
         if !killed && host.interruption().is_none() && rng.f64() < plan.graceful {
-            host.stop().await;
+            host.stop(rng.f64() < plan.full_at_stop).await;
         } else {
             host.crash(rng.f64() < plan.power_loss).await;
         }
@@ -250,12 +270,17 @@ async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &EventTrace)
     };
     oracle.check_references(&handler);
     oracle.check_copies(&handler);
+    check_autosaves(host, oracle, &handler, trace).await;
     let scratch = folder.join("replay");
-    let base = (BASE_MODEL, base_folder());
     if let Err(error) = std::fs::create_dir_all(&scratch) {
         return trace.fail(format!("cannot create {}: {error}", scratch.display()));
     }
-    oracle.check_replay(&handler, (base.0, &base.1), &host.data_dir(), &scratch);
+    let engine = match Replay::new(handler.clone(), BASE_MODEL, &base_folder()) {
+        Ok(engine) => engine,
+        Err(error) => return trace.fail(format!("cannot load the model: {error}")),
+    };
+    let weights = host.data_dir().join("weights");
+    oracle.check_outcomes(SequentialReplay { engine, weights: &weights, scratch: &scratch });
     // Wait until nothing changes: the disk writer may be about to write what memory has already.
     let mut before = handler.describe();
     for _ in 0..100 {
@@ -279,5 +304,28 @@ async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &EventTrace)
     let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
     if !(lost.is_empty() && new.is_empty()) {
         trace.fail(format!("a restart changes the state: {lost:?} became {new:?}"));
+    }
+}
+
+/// Waits until the sessions of clients that have died expire, and checks that the server has saved
+/// their models then.
+async fn check_autosaves(
+    host: &Host,
+    oracle: &Oracle,
+    handler: &RequestHandler,
+    trace: &EventTrace,
+) {
+    let abandoned = handler.models_in_open_sessions();
+    let deadline = Instant::now() + MAX_EXPIRY;
+    while !handler.models_in_open_sessions().is_empty() {
+        if Instant::now() > deadline {
+            return trace.fail("the session of a client that has died does not end".to_owned());
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    }
+    host.observe();
+    let unsaved = oracle.unsaved_models();
+    if let Some(model) = abandoned.iter().find(|model| unsaved.contains(*model)) {
+        trace.fail(format!("the session of {model} ended without a save of its training"));
     }
 }

@@ -316,7 +316,9 @@ impl PayloadReader {
             let extent = index.extents.get(&number).copied();
             let missing =
                 || io::Error::new(io::ErrorKind::NotFound, format!("payload {number} not found"));
-            (extent.ok_or_else(missing)?, File::open(&index.path)?)
+            let extent = extent.ok_or_else(missing)?;
+            announce(FileOperation::Read(&index.path))?;
+            (extent, File::open(&index.path)?)
         };
         file.seek(SeekFrom::Start(extent.start))?;
         let header = FrameHeader::read(&mut file)?;

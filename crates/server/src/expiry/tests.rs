@@ -233,3 +233,16 @@ async fn after_a_reboot_the_time_does_not_go_back() {
     assert!(state.store().checkpoints.is_empty());
     stop(&state);
 }
+
+/// A folder was kept if its name only started with that of a folder in use.
+#[tokio::test]
+async fn bug_an_unreferenced_folder_was_kept_because_of_its_prefix() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = open(folder.path(), &TestClocks::new(START, "boot", 0));
+    add_checkpoint(&state, "run-v1.5");
+    let kept = ["run-v1.5", ".run-v1.5.a8Xf2k", ".run-v1.5.tinkex-replaced"];
+    let removed = ["run-v1.55", "run-v1.5.a8Xf2k", ".run-v1.55.a8Xf2k", ".run-v1.a8Xf2k", "run"];
+    let names = kept.iter().chain(&removed).map(ToString::to_string).collect();
+    assert_eq!(unreferenced(&state, names).await.unwrap(), removed);
+    stop(&state);
+}

@@ -7,7 +7,7 @@ use tinkex_wire::codec::json;
 use tinkex_wire::{LoadWeights, TinkerPath};
 
 use super::RequestHandler;
-use crate::store::{RequestPhase, SequenceScope, Store};
+use crate::store::{RequestPhase, RunRecord, SequenceScope, Store};
 
 /// A request that the server has admitted.
 #[derive(Clone, Debug)]
@@ -103,6 +103,20 @@ impl RequestHandler {
             source: entry.row.seq.map(|seq| (entry.row.path.run().to_string(), seq)),
         };
         store.checkpoints.values().map(view).collect()
+    }
+
+    /// Returns the ids of the models whose sessions are open, sorted.
+    #[must_use]
+    pub fn models_in_open_sessions(&self) -> Vec<String> {
+        let store = self.0.store();
+        let is_open = |run: &RunRecord| {
+            let session = store.sessions.get(&run.session);
+            run.closed.is_none() && session.is_some_and(|session| session.row.end.is_none())
+        };
+        let runs = store.runs.values().map(|entry| &entry.row).filter(|run| is_open(run));
+        let mut ids: Vec<String> = runs.map(|run| run.id.to_string()).collect();
+        ids.sort();
+        ids
     }
 
     /// Returns the folder that a request to load weights must read: the one that its checkpoint has

@@ -226,9 +226,10 @@ impl Worker {
     }
 
     fn save_for_sampler(&mut self, run: &RunRecord, id: SamplerId) -> Result<Outcome, Outcome> {
-        let (folder, size) = self.write_adapter(run, CheckpointKind::Sampler, "ephemeral")?;
         let engine = self.engine(&run.base_model)?;
         let weights = engine.snapshot(&self.model(run)?.trainer);
+        // Last: nothing may fail between the save and the outcome, whose record refers to the folder.
+        let (folder, size) = self.write_adapter(run, CheckpointKind::Sampler, "ephemeral")?;
         let key = WeightsKey { base_model: run.base_model.clone(), folder: Some(folder.clone()) };
         self.cache_weights(&key, weights, size);
         let sampler = Record::Sampler(SamplerRecord {

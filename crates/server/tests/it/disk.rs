@@ -196,3 +196,42 @@ async fn bug_a_model_whose_first_snapshot_did_not_fit_could_be_used() {
     let response = if status == 200 { http.result(&response).await } else { response };
     assert!(response.to_string().contains("its creation failed"), "{response}");
 }
+
+/// A client could act on a result that the next process computes again.
+#[tokio::test(flavor = "multi_thread")]
+async fn bug_a_result_was_shown_although_its_commit_had_failed() {
+    let data = tempfile::tempdir().unwrap();
+    let process = Process::start(data.path());
+    let http = Http::new(&process.url);
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let (status, future) = http.post("/optim_step", step(&model, 2, 0.1)).await;
+    assert_eq!(status, 200, "{future}");
+    let finished = http.metrics().await["jobs_total"];
+    process.fill_disk(0);
+    // Number 2 runs once number 1 has been rejected. Its result cannot be written.
+    let invalid = json!({"model_id": model, "seq_id": 1, "path": "a b", "type": "save_weights"});
+    assert_eq!(http.post("/save_weights", invalid).await.0, 400);
+    while http.metrics().await["jobs_total"] == finished {}
+    let poll = async {
+        let url = format!("{}/api/v1/retrieve_future", process.url);
+        let body = json!({"request_id": future["request_id"]}).to_string();
+        let response = crate::harness::http_client().post(url).body(body).send().await.ok()?;
+        response.text().await.ok()
+    };
+    let stop = async {
+        // Wait until the poll has arrived. Every request for metrics counts, too.
+        let (before, mut own) = (http.metrics().await["calls_total"], 0);
+        while http.metrics().await["calls_total"] <= before + own + 1 {
+            own += 1;
+        }
+        process.send_signal(rustix::process::Signal::TERM);
+    };
+    let (shown, ()) = tokio::join!(poll, stop);
+    assert!(!shown.as_ref().is_some_and(|text| text.contains("metrics")), "{shown:?}");
+    assert!(process.wait().success());
+
+    let process = Process::start(data.path());
+    let result = Http::new(&process.url).result(&future).await;
+    assert!(result["metrics"].is_object(), "{result}");
+}

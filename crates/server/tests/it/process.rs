@@ -61,9 +61,19 @@ impl Process {
 
     /// Sends SIGTERM and waits for the end of the process.
     #[cfg(target_os = "linux")]
-    pub(crate) fn terminate(mut self) -> std::process::ExitStatus {
+    pub(crate) fn terminate(self) -> std::process::ExitStatus {
+        self.send_signal(rustix::process::Signal::TERM);
+        self.wait()
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(crate) fn send_signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for the end of the process.
+    pub(crate) fn wait(mut self) -> std::process::ExitStatus {
         self.child.wait().unwrap()
     }
 

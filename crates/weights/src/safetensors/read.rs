@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use tinkex_files::{FileOperation, announce};
+
 use super::header::{Header, MAX_HEADER_BYTES, TensorEntry};
 use crate::stored_tensor::StoredBytes;
 use crate::{Error, Result, StoredTensor};
@@ -53,7 +55,8 @@ impl TensorFile {
     /// safetensors file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let mut file = File::open(path).map_err(Error::io("open", path))?;
+        let opened = announce(FileOperation::Read(path)).and_then(|()| File::open(path));
+        let mut file = opened.map_err(Error::io("open", path))?;
         let metadata = file.metadata().map_err(Error::io("read", path))?;
         if !metadata.is_file() {
             return Err(Error::bad_file(path, "not a regular file"));

@@ -13,6 +13,7 @@ mod bounds;
 mod describe;
 mod fixtures;
 mod fuzz;
+mod fuzz_targets;
 mod golden;
 mod messages;
 mod responses;

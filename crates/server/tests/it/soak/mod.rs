@@ -1,4 +1,5 @@
-//! Soak test: client programs against two servers, of which one is killed at random moments.
+//! Soak test: client programs against two servers, of which one is killed or stopped at random
+//! moments.
 //!
 //! The other server runs undisturbed. Every program runs on both and must compute the same. At the
 //! end, no process may use more memory, file handles, threads or disk than at the start. Leaks of a
@@ -15,6 +16,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tokio::time::{Instant, interval, sleep};
 
 use crate::harness::{Http, setting};
@@ -57,24 +59,40 @@ async fn run_programs(urls: [&str; 2], mut seed: u64, end: Instant, counts: &Cou
     }
 }
 
-/// Kills the server and starts it again after random times until `end`. Returns the number of
-/// kills.
-async fn kill_repeatedly(process: &Mutex<Process>, data: &Path, seed: u64, end: Instant) -> u64 {
+/// Number of disturbances of a server.
+#[derive(Default)]
+struct Disturbances {
+    kills: u64,
+    /// Times that the process was stopped with SIGSTOP for some seconds.
+    stops: u64,
+}
+
+/// Kills the server and starts it again, or stops it for some seconds, after random times until
+/// `end`.
+async fn disturb(process: &Mutex<Process>, data: &Path, seed: u64, end: Instant) -> Disturbances {
     let mut rng = fastrand::Rng::with_seed(seed);
-    for kills in 0.. {
+    let mut done = Disturbances::default();
+    loop {
         let pause = Duration::from_millis(rng.u64(500..12_000));
         if Instant::now() + pause >= end {
-            return kills;
+            return done;
         }
         sleep(pause).await;
+        if rng.u32(0..4) == 0 {
+            process.lock().unwrap().send_signal(Signal::STOP);
+            sleep(Duration::from_millis(rng.u64(500..8_000))).await;
+            process.lock().unwrap().send_signal(Signal::CONT);
+            done.stops += 1;
+            continue;
+        }
         tokio::task::block_in_place(|| {
             let mut process = process.lock().unwrap();
             let port = process.port();
             process.kill_now();
             *process = Process::with(data, port, &ARGUMENTS);
         });
+        done.kills += 1;
     }
-    unreachable!("the loop has no end")
 }
 
 /// Samples the usage of the processes until the future is dropped.
@@ -125,15 +143,15 @@ async fn resources_stay_flat_while_a_server_is_killed() {
     let first = seed.wrapping_mul(1_000_000);
     let programs = (0..PROGRAMS).map(|n| run_programs(urls, first + n, end, &counts));
     let programs = futures_util::future::join_all(programs);
-    let kills = kill_repeatedly(&processes[0], folders[0], seed, end);
+    let disturbances = disturb(&processes[0], folders[0], seed, end);
     let observation = observe(processes.each_ref(), folders, start, &histories);
-    let kills = tokio::select! {
-        (_, kills) = async { tokio::join!(programs, kills) } => kills,
+    let Disturbances { kills, stops } = tokio::select! {
+        (_, done) = async { tokio::join!(programs, disturbances) } => done,
         () = observation => unreachable!("the observation has no end"),
     };
     let mut report = format!(
-        "soak: {} s, seed {seed}: {} programs on each server, {kills} kills, {} complete streams, \
-         {} interrupted\n{:<18} {:<13} {:>11} {:>11} {:>9} {:>9}\n",
+        "soak: {} s, seed {seed}: {} programs on each server, {kills} kills, {stops} stops, {} complete \
+         streams, {} interrupted\n{:<18} {:<13} {:>11} {:>11} {:>9} {:>9}\n",
         duration.as_secs(),
         counts.programs.load(Ordering::Relaxed),
         counts.streams.load(Ordering::Relaxed),

@@ -1,0 +1,121 @@
+//! [`SequentialReplay`]: executes the accepted requests of all models one after the other, without a
+//! server, and compares results and saved weights.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use tinkex_server::simulation::Replay;
+
+/// A state of a model: its id, and the sequence number of the last request that had been executed.
+pub(crate) type SavePoint = (String, u64);
+
+/// A request of a model that was accepted and succeeded.
+pub(crate) struct ReplayedRequest<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) seq: u64,
+    pub(crate) kind: &'a str,
+    pub(crate) body: &'a Bytes,
+    pub(crate) result: &'a Bytes,
+    /// State that the request loads, if it is known.
+    pub(crate) loads: Option<&'a SavePoint>,
+}
+
+/// Executes requests one after the other.
+pub(crate) struct SequentialReplay<'a> {
+    pub(crate) engine: Replay,
+    /// Folder of the server's weights.
+    pub(crate) weights: &'a Path,
+    /// Folder for the weights that the replay saves.
+    pub(crate) scratch: &'a Path,
+}
+
+impl SequentialReplay<'_> {
+    /// Executes `requests` and compares their results, and the weights in `folders`, with those of
+    /// the server.
+    ///
+    /// # Errors
+    /// Describes the first difference, or the first request that cannot be executed.
+    pub(crate) fn check(
+        mut self,
+        mut requests: Vec<ReplayedRequest<'_>>,
+        folders: &BTreeMap<String, SavePoint>,
+    ) -> Result<(), String> {
+        requests.sort_by_key(|request| (request.model, request.seq));
+        let mut models: BTreeMap<&str, VecDeque<ReplayedRequest<'_>>> = BTreeMap::new();
+        for request in requests {
+            models.entry(request.model).or_default().push_back(request);
+        }
+        // A model may load a state of another one, which must be reached first.
+        let mut progress = true;
+        while progress {
+            progress = false;
+            for requests in models.values_mut() {
+                while let Some(request) = requests.pop_front_if(|next| self.can_execute(next)) {
+                    self.execute(&request)?;
+                    let reached = (request.model.to_owned(), request.seq);
+                    if folders.values().any(|saved| *saved == reached) {
+                        self.engine.save(request.model, &self.folder_of(&reached))?;
+                    }
+                    progress = true;
+                }
+            }
+        }
+        if let Some(blocked) = models.values().find_map(VecDeque::front) {
+            return Err(match blocked.loads {
+                Some((source, seq)) => format!(
+                    "{} loads the state of {source} after request {seq}, which never existed",
+                    blocked.model
+                ),
+                None => format!("{} loads weights that were never saved", blocked.model),
+            });
+        }
+        folders.iter().try_for_each(|(name, saved)| self.compare_weights(name, saved))
+    }
+
+    /// Returns whether the state that a request loads has been reached.
+    fn can_execute(&self, request: &ReplayedRequest<'_>) -> bool {
+        request.kind != "LoadWeights"
+            || request.loads.is_some_and(|source| self.folder_of(source).is_dir())
+    }
+
+    fn execute(&mut self, request: &ReplayedRequest<'_>) -> Result<(), String> {
+        let ReplayedRequest { model, seq, kind, body, result, loads } = request;
+        if let Some(source) = loads {
+            let folder = self.folder_of(source);
+            return self.engine.load(model, body, &folder);
+        }
+        let expected = self
+            .engine
+            .execute(model, kind, body)
+            .map_err(|error| format!("replay of {kind} {seq} of {model}: {error}"))?;
+        if expected.is_some_and(|expected| expected != **result) {
+            return Err(format!("result of {kind} {seq} of {model} differs from its replay"));
+        }
+        Ok(())
+    }
+
+    /// Returns the folder of a state that the replay has saved.
+    fn folder_of(&self, (model, seq): &SavePoint) -> PathBuf {
+        self.scratch.join(format!("{}-{seq}", model.replace([':', '/'], "_")))
+    }
+
+    /// Compares the files of a folder of the server, if it still exists.
+    fn compare_weights(&self, name: &str, saved: &SavePoint) -> Result<(), String> {
+        let expected_folder = self.folder_of(saved);
+        for entry in std::fs::read_dir(self.weights.join(name)).into_iter().flatten().flatten() {
+            let file = entry.file_name();
+            let found = std::fs::read(entry.path());
+            let expected = std::fs::read(expected_folder.join(&file));
+            if let (Ok(found), Ok(expected)) = (found, expected)
+                && found != expected
+            {
+                let ((model, seq), file) = (saved, file.to_string_lossy());
+                return Err(format!(
+                    "{file} of {model} after request {seq} differs from its replay"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
