@@ -157,7 +157,8 @@ impl SimulatedNetwork {
         let request = as_received(request, cut);
         let handling = Box::pin(async move { handler.handle(request).await });
         let (parts, body) = Delayed::new(handling, delay, after_poll).await.into_parts();
-        let body = body.collect().await.ok()?.to_bytes();
+        // Copy the body: the server counts the memory of a response until it has been sent.
+        let body = Bytes::copy_from_slice(&body.collect().await.ok()?.to_bytes());
         Some(Response::from_parts(parts, body))
     }
 

@@ -90,48 +90,56 @@ impl ClientProgram {
                 self.samplers.push(model.save_weights_and_get_sampling_client().await?);
                 Ok("saved for sampling".to_owned())
             }
-            10 => self.load(&model).await,
+            10 | 14 => self.load(&model).await,
             11 => self.manage().await,
             12 if self.rng.u32(0..6) == 0 => self.poison(&model).await,
-            13 if self.rng.u32(0..4) == 0 => Ok(self.wait().await),
+            13 => match self.rng.u32(0..8) {
+                0 => Ok(self.wait().await),
+                1 => self.outlive(&model).await,
+                _ => self.sample().await,
+            },
             _ => self.sample().await,
         }
     }
 
     async fn create(&mut self) -> tinkex::Result<String> {
         let from = if self.rng.bool() { self.choose_saved() } else { None };
-        let (seed, mode) = (self.rng.u64(0..1_000), self.restore_mode());
-        let model = match from {
-            None => {
-                let create = self.service.create_lora_training_client(BASE_MODEL);
-                create.rank(2).seed(seed).create().await?
-            }
-            Some(saved) => {
-                let called = Instant::now();
-                let path = saved.path.clone();
-                let created = self.service.create_training_client_from(path, mode).create().await;
-                match self.judge(&saved, called, created)? {
-                    Some(model) => model,
-                    None => return Ok("found a checkpoint expired".to_owned()),
-                }
-            }
-        };
-        self.models.push(model);
+        if let Some(saved) = from {
+            return self.restore(&saved).await;
+        }
+        let seed = self.rng.u64(0..1_000);
+        let create = self.service.create_lora_training_client(BASE_MODEL);
+        self.models.push(create.rank(2).seed(seed).create().await?);
         Ok("created a model".to_owned())
     }
 
-    /// Waits for up to an hour, or until about the time at which a checkpoint expires.
-    async fn wait(&mut self) -> String {
-        let expiries = self.saved.iter().filter_map(ClientCheckpoint::expires);
-        let until = match expiries.max() {
-            Some(expires) if self.rng.u32(0..4) > 0 => {
-                expires + Duration::from_secs(self.rng.u64(0..240)) - Duration::from_secs(120)
+    /// Creates a model from a checkpoint, which may have expired.
+    async fn restore(&mut self, saved: &ClientCheckpoint) -> tinkex::Result<String> {
+        let (called, mode) = (Instant::now(), self.restore_mode());
+        let create = self.service.create_training_client_from(saved.path.clone(), mode);
+        let created = create.create().await;
+        Ok(match self.judge(saved, called, created)? {
+            Some(model) => {
+                self.models.push(model);
+                "restored a model".to_owned()
             }
-            _ => Instant::now() + Duration::from_secs(60 * self.rng.u64(1..60)),
-        };
-        let start = Instant::now();
-        tokio::time::sleep_until(until).await;
-        format!("waited for {:.0?}", start.elapsed())
+            None => "found a checkpoint expired".to_owned(),
+        })
+    }
+
+    /// Waits for up to an hour.
+    async fn wait(&mut self) -> String {
+        let minutes = self.rng.u64(1..60);
+        tokio::time::sleep(Duration::from_secs(60 * minutes)).await;
+        format!("waited for {minutes} minutes")
+    }
+
+    /// Saves a checkpoint, waits until about the time at which it expires, and uses it.
+    async fn outlive(&mut self, model: &TrainingClient) -> tinkex::Result<String> {
+        let saved = self.save_with_ttl(model, Some(Duration::from_secs(3_600))).await?;
+        let wait = Duration::from_secs(3_480 + self.rng.u64(0..240));
+        tokio::time::sleep(wait).await;
+        self.restore(&saved).await
     }
 
     /// Trains some steps, of which several may be in flight.
@@ -159,6 +167,17 @@ impl ClientProgram {
     }
 
     async fn save(&mut self, model: &TrainingClient) -> tinkex::Result<String> {
+        let has_ttl = self.rng.u32(0..4) == 0;
+        let ttl = has_ttl.then(|| Duration::from_secs(self.rng.u64(3_600..4_200)));
+        let saved = self.save_with_ttl(model, ttl).await?;
+        Ok(format!("saved {}", saved.path.name()))
+    }
+
+    async fn save_with_ttl(
+        &mut self,
+        model: &TrainingClient,
+        ttl: Option<Duration>,
+    ) -> tinkex::Result<ClientCheckpoint> {
         let reuse = self.rng.bool();
         if !reuse {
             self.names += 1;
@@ -167,16 +186,15 @@ impl ClientProgram {
         if reuse {
             options = options.overwrite();
         }
-        let has_ttl = self.rng.u32(0..4) == 0;
-        let ttl = has_ttl.then(|| Duration::from_secs(self.rng.u64(3_600..4_200)));
         if let Some(ttl) = ttl {
             options = options.ttl(ttl);
         }
         let called = Instant::now();
         let path = model.save_state(options).await?;
-        self.saved.retain(|saved| saved.path != path);
-        self.saved.push(ClientCheckpoint::new(path.clone(), called, ttl));
-        Ok(format!("saved {}", path.name()))
+        let saved = ClientCheckpoint::new(path, called, ttl);
+        self.saved.retain(|other| other.path != saved.path);
+        self.saved.push(saved.clone());
+        Ok(saved)
     }
 
     /// Creates a model from a checkpoint that may be overwritten or deleted meanwhile.
