@@ -51,6 +51,8 @@ Usage: cargo xtask <command>
                               labels: train ragged decode lora adapters live context load, A B,
                               f32 bf16 q8_0 q4_k; `--repeat N` sets the measurements per row,
                               3 by default)
+                    gateway   What a gateway adds to an upstream that responds at once: latency, CPU
+                              time per sample, memory with 10,000 samples outstanding
                     server    Overhead over the engine's own time, idle and under load; `--streams`
                               measures only streams, `--llama` compares them with llama.cpp's
                               server (builds llama.cpp once)
@@ -73,9 +75,16 @@ Usage: cargo xtask <command>
                     --sdk VERSION  Version of the SDK [default: 0.36.0]
   coverage        Measure line coverage of tinkex-wire and tinkex; fails below the minimum
                   (needs `rustup component add llvm-tools`)
-  cluster         Run the contract suite and `tinkex` against SkyRL (needs 2 GB of disk, and
-                  python3.12 or the variable PYTHON312 with its path)
+  cluster         Run the contract suite, `tinkex`, the official SDK and openai against SkyRL, directly
+                  and through a gateway (needs 2 GB of disk, and python3.12 or the variable
+                  PYTHON312 with its path)
+                    kills            Train while the gateway or SkyRL is killed, and compare losses
+                    upstreams        Train through one gateway on two servers; one is killed
                     --skyrl VERSION  Check one release only: 0.4.0 or 0.3.0
+                    --direct         Without the gateway
+                    --gateway        Only through the gateway
+                    --seeds N        Runs of `kills` in which the gateway is killed [default: 10];
+                                     SkyRL is killed in half as many
                     --record         Record the exchanges that the tests replay
   simulate        Run clients and a server in simulated time with random faults (crates/simulation)
                     --seeds N    Number of scenarios [default: 1000]

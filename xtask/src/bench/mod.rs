@@ -24,6 +24,10 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), XtaskError> {
                 .run()
         }
         ("cli", []) => cli(),
+        ("gateway", []) => {
+            let arguments = ["bench", "--locked", "--package", "tinkex-cli", "--bench", "gateway"];
+            cargo("benchmark", &arguments).run()
+        }
         ("engine", options) => engine::run(options),
         ("server", [] | ["--llama"] | ["--streams"]) => {
             let arguments =
@@ -38,11 +42,12 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), XtaskError> {
                 }
             }
         }
-        ("wire" | "client" | "cli" | "server", options) => {
+        ("wire" | "client" | "cli" | "gateway" | "server", options) => {
             Err(XtaskError::new(format!("bench {what}: unknown option {}", options.join(" "))))
         }
         (other, _) => Err(XtaskError::new(format!(
-            "unknown benchmark {other}; expected one of: wire, client, cli, engine, server"
+            "unknown benchmark {other}; expected one of: wire, client, cli, engine, gateway, \
+             server"
         ))),
     }
 }

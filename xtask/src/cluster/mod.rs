@@ -1,20 +1,30 @@
-//! `cargo xtask cluster`: checks the client and the command line against SkyRL's own server.
+//! `cargo xtask cluster`: checks the client, the command line and the gateway against SkyRL's own
+//! server.
 //!
 //! Installs SkyRL from PyPI into `target/cluster`, starts it on a loopback address with its JAX
-//! backend on the CPU, and runs the contract suite and `tinkex` against it.
+//! backend on the CPU, and runs the checks against it directly and through `tinkex serve
+//! --upstream`. [`kills`] and [`upstreams`] kill processes.
 
+mod gateway;
+mod http;
+mod kills;
+mod model;
 mod program;
+mod sdk;
 mod server;
+mod upstreams;
 
 use std::time::Instant;
 
 use crate::contract;
-use crate::step::{XtaskError, cargo, ignored_test, root, target};
+use crate::step::{XtaskError, cargo, ignored_test, target};
 
+use gateway::Gateway;
 use program::Program;
-use server::SkyrlServer;
+use sdk::SdkPrograms;
+use server::{SkyrlServer, SkyrlSettings};
 
-/// Release of SkyRL to check.
+/// Release of SkyRL to check, and the port of its server.
 struct Release {
     version: &'static str,
     port: u16,
@@ -23,9 +33,18 @@ struct Release {
 /// Releases to check. `--record` records the exchanges of the first.
 const RELEASES: [Release; 2] =
     [Release { version: "0.4.0", port: 8391 }, Release { version: "0.3.0", port: 8392 }];
+/// Port of the gateway.
+const GATEWAY_PORT: u16 = 8393;
+/// Port of a second server.
+const SECOND_PORT: u16 = 8394;
+/// Number of runs in which the gateway is killed.
+const SEEDS: u64 = 10;
 
-/// Checks of the contract suite that SkyRL fails, and why.
-const DIFFERENCES: [(&str, &str); 5] = [
+/// Check that fails, and why.
+type Difference = (&'static str, &'static str);
+
+/// Checks of the contract suite that SkyRL fails without a gateway.
+const DIRECT_DIFFERENCES: &[Difference] = &[
     ("every_documented_loss_runs", "there is no loss `dro`"),
     ("the_most_likely_tokens_are_reported", "the JAX backend has no top-k log-probabilities"),
     (
@@ -36,77 +55,245 @@ const DIFFERENCES: [(&str, &str); 5] = [
     ("missing_objects_are_not_found", "a missing model or checkpoint fails at the first sample"),
 ];
 
-/// Line of the final table.
-struct Row {
-    version: &'static str,
-    check: &'static str,
-    result: String,
-    seconds: f64,
+/// Checks of the contract suite that fail through the gateway: what the upstream cannot compute.
+const GATEWAY_DIFFERENCES: &[Difference] = &[
+    ("every_documented_loss_runs", "there is no loss `dro`"),
+    ("the_most_likely_tokens_are_reported", "the JAX backend has no top-k log-probabilities"),
+];
+
+/// Checks of the conformance suite that fail through the gateway.
+const CONFORMANCE_DIFFERENCES: &[Difference] = &[
+    ("every_loss_runs", "there is no loss `dro`, and `gspo` not in the JAX backend"),
+    ("prompt_logprobs_are_returned", "the JAX backend has no top-k log-probabilities"),
+    ("every_sampling_option_is_accepted", "the JAX backend has no top-k log-probabilities"),
+    ("both_optimizers_work", "there is no optimizer Dimuon"),
+];
+
+/// What to run.
+struct Options {
+    /// The only release to check, if any.
+    version: Option<&'static str>,
+    record: bool,
+    direct: bool,
+    gateway: bool,
+    seeds: u64,
 }
 
-pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
-    let (mut only, mut record) = (None, false);
-    let mut options = options.iter();
-    while let Some(option) = options.next() {
-        match (*option, options.as_slice().first()) {
-            ("--record", _) => record = true,
-            ("--skyrl", Some(version)) if RELEASES.iter().any(|r| r.version == *version) => {
-                only = options.next();
-            }
-            ("--skyrl", _) => {
-                return Err(XtaskError::new("cluster: --skyrl must be 0.4.0 or 0.3.0"));
-            }
-            (other, _) => {
-                return Err(XtaskError::new(format!("cluster: unknown option {other}")));
+impl Options {
+    fn parse(arguments: &[&str]) -> Result<Self, XtaskError> {
+        let mut options =
+            Self { version: None, record: false, direct: true, gateway: true, seeds: SEEDS };
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            match *argument {
+                "--record" => options.record = true,
+                "--direct" => options.gateway = false,
+                "--gateway" => options.direct = false,
+                "--skyrl" => {
+                    let version = arguments.next();
+                    let known = RELEASES.iter().map(|release| release.version);
+                    let chosen = known.into_iter().find(|known| Some(known) == version);
+                    let error = || XtaskError::new("cluster: --skyrl must be 0.4.0 or 0.3.0");
+                    options.version = Some(chosen.ok_or_else(error)?);
+                }
+                "--seeds" => {
+                    let seeds = arguments.next().and_then(|seeds| seeds.parse().ok());
+                    let error = || XtaskError::new("cluster: --seeds: expected a whole number");
+                    options.seeds = seeds.ok_or_else(error)?;
+                }
+                other => {
+                    return Err(XtaskError::new(format!("cluster: unknown option {other}")));
+                }
             }
         }
+        if options.record && options.version.is_some_and(|only| only != RELEASES[0].version) {
+            return Err(XtaskError::new("cluster: --record needs SkyRL 0.4.0"));
+        }
+        Ok(options)
     }
-    if record && only.is_some_and(|only| *only != RELEASES[0].version) {
-        return Err(XtaskError::new("cluster: --record needs SkyRL 0.4.0"));
+
+    fn releases(&self) -> impl Iterator<Item = &'static Release> {
+        RELEASES.iter().filter(|release| self.version.is_none_or(|only| only == release.version))
     }
+}
+
+/// Rows of the final table.
+#[derive(Default)]
+struct Table(Vec<String>);
+
+impl Table {
+    /// Runs a check and adds a row with its result and its time.
+    fn check(
+        &mut self,
+        release: &str,
+        server: &str,
+        name: &str,
+        run: impl FnOnce() -> Result<String, XtaskError>,
+    ) -> Result<(), XtaskError> {
+        let start = Instant::now();
+        let result = run()?;
+        let seconds = start.elapsed().as_secs_f64();
+        println!("    {name}: {result} ({seconds:.0} s)");
+        self.0.push(format!("| {release} | {server} | {name} | {result} | {seconds:.0} |"));
+        Ok(())
+    }
+
+    fn print(&self) {
+        println!("\n| SkyRL | Through | Check | Result | Seconds |\n|---|---|---|---|---|");
+        for row in &self.0 {
+            println!("{row}");
+        }
+    }
+}
+
+pub(crate) fn run(arguments: &[&str]) -> Result<(), XtaskError> {
+    let (command, arguments) = match arguments {
+        [command @ ("kills" | "upstreams"), rest @ ..] => (Some(*command), rest),
+        all => (None, all),
+    };
+    let options = Options::parse(arguments)?;
     cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
-    let mut rows = Vec::new();
-    for release in RELEASES.iter().filter(|r| only.is_none_or(|only| *only == r.version)) {
-        let server = SkyrlServer::start(release.version, release.port)?;
-        check(&server, release.version, &mut rows)
-            .map_err(|error| XtaskError::new(format!("{error}\n  log: {}", server.log_path())))?;
-        if record && release.version == RELEASES[0].version {
-            let test = "recorded_server::record_skyrl_0_4";
-            ignored_test("recording", "tinkex", test, &["--all-features"])?
-                .variable("TINKEX_RECORD_URL", server.url())
-                .run()?;
+    let sdk = SdkPrograms::install()?;
+    let mut table = Table::default();
+    for release in options.releases() {
+        match command {
+            Some("kills") => check_kills(release, &options, &sdk, &mut table)?,
+            Some(_) => check_upstreams(release, &sdk, &mut table)?,
+            None => check_all(release, &options, &sdk, &mut table)?,
         }
     }
-    print_table(&rows);
+    table.print();
+    if command.is_none() {
+        print_differences("Contract suite, directly", DIRECT_DIFFERENCES);
+        print_differences("Contract suite, through the gateway", GATEWAY_DIFFERENCES);
+        print_differences("Conformance, through the gateway", CONFORMANCE_DIFFERENCES);
+    }
+    println!("\nLogs and environments: {}", target().join("cluster").display());
     Ok(())
 }
 
-/// Runs all checks against one server.
-fn check(
-    server: &SkyrlServer,
-    version: &'static str,
-    rows: &mut Vec<Row>,
+/// Starts a server with the small model.
+fn start_server(release: &Release) -> Result<SkyrlServer, XtaskError> {
+    let Release { version, port } = *release;
+    SkyrlServer::start(SkyrlSettings { version, port, model: model::create("tiny")? })
+}
+
+/// Runs all checks that kill no server.
+fn check_all(
+    release: &Release,
+    options: &Options,
+    sdk: &SdkPrograms,
+    table: &mut Table,
 ) -> Result<(), XtaskError> {
-    let mut row = |check, run: &dyn Fn() -> Result<String, XtaskError>| {
-        let start = Instant::now();
-        let result = run()?;
-        rows.push(Row { version, check, result, seconds: start.elapsed().as_secs_f64() });
-        Ok::<_, XtaskError>(())
-    };
-    row("contract suite", &|| contract_suite(server))?;
-    let folder = target().join("cluster").join(version).join("program");
-    let program = Program::new(folder, server.url())?;
-    row("tinkex train", &|| program.train())?;
-    row("tinkex sample", &|| program.sample())?;
-    row("tinkex train --resume", &|| program.resume())
+    let server = start_server(release)?;
+    if options.direct {
+        check_directly(&server, release.version, sdk, table)
+            .map_err(|error| with_log(&error, &server.log_path()))?;
+    }
+    if options.record && release.version == RELEASES[0].version {
+        let test = "recorded_server::record_skyrl_0_4";
+        ignored_test("recording", "tinkex", test, &["--all-features"])?
+            .variable("TINKEX_RECORD_URL", server.url())
+            .run()?;
+    }
+    if options.gateway {
+        let upstream = [server.url().to_owned()];
+        let gateway = Gateway::start(release.version, GATEWAY_PORT, &upstream)?;
+        check_gateway(&gateway, &server, release.version, sdk, table)
+            .map_err(|error| with_log(&error, &server.log_path()))
+            .map_err(|error| with_log(&error, &gateway.log_path()))?;
+    }
+    Ok(())
+}
+
+fn with_log(error: &XtaskError, log: &str) -> XtaskError {
+    XtaskError::new(format!("{error}\n  log: {log}"))
+}
+
+/// Runs the checks against SkyRL itself.
+fn check_directly(
+    server: &SkyrlServer,
+    version: &str,
+    sdk: &SdkPrograms,
+    table: &mut Table,
+) -> Result<(), XtaskError> {
+    let (url, model) = (server.url(), server.model());
+    let mut check =
+        |name: &str, run: &dyn Fn() -> _| table.check(version, "nothing", name, || run());
+    check("contract suite", &|| contract_suite(url, &model, DIRECT_DIFFERENCES))?;
+    let folder = target().join("cluster").join(version).join("direct");
+    let program = Program::new(folder, url, &model)?;
+    check("tinkex train", &|| program.train())?;
+    check("tinkex sample", &|| program.sample())?;
+    check("tinkex train --resume", &|| program.resume())?;
+    check("official SDK", &|| sdk.lifecycle_fails(url, &model))
+}
+
+/// Runs the checks through the gateway.
+fn check_gateway(
+    gateway: &Gateway,
+    server: &SkyrlServer,
+    version: &str,
+    sdk: &SdkPrograms,
+    table: &mut Table,
+) -> Result<(), XtaskError> {
+    let (url, model) = (gateway.url(), server.model());
+    let mut check =
+        |name: &str, run: &dyn Fn() -> _| table.check(version, "gateway", name, || run());
+    check("official SDK", &|| sdk.lifecycle(url, &model))?;
+    check("contract suite", &|| contract_suite(url, &model, GATEWAY_DIFFERENCES))?;
+    let names: Vec<&str> = CONFORMANCE_DIFFERENCES.iter().map(|(name, _)| *name).collect();
+    check("conformance", &|| sdk.conformance(url, &model, &names))?;
+    let folder = target().join("cluster").join(version).join("gateway");
+    let program = Program::new(folder, url, &model)?;
+    check("tinkex train", &|| program.train())?;
+    check("tinkex sample", &|| program.sample())?;
+    check("tinkex train --resume", &|| program.resume())?;
+    check("openai chat", &|| sdk.chat(url, &model))
+}
+
+fn check_kills(
+    release: &Release,
+    options: &Options,
+    sdk: &SdkPrograms,
+    table: &mut Table,
+) -> Result<(), XtaskError> {
+    let mut server = start_server(release)?;
+    let log = server.log_path();
+    table
+        .check(release.version, "gateway", "kills", || {
+            kills::check(&mut server, sdk, GATEWAY_PORT, options.seeds)
+        })
+        .map_err(|error| with_log(&error, &log))
+}
+
+fn check_upstreams(
+    release: &Release,
+    sdk: &SdkPrograms,
+    table: &mut Table,
+) -> Result<(), XtaskError> {
+    let ports = [release.port, SECOND_PORT, GATEWAY_PORT];
+    let (model, other) = (model::create("tiny")?, model::create("other")?);
+    table.check(release.version, "gateway", "two models", || {
+        let models = [model.clone(), other];
+        upstreams::different_models(release.version, ports, models, sdk)
+    })?;
+    table.check(release.version, "gateway", "two servers with one model", || {
+        upstreams::same_model(release.version, ports, &model, sdk)
+    })
 }
 
 /// Runs the contract suite and returns a summary.
-fn contract_suite(server: &SkyrlServer) -> Result<String, XtaskError> {
+fn contract_suite(
+    url: &str,
+    model: &str,
+    differences: &[Difference],
+) -> Result<String, XtaskError> {
     let report = target().join("cluster").join("contract-report");
-    let names: Vec<&str> = DIFFERENCES.iter().map(|(name, _)| *name).collect();
+    let names: Vec<&str> = differences.iter().map(|(name, _)| *name).collect();
     let _ = std::fs::remove_file(&report);
-    contract::step(&[("TINKEX_CONTRACT_URL", server.url().to_owned())])?
+    contract::step(&[("TINKEX_CONTRACT_URL", url.to_owned())])?
+        .variable("TINKEX_CONTRACT_MODEL", model)
         .variable("TINKEX_CONTRACT_DIFFERENCES", names.join(","))
         .variable("TINKEX_CONTRACT_REPORT", &report)
         .run()?;
@@ -117,19 +304,9 @@ fn contract_suite(server: &SkyrlServer) -> Result<String, XtaskError> {
     Ok(format!("{passed} passed, {differ} differ, {skipped} without the endpoint"))
 }
 
-fn print_table(rows: &[Row]) {
-    println!("\n| SkyRL | Check | Result | Seconds |\n|---|---|---|---|");
-    for Row { version, check, result, seconds } in rows {
-        println!("| {version} | {check} | {result} | {seconds:.0} |");
-    }
-    println!("\nKnown differences:");
-    for (check, reason) in DIFFERENCES {
+fn print_differences(title: &str, differences: &[Difference]) {
+    println!("\n{title}: checks that fail, and why");
+    for (check, reason) in differences {
         println!("  {check}: {reason}");
     }
-    println!("\nLogs and environments: {}", target().join("cluster").display());
-}
-
-/// Returns the folder of the model that the servers load.
-fn model() -> std::path::PathBuf {
-    root().join("crates/engine/models/tiny")
 }

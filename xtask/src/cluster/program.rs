@@ -8,8 +8,6 @@ use serde_json::{Value, json};
 
 use crate::step::{Step, XtaskError, target, tool};
 
-use super::model;
-
 /// Number of steps of a run.
 const STEPS: usize = 12;
 /// Steps after which the run is killed: a checkpoint exists, and steps follow it.
@@ -18,14 +16,16 @@ const STEPS_BEFORE_KILL: usize = 5;
 const KILL_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Trains and samples with the `tinkex` binary of the debug build.
-pub(super) struct Program<'a> {
+pub(super) struct Program {
     folder: PathBuf,
-    base_url: &'a str,
+    base_url: String,
+    /// Name of the base model on the server, which is also the folder of its tokenizer.
+    model: String,
 }
 
-impl<'a> Program<'a> {
+impl Program {
     /// Creates an empty folder with the training data.
-    pub(super) fn new(folder: PathBuf, base_url: &'a str) -> Result<Self, XtaskError> {
+    pub(super) fn new(folder: PathBuf, base_url: &str, model: &str) -> Result<Self, XtaskError> {
         let failed = |error: std::io::Error| {
             XtaskError::new(format!("cannot prepare {}: {error}", folder.display()))
         };
@@ -38,12 +38,12 @@ impl<'a> Program<'a> {
             })
             .collect();
         std::fs::write(folder.join("examples.jsonl"), examples).map_err(failed)?;
-        Ok(Self { folder, base_url })
+        Ok(Self { folder, base_url: base_url.to_owned(), model: model.to_owned() })
     }
 
     /// Trains a model from start to end.
     pub(super) fn train(&self) -> Result<String, XtaskError> {
-        self.training("run").run()?;
+        self.training("run", STEPS).run()?;
         let losses = self.losses("run")?;
         let (Some((_, first)), Some((_, last))) = (losses.first(), losses.last()) else {
             return Err(XtaskError::new("the run has no metrics"));
@@ -60,7 +60,7 @@ impl<'a> Program<'a> {
         let output = self
             .tinkex(&["sample", &checkpoint, "--prompt", "2 plus 1 is", "--max-tokens", "8"])
             .arguments(&["--seed", "1", "--num-samples", "2", "--json", "--tokenizer"])
-            .argument(model())
+            .argument(&self.model)
             .output()?;
         match output.matches("\"tokens\"").count() {
             2 => Ok("2 samples from the saved weights".to_owned()),
@@ -70,7 +70,7 @@ impl<'a> Program<'a> {
 
     /// Kills a run once it has saved a checkpoint, and resumes it.
     pub(super) fn resume(&self) -> Result<String, XtaskError> {
-        let mut process = self.training("killed").spawn()?;
+        let mut process = self.training("killed", STEPS).spawn()?;
         let start = Instant::now();
         while self.losses("killed").is_ok_and(|losses| losses.len() < STEPS_BEFORE_KILL) {
             let ended = process.try_wait().ok().flatten();
@@ -99,28 +99,25 @@ impl<'a> Program<'a> {
     }
 
     /// Returns the command that trains into the folder `run`.
-    fn training(&self, run: &str) -> Step {
-        let steps = STEPS.to_string();
+    pub(super) fn training(&self, run: &str, steps: usize) -> Step {
+        let steps = steps.to_string();
         self.tinkex(&["train", "--no-progress", "--rank", "8", "--steps", &steps])
             .arguments(&["--batch-size", "4", "--save-every", "3", "--dir"])
             .argument(self.folder.join(run))
-            .argument("--model")
-            .argument(model())
-            .argument("--tokenizer")
-            .argument(model())
+            .arguments(&["--model", &self.model, "--tokenizer", &self.model])
             .argument(self.folder.join("examples.jsonl"))
     }
 
     fn tinkex(&self, arguments: &[&str]) -> Step {
         tool("tinkex", target().join("debug/tinkex"), arguments)
-            .variable("TINKER_BASE_URL", self.base_url)
+            .variable("TINKER_BASE_URL", &self.base_url)
             // The server accepts any key.
             .variable("TINKER_API_KEY", "tml-any")
     }
 
     /// Returns the step and the loss of each complete line of the metrics of a run; empty before
     /// the first.
-    fn losses(&self, run: &str) -> Result<Vec<(usize, f64)>, XtaskError> {
+    pub(super) fn losses(&self, run: &str) -> Result<Vec<(usize, f64)>, XtaskError> {
         let path = self.folder.join(run).join("metrics.jsonl");
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let complete = text.lines().take(text.matches('\n').count());

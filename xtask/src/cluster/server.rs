@@ -1,8 +1,6 @@
 //! [`SkyrlServer`]: a running SkyRL server.
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::python::{self, Packages};
 use crate::step::{XtaskError, root, target};
 
-use super::model;
+use super::http;
 
 /// Time for the server to load its model and to respond to a request.
 const START_TIMEOUT: Duration = Duration::from_secs(180);
@@ -43,58 +41,43 @@ const PACKAGES: &[&str] = &[
     "aiohttp",
 ];
 
+/// Settings of a server.
+#[derive(Clone)]
+pub(super) struct SkyrlSettings {
+    /// Release of SkyRL.
+    pub(super) version: &'static str,
+    pub(super) port: u16,
+    /// Folder of the base model. Its path is the name of the model.
+    pub(super) model: PathBuf,
+}
+
+impl SkyrlSettings {
+    /// Returns the folder of the data and of the log: servers on different ports have different
+    /// ones.
+    fn folder(&self) -> PathBuf {
+        target().join("cluster").join(self.version).join(self.port.to_string())
+    }
+}
+
 /// Server process on a loopback address. Stopped when dropped.
 pub(super) struct SkyrlServer {
+    settings: SkyrlSettings,
+    python: PathBuf,
     process: Child,
     url: String,
-    log: PathBuf,
 }
 
 impl SkyrlServer {
     /// Installs SkyRL if needed, and starts it with an empty database.
-    pub(super) fn start(version: &str, port: u16) -> Result<Self, XtaskError> {
-        let folder = Path::new("cluster").join(version);
-        let skyrl = format!("skyrl=={version}");
-        #[expect(clippy::disallowed_methods, reason = "an option of this command")]
-        let interpreter = std::env::var("PYTHON312").unwrap_or_else(|_| "python3.12".to_owned());
-        let packages = Packages {
-            interpreter: &interpreter,
-            without_dependencies: &[&skyrl],
-            ..Packages::wheels(PACKAGES)
-        };
-        let python = python::environment(&folder.join("python"), &packages)?;
-        let data = target().join(&folder).join("data");
-        let _ = std::fs::remove_dir_all(&data);
-        let failed = |error: std::io::Error| {
-            XtaskError::new(format!("cannot start SkyRL {version}: {error}"))
-        };
-        std::fs::create_dir_all(&data).map_err(failed)?;
-        let log = target().join(&folder).join("server.log");
-        let output = File::create(&log).map_err(failed)?;
-        let scripts = root().join("xtask/skyrl");
-        println!("\n==> SkyRL {version}: starting on port {port}, log {}", log.display());
-        let mut command = Command::new(python);
-        command
-            .arg(scripts.join("serve.py"))
-            .arg(port.to_string())
-            .args(["--backend", "jax", "--base-model"])
-            .arg(model())
-            .arg("--checkpoints-base")
-            .arg(data.join("checkpoints"))
-            .arg("--database-url")
-            .arg(format!("sqlite:///{}", data.join("tinker.db").display()))
-            .args(["--backend-config", r#"{"max_lora_adapters": 32, "max_lora_rank": 32}"#])
-            .env("PYTHONPATH", scripts.join("stand_in"))
-            .env("HF_HUB_OFFLINE", "1")
-            .env("JAX_PLATFORMS", "cpu")
-            .current_dir(&data)
-            .stdin(Stdio::null())
-            .stdout(output.try_clone().map_err(failed)?)
-            .stderr(output);
-        start_group(&mut command);
-        let process = command.spawn().map_err(failed)?;
-        let mut server = Self { process, url: format!("http://127.0.0.1:{port}"), log };
-        server.wait_until_ready(port)?;
+    pub(super) fn start(settings: SkyrlSettings) -> Result<Self, XtaskError> {
+        let python = install(settings.version)?;
+        let folder = settings.folder();
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(folder.join("data")).map_err(|error| start_error(&error))?;
+        let process = spawn(&settings, &python)?;
+        let url = format!("http://127.0.0.1:{}", settings.port);
+        let mut server = Self { settings, python, process, url };
+        server.wait_until_ready()?;
         Ok(server)
     }
 
@@ -102,26 +85,90 @@ impl SkyrlServer {
         &self.url
     }
 
-    pub(super) fn log_path(&self) -> String {
-        self.log.display().to_string()
+    /// Returns the name of the base model.
+    pub(super) fn model(&self) -> String {
+        self.settings.model.display().to_string()
     }
 
-    fn wait_until_ready(&mut self, port: u16) -> Result<(), XtaskError> {
+    pub(super) fn log_path(&self) -> String {
+        self.settings.folder().join("server.log").display().to_string()
+    }
+
+    /// Kills the server and its engine with SIGKILL. Database and checkpoints remain.
+    pub(super) fn kill(&mut self) {
+        stop_group(&mut self.process, "-KILL");
+        let _ = self.process.wait();
+    }
+
+    /// Starts the server again after [`kill`](Self::kill), with its database and checkpoints.
+    pub(super) fn start_again(&mut self) -> Result<(), XtaskError> {
+        self.process = spawn(&self.settings, &self.python)?;
+        self.wait_until_ready()
+    }
+
+    fn wait_until_ready(&mut self) -> Result<(), XtaskError> {
         let start = Instant::now();
         while start.elapsed() < START_TIMEOUT {
             if let Ok(Some(status)) = self.process.try_wait() {
                 let log = self.log_path();
                 return Err(XtaskError::new(format!("SkyRL ended: {status}\n  log: {log}")));
             }
-            if is_healthy(port) {
-                println!("    ready after {:.0} s", start.elapsed().as_secs_f64());
+            if http::get(self.settings.port, "/api/v1/healthz").is_some() {
+                println!("    SkyRL is ready after {:.0} s", start.elapsed().as_secs_f64());
                 return Ok(());
             }
-            std::thread::sleep(Duration::from_millis(500));
+            std::thread::sleep(Duration::from_millis(200));
         }
         let (seconds, log) = (START_TIMEOUT.as_secs(), self.log_path());
         Err(XtaskError::new(format!("SkyRL did not start within {seconds} s\n  log: {log}")))
     }
+}
+
+/// Installs a release of SkyRL, if it is not installed yet. Returns its Python interpreter.
+fn install(version: &str) -> Result<PathBuf, XtaskError> {
+    let skyrl = format!("skyrl=={version}");
+    #[expect(clippy::disallowed_methods, reason = "an option of this command")]
+    let interpreter = std::env::var("PYTHON312").unwrap_or_else(|_| "python3.12".to_owned());
+    let packages = Packages {
+        interpreter: &interpreter,
+        without_dependencies: &[&skyrl],
+        ..Packages::wheels(PACKAGES)
+    };
+    python::environment(&Path::new("cluster").join(version).join("python"), &packages)
+}
+
+fn start_error(error: &std::io::Error) -> XtaskError {
+    XtaskError::new(format!("cannot start SkyRL: {error}"))
+}
+
+/// Starts the process. Its log is appended to that of an earlier process.
+fn spawn(settings: &SkyrlSettings, python: &Path) -> Result<Child, XtaskError> {
+    let (folder, scripts) = (settings.folder(), root().join("xtask/skyrl"));
+    let (data, log) = (folder.join("data"), folder.join("server.log"));
+    let output = File::options().create(true).append(true).open(&log);
+    let output = output.map_err(|error| start_error(&error))?;
+    let SkyrlSettings { version, port, model } = settings;
+    println!("\n==> SkyRL {version}: starting on port {port}, log {}", log.display());
+    let mut command = Command::new(python);
+    command
+        .arg(scripts.join("serve.py"))
+        .arg(port.to_string())
+        .args(["--backend", "jax", "--base-model"])
+        .arg(model)
+        .arg("--checkpoints-base")
+        .arg(data.join("checkpoints"))
+        .arg("--database-url")
+        .arg(format!("sqlite:///{}", data.join("tinker.db").display()))
+        .args(["--backend-config", r#"{"max_lora_adapters": 32, "max_lora_rank": 32}"#])
+        .env("PYTHONPATH", scripts.join("stand_in"))
+        .env("HF_HUB_OFFLINE", "1")
+        .env("JAX_PLATFORMS", "cpu")
+        .current_dir(&data)
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().map_err(|error| start_error(&error))?)
+        .stderr(output);
+    start_group(&mut command);
+    command.spawn().map_err(|error| start_error(&error))
 }
 
 impl Drop for SkyrlServer {
@@ -161,19 +208,4 @@ fn stop_group(server: &mut Child, signal: &str) {
 #[cfg(not(unix))]
 fn stop_group(server: &mut Child, _signal: &str) {
     let _ = server.kill();
-}
-
-/// Returns whether the server on `port` responds with status 200.
-fn is_healthy(port: u16) -> bool {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let request = || {
-        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        stream.write_all(b"GET /api/v1/healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-        let mut response = String::new();
-        stream.read_to_string(&mut response)?;
-        Ok::<_, std::io::Error>(response)
-    };
-    request()
-        .is_ok_and(|response| response.lines().next().is_some_and(|line| line.contains(" 200 ")))
 }

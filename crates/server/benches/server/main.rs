@@ -9,6 +9,7 @@
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 #![expect(clippy::unwrap_used, reason = "an error ends the run")]
 
+mod connection;
 #[path = "../../tests/it/golden_gguf.rs"]
 mod golden_gguf;
 mod llama;
@@ -25,7 +26,8 @@ use tinkex_engine::Engine;
 use tinkex_engine::decode::{DecodingParams, StopConditions};
 use tinkex_engine::sample::{PromptScoring, SampleRequest};
 
-use load::{Connection, Pool, run_samples, send_bodies, watch_health};
+use connection::{Connection, Pool};
+use load::{run_samples, send_bodies, watch_health};
 
 const MODEL: &str = "tiny";
 /// Number of tokens per sample.
