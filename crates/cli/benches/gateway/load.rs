@@ -134,8 +134,9 @@ pub(crate) async fn in_flight(pool: &Pool, rounds: u32) -> f64 {
     let start = Instant::now();
     let on_connection = async |(n, connection): (u32, &Connection)| {
         for round in 0..rounds {
-            let acknowledged = connection.json("/asample", &sample(sampler, n * rounds + round));
-            let result = result(connection, &acknowledged.await).await;
+            let request = sample(sampler, n * rounds + round);
+            let acknowledged = connection.json("/asample", &request).await;
+            let result = result(connection, &acknowledged).await;
             assert!(result.len() > 2_000, "{}", String::from_utf8_lossy(&result));
         }
     };

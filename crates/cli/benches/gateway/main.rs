@@ -32,8 +32,7 @@ const ALONE: u32 = 300;
 struct Measurement(String, f64, Option<f64>);
 
 fn main() -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all();
-    let runtime = { runtime }.build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let measurements = runtime.block_on(measure());
     println!("\n| | Measured | Limit | |\n|---|---|---|---|");
     let mut missed = false;
