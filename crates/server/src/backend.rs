@@ -208,9 +208,29 @@ impl Backends {
     }
 }
 
+/// Largest seed that is sent to a server of an older protocol. SkyRL computes with signed 32-bit
+/// seeds and adds the index of the sample.
+const MAX_OLDER_SEED: u64 = (1 << 30) - 1;
+
+/// Returns the seed for a server of an older protocol: small seeds as they are, others folded.
+pub(crate) fn older_seed(seed: u64) -> u64 {
+    match seed {
+        0..=MAX_OLDER_SEED => seed,
+        _ => (seed ^ (seed >> 30) ^ (seed >> 60)) & MAX_OLDER_SEED,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seeds_for_older_servers_are_small() {
+        assert_eq!(older_seed(7), 7);
+        assert_eq!(older_seed(MAX_OLDER_SEED), MAX_OLDER_SEED);
+        assert!([u64::MAX, 1 << 30, 1 << 62].map(older_seed).iter().all(|s| *s <= MAX_OLDER_SEED));
+        assert_ne!(older_seed(1 << 40), older_seed(1 << 41));
+    }
 
     #[test]
     fn weights_on_an_upstream_are_stored_as_text() {

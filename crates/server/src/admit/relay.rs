@@ -12,7 +12,7 @@ use tinkex_wire::{
 };
 
 use super::sampling::{EngineSample, engine_sample};
-use crate::backend::{Backend, RemoteWeights, UpstreamEntry};
+use crate::backend::{Backend, RemoteWeights, UpstreamEntry, older_seed};
 use crate::error::ServerError;
 use crate::inference::TokenSink;
 use crate::models::{BaseModel, ModelSource};
@@ -188,7 +188,8 @@ pub(crate) fn sample(
     let EngineSample { .. } =
         engine_sample(state, &base, &request, (StopConditions::default(), None), seed)?;
     let entry = require(state, &upstream)?;
-    if entry.status().losses.is_some() {
+    let is_older = entry.status().losses.is_some();
+    if is_older {
         let unsupported = [
             ("topk_prompt_logprobs", request.topk_prompt_logprobs > 0),
             ("topk_sample_logprobs", request.topk_sample_logprobs > 0),
@@ -206,7 +207,7 @@ pub(crate) fn sample(
             request.sampling_params.max_tokens = Some(u32::try_from(rest).unwrap_or(u32::MAX));
         }
     }
-    request.sampling_params.seed = Some(seed);
+    request.sampling_params.seed = Some(if is_older { older_seed(seed) } else { seed });
     let base_model = base.name.clone();
     let sample = RelayedSample { upstream, base_model, path, session, request, sink };
     Ok(Operation::Relay(Box::new(sample)))

@@ -11,6 +11,7 @@ use tinkex_wire::{ModelId, RequestId};
 
 use super::Upstream;
 use super::fault::Fault;
+use crate::backend::older_seed;
 use crate::error::ServerError;
 use crate::store::{FailureCategory, LoraSettings, RemoteModel, RequestKind, RunRecord};
 
@@ -33,8 +34,9 @@ impl ModelHandle {
         optimizer: &tinkex::OptimizerConfig,
     ) -> Result<Self, Fault> {
         let session = UpstreamSession::open(&upstream.service).await?;
+        let seed = if upstream.is_older() { older_seed(lora.seed) } else { lora.seed };
         let lora = LoraConfig::with_rank(lora.rank)
-            .seed(Some(lora.seed))
+            .seed(Some(seed))
             .train_unembed(lora.train_unembed)
             .train_mlp(lora.train_mlp)
             .train_attn(lora.train_attn);
