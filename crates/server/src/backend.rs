@@ -51,6 +51,15 @@ pub(crate) struct RemoteWeights {
 /// Separates the name of an upstream from a path.
 const SEPARATOR: char = '>';
 
+#[cfg(feature = "upstream")]
+impl RemoteWeights {
+    /// Returns the path on the upstream of the weights `folder`, as records store it; `None` if the
+    /// weights are in a folder.
+    pub(crate) fn path_in(folder: &str) -> Option<&str> {
+        folder.split_once(SEPARATOR).map(|(_, path)| path)
+    }
+}
+
 impl fmt::Display for RemoteWeights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{SEPARATOR}{}", self.upstream, self.path)
@@ -80,13 +89,13 @@ pub(crate) struct Backends {
 pub(crate) struct UpstreamEntry {
     pub(crate) queue: Queue,
     status: Mutex<UpstreamStatus>,
-    /// Work that has no place in the queue: it belongs to no run and needs no order.
+    /// Work that needs no order and is not stored: a job that the process does not finish is lost.
     jobs: Mutex<Vec<UpstreamJob>>,
 }
 
 /// Work on the checkpoints of an upstream.
 pub(crate) enum UpstreamJob {
-    /// Deletes weights, given as records store them, that nothing refers to any more.
+    /// Deletes weights, given as records store them, once no durable record refers to them.
     Delete(String),
     /// Copies weights for sampling into a new folder.
     Download(WeightsDownload),
@@ -170,8 +179,8 @@ impl Backends {
         std::iter::once(&self.engine).chain(self.upstreams.values().map(|entry| &entry.queue))
     }
 
-    /// Notes that nothing refers to weights any more. Has an effect for those on an upstream, which
-    /// are deleted there; the expiry task removes folders by itself.
+    /// Deletes weights on an upstream to which no record refers any more. Has no effect on weights in
+    /// a folder, which the expiry task removes.
     pub(crate) fn discard(&self, folder: String) {
         if let Backend::Upstream(name) = Backend::of_weights(&folder)
             && let Some(entry) = self.upstreams.get(&name)

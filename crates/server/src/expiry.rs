@@ -172,13 +172,19 @@ pub(crate) fn end_sessions(
         Box::new(move |written| {
             if written.is_ok() {
                 let mut store = callback_state.store();
+                let mut sampled = Vec::new();
                 for record in &records {
                     let Record::Session(SessionRecord { id, end: Some(end), .. }) = record else {
                         continue;
                     };
                     fail_queued(&callback_state, &mut store, id, end);
+                    let samplers = store.samplers.values().filter(|entry| entry.row.session == *id);
+                    sampled.extend(samplers.filter_map(|entry| entry.row.folder.clone()));
                 }
                 store.apply_all(records);
+                drop(store);
+                // Those of the sampling sessions that have no checkpoint path.
+                sampled.into_iter().for_each(|folder| callback_state.backends.discard(folder));
             }
             drop(guard);
             on_written(written);

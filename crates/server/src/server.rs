@@ -25,7 +25,7 @@ use crate::queue::Queue;
 use crate::random::RandomSource;
 use crate::routes;
 use crate::state::ServerState;
-use crate::store::Store;
+use crate::store::{Store, UnfinishedRequest};
 use crate::stream::WriteTimeoutStream;
 use crate::task::{self, Executor, LoopHandle, TaskHandle};
 use crate::worker::Worker;
@@ -34,6 +34,8 @@ use crate::worker::Worker;
 const CONNECTION_GRACE: Duration = Duration::from_secs(2);
 /// Interval at which the time is saved for the next start.
 const CLOCK_SAVE_INTERVAL: Duration = Duration::from_secs(300);
+/// Interval at which restored samples look whether their upstream has responded.
+const REACHED_INTERVAL: Duration = Duration::from_millis(200);
 /// Delay after a failed `accept`. The usual cause is that the process has too many open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
@@ -375,12 +377,17 @@ impl OpenedServer {
     pub(crate) async fn start(self) -> Result<ServerHandles, StartError> {
         let Self { state, lock } = self;
         let data_dir = state.options.data_dir.display().to_string();
-        restore_requests(&state).map_err(StartError::io(StartAction::Read, data_dir))?;
+        let waiting =
+            restore_requests(&state).map_err(StartError::io(StartAction::Read, data_dir))?;
         check_aliases(&state);
         expiry::remove_expired(&state).await;
         let worker = Worker::start(&state)
             .map_err(StartError::io(StartAction::Spawn, "the worker thread"))?;
-        let upstream_tasks = start_upstreams(&state).await?;
+        let mut upstream_tasks = start_upstreams(&state).await?;
+        if !waiting.is_empty() {
+            let readmit = readmit_when_reached(Arc::clone(&state), waiting);
+            upstream_tasks.push(state.executor.spawn("restored samples", readmit));
+        }
         let expiry_task = state.executor.spawn("expiry", expire_periodically(Arc::clone(&state)));
         let worker = Some(worker);
         Ok(ServerHandles { state, worker, upstream_tasks, expiry_task, _lock: lock })
@@ -496,8 +503,9 @@ fn check_aliases(state: &ServerState) {
     }
 }
 
-/// Enqueues the requests that were accepted before the restart and have no result.
-fn restore_requests(state: &Arc<ServerState>) -> io::Result<()> {
+/// Enqueues the requests that were accepted before the restart and have no result. Returns those
+/// that must wait until an upstream has responded.
+fn restore_requests(state: &Arc<ServerState>) -> io::Result<Vec<UnfinishedRequest>> {
     admit::restore_losses(state);
     let drop_all = state.options.drop_undone == DropUndone::All;
     let unfinished = {
@@ -516,14 +524,44 @@ fn restore_requests(state: &Arc<ServerState>) -> io::Result<()> {
             "all unfinished requests fail because the server was started with --drop-undone=all"
         );
     }
+    let mut waiting = Vec::new();
     for request in unfinished {
         if drop_all {
             admit::drop_undone(state, &request.row);
+        } else if admit::waits_for_upstream(state, &request.row) {
+            waiting.push(request);
         } else {
             admit::readmit(state, request)?;
         }
     }
-    Ok(())
+    Ok(waiting)
+}
+
+/// Enqueues requests once their upstreams have responded, or when the time for which requests wait
+/// for an upstream is over.
+async fn readmit_when_reached(state: Arc<ServerState>, mut waiting: Vec<UnfinishedRequest>) {
+    let start = tokio::time::Instant::now();
+    while !waiting.is_empty() {
+        tokio::time::sleep(REACHED_INTERVAL).await;
+        let is_over = start.elapsed() >= state.options.timeouts.upstream;
+        let waits = |request: &UnfinishedRequest| {
+            !is_over && admit::waits_for_upstream(&state, &request.row)
+        };
+        let (still_waiting, ready): (Vec<_>, Vec<_>) = waiting.into_iter().partition(waits);
+        waiting = still_waiting;
+        for request in ready {
+            let (owner, id) = (Arc::clone(&state), request.row.id.clone());
+            let readmit = move || admit::readmit(&owner, request);
+            if let Ok(Err(error)) = state.executor.run_job(readmit).await {
+                tracing::warn!(
+                    target: log::STORAGE,
+                    request_id = %id,
+                    %error,
+                    "cannot read an unfinished request; it is executed after the next start"
+                );
+            }
+        }
+    }
 }
 
 /// Removes expired objects at the expiry interval, and keeps the clock.

@@ -380,6 +380,26 @@ fn submit_response(row: &RequestRecord) -> SubmitResponse {
     SubmitResponse::new(row.id.clone()).model_id(model_id).sample_sequence_ids(sample_sequence_ids)
 }
 
+/// Returns whether a stored request must wait for an upstream: the models and the protocol of an
+/// upstream are not known until it responds, and a sample would fail because of it.
+pub(crate) fn waits_for_upstream(state: &ServerState, row: &RequestRecord) -> bool {
+    let SequenceScope::Sampler(sampler) = &row.scope else { return false };
+    let sampler = state.store().samplers.get(sampler).map(|entry| entry.row.clone());
+    let Some(sampler) = sampler else { return false };
+    match sampler.folder.as_deref().map(Backend::of_weights) {
+        Some(Backend::Engine) => false,
+        Some(Backend::Upstream(name)) => {
+            let upstream = state.backends.upstream(&name);
+            upstream.is_some_and(|upstream| !upstream.status().was_reached)
+        }
+        None => {
+            let mut upstreams = state.backends.upstreams();
+            state.models.get(&sampler.base_model).is_none()
+                && upstreams.any(|(_, upstream)| !upstream.status().was_reached)
+        }
+    }
+}
+
 /// Enqueues a request that was admitted before a restart.
 ///
 /// # Errors

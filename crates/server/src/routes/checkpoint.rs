@@ -263,13 +263,33 @@ async fn convert_service_names(
     converted.map_err(|error| ServerError::Internal(format!("cannot download {path}: {error}")))
 }
 
-/// Copies the files of a checkpoint that is on an upstream into a folder, and returns the record with
-/// that folder. The folder is kept while its download URLs are valid.
-async fn copy_from_upstream(
-    state: &ServerState,
-    row: CheckpointRecord,
-) -> Result<CheckpointRecord, ServerError> {
-    let Ok(RemoteWeights { upstream, path }) = row.folder.parse() else { return Ok(row) };
+/// Copy of weights from an upstream in a folder under `weights/`. The expiry task removes the folder
+/// after this is dropped.
+struct WeightsCopy<'a> {
+    state: &'a ServerState,
+    folder: String,
+}
+
+impl WeightsCopy<'_> {
+    /// Keeps the folder, for a [`DownloadGrant`] that refers to it, and returns its name.
+    fn keep(mut self) -> String {
+        std::mem::take(&mut self.folder)
+    }
+}
+
+impl Drop for WeightsCopy<'_> {
+    fn drop(&mut self) {
+        self.state.store().unfinished_folders.remove(&self.folder);
+    }
+}
+
+/// Copies the files of a checkpoint that is on an upstream into a folder; returns `None` if they are
+/// in a folder already.
+async fn copy_from_upstream<'a>(
+    state: &'a ServerState,
+    row: &CheckpointRecord,
+) -> Result<Option<WeightsCopy<'a>>, ServerError> {
+    let Ok(RemoteWeights { upstream, path }) = row.folder.parse() else { return Ok(None) };
     let unavailable = |reason: String| {
         let message = format!("cannot copy {} from upstream {upstream}: {reason}", row.path);
         ServerError::Unavailable(message)
@@ -278,19 +298,17 @@ async fn copy_from_upstream(
     let entry = entry.ok_or_else(|| unavailable("it is not configured".to_owned()))?;
     let folder = format!("download-{}", state.random.id());
     state.store().unfinished_folders.insert(folder.clone());
+    let copy = WeightsCopy { state, folder };
     let (done, copied) = oneshot::channel();
     entry.add_job(UpstreamJob::Download(WeightsDownload {
         base_model: row.base_model.clone(),
         path,
-        folder: state.weights_dir.join(&folder),
+        folder: state.weights_dir.join(&copy.folder),
         done,
     }));
     let copied = copied.await.unwrap_or_else(|_| Err("the server is shutting down".to_owned()));
-    if let Err(reason) = copied {
-        state.store().unfinished_folders.remove(&folder);
-        return Err(unavailable(reason));
-    }
-    Ok(CheckpointRecord { folder, ..row })
+    copied.map_err(unavailable)?;
+    Ok(Some(copy))
 }
 
 /// Returns URLs of the checkpoint's files that are valid for a limited time without an API key.
@@ -307,8 +325,8 @@ pub(super) async fn download_urls(
         return Err(ServerError::invalid(message).into());
     }
     let row = find(&state.store(), &path)?;
-    let row = copy_from_upstream(state, row).await?;
-    let folder = state.weights_dir.join(&row.folder);
+    let copy = copy_from_upstream(state, &row).await?;
+    let folder = state.weights_dir.join(copy.as_ref().map_or(&row.folder, |copy| &copy.folder));
     convert_service_names(state, &path, folder.clone()).await?;
     let entries = std::fs::read_dir(&folder).map_err(|error| ServerError::read_failed(&error))?;
     let token = state.random.id();
@@ -323,15 +341,20 @@ pub(super) async fn download_urls(
             (file, url)
         })
         .collect();
-    let grant = DownloadGrant { folder: row.folder, expires: Instant::now() + DOWNLOAD_TTL };
+    let folder = copy.map_or(row.folder, WeightsCopy::keep);
+    let grant = DownloadGrant { folder, expires: Instant::now() + DOWNLOAD_TTL };
+    let mut ended = Vec::new();
     let mut downloads = state.downloads();
     while downloads.len() >= MAX_DOWNLOADS {
         let oldest = downloads.iter().min_by_key(|(_, grant)| grant.expires);
         let Some(oldest) = oldest.map(|(token, _)| token.clone()) else { break };
-        downloads.remove(&oldest);
+        ended.extend(downloads.remove(&oldest).map(|grant| grant.folder));
     }
     downloads.insert(token, grant);
     drop(downloads);
+    for folder in ended {
+        state.store().unfinished_folders.remove(&folder);
+    }
     let expires = timestamp(state.clock.in_seconds(DOWNLOAD_TTL.as_secs()));
     to_json(&ExternalWeightsUrls::new(urls, expires))
 }

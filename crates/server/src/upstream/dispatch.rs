@@ -9,20 +9,29 @@ use tinkex_wire::ModelId;
 use tokio::sync::Notify;
 
 use super::Upstream;
-use super::run::{RunTask, delete_weights};
+use super::run::{RunTask, delete_unreferenced};
 use crate::backend::{UpstreamEntry, UpstreamJob};
 use crate::operation::{Operation, QueuedRequest};
+use crate::task::TaskHandle;
 
-/// Maximum time between two looks at the queue: a held request may have waited long enough.
+/// Maximum time between two looks at the queue: a request may have waited long enough for missing
+/// sequence numbers.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
-/// Task that drives a model.
+/// Task that drives a model. Dropping it aborts the task.
 struct ModelTask {
     wake: Arc<Notify>,
-    task: crate::task::TaskHandle,
+    task: TaskHandle,
 }
 
-/// Dispatches requests until the server stops.
+impl Drop for ModelTask {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Dispatches requests until the server stops. The tasks of the models end with it: a stopped server
+/// must send nothing to models that the next one continues with.
 pub(super) async fn run(upstream: Arc<Upstream>) {
     let mut models: HashMap<ModelId, ModelTask> = HashMap::new();
     clean_up_ended_runs(&upstream);
@@ -35,9 +44,7 @@ pub(super) async fn run(upstream: Arc<Upstream>) {
             upstream.samplers.cancel(&upstream, &id);
         }
         for model in work.dropped {
-            if let Some(dropped) = models.remove(&model) {
-                dropped.task.abort();
-            }
+            drop(models.remove(&model));
             let cleanup = RunTask::clean_up(Arc::clone(&upstream), model);
             upstream.state.executor.spawn("upstream cleanup", cleanup);
         }
@@ -45,22 +52,19 @@ pub(super) async fn run(upstream: Arc<Upstream>) {
             let owner = Arc::clone(&upstream);
             let work = async move {
                 match job {
-                    UpstreamJob::Delete(folder) => delete_weights(&owner, &folder).await,
+                    UpstreamJob::Delete(folder) => delete_unreferenced(&owner, &folder).await,
                     UpstreamJob::Download(download) => owner.download(download).await,
                 }
             };
             upstream.state.executor.spawn("upstream job", work);
         }
         if work.stopping {
-            break;
+            return;
         }
         for model in upstream.queue().waiting_models() {
             wake(&upstream, &mut models, model);
         }
         upstream.queue().changed(MAX_WAIT).await;
-    }
-    for model in models.values() {
-        model.task.abort();
     }
 }
 

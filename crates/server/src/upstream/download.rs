@@ -21,9 +21,10 @@ impl Upstream {
     /// Copies weights into a new folder.
     pub(super) async fn download(&self, download: WeightsDownload) {
         let WeightsDownload { base_model, path, folder, done } = download;
-        let copied = match self.is_older() {
-            false => self.download_files(&path, &folder).await,
-            true => self.download_archive(base_model, path, &folder).await,
+        let copied = match (self.require_reached(), self.is_older()) {
+            (Err(fault), _) => Err(fault),
+            (Ok(()), false) => self.download_files(&path, &folder).await,
+            (Ok(()), true) => self.download_archive(base_model, path, &folder).await,
         };
         // The client may have disconnected.
         let _ = done.send(copied.map_err(|fault| fault.reason().to_owned()));
@@ -47,7 +48,9 @@ impl Upstream {
         let rest = sampled.strip_prefix("tinker://").unwrap_or(&sampled);
         let (Some((run, _)), Some((_, name))) = (rest.split_once('/'), rest.rsplit_once('/'))
         else {
-            return Err(failed(format!("the upstream has an unexpected path {sampled}")));
+            let message =
+                format!("the upstream saved the weights under an unexpected path {sampled}");
+            return Err(failed(message));
         };
         let url = format!(
             "{}/api/v1/training_runs/{run}/checkpoints/{name}/archive",

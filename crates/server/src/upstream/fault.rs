@@ -27,12 +27,25 @@ impl Fault {
             | Self::Failed(_, reason) => reason,
         }
     }
+
+    /// Returns the fault for a request that the upstream has accepted: if it does not respond now, it
+    /// may execute the request all the same.
+    pub(super) fn into_doubt(self) -> Self {
+        match self {
+            Self::Unavailable(reason) => Self::InDoubt(reason),
+            other => other,
+        }
+    }
 }
 
 /// Parts of the messages with which upstreams report that they do not have a model, a session or a
 /// future any more.
 const LOST: [&str; 5] =
     ["not loaded", "Model not found", "no longer exists", "does not exist", "has ended"];
+
+/// Parts of the messages with which upstreams report that they do not have a checkpoint: those of
+/// SkyRL and of this server. A new model does not change that.
+const NO_CHECKPOINT: [&str; 2] = ["Checkpoint not found", "checkpoint tinker://"];
 
 /// Part of the message with which SkyRL reports that no slot is free for a model.
 const NO_SLOT: &str = "Maximum number of LoRA adapters";
@@ -49,6 +62,9 @@ impl From<Error> for Fault {
             | ErrorKind::Billing
             | ErrorKind::Auth
             | ErrorKind::Certificate => Self::Unavailable(message),
+            ErrorKind::NotFound if NO_CHECKPOINT.iter().any(|part| message.contains(part)) => {
+                Self::Failed(FailureCategory::User, message)
+            }
             ErrorKind::Expired | ErrorKind::NotFound => Self::Lost(message),
             _ if is_lost() => Self::Lost(message),
             _ if message.contains(NO_SLOT) => Self::Unavailable(message),

@@ -21,13 +21,15 @@ use std::time::Duration;
 use tinkex::{RetryPolicy, ServiceClient};
 use tokio::time::Instant;
 
+use self::fault::Fault;
 use crate::backend::{Backend, UpstreamEntry};
 use crate::options::UpstreamOptions;
 use crate::queue::Queue;
 use crate::state::ServerState;
 use crate::task::TaskHandle;
 
-/// Time for which one call is repeated before its task decides again whether to wait.
+/// Time for which the client repeats a request that may be repeated. Then the task that made it
+/// decides whether to wait longer.
 const CALL_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Maximum time for which the start waits for the upstreams.
@@ -74,8 +76,19 @@ impl Upstream {
         self.state.backends.upstream(&self.name)
     }
 
-    /// Returns whether the upstream has an older protocol: it must be sampled from models of their
-    /// own, and unloads models on request.
+    /// Checks that the upstream has responded, so that its protocol is known.
+    ///
+    /// # Errors
+    /// [`Fault::Unavailable`] if it has not.
+    fn require_reached(&self) -> Result<(), Fault> {
+        match self.entry().is_some_and(|entry| entry.status().was_reached) {
+            true => Ok(()),
+            false => Err(Fault::Unavailable("it has not responded yet".to_owned())),
+        }
+    }
+
+    /// Returns whether the upstream has an older protocol: checkpoints are sampled with models of
+    /// their own, and models are unloaded on request. False until the upstream was reached.
     fn is_older(&self) -> bool {
         self.entry().is_some_and(|entry| entry.status().losses.is_some())
     }

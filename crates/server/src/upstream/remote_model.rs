@@ -7,7 +7,7 @@ use tinkex::wire::{
 };
 use tinkex::{AdamParams, LoraConfig, UpstreamSession};
 use tinkex_wire::codec::json;
-use tinkex_wire::{ModelId, RequestId};
+use tinkex_wire::{ForwardBackwardOutput, ModelId, RequestId};
 
 use super::Upstream;
 use super::fault::Fault;
@@ -33,6 +33,7 @@ impl ModelHandle {
         lora: &LoraSettings,
         optimizer: &tinkex::OptimizerConfig,
     ) -> Result<Self, Fault> {
+        upstream.require_reached()?;
         let session = UpstreamSession::open(&upstream.service).await?;
         let seed = if upstream.is_older() { older_seed(lora.seed) } else { lora.seed };
         let lora = LoraConfig::with_rank(lora.rank)
@@ -43,10 +44,11 @@ impl ModelHandle {
         let request = CreateModel::new(session.id().clone(), 0, base_model)
             .lora_config(Some(lora))
             .optimizer_config(optimizer.clone());
-        // A model that was created in doubt ends with its session.
+        // If it is not known whether the upstream created the model, the model ends with its
+        // session.
         let created = async {
             let accepted = session.submit(&request).await?;
-            Ok::<_, Fault>(session.result::<CreateModel>(&accepted.request_id).await?)
+            result::<CreateModel>(&session, &accepted.request_id).await
         };
         match created.await {
             Ok(created) => {
@@ -64,6 +66,7 @@ impl ModelHandle {
 
     /// Continues with a model that an earlier process created.
     pub(super) async fn adopt(upstream: &Upstream, model: &RemoteModel) -> Result<Self, Fault> {
+        upstream.require_reached()?;
         let session = UpstreamSession::adopt(&upstream.service, model.session.clone()).await?;
         session.check().await?;
         let (id, next_seq) = (model.id.clone(), model.next_seq);
@@ -80,7 +83,7 @@ impl ModelHandle {
     async fn execute<S: SubmitRequest>(&mut self, request: &S) -> Result<S::Output, Fault> {
         let accepted = self.session.submit(request).await?;
         self.next_seq += 1;
-        Ok(self.session.result::<S>(&accepted.request_id).await?)
+        result::<S>(&self.session, &accepted.request_id).await
     }
 
     /// Sends a stored training pass or optimizer step. Returns its id on the upstream.
@@ -146,12 +149,12 @@ impl ModelHandle {
         })
     }
 
-    /// Removes the model from the upstream. Does what it can: a model that remains is removed with
+    /// Removes the model from the upstream. Ignores failures: a model that remains is removed with
     /// its session, which gets no more heartbeats.
     pub(super) async fn unload(mut self, upstream: &Upstream) {
         if upstream.is_older() {
             if self.gradients_pending {
-                // SkyRL leaves accumulated gradients to the next model in the same place.
+                // SkyRL leaves accumulated gradients to the next model in the same slot.
                 let seq = self.seq();
                 let mut step = OptimStep::new(self.id.clone(), AdamParams::with_learning_rate(0.0));
                 step.seq_id = Some(seq);
@@ -175,6 +178,38 @@ impl ModelHandle {
             accepted: Vec::new(),
         }
     }
+}
+
+/// Waits for the result of a request that the upstream has accepted.
+pub(super) async fn result<S: SubmitRequest>(
+    session: &UpstreamSession,
+    id: &RequestId,
+) -> Result<S::Output, Fault> {
+    confirm(session, session.result::<S>(id).await).await
+}
+
+/// Waits for the result of a training pass that the upstream has accepted.
+pub(super) async fn pass_result(
+    session: &UpstreamSession,
+    id: &RequestId,
+) -> Result<ForwardBackwardOutput, Fault> {
+    confirm(session, session.pass_result(id).await).await
+}
+
+/// Returns a result if it is that of a request of this session.
+///
+/// The request ids of an older server are numbers that start at 1 again if its database is lost. The
+/// result may then be that of a request to the new database, which does not have the session.
+pub(super) async fn confirm<T>(
+    session: &UpstreamSession,
+    result: tinkex::Result<T>,
+) -> Result<T, Fault> {
+    let result = result.map_err(Fault::from);
+    let has_response = matches!(result, Ok(_) | Err(Fault::Failed(..)));
+    if has_response && !session.has_current_protocol() {
+        session.check().await?;
+    }
+    result
 }
 
 /// Returns the fault of a stored request that cannot be decoded.

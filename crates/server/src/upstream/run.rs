@@ -8,6 +8,7 @@
 //! weights that count.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,12 +21,12 @@ use tinkex_wire::{
     OptimStepOutput, PassMode, RequestId, SamplerId, SamplerWeightsSaved, TinkerPath,
     WeightsLoaded,
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::Upstream;
 use super::fault::Fault;
-use super::remote_model::{self, ModelHandle, unreadable};
+use super::remote_model::{self, ModelHandle, pass_result, result, unreadable};
 use crate::backend::RemoteWeights;
 use crate::log;
 use crate::model_outcome::{
@@ -36,7 +37,7 @@ use crate::outcome::{Outcome, record_outcome};
 use crate::state::ServerState;
 use crate::store::{
     AcceptedRequest, ChangeRecord, FailureCategory, Record, RemoteModel, RequestKind, ResultKind,
-    RunRecord, SamplerRecord, SnapshotRecord, UpstreamRun, UsageMeter,
+    RunRecord, SamplerRecord, SnapshotRecord, Store, UpstreamRun, UsageMeter,
 };
 
 /// Maximum number of requests of a model that the upstream has accepted and not finished.
@@ -68,8 +69,9 @@ pub(super) struct RunTask {
 
 /// A request that was taken from the queue.
 struct PendingRequest {
-    request: QueuedRequest,
+    id: RequestId,
     seq: u64,
+    operation: Arc<ModelOperation>,
     /// Id on the upstream, if it has accepted the request.
     accepted: Option<RequestId>,
 }
@@ -81,15 +83,24 @@ struct Outage {
 }
 
 impl PendingRequest {
-    fn operation(&self) -> Option<&ModelOperation> {
-        match &self.request.operation {
-            Operation::Model { operation, .. } => Some(operation),
-            _ => None,
-        }
+    /// Returns whether the request is sent on as it is.
+    fn is_relay(&self) -> bool {
+        matches!(&*self.operation, ModelOperation::Relay { .. })
     }
 
-    fn is_relay_of(&self, wanted: RequestKind) -> bool {
-        matches!(self.operation(), Some(ModelOperation::Relay { kind, .. }) if *kind == wanted)
+    fn is_optim_step(&self) -> bool {
+        matches!(&*self.operation, ModelOperation::Relay { kind: RequestKind::OptimStep, .. })
+    }
+}
+
+impl Drop for RunTask {
+    /// Fails the requests in flight if the session of the model has ended, which aborts the task.
+    /// If the server stops, they have no outcome and are executed after the next start.
+    fn drop(&mut self) {
+        for pending in std::mem::take(&mut self.pending) {
+            let Err(failed) = open_run(&self.state, &self.model) else { return };
+            record_outcome(&self.state, &mut self.state.store(), &pending.id, failed);
+        }
     }
 }
 
@@ -108,9 +119,10 @@ impl RunTask {
                 self.wake.notified().await;
                 continue;
             };
-            let result = match first.operation() {
-                Some(ModelOperation::Relay { .. }) => self.advance().await,
-                _ => self.execute_alone().await.map(Some),
+            let result = if first.is_relay() {
+                self.advance().await
+            } else {
+                self.execute_first().await.map(Some)
             };
             match result {
                 Ok(Some(outcome)) => self.finish_first(outcome),
@@ -130,12 +142,9 @@ impl RunTask {
         while self.pending.len() < MAX_IN_FLIGHT && !self.checkpoint_is_next() {
             let (is_first, after_step) = match self.pending.back() {
                 None => (true, false),
-                Some(last) => (false, last.is_relay_of(RequestKind::OptimStep)),
+                Some(last) => (false, last.is_optim_step()),
             };
-            let only_relays = self
-                .pending
-                .iter()
-                .all(|pending| matches!(pending.operation(), Some(ModelOperation::Relay { .. })));
+            let only_relays = self.pending.iter().all(PendingRequest::is_relay);
             let accept = |operation: &ModelOperation| match operation {
                 ModelOperation::Relay { kind: RequestKind::OptimStep, .. } => only_relays,
                 ModelOperation::Relay { .. } => is_first || (after_step && only_relays),
@@ -144,10 +153,13 @@ impl RunTask {
             let Some(request) = self.upstream.queue().take_next(&self.model, accept) else {
                 return;
             };
-            let Operation::Model { seq, .. } = &request.operation else { continue };
-            let seq = *seq;
-            let accepted = self.accepted_before(seq);
-            self.pending.push_back(PendingRequest { request, seq, accepted });
+            let QueuedRequest { id, operation: Operation::Model { seq, operation, .. }, .. } =
+                request
+            else {
+                continue;
+            };
+            let (operation, accepted) = (Arc::new(operation), self.accepted_before(seq));
+            self.pending.push_back(PendingRequest { id, seq, operation, accepted });
         }
     }
 
@@ -159,8 +171,8 @@ impl RunTask {
         accepted.into_iter().find(|accepted| accepted.seq == seq).map(|accepted| accepted.id)
     }
 
-    /// Sends the pending requests and waits for the result of the first, or for a new request.
-    /// Returns the outcome of the first.
+    /// Sends the pending requests and waits for the result of the first. Returns its outcome, or
+    /// `None` if there is another request to send before.
     async fn advance(&mut self) -> Result<Option<Outcome>, Fault> {
         let run = match open_run(&self.state, &self.model) {
             Ok(run) => run,
@@ -171,26 +183,29 @@ impl RunTask {
         let (Some(handle), Some(first)) = (&self.handle, self.pending.front()) else {
             return Ok(None);
         };
-        let Some(Operation::Model { operation: ModelOperation::Relay { kind, body }, .. }) =
-            Some(&first.request.operation)
-        else {
-            return Ok(None);
-        };
-        let (kind, body) = (*kind, body.clone());
+        let ModelOperation::Relay { kind, body } = &*first.operation else { return Ok(None) };
         let Some(id) = first.accepted.clone() else { return Ok(None) };
-        let session = handle.session.clone();
-        let result = async {
-            match kind {
-                RequestKind::OptimStep => {
-                    let output = session.result::<OptimStep>(&id).await?;
-                    Ok(step_outcome(&output))
+        let (kind, body) = (*kind, body.clone());
+        let (state, session) = (Arc::clone(&self.state), handle.session.clone());
+        let mut outcome = pin!(async {
+            Ok::<_, Fault>(match kind {
+                RequestKind::OptimStep => step_outcome(&result::<OptimStep>(&session, &id).await?),
+                _ => pass_outcome(&state, &run, &body, &pass_result(&session, &id).await?),
+            })
+        });
+        loop {
+            tokio::select! {
+                outcome = &mut outcome => return outcome.map(Some),
+                // Continue the poll unless there is something to send: a poll that starts again
+                // each time would never notice that the upstream does not respond.
+                () = self.wake.notified() => {
+                    let known = self.pending.len();
+                    self.take_requests();
+                    if self.pending.len() > known {
+                        return Ok(None);
+                    }
                 }
-                _ => Ok(self.pass_outcome(&run, &body, &session.pass_result(&id).await?)),
             }
-        };
-        tokio::select! {
-            outcome = result => outcome.map(Some),
-            () = self.wake.notified() => Ok(None),
         }
     }
 
@@ -200,9 +215,7 @@ impl RunTask {
             if self.pending[i].accepted.is_some() {
                 continue;
             }
-            let Operation::Model { operation: ModelOperation::Relay { kind, body }, .. } =
-                &self.pending[i].request.operation
-            else {
+            let ModelOperation::Relay { kind, body } = &*self.pending[i].operation else {
                 return Ok(());
             };
             let (kind, body) = (*kind, body.clone());
@@ -305,8 +318,18 @@ impl RunTask {
         match repeated.await {
             Ok(steps) => self.steps = steps,
             Err(fault) => {
-                handle.unload(&self.upstream).await;
-                return Err(fault);
+                // A pass may have been accepted although its submission failed.
+                self.replace(handle).await;
+                return Err(match fault {
+                    Fault::Failed(category, message) => {
+                        let message = format!(
+                            "cannot create the model again from its last checkpoint and the \
+                             requests since: {message}"
+                        );
+                        Fault::Failed(category, message)
+                    }
+                    other => other,
+                });
             }
         }
         if requests > 0 || run.snapshot.is_some() {
@@ -340,29 +363,23 @@ impl RunTask {
         }
         let id = handle.submit(kind, body).await?;
         match kind {
-            RequestKind::OptimStep => drop(handle.session.result::<OptimStep>(&id).await?),
-            _ => drop(handle.session.pass_result(&id).await?),
+            RequestKind::OptimStep => drop(result::<OptimStep>(&handle.session, &id).await?),
+            _ => drop(pass_result(&handle.session, &id).await?),
         }
         Ok(())
     }
 
-    /// Executes the first request, which is the only one.
-    async fn execute_alone(&mut self) -> Result<Outcome, Fault> {
+    /// Executes the first request, which is not a relay and therefore the only one.
+    async fn execute_first(&mut self) -> Result<Outcome, Fault> {
         let run = match open_run(&self.state, &self.model) {
             Ok(run) => run,
             Err(failed) => return Ok(failed),
         };
-        let Some(PendingRequest { request, seq, .. }) = self.pending.pop_front() else {
+        let Some(PendingRequest { id, seq, operation, .. }) = self.pending.front() else {
             return Err(Fault::Unavailable("there is no request".to_owned()));
         };
-        let result = match &request.operation {
-            Operation::Model { operation, .. } => {
-                self.execute(&run, &request.id, seq, operation).await
-            }
-            _ => Err(Fault::Failed(FailureCategory::Server, "not a request of a model".to_owned())),
-        };
-        self.pending.push_front(PendingRequest { request, seq, accepted: None });
-        result
+        let (id, seq, operation) = (id.clone(), *seq, Arc::clone(operation));
+        self.execute(&run, &id, seq, &operation).await
     }
 
     async fn execute(
@@ -400,7 +417,7 @@ impl RunTask {
                 };
                 let output = custom_loss_pass(handle, pass, loss).await?;
                 self.store_model();
-                Ok(self.pass_outcome(run, body, &output))
+                Ok(pass_outcome(&self.state, run, body, &output))
             }
             ModelOperation::Fail(category, message) => {
                 let failed = Outcome::failed(*category, message);
@@ -438,10 +455,18 @@ impl RunTask {
         self.drop_stored_model(run).await;
         let loaded = async {
             let mut handle = remote_model::create(&self.upstream, run).await?;
-            handle.load(remote_path(folder)?, optimizer).await?;
-            // The checkpoint may be deleted before the model is created again.
-            let saved = handle.save(self.recovery_name()).await?;
-            Ok((handle, saved))
+            let saved = async {
+                handle.load(remote_path(folder)?, optimizer).await?;
+                // The checkpoint may be deleted before the model is created again.
+                handle.save(self.recovery_name()).await
+            };
+            match saved.await {
+                Ok(saved) => Ok((handle, saved)),
+                Err(fault) => {
+                    handle.unload(&self.upstream).await;
+                    Err(fault)
+                }
+            }
         };
         let (handle, saved) = match loaded.await {
             Ok(loaded) => loaded,
@@ -528,31 +553,12 @@ impl RunTask {
         format!("tinkex-recovery-{}", &self.state.random.id()[..12])
     }
 
-    fn pass_outcome(
-        &self,
-        run: &RunRecord,
-        body: &Bytes,
-        output: &ForwardBackwardOutput,
-    ) -> Outcome {
-        let pass = ForwardBackward::from_proto(body).ok();
-        let tokens: usize = pass.as_ref().map_or(0, |pass| {
-            pass.data.iter().map(|datum| datum.model_input().token_count().unwrap_or(0)).sum()
-        });
-        let tokens = u64::try_from(tokens).unwrap_or(u64::MAX);
-        self.state.metrics.trained_tokens.add(tokens);
-        let usage = vec![(usage_key(&self.state.clock, run, UsageMeter::Training), tokens)];
-        let outcome = Outcome::proto(output.to_proto()).with_usage(usage);
-        let changed = pass
-            .is_some_and(|pass| pass.mode == PassMode::ForwardBackward && !pass.data.is_empty());
-        if changed { outcome.with_model_changed() } else { outcome }
-    }
-
     /// Records the outcome of the first request.
     fn finish_first(&mut self, outcome: Outcome) {
         self.outage = None;
         let Some(first) = self.pending.pop_front() else { return };
         let failed = matches!(outcome.result, ResultKind::Failed { .. });
-        if first.is_relay_of(RequestKind::OptimStep) && !failed {
+        if first.is_optim_step() && !failed {
             self.steps += 1;
         }
         let mut store = self.state.store();
@@ -566,27 +572,29 @@ impl RunTask {
             }
             _ => outcome,
         };
-        record_outcome(&self.state, &mut store, &first.request.id, outcome);
+        let replaced = replaced_weights(&store, &outcome.records);
+        record_outcome(&self.state, &mut store, &first.id, outcome);
         drop(store);
+        replaced.into_iter().for_each(|folder| self.state.backends.discard(folder));
         self.upstream.queue().set_fault(&self.model, None);
     }
 
     /// Returns whether a checkpoint must be saved before further requests are sent.
     fn checkpoint_is_next(&self) -> bool {
-        let in_flight = self.pending.iter();
-        let steps = in_flight.filter(|pending| pending.is_relay_of(RequestKind::OptimStep)).count();
+        let steps = self.pending.iter().filter(|pending| pending.is_optim_step()).count();
         let steps = self.steps.saturating_add(u32::try_from(steps).unwrap_or(u32::MAX));
-        let after_step =
-            self.pending.back().is_none_or(|last| last.is_relay_of(RequestKind::OptimStep));
+        let after_step = self.pending.back().is_none_or(PendingRequest::is_optim_step);
         steps >= self.state.options.checkpoint_every && after_step && !self.has_gradients()
     }
 
+    /// Returns whether the model has gradients that no step has applied, which a checkpoint would
+    /// not contain; true if the model is not known.
     fn has_gradients(&self) -> bool {
         self.handle.as_ref().is_none_or(|handle| handle.gradients_pending)
     }
 
     /// Saves the state of the model on the upstream if it is due and nothing is in flight. Removes
-    /// the previous checkpoint.
+    /// the previous checkpoint once the new one is durable.
     async fn checkpoint_if_due(&mut self) {
         if !self.pending.is_empty() || !self.checkpoint_is_next() || self.is_adopted {
             return;
@@ -597,42 +605,45 @@ impl RunTask {
                 self.steps = 0;
                 let folder = self.remote(path);
                 let model = self.handle.as_ref().map(ModelHandle::record);
-                let old = {
-                    let mut store = self.state.store();
-                    let Some(run) = store.runs.get(&self.model).map(|entry| entry.row.clone())
-                    else {
-                        return;
-                    };
-                    let Some(seq) = run.last_seq else { return };
-                    let old = run.snapshot.clone();
-                    let snapshot = Some(SnapshotRecord { seq, folder });
-                    let run = self.with_model(RunRecord { snapshot, ..run }, model);
-                    store.put_required(Record::Run(run));
-                    old
+                let mut store = self.state.store();
+                let Some(run) = store.runs.get(&self.model).map(|entry| entry.row.clone()) else {
+                    return;
                 };
+                let Some(seq) = run.last_seq else { return };
+                let old = run.snapshot.clone();
+                let snapshot = Some(SnapshotRecord { seq, folder });
+                let run = self.with_model(RunRecord { snapshot, ..run }, model);
+                store.put_required(Record::Run(run));
+                drop(store);
                 if let Some(old) = old {
-                    delete_weights(&self.upstream, &old.folder).await;
+                    self.state.backends.discard(old.folder);
                 }
             }
-            Err(Fault::Failed(_, error)) => {
-                self.steps = 0;
+            Err(Fault::Lost(_)) => self.forget_model(false).await,
+            Err(Fault::InDoubt(_)) => self.forget_model(true).await,
+            Err(fault) => {
+                // Further requests must not wait for the checkpoint: only a request makes this task
+                // run again. If the upstream does not respond now, try again after the next step.
+                self.steps = match fault {
+                    Fault::Unavailable(_) => self.state.options.checkpoint_every.saturating_sub(1),
+                    _ => 0,
+                };
                 tracing::warn!(
                     target: log::MODEL,
                     model_id = %self.model,
                     upstream = %self.upstream.name,
-                    error,
+                    error = fault.reason(),
                     "cannot save the state of a model on its upstream; more steps are repeated if \
                      the upstream loses the model"
                 );
             }
-            Err(fault) => self.handle_fault(fault).await,
         }
     }
 
     /// Waits before the next attempt, or fails the pending requests.
     async fn handle_fault(&mut self, fault: Fault) {
         if let Fault::Failed(category, message) = fault {
-            // The upstream has executed the request, and nothing changed.
+            // The request would fail again.
             return self.finish_first(Outcome::failed(category, message));
         }
         if matches!(fault, Fault::Lost(_) | Fault::InDoubt(_)) {
@@ -647,7 +658,12 @@ impl RunTask {
         outage.delay = (delay * 2).min(MAX_DELAY);
         let reason = fault.reason().to_owned();
         if elapsed >= limit {
-            return self.fail_all(&reason);
+            self.fail_all(&reason);
+            if self.handle.is_some() {
+                // The upstream may have executed requests that have failed here.
+                self.forget_model(true).await;
+            }
+            return;
         }
         tracing::warn!(
             target: log::REQUEST,
@@ -688,8 +704,7 @@ impl RunTask {
         let seconds = self.state.options.timeouts.upstream.as_secs();
         let message = format!("upstream {name} has not executed it for {seconds} s: {reason}");
         let pending = std::mem::take(&mut self.pending);
-        let mut ids: Vec<RequestId> =
-            pending.into_iter().map(|pending| pending.request.id).collect();
+        let mut ids: Vec<RequestId> = pending.into_iter().map(|pending| pending.id).collect();
         ids.extend(self.upstream.queue().take_waiting(&self.model));
         let mut store = self.state.store();
         for id in ids {
@@ -701,22 +716,42 @@ impl RunTask {
 
     /// Removes the model and the recovery checkpoint of a run whose session has ended.
     pub(super) async fn clean_up(upstream: Arc<Upstream>, model: ModelId) {
-        let run = upstream.state.store().runs.get(&model).map(|entry| entry.row.clone());
-        let Some(run) = run else { return };
+        let stored = |store: &Store| store.runs.get(&model).map(|entry| entry.row.clone());
+        let Some(run) = stored(&upstream.state.store()) else { return };
         if let Some(remote) = run.upstream.as_ref().and_then(|run| run.model.as_ref())
             && let Ok(mut handle) = ModelHandle::adopt(&upstream, remote).await
         {
             handle.gradients_pending = true;
             handle.unload(&upstream).await;
         }
-        if let Some(snapshot) = &run.snapshot {
-            delete_weights(&upstream, &snapshot.folder).await;
+        let mut store = upstream.state.store();
+        // Read it again: the task of the model may have stored an outcome before it was aborted.
+        let Some(run) = stored(&store) else { return };
+        let snapshot = run.snapshot.clone();
+        let remote = Some(UpstreamRun { name: upstream.name.to_string(), model: None });
+        store.put_required(Record::Run(RunRecord { snapshot: None, upstream: remote, ..run }));
+        drop(store);
+        if let Some(snapshot) = snapshot {
+            upstream.state.backends.discard(snapshot.folder);
         }
-        let name = upstream.name.to_string();
-        let remote = Some(UpstreamRun { name, model: None });
-        let row = RunRecord { snapshot: None, upstream: remote, ..run };
-        upstream.state.store().put_required(Record::Run(row));
     }
+}
+
+/// Returns the weights that records replace: of an overwritten checkpoint or of a snapshot.
+fn replaced_weights(store: &Store, records: &[Record]) -> Vec<String> {
+    let replaced = |record: &Record| match record {
+        Record::Checkpoint(row) => {
+            let old = store.checkpoint(&row.path)?.row.folder.clone();
+            (old != row.folder).then_some(old)
+        }
+        Record::Run(row) => {
+            let old = store.runs.get(&row.id)?.row.snapshot.as_ref()?.folder.clone();
+            let new = row.snapshot.as_ref().map(|snapshot| &snapshot.folder);
+            (new != Some(&old)).then_some(old)
+        }
+        _ => None,
+    };
+    records.iter().filter_map(replaced).collect()
 }
 
 /// Computes a custom loss and accumulates its gradient on the upstream. Returns the output of the
@@ -729,14 +764,35 @@ async fn custom_loss_pass(
     let mode = pass.mode;
     let loss = CustomLoss::from_graph("custom", loss.inputs().to_vec(), loss.graph().clone())?;
     let id = handle.submit_pass(CustomLossPass::forward(&pass)?).await?;
-    let output = handle.session.pass_result(&id).await?;
+    let output = pass_result(&handle.session, &id).await?;
     let computed = CustomLossPass::compute(loss, pass, output.clone()).await?;
     if mode == PassMode::Forward {
         return Ok(computed.output(output));
     }
     let id = handle.submit_pass(computed.backward().clone()).await?;
-    let output = handle.session.pass_result(&id).await?;
+    // The gradient must not be accumulated on this model again.
+    let output = pass_result(&handle.session, &id).await.map_err(Fault::into_doubt)?;
     Ok(computed.output(output))
+}
+
+/// Returns the outcome of the training pass `body`, and counts its tokens.
+fn pass_outcome(
+    state: &ServerState,
+    run: &RunRecord,
+    body: &Bytes,
+    output: &ForwardBackwardOutput,
+) -> Outcome {
+    let pass = ForwardBackward::from_proto(body).ok();
+    let tokens: usize = pass.as_ref().map_or(0, |pass| {
+        pass.data.iter().map(|datum| datum.model_input().token_count().unwrap_or(0)).sum()
+    });
+    let tokens = u64::try_from(tokens).unwrap_or(u64::MAX);
+    state.metrics.trained_tokens.add(tokens);
+    let usage = vec![(usage_key(&state.clock, run, UsageMeter::Training), tokens)];
+    let outcome = Outcome::proto(output.to_proto()).with_usage(usage);
+    let changed =
+        pass.is_some_and(|pass| pass.mode == PassMode::ForwardBackward && !pass.data.is_empty());
+    if changed { outcome.with_model_changed() } else { outcome }
 }
 
 fn step_outcome(output: &OptimStepOutput) -> Outcome {
@@ -745,16 +801,26 @@ fn step_outcome(output: &OptimStepOutput) -> Outcome {
 
 /// Returns the path on the upstream of weights, given as records store them.
 fn remote_path(folder: &str) -> Result<&str, Fault> {
-    folder.split_once('>').map(|(_, path)| path).ok_or_else(|| {
+    RemoteWeights::path_in(folder).ok_or_else(|| {
         let message = format!("the weights in {folder} are not on an upstream");
         Fault::Failed(FailureCategory::Server, message)
     })
 }
 
-/// Deletes a checkpoint of an upstream. A failure is only logged: the checkpoint wastes space.
-pub(super) async fn delete_weights(upstream: &Upstream, folder: &str) {
-    let Ok(RemoteWeights { path, .. }) = folder.parse() else { return };
-    if let Err(error) = upstream.service.rest().delete_checkpoint(path.as_str()).await {
+/// Deletes weights of an upstream if no record refers to them. A failure is only logged: the
+/// weights waste space.
+pub(super) async fn delete_unreferenced(upstream: &Upstream, folder: &str) {
+    let Some(path) = RemoteWeights::path_in(folder) else { return };
+    let (sender, written) = oneshot::channel();
+    let state = &upstream.state;
+    state.store().disk.barrier(Box::new(move |written| drop(sender.send(written))));
+    // Wait until the current records are durable: after a crash, earlier records would refer to the
+    // deleted weights.
+    let is_durable = matches!(written.await, Ok(Ok(())));
+    if !is_durable || state.store().folders().contains(folder) {
+        return;
+    }
+    if let Err(error) = upstream.service.rest().delete_checkpoint(path).await {
         tracing::debug!(
             target: log::STORAGE,
             upstream = %upstream.name,

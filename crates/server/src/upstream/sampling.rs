@@ -1,5 +1,5 @@
-//! Samples on an upstream. They change nothing, so a sample whose fate is not known is drawn again;
-//! its seed makes the result the same.
+//! Samples on an upstream. They change nothing, so a sample is drawn again if it is not known
+//! whether the upstream has drawn it; its seed makes the result the same.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -10,13 +10,14 @@ use tinkex::{SampleResponse, SamplingClient, StopReason, UpstreamSession};
 use tinkex_engine::sample::{
     PromptScores, SampledToken, StopReason as EngineStopReason, TokenObserver as _,
 };
-use tinkex_wire::RequestId;
+use tinkex_wire::{RequestId, SampleRequest};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use super::Upstream;
 use super::fault::Fault;
 use super::remote_model::ModelHandle;
+use crate::backend::RemoteWeights;
 use crate::error::ServerError;
 use crate::inference::TokenSink;
 use crate::log;
@@ -27,9 +28,12 @@ use crate::task::TaskHandle;
 
 /// Maximum number of samples in flight per upstream.
 pub(super) const MAX_IN_FLIGHT: u32 = 2_000;
-/// Maximum number of models for sampling on an upstream with an older protocol, which has few
-/// places for models.
+/// Number of models for sampling that are kept on an upstream with an older protocol, which has few
+/// slots for models. More are loaded only while more are sampled from at the same time.
 const MAX_SAMPLING_MODELS: usize = 4;
+/// Number of sampling clients of checkpoints that are kept for an upstream with the current protocol.
+/// Each has a session of its own.
+const MAX_SAMPLING_CLIENTS: usize = 64;
 /// Delay before the second attempt after a fault. Later delays are twice the previous one.
 const FIRST_DELAY: Duration = Duration::from_millis(200);
 /// Maximum delay between two attempts.
@@ -46,6 +50,7 @@ pub(super) struct Samplers {
 }
 
 struct CachedSampler {
+    /// Has other owners while it is in use.
     sampler: Arc<OnceCell<Sampler>>,
     last_used: Instant,
 }
@@ -55,13 +60,49 @@ pub(super) struct Sampler {
     client: SamplingClient,
     /// Path of the weights that are sampled on the upstream.
     pub(super) path: Option<String>,
-    /// Keeps the session alive.
-    _session: UpstreamSession,
+    session: UpstreamSession,
     /// The model that holds the weights, on an upstream with an older protocol.
-    model: Mutex<Option<ModelHandle>>,
+    model: Option<ModelHandle>,
+    /// When the last successful check of the session began.
+    checked: tokio::sync::Mutex<Option<Instant>>,
 }
 
-/// A sample that has no outcome yet. Whoever removes it from the table records its outcome.
+impl Sampler {
+    fn new(
+        client: SamplingClient,
+        session: UpstreamSession,
+        path: Option<String>,
+        model: Option<ModelHandle>,
+    ) -> Self {
+        Self { client, path, session, model, checked: Default::default() }
+    }
+
+    async fn draw(&self, request: SampleRequest) -> Result<SampleResponse, Fault> {
+        let response = self.client.relay(request).send().await.map_err(Fault::from);
+        if matches!(response, Ok(_) | Err(Fault::Failed(..))) {
+            self.check_session().await?;
+        }
+        response
+    }
+
+    /// Checks, after a response, that it was one to this session; see
+    /// [`confirm`](super::remote_model::confirm). Samples that end at the same time share a check.
+    async fn check_session(&self) -> Result<(), Fault> {
+        if self.session.has_current_protocol() {
+            return Ok(());
+        }
+        let received = Instant::now();
+        let mut checked = self.checked.lock().await;
+        if checked.is_none_or(|start| start < received) {
+            let start = Instant::now();
+            self.session.check().await?;
+            *checked = Some(start);
+        }
+        Ok(())
+    }
+}
+
+/// A sample that has no outcome yet. The task that removes it from the table records its outcome.
 struct RunningSample {
     task: Option<TaskHandle>,
     bytes: usize,
@@ -106,9 +147,12 @@ impl Samplers {
         }
     }
 
-    /// Forgets a client whose weights the upstream has lost.
-    fn forget(&self, key: &SamplerKey) {
-        self.clients().remove(key);
+    /// Forgets a client whose weights the upstream has lost, unless another sample has replaced it.
+    fn forget(&self, key: &SamplerKey, lost: &Arc<OnceCell<Sampler>>) {
+        let mut clients = self.clients();
+        if clients.get(key).is_some_and(|cached| Arc::ptr_eq(&cached.sampler, lost)) {
+            clients.remove(key);
+        }
     }
 }
 
@@ -214,21 +258,11 @@ impl Upstream {
         let (start, mut delay) = (Instant::now(), FIRST_DELAY);
         let key = (sample.base_model.clone(), sample.path.clone());
         loop {
-            let attempt = async {
-                let sampler = self.sampler(&key).await?;
-                let Some(sampler) = sampler.get() else {
-                    return Err(Fault::Unavailable("the weights are not loaded".to_owned()));
-                };
-                Ok(sampler.client.relay(sample.request.clone()).send().await?)
-            };
-            let fault = match attempt.await {
+            let fault = match self.try_sample(&key, &sample.request).await {
                 Ok(response) => return Ok(response),
                 Err(fault @ Fault::Failed(..)) => return Err(fault),
                 Err(fault) => fault,
             };
-            if matches!(fault, Fault::Lost(_)) {
-                self.samplers.forget(&key);
-            }
             if start.elapsed() >= limit {
                 return Err(fault);
             }
@@ -238,7 +272,25 @@ impl Upstream {
         }
     }
 
-    /// Returns the client for weights, creating it on first use.
+    /// Draws a sample; makes one attempt.
+    async fn try_sample(
+        &self,
+        key: &SamplerKey,
+        request: &SampleRequest,
+    ) -> Result<SampleResponse, Fault> {
+        let cell = self.sampler(key).await?;
+        let Some(sampler) = cell.get() else {
+            return Err(Fault::Unavailable("the weights are not loaded".to_owned()));
+        };
+        let response = sampler.draw(request.clone()).await;
+        if matches!(response, Err(Fault::Lost(_))) {
+            self.samplers.forget(key, &cell);
+        }
+        response
+    }
+
+    /// Returns the client for weights, creating it on first use. It is not evicted while the caller
+    /// has it.
     pub(super) async fn sampler(&self, key: &SamplerKey) -> Result<Arc<OnceCell<Sampler>>, Fault> {
         let cell = {
             let mut clients = self.samplers.clients();
@@ -249,19 +301,20 @@ impl Upstream {
             cached.last_used = Instant::now();
             Arc::clone(&cached.sampler)
         };
-        cell.get_or_try_init(|| self.create_sampler(key)).await?;
+        // First, so that the new model finds a free slot.
         self.evict_samplers(key).await;
+        cell.get_or_try_init(|| self.create_sampler(key)).await?;
         Ok(cell)
     }
 
     async fn create_sampler(&self, (base, path): &SamplerKey) -> Result<Sampler, Fault> {
+        self.require_reached()?;
         match path {
             Some(path) if self.is_older() => self.create_sampling_model(base, path).await,
             _ => {
                 let session = UpstreamSession::open(&self.service).await?;
                 let client = session.sampling_client(base, path.as_deref()).await?;
-                let path = path.clone();
-                Ok(Sampler { client, path, _session: session, model: Mutex::default() })
+                Ok(Sampler::new(client, session, path.clone(), None))
             }
         }
     }
@@ -285,8 +338,7 @@ impl Upstream {
         };
         match sampled.await {
             Ok((client, path)) => {
-                let (session, path) = (model.session.clone(), Some(path));
-                Ok(Sampler { client, path, _session: session, model: Mutex::new(Some(model)) })
+                Ok(Sampler::new(client, model.session.clone(), Some(path), Some(model)))
             }
             Err(fault) => {
                 model.unload(self).await;
@@ -297,7 +349,8 @@ impl Upstream {
 
     /// Returns the LoRA settings of weights on this upstream.
     fn lora_of(&self, path: &str) -> Option<LoraSettings> {
-        let folder = format!("{}>{path}", self.name);
+        let weights = RemoteWeights { upstream: self.name.to_string(), path: path.to_owned() };
+        let folder = weights.to_string();
         let store = self.state.store();
         let checkpoint = store.checkpoints.values().find(|entry| entry.row.folder == folder);
         if let Some(checkpoint) = checkpoint {
@@ -311,30 +364,32 @@ impl Upstream {
         Some(run.lora)
     }
 
-    /// Unloads the models for sampling that were not used for the longest time, on an upstream with
-    /// few places for models. Keeps that of `key`.
+    /// Removes the idle clients of checkpoints that were not used for the longest time, with their
+    /// models and sessions on the upstream, if there are too many. Keeps that of `key`.
     async fn evict_samplers(&self, key: &SamplerKey) {
-        if !self.is_older() {
-            return;
-        }
+        let limit = if self.is_older() { MAX_SAMPLING_MODELS } else { MAX_SAMPLING_CLIENTS };
         let evicted: Vec<Arc<OnceCell<Sampler>>> = {
             let mut clients = self.samplers.clients();
-            let mut models: Vec<(Instant, SamplerKey)> = clients
+            let is_other = |other: &SamplerKey| other.1.is_some() && other != key;
+            let others = clients.keys().filter(|other| is_other(other)).count();
+            let mut idle: Vec<(Instant, SamplerKey)> = clients
                 .iter()
-                .filter(|(other, _)| other.1.is_some() && *other != key)
+                .filter(|(other, cached)| {
+                    is_other(other) && Arc::strong_count(&cached.sampler) == 1
+                })
                 .map(|(other, cached)| (cached.last_used, other.clone()))
                 .collect();
-            models.sort();
-            let excess = (models.len() + 1).saturating_sub(MAX_SAMPLING_MODELS);
-            let oldest = models.into_iter().take(excess);
+            idle.sort();
+            let oldest = idle.into_iter().take((others + 1).saturating_sub(limit));
             oldest.filter_map(|(_, key)| Some(clients.remove(&key)?.sampler)).collect()
         };
-        for sampler in evicted {
-            let model = sampler.get().and_then(|sampler| {
-                sampler.model.lock().unwrap_or_else(PoisonError::into_inner).take()
-            });
-            if let Some(model) = model {
-                model.unload(self).await;
+        for cell in evicted {
+            let Some(sampler) = Arc::into_inner(cell).and_then(OnceCell::into_inner) else {
+                continue;
+            };
+            match sampler.model {
+                Some(model) => model.unload(self).await,
+                None => sampler.session.finish().await,
             }
         }
     }

@@ -140,7 +140,7 @@ impl Worker {
             (entry.row.clone(), seq)
         };
         if run.upstream.is_some() {
-            self.keep_remote_snapshot(run);
+            self.keep_remote_snapshot(&run);
             return true;
         }
         let name = format!("autosave-{seq}");
@@ -178,8 +178,9 @@ impl Worker {
         }
     }
 
-    /// Makes the last state of a run that was saved on its upstream a checkpoint of the run.
-    fn keep_remote_snapshot(&self, run: RunRecord) {
+    /// Makes the last state of a run that was saved on its upstream a checkpoint of the run. The run
+    /// still refers to the state: its session may stay open, if its end cannot be written.
+    fn keep_remote_snapshot(&self, run: &RunRecord) {
         let Some(snapshot) = run.snapshot.clone() else { return };
         let name = format!("autosave-{}", snapshot.seq);
         let Ok(path) = TinkerPath::new(run.id.clone(), CheckpointKind::Training, &*name) else {
@@ -188,11 +189,8 @@ impl Worker {
         let ttl_seconds = Some(AUTOSAVE_TTL_SECONDS);
         let save = CheckpointSave { path, overwrite: true, ttl_seconds, user_metadata: None };
         let (clock, folder) = (&self.state.clock, snapshot.folder);
-        let row = checkpoint_record(clock, &run, snapshot.seq, save, folder, 0);
-        let mut store = self.state.store();
-        store.put_required(Record::Checkpoint(row));
-        // The checkpoint owns the weights now.
-        store.put_required(Record::Run(RunRecord { snapshot: None, ..run }));
+        let row = checkpoint_record(clock, run, snapshot.seq, save, folder, 0);
+        self.state.store().put_required(Record::Checkpoint(row));
     }
 
     /// Writes an adapter to a new folder and returns the folder's name and size in bytes. The

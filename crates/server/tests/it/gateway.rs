@@ -59,13 +59,17 @@ impl Gateway {
 
     /// Ends all sessions on the upstream, which removes their models.
     async fn lose_models(&self) {
-        let http = Http::new(&self.upstream.server.base_url());
-        let (_, sessions) = http.get("/api/v1/sessions?limit=100&offset=0").await;
-        for id in sessions["sessions"].as_array().unwrap() {
-            let end = json!({"reason": "success"});
-            let path = format!("/sessions/{}/finish", id.as_str().unwrap());
-            http.post(&path, end).await;
-        }
+        finish_sessions(&self.upstream.server).await;
+    }
+}
+
+async fn finish_sessions(server: &Server) {
+    let http = Http::new(&server.base_url());
+    let (_, sessions) = http.get("/api/v1/sessions?limit=100&offset=0").await;
+    for id in sessions["sessions"].as_array().unwrap() {
+        let end = json!({"reason": "success"});
+        let path = format!("/sessions/{}/finish", id.as_str().unwrap());
+        http.post(&path, end).await;
     }
 }
 
@@ -191,6 +195,46 @@ async fn work_waits_for_an_upstream_that_is_down() {
     losses.extend(trained);
     assert_eq!(losses, expected);
     drop((server, data, up));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bug_a_sample_failed_after_a_restart_if_its_upstream_had_not_responded() {
+    let Gateway { server, data, upstream } = Gateway::new().await;
+    let sampler = client(&server.base_url()).create_sampling_client(MODEL).await.unwrap();
+    let (port, url) = (server.address().port(), upstream.server.base_url());
+    let up_port = upstream.server.address().port();
+    let TestServer { server: up, data: up_data } = upstream;
+    drop(up);
+    let sample = sampler.sample([5, 6, 7], SamplingParams::new().max_tokens(4).seed(3));
+    let restart = async {
+        // Time for the gateway to accept the sample.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        drop(server);
+        let mut restarted = gateway_options(&data, &[("up", url)]);
+        restarted.address.set_port(port);
+        let gateway = Server::start(restarted).await.unwrap();
+        let mut restarted = options(up_data.path());
+        restarted.address.set_port(up_port);
+        (gateway, Server::start(restarted).await.unwrap())
+    };
+    let (sampled, servers) = tokio::join!(sample, restart);
+    assert_eq!(sampled.unwrap().sequences.len(), 1);
+    drop((servers, data));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bug_a_request_in_flight_had_no_outcome_if_its_session_ended() {
+    let Gateway { server, data, upstream } = Gateway::new().await;
+    let model = model(&client(&server.base_url())).await;
+    drop(upstream);
+    let pass = model.forward_backward(batch(0), LossFn::CrossEntropy);
+    // Time for the gateway to send the pass to the upstream.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    finish_sessions(&server).await;
+    let ended = tokio::time::timeout(Duration::from_secs(60), pass).await.unwrap();
+    let error = ended.unwrap_err().to_string();
+    assert!(error.contains("session"), "{error}");
+    drop(data);
 }
 
 #[tokio::test(flavor = "multi_thread")]
