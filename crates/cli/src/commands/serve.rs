@@ -222,6 +222,7 @@ fn alias(text: &str) -> Result<(String, String), String> {
 
 /// Parses `NAME=URL` or `URL`, whose name is its host and port.
 fn upstream_url(text: &str) -> Result<(String, String), String> {
+    // An equals sign after the scheme is part of the URL.
     let named = text.split_once('=').filter(|(name, _)| !name.contains("://"));
     let url = named.map_or(text, |(_, url)| url);
     let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
@@ -235,9 +236,10 @@ fn upstream_url(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), url.to_owned()))
 }
 
+/// Parses `NAME=FILE` or `FILE`. No name of an upstream contains a slash.
 #[expect(clippy::unnecessary_wraps, reason = "the signature of a value parser")]
 fn upstream_key_file(text: &str) -> Result<(Option<String>, PathBuf), String> {
-    Ok(match text.split_once('=') {
+    Ok(match text.split_once('=').filter(|(name, _)| !name.contains('/')) {
         Some((name, path)) => (Some(name.to_owned()), path.into()),
         None => (None, text.into()),
     })
@@ -252,7 +254,8 @@ fn add_upstreams(
     for (i, (name, url)) in args.upstreams.iter().enumerate() {
         if args.upstreams[..i].iter().any(|(other, _)| other == name) {
             return Err(CommandError::usage(format!(
-                "--upstream: the name {name:?} is used twice; give each a name, as NAME=URL"
+                "--upstream: the name {name:?} is used twice; give each upstream its own name, as \
+                 NAME=URL"
             )));
         }
         let files = &args.upstream_key_files;
@@ -262,7 +265,8 @@ fn add_upstreams(
             Some((_, path)) => {
                 let path = context.environment.path(path);
                 let text = std::fs::read_to_string(&path).map_err(|error| {
-                    CommandError::usage(format!("cannot read {}: {error}", path.display()))
+                    let path = path.display();
+                    CommandError::usage(format!("--upstream-key-file: cannot read {path}: {error}"))
                 })?;
                 Some(text.trim().to_owned().into())
             }
@@ -274,7 +278,7 @@ fn add_upstreams(
         name.as_ref().is_some_and(|name| args.upstreams.iter().all(|(other, _)| other != name))
     }) {
         return Err(CommandError::usage(format!(
-            "--upstream-key-file: no upstream is named {name:?}"
+            "--upstream-key-file: no upstream is named {name:?}; add --upstream {name}=URL"
         )));
     }
     options.checkpoint_every = args.checkpoint_every;

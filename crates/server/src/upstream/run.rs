@@ -1,11 +1,11 @@
 //! [`RunTask`]: drives a model on an upstream.
 //!
-//! Requests are sent in order, each at most once, and up to [`MAX_IN_FLIGHT`] ahead of their
-//! results. What the upstream has accepted is stored, so that the next process fetches those results.
-//! If the upstream loses the model, or it is not known whether it accepted a request, the model is
-//! created again: from the run's last checkpoint on the upstream, with the requests since. The
-//! requests in flight are then sent to the new model. A step is therefore never applied twice to the
-//! weights that count.
+//! Requests are sent in order, each at most once per model, and up to [`MAX_IN_FLIGHT`] before
+//! their results. The ids of accepted requests are stored, so that the next process fetches their
+//! results. If the upstream loses the model, or it is not known whether it accepted a request, the
+//! model is created again from the run's last checkpoint on the upstream, and the requests since are
+//! repeated. The requests in flight are then sent to the new model. The old model is never used
+//! again, so no step is applied twice to the weights of the run.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -54,7 +54,7 @@ pub(super) struct RunTask {
     model: ModelId,
     /// Notified when the queue has requests for the model.
     wake: Arc<Notify>,
-    /// The model on the upstream, once this process knows it.
+    /// The model on the upstream; `None` until this process has created or adopted it.
     handle: Option<ModelHandle>,
     /// Requests without an outcome, in order.
     pending: VecDeque<PendingRequest>,
@@ -63,7 +63,7 @@ pub(super) struct RunTask {
     /// Whether `handle` is a model of an earlier process, which may have sent it requests that are
     /// not stored as accepted.
     is_adopted: bool,
-    /// Faults since the last success.
+    /// Set after a fault, until a request has an outcome.
     outage: Option<Outage>,
 }
 
@@ -76,9 +76,10 @@ struct PendingRequest {
     accepted: Option<RequestId>,
 }
 
-/// Time without success.
+/// Faults without a success in between.
 struct Outage {
     started: Instant,
+    /// Delay before the next attempt.
     delay: Duration,
 }
 
@@ -210,6 +211,10 @@ impl RunTask {
     }
 
     /// Sends the pending requests that the upstream has not accepted, in order.
+    ///
+    /// # Errors
+    /// Also those of the first request. A later one that the upstream rejects is sent again once it
+    /// is the first, and fails then.
     async fn send_pending(&mut self) -> Result<(), Fault> {
         for i in 0..self.pending.len() {
             if self.pending[i].accepted.is_some() {
@@ -221,7 +226,11 @@ impl RunTask {
             let (kind, body) = (*kind, body.clone());
             self.check_not_adopted()?;
             let Some(handle) = &mut self.handle else { return Ok(()) };
-            let id = handle.submit(kind, &body).await?;
+            let id = match handle.submit(kind, &body).await {
+                Ok(id) => id,
+                Err(Fault::Failed(..)) if i > 0 => return Ok(()),
+                Err(fault) => return Err(fault),
+            };
             self.pending[i].accepted = Some(id);
             self.store_model();
         }
@@ -262,8 +271,8 @@ impl RunTask {
         RunRecord { upstream: Some(UpstreamRun { name, model }), ..run }
     }
 
-    /// Makes sure that the upstream has the model: continues with the stored one, or creates it
-    /// again.
+    /// Makes sure that the upstream has the model. Continues with the stored one to fetch the results
+    /// of accepted requests; otherwise creates it again.
     async fn ensure_model(&mut self, run: &RunRecord) -> Result<(), Fault> {
         if self.handle.is_some() {
             return Ok(());
@@ -283,7 +292,8 @@ impl RunTask {
         Ok(())
     }
 
-    /// Removes a model that is created again.
+    /// Unloads a model that another one replaces. It may have gradients of passes that are not known
+    /// to be accepted.
     async fn replace(&self, mut handle: ModelHandle) {
         handle.gradients_pending = true;
         handle.unload(&self.upstream).await;
@@ -579,12 +589,14 @@ impl RunTask {
         self.upstream.queue().set_fault(&self.model, None);
     }
 
-    /// Returns whether a checkpoint must be saved before further requests are sent.
+    /// Returns whether a checkpoint must be saved before further requests are sent. An adopted model
+    /// is not saved: it is replaced at its next request.
     fn checkpoint_is_next(&self) -> bool {
         let steps = self.pending.iter().filter(|pending| pending.is_optim_step()).count();
         let steps = self.steps.saturating_add(u32::try_from(steps).unwrap_or(u32::MAX));
         let after_step = self.pending.back().is_none_or(PendingRequest::is_optim_step);
-        steps >= self.state.options.checkpoint_every && after_step && !self.has_gradients()
+        let is_due = steps >= self.state.options.checkpoint_every.max(1);
+        is_due && after_step && !self.is_adopted && !self.has_gradients()
     }
 
     /// Returns whether the model has gradients that no step has applied, which a checkpoint would
@@ -596,7 +608,7 @@ impl RunTask {
     /// Saves the state of the model on the upstream if it is due and nothing is in flight. Removes
     /// the previous checkpoint once the new one is durable.
     async fn checkpoint_if_due(&mut self) {
-        if !self.pending.is_empty() || !self.checkpoint_is_next() || self.is_adopted {
+        if !self.pending.is_empty() || !self.checkpoint_is_next() {
             return;
         }
         let (name, Some(handle)) = (self.recovery_name(), &mut self.handle) else { return };
