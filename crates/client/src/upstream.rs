@@ -3,8 +3,8 @@
 //! [`TrainingClient`](crate::TrainingClient) repeats a request until the server has accepted it,
 //! which relies on sequence numbers: the server executes a number once. Servers of older protocols
 //! execute a repeated request again. A gateway therefore sends each request at most once, stores the
-//! id under which the server accepted it, and restores the model if it does not know whether the
-//! server has.
+//! id under which the server accepted it, and creates the model again if it does not know whether
+//! the server accepted a request.
 
 use std::fmt;
 use std::sync::Arc;

@@ -41,7 +41,7 @@ pub(crate) struct BaseModel {
     on_first_use: LazyFiles,
 }
 
-/// Who computes with a base model.
+/// What computes with a base model.
 #[derive(Debug)]
 pub(crate) enum ModelSource {
     Engine(EngineModel),
@@ -142,23 +142,27 @@ impl BaseModels {
     #[cfg(feature = "upstream")]
     pub(crate) fn add_upstream(&self, upstream: &Arc<str>, name: &str, context: Option<usize>) {
         let known = self.get(name);
-        let mut upstreams = match known.as_ref().map(|model| &model.source) {
+        match known.as_ref().map(|model| &model.source) {
             Some(ModelSource::Engine(engine))
                 if engine.built_in || self.mapped.iter().any(|mapped| mapped == name) =>
             {
                 return;
             }
             Some(ModelSource::Upstream(model)) if model.upstreams.contains(upstream) => return,
+            Some(_) | None => {}
+        }
+        let folder = self.tokenizer_folder(name);
+        let config = ModelConfig::read(&folder).ok();
+        let mut usable = self.usable.write().unwrap_or_else(PoisonError::into_inner);
+        // Look again with the lock: another upstream may have added the model meanwhile.
+        let mut upstreams = match usable.get(name).map(|model| &model.source) {
             Some(ModelSource::Upstream(model)) => model.upstreams.clone(),
             Some(ModelSource::Engine(_)) | None => Vec::new(),
         };
         upstreams.push(Arc::clone(upstream));
-        let folder = self.tokenizer_folder(name);
-        let config = ModelConfig::read(&folder).ok();
         let source = ModelSource::Upstream(UpstreamModel { upstreams, context, config });
         let model =
             BaseModel { name: name.to_owned(), folder, source, on_first_use: LazyFiles::default() };
-        let mut usable = self.usable.write().unwrap_or_else(PoisonError::into_inner);
         usable.insert(name.to_owned(), Arc::new(model));
     }
 

@@ -18,7 +18,7 @@ use crate::models::BaseModels;
 use crate::store::{FailureCategory, RequestKind, RunRecord, Store, loss_prefix};
 use crate::training_data::TrainingData;
 
-/// An admitted request that waits for the worker.
+/// An admitted request that waits for its backend.
 pub(crate) struct QueuedRequest {
     pub(crate) id: RequestId,
     /// Memory that the request holds, in bytes.
@@ -40,7 +40,7 @@ impl QueuedRequest {
     }
 }
 
-/// Work of the worker thread for one request.
+/// Work of a backend for one request.
 pub(crate) enum Operation {
     /// Runs an operation on a model, in order of sequence numbers.
     Model { model: ModelId, seq: u64, operation: ModelOperation },

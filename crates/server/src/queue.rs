@@ -1,4 +1,5 @@
-//! Queue of admitted requests that wait for the worker.
+//! Queue of admitted requests that wait for a [backend](crate::backend): the worker, or the tasks of
+//! an upstream.
 //!
 //! Requests of a model are dispatched by sequence number, regardless of the order in which they
 //! arrive. A request that arrives early is held until the missing numbers arrive or the gap timeout
@@ -18,10 +19,10 @@ use crate::clock::Clock;
 use crate::operation::ModelOperation;
 use crate::operation::{Operation, QueuedRequest};
 
-/// Queue of requests that wait for the worker.
+/// Queue of requests that wait for a backend.
 pub(crate) struct Queue {
     pending: Mutex<PendingRequests>,
-    /// Wakes the worker. Keeps one notification while the worker is busy.
+    /// Wakes the backend. Keeps one notification while the backend is busy.
     wake: Notify,
     /// Maximum time for which a request waits for missing earlier sequence numbers.
     gap_timeout: Duration,
@@ -316,8 +317,8 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// Waits until something was added, or for up to `wait`. For a backend that takes the requests
-    /// of each model by itself: see [`take_next`](Self::take_next).
+    /// Waits until something is added, or for up to `wait`. For a backend that takes the requests
+    /// of each model separately, with [`take_next`](Self::take_next).
     #[cfg(feature = "upstream")]
     pub(crate) async fn changed(&self, wait: Duration) {
         let _ = tokio::time::timeout(wait, self.wake.notified()).await;
@@ -359,7 +360,8 @@ impl Queue {
         Some(request)
     }
 
-    /// Sets or clears the fault that the requests of a model wait for, which pollers are told.
+    /// Sets or clears the fault because of which the requests of a model wait. Responses to polls
+    /// contain it.
     #[cfg(feature = "upstream")]
     pub(crate) fn set_fault(&self, model: &ModelId, reason: Option<String>) {
         let mut pending = self.lock();

@@ -1,7 +1,7 @@
 //! Admission of requests that an upstream executes.
 //!
-//! The upstream validates the content of a request when it executes it. What is known to be
-//! impossible there is refused here, before anything is queued.
+//! The upstream validates the content of a request when it executes it. Requests that it is known
+//! not to support are rejected here, before they are queued.
 
 use std::sync::Arc;
 
@@ -161,8 +161,8 @@ pub(crate) fn weights(
     }
     let base = state.models.require(base_model)?;
     let ModelSource::Upstream(model) = &base.source else { return Ok(None) };
-    // Samples of a base model need no model in training: any upstream can draw them. The first that
-    // responds keeps its prefix cache warm.
+    // Any upstream that has the base model can sample from it. Always the first that responds: its
+    // prefix cache may contain the prompt.
     let responds = |name: &&Arc<str>| {
         state.backends.upstream(name).is_some_and(|entry| entry.status().down.is_none())
     };

@@ -13,7 +13,7 @@ const INTERVAL: Duration = Duration::from_secs(15);
 /// Interval between checks of an upstream that does not respond.
 const DOWN_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Asks the upstream for its base models, again and again.
+/// Checks the upstream periodically.
 pub(super) async fn watch(upstream: Arc<Upstream>) {
     loop {
         let is_up = upstream.entry().is_some_and(|entry| entry.status().down.is_none());
