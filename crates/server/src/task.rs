@@ -143,6 +143,12 @@ impl TaskHandle {
             task.abort();
         }
     }
+
+    /// Returns whether the task has ended, or has panicked.
+    #[cfg(feature = "upstream")]
+    pub(crate) fn is_finished(&self) -> bool {
+        self.0.as_ref().is_some_and(tokio::task::JoinHandle::is_finished)
+    }
 }
 
 /// Spawns `future` as a task that runs until it completes, is aborted, or the runtime shuts down.

@@ -89,6 +89,10 @@ fn clean_up_ended_runs(upstream: &Arc<Upstream>) {
 
 /// Tells the task of a model that there are requests, and starts it if there is none.
 fn wake(upstream: &Arc<Upstream>, models: &mut HashMap<ModelId, ModelTask>, model: ModelId) {
+    // A task ends by itself only if it panics, which is a bug.
+    if models.get(&model).is_some_and(|model| model.task.is_finished()) {
+        models.remove(&model);
+    }
     let task = models.entry(model.clone()).or_insert_with(|| {
         let wake = Arc::new(Notify::new());
         let run = RunTask::new(Arc::clone(upstream), model, Arc::clone(&wake)).run();

@@ -95,11 +95,19 @@ impl PendingRequest {
 }
 
 impl Drop for RunTask {
-    /// Fails the requests in flight if the session of the model has ended, which aborts the task.
-    /// If the server stops, they have no outcome and are executed after the next start.
+    /// Fails the requests in flight if the session of the model has ended, which aborts the task, or
+    /// if the task panics. If the server stops, they have no outcome and are executed after the next
+    /// start.
     fn drop(&mut self) {
         for pending in std::mem::take(&mut self.pending) {
-            let Err(failed) = open_run(&self.state, &self.model) else { return };
+            let failed = match open_run(&self.state, &self.model) {
+                Err(failed) => failed,
+                Ok(_) if std::thread::panicking() => Outcome::failed(
+                    FailureCategory::Server,
+                    "internal error: the task of the model panicked",
+                ),
+                Ok(_) => return,
+            };
             record_outcome(&self.state, &mut self.state.store(), &pending.id, failed);
         }
     }

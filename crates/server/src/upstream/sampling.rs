@@ -23,7 +23,7 @@ use crate::inference::TokenSink;
 use crate::log;
 use crate::operation::RelayedSample;
 use crate::outcome::{Outcome, record_outcome};
-use crate::store::{FailureCategory, LoraSettings, Record, UsageKey, UsageMeter};
+use crate::store::{FailureCategory, LoraSettings, Record, RunRecord, UsageKey, UsageMeter};
 use crate::task::TaskHandle;
 
 /// Maximum number of samples in flight per upstream.
@@ -356,11 +356,19 @@ impl Upstream {
         if let Some(checkpoint) = checkpoint {
             return Some(checkpoint.row.lora);
         }
-        // Weights that were saved for a sampling session only: those of a run of its session.
+        // Weights that were saved for a sampling session only: those of a run of its session, if
+        // possible of the one whose model the path names.
         let sampler =
             store.samplers.values().find(|entry| entry.row.folder.as_ref() == Some(&folder))?;
-        let mut runs = store.runs_of(&sampler.row.session);
-        let run = runs.find(|run| run.base_model == sampler.row.base_model)?;
+        let runs: Vec<&RunRecord> = store
+            .runs_of(&sampler.row.session)
+            .filter(|run| run.base_model == sampler.row.base_model)
+            .collect();
+        let saved_them = |run: &&&RunRecord| {
+            let model = run.upstream.as_ref().and_then(|upstream| upstream.model.as_ref());
+            model.is_some_and(|model| path.starts_with(&format!("tinker://{}/", model.id)))
+        };
+        let run = runs.iter().find(saved_them).or(runs.first())?;
         Some(run.lora)
     }
 
