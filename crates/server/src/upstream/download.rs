@@ -14,6 +14,9 @@ use super::fault::Fault;
 use crate::backend::WeightsDownload;
 use crate::store::FailureCategory;
 
+/// Name of the archive while it is unpacked. Hidden files are not offered for download.
+const ARCHIVE: &str = ".archive.tar.gz";
+
 /// Maximum size of one file of an adapter, in bytes.
 const MAX_FILE_BYTES: u64 = 64 << 30;
 
@@ -56,7 +59,11 @@ impl Upstream {
             "{}/api/v1/training_runs/{run}/checkpoints/{name}/archive",
             self.service.base_url().as_str().trim_end_matches('/')
         );
-        let archive = folder.with_extension("tar.gz");
+        // In the folder, which the expiry task removes if the process dies meanwhile.
+        std::fs::create_dir(folder).map_err(|error| {
+            failed(format!("cannot create the folder {}: {error}", folder.display()))
+        })?;
+        let archive = folder.join(ARCHIVE);
         let saved = self.service.rest().download_file(url, &archive).await;
         let unpacked = match saved {
             Ok(_) => {
@@ -82,10 +89,9 @@ fn failed(message: String) -> Fault {
     Fault::Failed(FailureCategory::Server, message)
 }
 
-/// Unpacks the regular files of a gzipped archive into a new folder, without their folders: a path
-/// in the archive cannot lead out of it.
+/// Unpacks the regular files of a gzipped archive into a folder, without their folders: a path in
+/// the archive cannot lead out of it.
 fn unpack(archive: &Path, folder: &Path) -> io::Result<()> {
-    std::fs::create_dir(folder)?;
     let mut archive = tar::Archive::new(GzDecoder::new(BufReader::new(File::open(archive)?)));
     let mut files = 0;
     for entry in archive.entries()? {
@@ -140,6 +146,7 @@ mod tests {
             [("x/adapter_config.json", b"{}"), ("../../escape.safetensors", b"abc")];
         let path = archive(data.path(), &entries);
         let folder = data.path().join("out");
+        std::fs::create_dir(&folder).unwrap();
         unpack(&path, &folder).unwrap();
         assert_eq!(std::fs::read(folder.join("adapter_config.json")).unwrap(), b"{}");
         assert_eq!(std::fs::read(folder.join("escape.safetensors")).unwrap(), b"abc");
@@ -152,8 +159,10 @@ mod tests {
         let path = archive(data.path(), &[("a", b"abc")]);
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
-        assert!(unpack(&path, &data.path().join("out")).is_err());
+        let folder = data.path().join("out");
+        std::fs::create_dir(&folder).unwrap();
+        assert!(unpack(&path, &folder).is_err());
         let empty = archive(data.path(), &[]);
-        assert!(unpack(&empty, &data.path().join("empty")).is_err());
+        assert_eq!(unpack(&empty, &folder).unwrap_err().to_string(), "it contains no file");
     }
 }
