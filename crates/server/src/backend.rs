@@ -179,8 +179,8 @@ impl Backends {
         std::iter::once(&self.engine).chain(self.upstreams.values().map(|entry| &entry.queue))
     }
 
-    /// Deletes weights on an upstream to which no record refers any more. Has no effect on weights in
-    /// a folder, which the expiry task removes.
+    /// Deletes weights on an upstream to which no record refers any more. Has no effect on weights
+    /// in a folder, which the expiry task removes.
     pub(crate) fn discard(&self, folder: String) {
         if let Backend::Upstream(name) = Backend::of_weights(&folder)
             && let Some(entry) = self.upstreams.get(&name)

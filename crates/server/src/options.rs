@@ -266,8 +266,8 @@ impl ServerOptions {
     }
 
     /// Offers the base models of the server at `url` under the name `name`: their runs are trained
-    /// and sampled there, and are as durable as those of this server. `api_key` is sent to it. Stored
-    /// runs refer to the upstream by `name`, which must not contain `>`.
+    /// and sampled there, and are as durable as those of this server. `api_key` is sent to it.
+    /// Stored runs refer to the upstream by `name`, which must not contain `>`.
     #[cfg(feature = "upstream")]
     #[must_use]
     pub fn upstream(

@@ -1,5 +1,5 @@
-//! Queue of admitted requests that wait for a [backend](crate::backend): the worker, or the tasks of
-//! an upstream.
+//! Queue of admitted requests that wait for a [backend](crate::backend): the worker, or the tasks
+//! of an upstream.
 //!
 //! Requests of a model are dispatched by sequence number, regardless of the order in which they
 //! arrive. A request that arrives early is held until the missing numbers arrive or the gap timeout

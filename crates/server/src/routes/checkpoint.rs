@@ -263,8 +263,8 @@ async fn convert_service_names(
     converted.map_err(|error| ServerError::Internal(format!("cannot download {path}: {error}")))
 }
 
-/// Copy of weights from an upstream in a folder under `weights/`. The expiry task removes the folder
-/// after this is dropped.
+/// Copy of weights from an upstream in a folder under `weights/`. The expiry task removes the
+/// folder after this is dropped.
 struct WeightsCopy<'a> {
     state: &'a ServerState,
     folder: String,
@@ -283,8 +283,8 @@ impl Drop for WeightsCopy<'_> {
     }
 }
 
-/// Copies the files of a checkpoint that is on an upstream into a folder; returns `None` if they are
-/// in a folder already.
+/// Copies the files of a checkpoint that is on an upstream into a folder; returns `None` if they
+/// are in a folder already.
 async fn copy_from_upstream<'a>(
     state: &'a ServerState,
     row: &CheckpointRecord,

@@ -30,8 +30,8 @@ impl Drop for ModelTask {
     }
 }
 
-/// Dispatches requests until the server stops. The tasks of the models end with it: a stopped server
-/// must send nothing to models that the next one continues with.
+/// Dispatches requests until the server stops. The tasks of the models end with it: a stopped
+/// server must send nothing to models that the next one continues with.
 pub(super) async fn run(upstream: Arc<Upstream>) {
     let mut models: HashMap<ModelId, ModelTask> = HashMap::new();
     clean_up_ended_runs(&upstream);

@@ -28,8 +28,8 @@ impl Fault {
         }
     }
 
-    /// Returns the fault for a request that the upstream has accepted: if it does not respond now, it
-    /// may execute the request all the same.
+    /// Returns the fault for a request that the upstream has accepted: if it does not respond now,
+    /// it may execute the request all the same.
     pub(super) fn into_doubt(self) -> Self {
         match self {
             Self::Unavailable(reason) => Self::InDoubt(reason),

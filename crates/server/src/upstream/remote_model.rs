@@ -198,8 +198,8 @@ pub(super) async fn pass_result(
 
 /// Returns a result if it is that of a request of this session.
 ///
-/// The request ids of an older server are numbers that start at 1 again if its database is lost. The
-/// result may then be that of a request to the new database, which does not have the session.
+/// The request ids of an older server are numbers that start at 1 again if its database is lost.
+/// The result may then be that of a request to the new database, which does not have the session.
 pub(super) async fn confirm<T>(
     session: &UpstreamSession,
     result: tinkex::Result<T>,

@@ -3,8 +3,8 @@
 //! Requests are sent in order, each at most once per model, and up to [`MAX_IN_FLIGHT`] before
 //! their results. The ids of accepted requests are stored, so that the next process fetches their
 //! results. If the upstream loses the model, or it is not known whether it accepted a request, the
-//! model is created again from the run's last checkpoint on the upstream, and the requests since are
-//! repeated. The requests in flight are then sent to the new model. The old model is never used
+//! model is created again from the run's last checkpoint on the upstream, and the requests since
+//! are repeated. The requests in flight are then sent to the new model. The old model is never used
 //! again, so no step is applied twice to the weights of the run.
 
 use std::collections::VecDeque;
@@ -95,9 +95,9 @@ impl PendingRequest {
 }
 
 impl Drop for RunTask {
-    /// Fails the requests in flight if the session of the model has ended, which aborts the task, or
-    /// if the task panics. If the server stops, they have no outcome and are executed after the next
-    /// start.
+    /// Fails the requests in flight if the session of the model has ended, which aborts the task,
+    /// or if the task panics. If the server stops, they have no outcome and are executed after the
+    /// next start.
     fn drop(&mut self) {
         for pending in std::mem::take(&mut self.pending) {
             let failed = match open_run(&self.state, &self.model) {
@@ -279,8 +279,8 @@ impl RunTask {
         RunRecord { upstream: Some(UpstreamRun { name, model }), ..run }
     }
 
-    /// Makes sure that the upstream has the model. Continues with the stored one to fetch the results
-    /// of accepted requests; otherwise creates it again.
+    /// Makes sure that the upstream has the model. Continues with the stored one to fetch the
+    /// results of accepted requests; otherwise creates it again.
     async fn ensure_model(&mut self, run: &RunRecord) -> Result<(), Fault> {
         if self.handle.is_some() {
             return Ok(());
@@ -300,8 +300,8 @@ impl RunTask {
         Ok(())
     }
 
-    /// Unloads a model that another one replaces. It may have gradients of passes that are not known
-    /// to be accepted.
+    /// Unloads a model that another one replaces. It may have gradients of passes that are not
+    /// known to be accepted.
     async fn replace(&self, mut handle: ModelHandle) {
         handle.gradients_pending = true;
         handle.unload(&self.upstream).await;
@@ -597,8 +597,8 @@ impl RunTask {
         self.upstream.queue().set_fault(&self.model, None);
     }
 
-    /// Returns whether a checkpoint must be saved before further requests are sent. An adopted model
-    /// is not saved: it is replaced at its next request.
+    /// Returns whether a checkpoint must be saved before further requests are sent. An adopted
+    /// model is not saved: it is replaced at its next request.
     fn checkpoint_is_next(&self) -> bool {
         let steps = self.pending.iter().filter(|pending| pending.is_optim_step()).count();
         let steps = self.steps.saturating_add(u32::try_from(steps).unwrap_or(u32::MAX));

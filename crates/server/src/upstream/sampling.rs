@@ -31,8 +31,8 @@ pub(super) const MAX_IN_FLIGHT: u32 = 2_000;
 /// Number of models for sampling that are kept on an upstream with an older protocol, which has few
 /// slots for models. More are loaded only while more are sampled from at the same time.
 const MAX_SAMPLING_MODELS: usize = 4;
-/// Number of sampling clients of checkpoints that are kept for an upstream with the current protocol.
-/// Each has a session of its own.
+/// Number of sampling clients of checkpoints that are kept for an upstream with the current
+/// protocol. Each has a session of its own.
 const MAX_SAMPLING_CLIENTS: usize = 64;
 /// Delay before the second attempt after a fault. Later delays are twice the previous one.
 const FIRST_DELAY: Duration = Duration::from_millis(200);

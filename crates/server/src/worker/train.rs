@@ -178,8 +178,8 @@ impl Worker {
         }
     }
 
-    /// Makes the last state of a run that was saved on its upstream a checkpoint of the run. The run
-    /// still refers to the state: its session may stay open, if its end cannot be written.
+    /// Makes the last state of a run that was saved on its upstream a checkpoint of the run. The
+    /// run still refers to the state: its session may stay open, if its end cannot be written.
     fn keep_remote_snapshot(&self, run: &RunRecord) {
         let Some(snapshot) = run.snapshot.clone() else { return };
         let name = format!("autosave-{}", snapshot.seq);
