@@ -218,8 +218,7 @@ fn check_directly(
     table: &mut Table,
 ) -> Result<(), XtaskError> {
     let (url, model) = (server.url(), server.model());
-    let mut check =
-        |name: &str, run: &dyn Fn() -> _| table.check(version, "nothing", name, run);
+    let mut check = |name: &str, run: &dyn Fn() -> _| table.check(version, "nothing", name, run);
     check("contract suite", &|| contract_suite(url, &model, DIRECT_DIFFERENCES))?;
     let folder = target().join("cluster").join(version).join("direct");
     let program = Program::new(folder, url, &model)?;
@@ -238,8 +237,7 @@ fn check_gateway(
     table: &mut Table,
 ) -> Result<(), XtaskError> {
     let (url, model) = (gateway.url(), server.model());
-    let mut check =
-        |name: &str, run: &dyn Fn() -> _| table.check(version, "gateway", name, run);
+    let mut check = |name: &str, run: &dyn Fn() -> _| table.check(version, "gateway", name, run);
     check("official SDK", &|| sdk.lifecycle(url, &model))?;
     check("contract suite", &|| contract_suite(url, &model, GATEWAY_DIFFERENCES))?;
     let names: Vec<&str> = CONFORMANCE_DIFFERENCES.iter().map(|(name, _)| *name).collect();
