@@ -10,7 +10,7 @@ use tinkex::{
 };
 use tinkex_server::{Server, ServerOptions};
 
-use crate::harness::{Http, MODEL, TestServer, client, options};
+use crate::harness::{Http, MODEL, TestServer, client, http_client, options};
 
 /// A gateway in front of a test server.
 struct Gateway {
@@ -67,9 +67,23 @@ async fn finish_sessions(server: &Server) {
     let http = Http::new(&server.base_url());
     let (_, sessions) = http.get("/api/v1/sessions?limit=100&offset=0").await;
     for id in sessions["sessions"].as_array().unwrap() {
-        let end = json!({"reason": "success"});
+        let end = json!({"reason": {"type": "success"}, "detail": null});
         let path = format!("/sessions/{}/finish", id.as_str().unwrap());
-        http.post(&path, end).await;
+        let (status, body) = http.post(&path, end).await;
+        assert_eq!(status, 200, "{body}");
+    }
+}
+
+/// Waits until a metric of a server has at least the value `least`.
+async fn wait_for_metric(server: &Server, name: &str, least: u64) {
+    let url = format!("{}/metrics", server.base_url());
+    let client = http_client();
+    let is_reached = |text: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.is_some_and(|value| value.parse::<u64>().unwrap() >= least)
+    };
+    while !is_reached(&client.get(&url).send().await.unwrap().text().await.unwrap()) {
+        tokio::task::yield_now().await;
     }
 }
 
@@ -207,8 +221,7 @@ async fn bug_a_sample_failed_after_a_restart_if_its_upstream_had_not_responded()
     drop(up);
     let sample = sampler.sample([5, 6, 7], SamplingParams::new().max_tokens(4).seed(3));
     let restart = async {
-        // Time for the gateway to accept the sample.
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        wait_for_metric(&server, "tinkex_queued", 1).await;
         drop(server);
         let mut restarted = gateway_options(&data, &[("up", url)]);
         restarted.address.set_port(port);
@@ -228,11 +241,9 @@ async fn bug_a_request_in_flight_had_no_outcome_if_its_session_ended() {
     let model = model(&client(&server.base_url())).await;
     drop(upstream);
     let pass = model.forward_backward(batch(0), LossFn::CrossEntropy);
-    // Time for the gateway to send the pass to the upstream.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    wait_for_metric(&server, "tinkex_retries_total", 1).await;
     finish_sessions(&server).await;
-    let ended = tokio::time::timeout(Duration::from_secs(60), pass).await.unwrap();
-    let error = ended.unwrap_err().to_string();
+    let error = pass.await.unwrap_err().to_string();
     assert!(error.contains("session"), "{error}");
     drop(data);
 }
