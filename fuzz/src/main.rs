@@ -7,8 +7,6 @@
 #![no_main]
 
 mod chat_template;
-#[cfg(feature = "database")]
-mod database;
 mod files;
 #[path = "../../crates/wire/tests/it/fuzz_targets.rs"]
 mod wire_targets;
@@ -26,8 +24,6 @@ fn readers() -> Vec<(&'static str, Reader)> {
     vec![
         ("adapter", files::adapter),
         ("config", files::model_config),
-        #[cfg(feature = "database")]
-        ("database", database::rows),
         ("gguf", files::gguf),
         ("safetensors", files::safetensors),
         ("template", chat_template::render),

@@ -8,9 +8,8 @@ use std::path::PathBuf;
 
 use crate::step::{XtaskError, cargo, root, target, tool};
 
-/// Names of the readers that are fuzzed. The last one compiles the server.
-const TARGETS: [&str; 7] =
-    ["adapter", "config", "gguf", "safetensors", "template", "wire", "database"];
+/// Names of the readers that are fuzzed.
+const TARGETS: [&str; 6] = ["adapter", "config", "gguf", "safetensors", "template", "wire"];
 
 /// Flags of the compiler for coverage counters that libFuzzer reads.
 const COVERAGE_FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \
@@ -61,7 +60,7 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
         Some(target) => vec![target],
         None => TARGETS.to_vec(),
     };
-    let program = build(selected.contains(&"database"))?;
+    let program = build()?;
     for name in selected {
         fuzz(&program, name, &options)?;
     }
@@ -69,19 +68,16 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
 }
 
 /// Builds the program and returns its path.
-fn build(database: bool) -> Result<PathBuf, XtaskError> {
+fn build() -> Result<PathBuf, XtaskError> {
     let host = host_triple()?;
     let folder = target().join("guided-fuzz");
-    let mut step = cargo("guided fuzzing", &["build", "--release", "--manifest-path"])
+    cargo("guided fuzzing", &["build", "--release", "--manifest-path"])
         .argument(root().join("fuzz/Cargo.toml"))
         // The flags then apply to the program, but not to build scripts.
         .arguments(&["--target", &host, "--target-dir"])
         .argument(&folder)
-        .variable("RUSTFLAGS", COVERAGE_FLAGS);
-    if database {
-        step = step.arguments(&["--features", "database"]);
-    }
-    step.run()?;
+        .variable("RUSTFLAGS", COVERAGE_FLAGS)
+        .run()?;
     Ok(folder.join(host).join("release/tinkex-guided-fuzz"))
 }
 

@@ -107,8 +107,8 @@ Usage: cargo xtask <command>
                     --target T    Decoder to fuzz [default: all]
   fuzz guided     Fuzz readers with libFuzzer, guided by coverage (needs Linux and a C++ compiler)
                     --seconds N   Duration for each reader [default: 60]
-                    --target T    Reader: adapter, config, gguf, safetensors, template, wire or
-                                  database [default: all]
+                    --target T    Reader: adapter, config, gguf, safetensors, template or wire
+                                  [default: all]
                     --minimize    Replace fuzz/corpus by a minimal corpus with the same coverage
 ";
 

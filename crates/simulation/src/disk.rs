@@ -240,20 +240,24 @@ impl SimulatedDisk {
     pub(crate) fn lose_power(&self) {
         let mut state = self.lock();
         let state = &mut *state;
+        // A rename is atomic: the path has the old or the new file.
+        let mut replaced = BTreeSet::new();
         for (link, path) in std::mem::take(&mut state.replaced) {
             if state.rng.bool() {
                 event!(self.0.trace, "power loss: {} is the old file", shown(&path));
-                let _ = fs::rename(link, path);
+                let _ = fs::rename(link, &path);
             } else {
                 let _ = fs::remove_file(link);
             }
+            replaced.insert(path);
         }
         for folder in self.folders() {
             let durable =
                 fs::metadata(&folder).ok().and_then(|m| state.entries.get(&m.ino()).cloned());
             let durable = durable.unwrap_or_default();
             for path in list(&folder) {
-                self.lose_entry(state, &path, &durable);
+                let has_name = replaced.contains(&path);
+                self.lose_entry(state, &path, &durable, has_name);
             }
         }
         state.lengths.clear();
@@ -262,7 +266,15 @@ impl SimulatedDisk {
         self.record_all(state);
     }
 
-    fn lose_entry(&self, state: &mut DiskState, path: &Path, durable: &BTreeMap<String, u64>) {
+    /// Loses what is not durable of a file or folder. `has_name` is true if its name is durable,
+    /// although not for this file.
+    fn lose_entry(
+        &self,
+        state: &mut DiskState,
+        path: &Path,
+        durable: &BTreeMap<String, u64>,
+        has_name: bool,
+    ) {
         let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let Ok(metadata) = fs::symlink_metadata(path) else { return };
         let top_level = path.parent() == Some(&self.0.root);
@@ -271,7 +283,7 @@ impl SimulatedDisk {
         if untouched {
             return;
         }
-        let is_durable = durable.get(&file_name) == Some(&metadata.ino());
+        let is_durable = has_name || durable.get(&file_name) == Some(&metadata.ino());
         if !is_durable && state.rng.bool() {
             event!(self.0.trace, "power loss: {} is lost", shown(path));
             let _ =

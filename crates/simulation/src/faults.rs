@@ -50,6 +50,9 @@ pub(crate) struct FaultPlan {
     pub(crate) freeze: f64,
     /// Probability that the wall clock is set before a restart.
     pub(crate) clock_set: f64,
+    /// Probability that the clients are frozen together with the server, as when a machine is
+    /// suspended. They wake up later than the server.
+    pub(crate) suspend: f64,
     /// Longest freeze.
     pub(crate) max_freeze: Duration,
     /// Longest time between the wake-up of a server task and its execution, in milliseconds.
@@ -66,8 +69,14 @@ impl FaultPlan {
         let (power_loss, graceful, full_disk) = (chance(1.0), chance(0.5), chance(0.01));
         let (client_death, freeze, drop_heartbeat) = (chance(0.3), chance(0.3), chance(0.8));
         let (clock_set, full_at_stop, read_error) = (chance(0.8), chance(0.5), chance(0.1));
-        let longest = if rng.u32(0..4) == 0 { 6_000 } else { 600 };
-        let duration = Duration::from_secs(rng.u64(10..longest));
+        let suspend = chance(1.0);
+        let seconds = match rng.u32(0..4) {
+            // Long enough for sessions and checkpoints to expire.
+            _ if freeze > 0.0 => 2_000..9_000,
+            0 => 10..6_000,
+            _ => 10..600,
+        };
+        let duration = Duration::from_secs(rng.u64(seconds));
         let crash_interval = rng.bool().then(|| Duration::from_secs(rng.u64(2..120)));
         Self {
             duration,
@@ -90,6 +99,7 @@ impl FaultPlan {
             client_death,
             drop_heartbeat,
             freeze,
+            suspend,
             // After a boot, a wall clock ahead of the last known time is downtime, in which objects
             // expire.
             clock_set: if power_loss > 0.0 { 0.0 } else { clock_set },

@@ -40,6 +40,8 @@ struct HostInner {
     process_ended: Notify,
     /// Until when the process does not run, as after SIGSTOP.
     frozen_until: Mutex<Option<Instant>>,
+    /// Until when the clients do not run.
+    clients_frozen_until: Mutex<Option<Instant>>,
     rng: Mutex<Rng>,
 }
 
@@ -138,6 +140,7 @@ impl Host {
             process: Mutex::new(None),
             process_ended: Notify::new(),
             frozen_until: Mutex::new(None),
+            clients_frozen_until: Mutex::new(None),
             rng: Mutex::new(Rng::with_seed(seed)),
         }))
     }
@@ -255,6 +258,21 @@ impl Host {
         event!(self.0.trace, "server frozen for {time:.0?}");
         self.0.trace.count("freeze");
         *lock(&self.0.frozen_until) = Some(Instant::now() + time);
+    }
+
+    /// Stops the processes of all clients for some time.
+    pub(crate) fn freeze_clients(&self, time: Duration) {
+        event!(self.0.trace, "clients frozen for {time:.0?}");
+        self.0.trace.count("freeze of the clients");
+        *lock(&self.0.clients_frozen_until) = Some(Instant::now() + time);
+    }
+
+    /// Waits until the clients run.
+    pub(crate) async fn clients_run(&self) {
+        let until = *lock(&self.0.clients_frozen_until);
+        if let Some(until) = until {
+            tokio::time::sleep_until(until).await;
+        }
     }
 
     /// Returns for how long the process does not run; `None` if it runs.

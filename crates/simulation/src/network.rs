@@ -1,6 +1,7 @@
 //! [`SimulatedNetwork`]: carries requests from a client to the server, with faults.
 
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -35,6 +36,8 @@ struct NetworkInner {
     calm_at: Instant,
     trace: EventTrace,
     rng: Mutex<Rng>,
+    /// Whether the process of the client has died.
+    dead: AtomicBool,
 }
 
 /// What happens to one request.
@@ -72,8 +75,13 @@ impl SimulatedNetwork {
         trace: EventTrace,
     ) -> Self {
         let (calm_at, plan) = (Instant::now() + plan.duration, plan.clone());
-        let rng = Mutex::new(Rng::with_seed(seed));
-        Self(Arc::new(NetworkInner { client, host, oracle, plan, calm_at, trace, rng }))
+        let (rng, dead) = (Mutex::new(Rng::with_seed(seed)), AtomicBool::new(false));
+        Self(Arc::new(NetworkInner { client, host, oracle, plan, calm_at, trace, rng, dead }))
+    }
+
+    /// Ends the process of the client: tasks that it leaves behind send nothing any more.
+    pub(crate) fn kill_client(&self) {
+        self.0.dead.store(true, Ordering::Relaxed);
     }
 
     fn choose_passage(&self, path: &str) -> Passage {
@@ -170,6 +178,7 @@ impl SimulatedNetwork {
         passage: Passage,
         timeout: Duration,
     ) -> Result<Response<Bytes>, HttpFailure> {
+        self.0.host.clients_run().await;
         let cut = match passage.fate {
             Fate::RequestLost => {
                 tokio::time::sleep(passage.before).await;
@@ -222,6 +231,9 @@ impl HttpService for SimulatedNetwork {
         request: Request<Bytes>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        if self.0.dead.load(Ordering::Relaxed) {
+            return Box::pin(std::future::pending());
+        }
         let path = request.uri().path();
         let passage = self.choose_passage(path);
         if passage.fate != Fate::Delivered {

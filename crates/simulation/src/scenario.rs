@@ -146,11 +146,18 @@ async fn scenario(seed: u64, folder: &Path, trace: &EventTrace) {
             network_seed,
             trace.clone(),
         );
-        match ClientProgram::new(client, network, program_seed, oracle.clone(), trace.clone()) {
+        let built = ClientProgram::new(
+            client,
+            network.clone(),
+            program_seed,
+            oracle.clone(),
+            trace.clone(),
+        );
+        match built {
             Ok(program) => {
                 let death =
                     (rng.f64() < plan.client_death).then(|| plan.duration.mul_f64(rng.f64()));
-                let run = run_program(program, death, calm_at, trace.clone());
+                let run = run_program(program, network, death, calm_at, trace.clone());
                 programs.push((client, task::spawn(run)));
             }
             Err(error) => trace.fail(format!("cannot build a client: {error}")),
@@ -181,14 +188,24 @@ async fn scenario(seed: u64, folder: &Path, trace: &EventTrace) {
 /// that no fault explains.
 async fn run_program(
     program: ClientProgram,
+    network: SimulatedNetwork,
     death: Option<Duration>,
     calm_at: Instant,
     trace: EventTrace,
 ) {
     let client = program.client;
-    let outcome = match death {
-        Some(after) => tokio::time::timeout(after, program.run()).await.ok(),
-        None => Some(program.run().await),
+    let death = async {
+        match death {
+            Some(after) => tokio::time::sleep(after).await,
+            None => std::future::pending().await,
+        }
+        // Before the program is dropped, which would finish its session.
+        network.kill_client();
+    };
+    let outcome = tokio::select! {
+        biased;
+        () = death => None,
+        outcome = program.run() => Some(outcome),
     };
     match outcome {
         None => {
@@ -235,6 +252,9 @@ async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant, e
         if !killed && rng.f64() < plan.freeze {
             let time = plan.max_freeze.mul_f64(rng.f64()).min(calm_at - now);
             host.freeze(time);
+            if rng.f64() < plan.suspend {
+                host.freeze_clients(time + Duration::from_secs(rng.u64(0..50)));
+            }
             continue;
         }
         if !killed && host.interruption().is_none() && rng.f64() < plan.graceful {
@@ -297,8 +317,11 @@ async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &EventTrace)
     host.start().await;
     let Some(handler) = host.handler() else { return };
     let after = handler.describe();
-    // The start removes results that have expired.
-    let expires = |line: &str| line.starts_with("request ") && !line.ends_with("unfinished");
+    // The start removes results and checkpoints that have expired.
+    let expires = |line: &str| {
+        (line.starts_with("request ") && !line.ends_with("unfinished"))
+            || line.contains("expires_at: Some(")
+    };
     let missing = before.iter().filter(|line| !after.contains(line));
     let lost: Vec<_> = missing.filter(|line| !expires(line)).collect();
     let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
