@@ -159,7 +159,7 @@ fn spawn(settings: &SkyrlSettings, python: &Path) -> Result<Child, XtaskError> {
         .arg(data.join("checkpoints"))
         .arg("--database-url")
         .arg(format!("sqlite:///{}", data.join("tinker.db").display()))
-        .args(["--backend-config", r#"{"max_lora_adapters": 32, "max_lora_rank": 32}"#])
+        .args(["--backend-config", r#"{"max_lora_adapters": 64, "max_lora_rank": 32}"#])
         .env("PYTHONPATH", scripts.join("stand_in"))
         .env("HF_HUB_OFFLINE", "1")
         .env("JAX_PLATFORMS", "cpu")
