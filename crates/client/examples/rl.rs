@@ -1,49 +1,55 @@
-//! Reinforcement learning: rewards completions that contain one token, with importance sampling.
+//! Reinforcement learning: rewards answers in capital letters. Samples the next batch while it
+//! trains on the current one. Ctrl-C saves a checkpoint; the next start resumes from it.
 //!
-//! `TINKER_API_KEY=tml-… cargo run -p tinkex --example rl -- Qwen/Qwen3-8B`
+//! Set `TINKER_BASE_URL` and `TINKER_API_KEY` to those of a local server (`tinkex serve`), then run
+//! `cargo run -p tinkex --features recipes --example rl -- tinkex/tiny`
 
 #![expect(clippy::print_stdout, reason = "an example prints its results")]
+#![expect(clippy::disallowed_methods, reason = "an example spawns its own task")]
 
-use tinkex::{AdamParams, Datum, LossFn, SampledSequence, SamplingParams, ServiceClient, Tokens};
+use tinkex::ServiceClient;
+use tinkex::recipes::rl::{Completion, Rl, RlPrompt};
 
-/// Token whose presence is rewarded.
-const TARGET_TOKEN: u32 = 42;
-/// Completions per prompt.
-const GROUP_SIZE: u16 = 8;
+const QUESTIONS: [&str; 4] = [
+    "What does a cow say?",
+    "What does a dog say?",
+    "Who are you?",
+    "Which day comes after Monday?",
+];
 
-fn reward(completion: &SampledSequence) -> f32 {
-    if completion.tokens.contains(&TARGET_TOKEN) { 1.0 } else { 0.0 }
+/// Returns the fraction of the letters that are capital.
+fn reward(completion: &Completion) -> f64 {
+    let letters: Vec<char> = completion.text.chars().filter(|c| c.is_alphabetic()).collect();
+    let capital = letters.iter().filter(|c| c.is_uppercase()).count();
+    capital as f64 / letters.len().max(1) as f64
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let base_model = std::env::args().nth(1).ok_or("usage: rl BASE_MODEL")?;
     let service = ServiceClient::from_env()?;
-    let model = service.create_lora_training_client(base_model).rank(8).await?;
-    let prompt = Tokens::from([1, 2, 3]);
-
-    for round in 0..10 {
-        let sampler = model.save_weights_and_get_sampling_client().await?;
-        let params = SamplingParams::new().max_tokens(16);
-        let response =
-            sampler.sample(prompt.clone(), params).num_samples(GROUP_SIZE.into()).await?;
-        let mean = response.sequences.iter().map(reward).sum::<f32>() / f32::from(GROUP_SIZE);
-        println!("round {round}: mean reward {mean:.2}");
-
-        let mut batch = Vec::new();
-        for sequence in &response.sequences {
-            // A completion with the mean reward has zero advantage, hence no gradient.
-            let (Some(logprobs), advantage) = (&sequence.logprobs, reward(sequence) - mean) else {
-                continue;
-            };
-            if advantage != 0.0 {
-                batch.push(Datum::rollout(&prompt, &sequence.tokens, logprobs, advantage)?);
-            }
+    let mut run = Rl::new(base_model)
+        .prompts(QUESTIONS.map(RlPrompt::chat))
+        .reward(reward)
+        .groups_per_batch(8)
+        .max_tokens(24)
+        .learning_rate(3e-3)
+        .steps(60)
+        .off_policy(1)
+        .resume_file("rl.json")
+        .start(&service)
+        .await?;
+    println!("run {} starts at step {}", run.run_id(), run.resumed_from());
+    let stop = run.stop_handle();
+    tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            stop.stop();
         }
-        if !batch.is_empty() {
-            let adam = AdamParams::with_learning_rate(1e-4);
-            model.step(batch, LossFn::ImportanceSampling, adam).await?;
-        }
+    });
+    while let Some(report) = run.next().await {
+        println!("{}", report?);
     }
+    println!("{:?}", run.outcome());
+    service.finish(&Ok::<(), tinkex::Error>(())).await;
     Ok(())
 }

@@ -33,6 +33,7 @@
 //! | Connect | [`ServiceClient`], [`ServiceClientBuilder`], [`RetryPolicy`], [`CallOptions`] |
 //! | Train | [`TrainingClient`], [`Datum`], [`LossFn`], [`AdamParams`], [`ApiFuture`] |
 //! | Train with a custom loss | [`loss`] |
+//! | Train by reinforcement learning | `recipes::Rl` (feature `recipes`) |
 //! | Sample | [`SamplingClient`], [`SamplingParams`], [`SamplerHandle`], [`SampleFuture`], [`SamplingRetry`] |
 //! | Sample token by token | [`SamplingClient::sample_stream`], [`SampleStream`], [`StreamedToken`] |
 //! | Manage runs, checkpoints, sessions | [`RestClient`], [`AdminClient`], [`rest`] |
@@ -49,6 +50,7 @@
 //! * `tokenizer`: `Tokenizer` and `Hub`, tokenizers from a folder, the hub cache or a model hub.
 //! * `chat`: `Chat`, conversations to prompts and training examples with the model's chat template.
 //! * `blocking`: the module `blocking`, clients for scripts and programs without async code.
+//! * `recipes`: the module `recipes`, training loops such as reinforcement learning.
 //! * `testing`: `testing::FakeServer`, a scripted server for the tests of your program.
 //!
 //! # Guarantees
@@ -100,8 +102,11 @@ mod export;
 mod future;
 mod hint;
 pub mod loss;
+mod process_group;
 #[cfg(feature = "tokenizer")]
 mod push;
+#[cfg(feature = "recipes")]
+pub mod recipes;
 mod rest_client;
 mod sampling;
 mod service;

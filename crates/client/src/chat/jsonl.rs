@@ -177,7 +177,7 @@ impl<R: BufRead> Iterator for JsonlReader<R> {
 }
 
 /// Rejects or truncates an example that exceeds the limit.
-fn apply_limit(
+pub(crate) fn apply_limit(
     example: TrainingExample,
     limit: Option<(usize, TooLong)>,
 ) -> Result<TrainingExample> {
@@ -234,7 +234,7 @@ impl Chat {
     }
 
     /// Encodes a prompt, its completion and the end token. The tokens of the prompt have weight 0.
-    fn pair(&self, prompt: &str, completion: &str) -> Result<TrainingExample> {
+    pub(crate) fn pair(&self, prompt: &str, completion: &str) -> Result<TrainingExample> {
         if completion.is_empty() {
             return Err(Error::new(ErrorKind::InvalidInput, "\"completion\" is empty"));
         }

@@ -18,6 +18,8 @@ use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::tokenizer::Tokenizer;
 
+#[cfg(feature = "recipes")]
+pub(crate) use jsonl::apply_limit;
 pub use jsonl::{JsonlError, JsonlReader, TooLong};
 pub use tinkex_text::Message;
 pub use train::{TrainOn, TrainingExample};

@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
 
 use tinkex_wire::loss_input::{TARGET_TOKENS, WEIGHTS};
 use tinkex_wire::{Datum, LossConfig, LossFn, PassMode, Provenance, TensorData};
@@ -25,7 +27,27 @@ const LOSS: &str = "loss:sum";
 const SURROGATE: &str = "surrogate_loss:sum";
 
 /// Error returned by a caller's loss function.
-type LossError = Box<dyn StdError + Send + Sync>;
+pub(super) type LossError = Box<dyn StdError + Send + Sync>;
+
+/// Loss that a function of the caller computes for any number of batches.
+#[derive(Clone)]
+pub(super) struct ComputedLoss(pub(super) Arc<SharedLossFunction>);
+
+type SharedLossFunction =
+    dyn Fn(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError> + Send + Sync;
+
+/// Compares the identity of the functions.
+impl PartialEq for ComputedLoss {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for ComputedLoss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ComputedLoss")
+    }
+}
 
 impl TrainingClient {
     /// Accumulates the gradient of a loss that a Rust function computes from the log-probabilities
@@ -164,6 +186,21 @@ impl TrainingShared {
         loss.check(&data)?;
         let loss = LocalLoss::new(move |data, logprobs| Ok(loss.evaluate(data, logprobs)?));
         self.prepare_local(mode, data, loss)
+    }
+
+    /// Prepares a pass with a loss that a function of the caller computes.
+    pub(super) fn prepare_computed(
+        &self,
+        mode: PassMode,
+        data: Vec<Datum>,
+        loss: &ComputedLoss,
+    ) -> Result<PreparedPass> {
+        let function = Arc::clone(&loss.0);
+        self.prepare_local(
+            mode,
+            data,
+            LocalLoss::new(move |data, logprobs| function(data, logprobs)),
+        )
     }
 
     /// Prepares a pass with a loss that the client computes.

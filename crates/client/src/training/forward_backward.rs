@@ -8,13 +8,14 @@ use tinkex_wire::{Datum, ForwardBackward, ForwardBackwardOutput, LossConfig, Los
 use crate::connection::PassEncoding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::Submitted;
+use crate::loss::CustomLoss;
 use crate::transport::sent_flag::SentFlag;
 use crate::validated::Validated;
 
 use super::call_order::{AssignedSeq, Reservation};
 use super::chunk::{self, BatchChunk, ChunkLimits};
 use super::merge::{self, BatchOutput};
-use super::{LossSource, LossSpec, TrainingShared, finite, pass_encoding};
+use super::{TrainingShared, finite, pass_encoding};
 
 /// Batch whose requests were sent. The server may have refused some of them.
 pub(super) struct SubmittedBatch {
@@ -116,28 +117,23 @@ impl BatchRequests {
         Ok(Self { mode, chunks })
     }
 
-    /// Creates the requests for a loss that the server computes.
+    /// Creates the requests for a traced loss that the server computes.
     ///
     /// # Errors
     /// In addition to the errors of [`new`](Self::new), fails if `data` lacks an input of the loss,
     /// or if the loss was registered in another session.
-    pub(super) fn with_loss(
+    pub(super) fn with_traced_loss(
         model: &TrainingShared,
         mode: PassMode,
         data: Vec<Datum>,
-        loss: &LossSpec,
+        traced: &CustomLoss,
     ) -> Result<Self> {
-        match &loss.0 {
-            LossSource::BuiltIn(loss_fn, config) => Self::new(model, mode, data, loss_fn, config),
-            LossSource::Traced(traced) => {
-                traced.check(&data)?;
-                let config = match traced.id_in(model.session.id())? {
-                    Some(id) => LossConfig::custom(id),
-                    None => LossConfig::new(),
-                };
-                Self::new(model, mode, data, &LossFn::Custom, &config)
-            }
-        }
+        traced.check(&data)?;
+        let config = match traced.id_in(model.session.id())? {
+            Some(id) => LossConfig::custom(id),
+            None => LossConfig::new(),
+        };
+        Self::new(model, mode, data, &LossFn::Custom, &config)
     }
 }
 

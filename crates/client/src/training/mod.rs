@@ -25,18 +25,19 @@ use std::sync::Arc;
 
 use tinkex_wire::{
     Datum, GetInfo, LoadWeights, LossConfig, LossFn, ModelId, ModelInfo, OptimParams, PassMode,
-    SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret, TinkerPath,
+    SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret, TensorData, TinkerPath,
 };
 
 use crate::call_options::CallOptions;
 use crate::error::{Error, ErrorKind, Result, convert};
 use crate::future::ApiFuture;
 use crate::future::queue_log::{QueueLog, QueuedWork};
-use crate::loss::CustomLoss;
+use crate::loss::{CustomLoss, LossValue};
 use crate::sampling::SamplingClient;
 use crate::session::{PendingCalls, Session};
 
 use call_order::CallOrder;
+use custom::{ComputedLoss, LossError};
 use save::SaveKind;
 
 pub use create::{CreateFromState, CreateLora};
@@ -90,10 +91,10 @@ struct TrainingShared {
     options: CallOptions,
 }
 
-/// Loss function and its configuration: built into the server ([`LossFn`]) or defined by the caller
-/// ([`CustomLoss`]).
+/// Loss function and its configuration: built into the server ([`LossFn`]), traced by the caller
+/// ([`CustomLoss`]), or computed by the caller ([`LossSpec::computed`]).
 ///
-/// Both convert into a `LossSpec`, so most calls pass them directly.
+/// The first two convert into a `LossSpec`, so most calls pass them directly.
 ///
 /// ```
 /// use tinkex::{LossConfig, LossFn, LossSpec};
@@ -109,6 +110,7 @@ pub struct LossSpec(LossSource);
 enum LossSource {
     BuiltIn(LossFn, LossConfig),
     Traced(CustomLoss),
+    Computed(ComputedLoss),
 }
 
 impl LossSpec {
@@ -116,6 +118,25 @@ impl LossSpec {
     #[must_use]
     pub fn new(function: LossFn, config: LossConfig) -> Self {
         Self(LossSource::BuiltIn(function, config))
+    }
+}
+
+impl LossSpec {
+    /// Creates the specification of a loss that a Rust function computes from the log-probabilities
+    /// of each datum's target tokens, with its gradient. Unlike a traced loss, it may depend on
+    /// several data together, as the loss of a preference pair does.
+    ///
+    /// The data is sent twice, as for
+    /// [`forward_backward_custom`](TrainingClient::forward_backward_custom), whose requirements
+    /// the function must meet.
+    pub fn computed<F>(loss: F) -> Self
+    where
+        F: Fn(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError>
+            + Send
+            + Sync
+            + 'static,
+    {
+        Self(LossSource::Computed(ComputedLoss(Arc::new(loss))))
     }
 }
 

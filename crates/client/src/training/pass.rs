@@ -48,10 +48,16 @@ impl TrainingClient {
         loss: &LossSpec,
     ) -> Result<PreparedPass> {
         match &loss.0 {
-            LossSource::Traced(traced) if !traced.is_on_server() => {
-                self.0.prepare_traced(mode, data, traced.clone())
+            LossSource::BuiltIn(function, config) => {
+                let batch = BatchRequests::new(&self.0, mode, data, function, config)?;
+                Ok(PreparedPass::OnServer(batch))
             }
-            _ => Ok(PreparedPass::OnServer(BatchRequests::with_loss(&self.0, mode, data, loss)?)),
+            LossSource::Traced(traced) if traced.is_on_server() => {
+                let batch = BatchRequests::with_traced_loss(&self.0, mode, data, traced)?;
+                Ok(PreparedPass::OnServer(batch))
+            }
+            LossSource::Traced(traced) => self.0.prepare_traced(mode, data, traced.clone()),
+            LossSource::Computed(computed) => self.0.prepare_computed(mode, data, computed),
         }
     }
 

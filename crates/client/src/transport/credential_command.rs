@@ -7,10 +7,11 @@ use std::time::Duration;
 use futures_util::future::try_join;
 use tinkex_wire::Secret;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::error::{Error, ErrorKind};
+use crate::process_group::KillOnDrop;
 
 /// Maximum run time of a credential command, after which it is killed.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -71,48 +72,6 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
         pipe.read_to_end(&mut bytes).await?;
     }
     Ok(bytes)
-}
-
-/// A process that leads a process group. Kills the group when it is dropped before the process has
-/// ended; on Windows, kills the process only.
-struct KillOnDrop {
-    child: Child,
-    /// Id of the group. `None` once the leader was waited for: the system may reuse its id then.
-    #[cfg(unix)]
-    group: Option<rustix::process::Pid>,
-}
-
-impl KillOnDrop {
-    fn new(child: Child) -> Self {
-        #[cfg(unix)]
-        let group = child.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
-        Self {
-            child,
-            #[cfg(unix)]
-            group,
-        }
-    }
-
-    /// Waits for the end of the process. Processes that it leaves behind, such as agents that cache
-    /// a credential, are not killed then.
-    async fn wait(&mut self) -> io::Result<ExitStatus> {
-        let status = self.child.wait().await?;
-        #[cfg(unix)]
-        {
-            self.group = None;
-        }
-        Ok(status)
-    }
-}
-
-#[cfg(unix)]
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        if let Some(group) = self.group {
-            // Fails only if all processes of the group have ended.
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
-    }
 }
 
 #[cfg(all(test, unix))]

@@ -34,6 +34,8 @@ mod replay;
 mod request_parity;
 mod rest_client;
 mod retry;
+#[cfg(feature = "recipes")]
+mod rl;
 mod runtimes;
 mod sample_stream;
 mod sampling;
