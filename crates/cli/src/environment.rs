@@ -290,12 +290,21 @@ impl Interrupt {
         let _ = self.0.subscribe().wait_for(|state| state.count >= times).await;
     }
 
+    /// Waits for `work`, or returns `None` once the number of interruptions reaches `times`.
+    pub(crate) async fn race<T>(&self, times: u32, work: impl Future<Output = T>) -> Option<T> {
+        match select(pin!(work), pin!(self.pressed(times))).await {
+            Either::Left((result, _)) => Some(result),
+            Either::Right(_) => None,
+        }
+    }
+
     /// Runs `work`, cancelling it when the number of interruptions reaches `times`.
     pub(crate) async fn run_until<T>(
         &self,
         times: u32,
         work: impl Future<Output = Result<T, CommandError>>,
     ) -> Result<T, CommandError> {
+        // Not with `race`: the future of each call would be twice as large.
         match select(pin!(work), pin!(self.pressed(times))).await {
             Either::Left((result, _)) => result,
             Either::Right(_) => Err(CommandError::interrupted()),

@@ -14,6 +14,7 @@ mod logprobs;
 mod model;
 mod prompt;
 mod quickstart;
+mod rl;
 mod run;
 mod sample;
 mod save;
@@ -37,7 +38,7 @@ use crate::settings;
 
 /// Commands of the main help, grouped by purpose.
 pub(crate) const GROUPS: &[(&str, &[&str])] = &[
-    ("Getting started", &["quickstart", "train", "chat", "sample", "serve"]),
+    ("Getting started", &["quickstart", "train", "rl", "chat", "sample", "serve"]),
     ("Models and text", &["model", "logprobs", "tokenizer"]),
     ("Resources on the server", &["run", "checkpoint", "export", "import", "session"]),
     ("Account", &["auth", "billing", "audit"]),
@@ -51,6 +52,8 @@ pub(crate) enum CliCommand {
     Quickstart(quickstart::QuickstartArgs),
     /// Fine-tune a model on a file of examples
     Train(Box<train::TrainArgs>),
+    /// Train a model by reinforcement learning with any reward
+    Rl(Box<rl::RlArgs>),
     /// Chat with a model
     Chat(Box<chat::ChatArgs>),
     /// Generate text with a base model or a checkpoint
@@ -138,7 +141,7 @@ impl CliCommand {
     /// Returns whether the command handles interruptions itself. Other commands are cancelled.
     pub(crate) fn handles_interrupts(&self) -> bool {
         match self {
-            Self::Chat(_) | Self::Export(_) | Self::Serve(_) | Self::Train(_) => true,
+            Self::Chat(_) | Self::Export(_) | Self::Rl(_) | Self::Serve(_) | Self::Train(_) => true,
             Self::Checkpoint(command) => command.handles_interrupts(),
             _ => false,
         }
@@ -195,6 +198,7 @@ pub(crate) async fn run(
         CliCommand::Quickstart(args) => Box::pin(quickstart::run(context, args)).await?,
         CliCommand::Chat(args) => return Box::pin(chat::run(context, *args)).await,
         CliCommand::Train(args) => return Box::pin(train::run(context, *args)).await,
+        CliCommand::Rl(args) => return Box::pin(rl::run(context, *args)).await,
         CliCommand::Auth(command) => return auth::run(context, command).await,
         CliCommand::Model(command) => model::run(context, command).await?,
         CliCommand::Checkpoint(command) => return checkpoint::run(context, command).await,

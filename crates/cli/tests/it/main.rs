@@ -9,6 +9,7 @@
 mod capture;
 mod commands;
 mod compare;
+mod dpo;
 mod export;
 #[cfg(unix)]
 mod import;
@@ -20,6 +21,7 @@ mod local_key;
 mod outage;
 mod replay;
 mod replay_cases;
+mod rl;
 mod sandbox;
 mod scripted_cli;
 mod scripted_server;

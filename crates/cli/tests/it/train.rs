@@ -34,13 +34,22 @@ pub(crate) fn sandbox() -> Sandbox {
 }
 
 /// Returns the `tinkex` commands with `--local` in the shell blocks of a page of the documentation.
-fn local_commands(page: &str) -> Vec<String> {
+pub(crate) fn local_commands(page: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page);
     let text = std::fs::read_to_string(path).unwrap();
     let blocks = text.split("```").skip(1).step_by(2).filter(|block| block.starts_with("sh\n"));
     let lines = blocks.flat_map(str::lines).map(|line| line.split("  #").next().unwrap().trim());
     let local = lines.filter(|line| line.starts_with("tinkex ") && line.contains("--local"));
     local.map(|line| line["tinkex ".len()..].to_owned()).collect()
+}
+
+/// Returns a block of a page of the documentation, which the page asks the reader to save.
+pub(crate) fn block(page: &str, language: &str, index: usize) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page);
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut blocks = text.split("```").skip(1).step_by(2);
+    let found = blocks.by_ref().filter_map(|block| block.strip_prefix(&format!("{language}\n")));
+    found.skip(index).map(str::to_owned).next().unwrap()
 }
 
 /// Runs the `--local` commands of the training guide and of the README, each page in its order.

@@ -2,12 +2,16 @@
 //! process, and compares its responses before and after.
 
 mod curve;
+mod rl;
 
 use std::io::Cursor;
 
 use clap::Args;
 use serde::Serialize;
-use tinkex::{Chat, Message, SamplingClient, SamplingParams, SaveOptions, TooLong, TrainingClient};
+use tinkex::recipes::{Schedule, TrainEvent, TrainExample, TrainLoop, TrainPlan};
+use tinkex::{
+    Chat, Message, ModelInput, SamplingClient, SamplingParams, SaveOptions, TooLong, TrainingClient,
+};
 
 use crate::args::positive;
 use crate::context::CommandContext;
@@ -16,9 +20,6 @@ use crate::format;
 use crate::inference_endpoints::curl_chat;
 use crate::local;
 
-use super::train::data::TrainExample;
-use super::train::pipeline::{Pipeline, TrainEvent};
-use super::train::plan::{Schedule, TrainPlan};
 use super::train::progress::{TrainProgress, thousands};
 
 /// Training data: short answers in the voice of a pirate.
@@ -33,6 +34,11 @@ const PROMPTS: [(&str, bool); 4] = [
     ("Where do you live?", true),
 ];
 
+/// Default number of steps.
+const STEPS: u64 = 70;
+/// Default number of steps of reinforcement learning.
+const RL_STEPS: u64 = 30;
+
 /// Base URL of `tinkex serve` without options.
 const SERVE_URL: &str = "http://127.0.0.1:8080";
 
@@ -44,11 +50,15 @@ other commands with --local.
 
 Examples:
   tinkex quickstart              plot the loss and compare responses
+  tinkex quickstart --rl         reinforcement learning, in about a minute
   tinkex quickstart --json       print the metrics and responses as JSON")]
 pub(crate) struct QuickstartArgs {
-    /// Number of training steps
-    #[arg(long, value_name = "N", default_value_t = 70, value_parser = positive::<u64>)]
-    steps: u64,
+    /// Train by reinforcement learning instead, with a reward for a word in stories
+    #[arg(long)]
+    rl: bool,
+    /// Number of training steps [default: 70, with --rl 30]
+    #[arg(long, value_name = "N", value_parser = positive::<u64>)]
+    steps: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -98,12 +108,18 @@ pub(super) async fn run(
     let url = service.base_url().to_string();
     context.notice(&format!("Tinker server for this command: {url}"));
 
+    if args.rl {
+        return rl::run(context, &service, args.steps.unwrap_or(RL_STEPS)).await;
+    }
     let base = service.create_sampling_client(tinkex_server::BUILT_IN).await?;
     let chat = base.tokenizer().await?.chat()?;
-    let before = respond(&base, &chat).await?;
+    let params = SamplingParams::new().max_tokens(48).temperature(0.0).stop(chat.stop()?);
+    let prompts = PROMPTS.iter().map(|(prompt, _)| chat.prompt(&[Message::user(*prompt)]));
+    let prompts: Vec<ModelInput> = prompts.collect::<Result<_, _>>()?;
+    let before = respond(&base, &chat, prompts.clone(), &params).await?;
     let train = examples(&chat, TRAINING_DATA)?;
     let eval = examples(&chat, HELD_OUT_DATA)?;
-    let (count, steps) = (train.len(), args.steps);
+    let (count, steps) = (train.len(), args.steps.unwrap_or(STEPS));
     context.notice(&format!(
         "Fine-tuning {} to talk like a pirate: {count} examples, {steps} steps",
         tinkex_server::BUILT_IN
@@ -114,7 +130,8 @@ pub(super) async fn run(
 
     let checkpoint = model.save_state(SaveOptions::new("quickstart")).await?;
     let sampler = model.save_weights_for_sampler(SaveOptions::new("quickstart")).await?;
-    let after = respond(&service.create_sampling_client_from(&sampler).await?, &chat).await?;
+    let tuned = service.create_sampling_client_from(&sampler).await?;
+    let after = respond(&tuned, &chat, prompts, &params).await?;
     let responses = before.into_iter().zip(after);
     let samples = PROMPTS.iter().zip(responses).map(|((prompt, taught), (before, after))| {
         PromptComparison { prompt, taught: *taught, response: BeforeAfter { before, after } }
@@ -153,15 +170,16 @@ fn examples(chat: &Chat, text: &'static str) -> Result<Vec<TrainExample>, Comman
     lines.map(encode).collect()
 }
 
-/// Returns a model's response to every prompt, sampled at temperature 0.
-async fn respond(sampler: &SamplingClient, chat: &Chat) -> Result<Vec<String>, CommandError> {
-    let params = SamplingParams::new().max_tokens(48).temperature(0.0).stop(chat.stop()?);
-    let requests = PROMPTS.iter().map(|(prompt, _)| {
-        let input = chat.prompt(&[Message::user(*prompt)])?;
-        Ok::<_, tinkex::Error>(sampler.sample(input, params.clone()).send())
-    });
+/// Returns a model's response to every prompt.
+async fn respond(
+    sampler: &SamplingClient,
+    chat: &Chat,
+    prompts: Vec<ModelInput>,
+    params: &SamplingParams,
+) -> Result<Vec<String>, CommandError> {
+    let requests = prompts.into_iter().map(|prompt| sampler.sample(prompt, params.clone()).send());
     // Submit all requests before awaiting the first, so that the server batches them.
-    let requests: Vec<_> = requests.collect::<Result<_, _>>()?;
+    let requests: Vec<_> = requests.collect();
     let mut responses = Vec::new();
     for request in requests {
         let response = request.await?;
@@ -196,18 +214,17 @@ async fn train_model(
         warmup: 0,
     };
     let mut progress = TrainProgress::new(context, steps, 0);
-    let interrupt = context.environment.interrupt.clone();
-    let mut pipeline = Pipeline::new(model.clone(), plan, data, interrupt, 0);
+    let mut training = TrainLoop::new(model.clone(), plan, data.0).eval(data.1);
     let (mut losses, mut held_out, mut tokens) = (Vec::new(), Vec::new(), 0);
-    while let Some(event) = pipeline.next().await? {
+    while let Some(event) = training.next().await? {
         match event {
             TrainEvent::Step(result) => {
                 losses.push(result.loss);
                 tokens += result.tokens;
                 progress.finish_step(context, result.step, result.tokens, result.loss);
             }
-            TrainEvent::Evaluated { loss, .. } => held_out.push(loss),
-            TrainEvent::Saved { .. } | TrainEvent::Stopping => {}
+            TrainEvent::Evaluated(result) => held_out.push(result.loss),
+            _ => {}
         }
     }
     progress.clear();

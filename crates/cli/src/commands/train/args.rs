@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use tinkex::TinkerPath;
+use tinkex::recipes::Schedule;
 use tinkex::wire::CheckpointKind;
 
 use crate::args::{positive, whole_number};
 
-use super::plan::Schedule;
 use super::plot;
-use super::state::LearnFrom;
+use super::state::{LearnFrom, TrainMethod};
 
 /// Arguments of `tinkex train`.
 #[derive(Debug, Args)]
@@ -19,6 +20,8 @@ use super::state::LearnFrom;
 Each line of FILE is a conversation or a prompt with its completion:
   {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"Hello!\"}]}
   {\"prompt\": \"The capital of France is\", \"completion\": \" Paris.\"}
+With --method dpo, each line is a prompt with a chosen and a rejected completion:
+  {\"prompt\": \"The capital of France is\", \"chosen\": \" Paris.\", \"rejected\": \" Rome.\"}
 
 The run folder contains run.json (state for --resume), metrics.jsonl (one line per step) and loss.svg.
 Ctrl-C saves a checkpoint and stops; a second Ctrl-C stops immediately.
@@ -28,6 +31,7 @@ Examples:
   tinkex train examples.jsonl --local --dry-run         show the number of examples, tokens and steps
   tinkex train examples.jsonl --model Qwen/Qwen3-8B --epochs 2 --eval-split 0.1
   tinkex train examples.jsonl --local --plot loss.png   plot the loss to a PNG file
+  tinkex train pairs.jsonl --local --method dpo         learn from preference pairs
   tinkex train more.jsonl --from tinker://RUN/weights/0001   continue from a checkpoint
   tinkex train --resume examples-run --local            resume an interrupted run")]
 pub(crate) struct TrainArgs {
@@ -46,8 +50,10 @@ pub(crate) struct TrainArgs {
 
 /// Arguments that a resumed run cannot change. They are listed one by one, not as a group, so that
 /// an error names only the ones that were given.
-const FIXED_ARGS: [&str; 21] = [
+const FIXED_ARGS: [&str; 23] = [
     "file",
+    "method",
+    "beta",
     "model",
     "from",
     "tokenizer",
@@ -93,7 +99,7 @@ pub(crate) fn usage_hint(error: &clap::Error) -> Option<String> {
 }
 
 /// Parses the path of a checkpoint that can be trained further.
-fn training_path(text: &str) -> Result<TinkerPath, String> {
+pub(crate) fn training_path(text: &str) -> Result<TinkerPath, String> {
     let path: TinkerPath =
         text.parse().map_err(|error: tinkex::wire::InvalidInput| error.to_string())?;
     match path.kind() {
@@ -108,6 +114,18 @@ pub(super) struct RunArgs {
     /// Training data: JSON Lines with conversations or prompt/completion pairs
     #[arg(value_name = "FILE", required_unless_present = "resume")]
     pub(super) file: Option<PathBuf>,
+    /// Training method: sft (supervised), or dpo (preference pairs)
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = TrainMethod::Sft,
+        hide_possible_values = true,
+        help_heading = "Optimization"
+    )]
+    pub(super) method: TrainMethod,
+    /// Strength of the preferences: how close DPO stays to the starting weights [default: 0.1]
+    #[arg(long, value_name = "BETA", value_parser = beta, help_heading = "Optimization")]
+    pub(super) beta: Option<f64>,
     /// Base model [default with --local: tinkex/tiny]
     #[arg(short, long, alias = "base-model", value_name = "NAME", help_heading = "Model")]
     pub(super) model: Option<String>,
@@ -144,8 +162,10 @@ pub(super) struct RunArgs {
     /// Learning-rate schedule: constant, linear or cosine
     #[arg(
         long,
-        value_enum,
-        default_value_t = Schedule::Linear,
+        value_name = "SCHEDULE",
+        value_parser = PossibleValuesParser::new(Schedule::ALL.map(Schedule::as_str))
+            .try_map(|name| name.parse::<Schedule>()),
+        default_value = Schedule::Linear.as_str(),
         hide_possible_values = true,
         help_heading = "Optimization"
     )]
@@ -259,13 +279,21 @@ pub(super) struct RunArgs {
     pub(super) dir: Option<PathBuf>,
 }
 
-fn number(text: &str, is_valid: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+pub(crate) fn number(
+    text: &str,
+    is_valid: impl Fn(f64) -> bool,
+    expected: &str,
+) -> Result<f64, String> {
     let parsed = text.parse().ok().filter(|number| is_valid(*number));
     parsed.ok_or_else(|| format!("expected {expected}"))
 }
 
-fn learning_rate(text: &str) -> Result<f64, String> {
+pub(crate) fn learning_rate(text: &str) -> Result<f64, String> {
     number(text, |rate| rate > 0.0 && rate < 1.0, "a number above 0 and below 1, such as 2e-4")
+}
+
+fn beta(text: &str) -> Result<f64, String> {
+    number(text, |beta| beta > 0.0 && beta <= 1e3, "a number above 0, such as 0.1")
 }
 
 fn epochs(text: &str) -> Result<f64, String> {

@@ -1,35 +1,19 @@
 //! Reads training examples from a file, and separates held-out examples.
 
 use std::fs::File;
+use std::io::BufReader;
 use std::path::Path;
 
-use tinkex::{Chat, Datum, TooLong, TrainOn};
+use tinkex::recipes::dpo::{DpoPair, DpoReference};
+use tinkex::recipes::rl::RlPrompt;
+use tinkex::recipes::{TrainExample, shuffled};
+use tinkex::{Chat, TooLong, TrainOn};
 
 use crate::error::CommandError;
 use crate::format;
 
-use super::plan::shuffled;
-
 /// Maximum number of invalid lines to report.
 const MAX_REPORTED: usize = 5;
-
-/// Training example with its counts.
-#[derive(Clone, Debug)]
-pub(crate) struct TrainExample {
-    pub(crate) datum: Datum,
-    pub(crate) tokens: usize,
-    /// Sum of the loss weights: the number of tokens to learn.
-    pub(crate) weight: f64,
-}
-
-impl TrainExample {
-    pub(crate) fn new(datum: Datum) -> Self {
-        let tokens = datum.model_input().token_count().unwrap_or(0);
-        let weights = datum.loss_input("weights").and_then(|weights| weights.as_f32());
-        let weight = weights.unwrap_or_default().iter().map(|weight| f64::from(*weight)).sum();
-        Self { datum, tokens, weight }
-    }
-}
 
 /// What the examples of a file are used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +46,6 @@ pub(crate) fn read(
     train_on: TrainOn,
     limit: Option<(usize, TooLong)>,
 ) -> Result<Vec<TrainExample>, CommandError> {
-    let shown = path.display();
     let mut lines = chat.open_jsonl(path)?.train_on(train_on);
     if let Some((max_tokens, too_long)) = limit {
         lines = lines.max_tokens(max_tokens, too_long);
@@ -75,13 +58,6 @@ pub(crate) fn read(
         }
     }
     if !invalid.is_empty() {
-        let reported = invalid.iter().take(MAX_REPORTED);
-        let list: String =
-            reported.map(|line| format!("\n  {shown}:{}: {}", line.line, line.error)).collect();
-        let more = match invalid.len().saturating_sub(MAX_REPORTED) {
-            0 => String::new(),
-            more => format!("\n  and {more} more"),
-        };
         let hint = if invalid.iter().all(|line| line.too_long) {
             "Raise --max-tokens, or shorten the examples."
         } else {
@@ -89,25 +65,94 @@ pub(crate) fn read(
              {\"role\": \"assistant\", \"content\": \"…\"}]} or \
              {\"prompt\": \"…\", \"completion\": \"…\"}."
         };
-        let count = format::count(invalid.len(), "invalid line");
-        let message = format!("cannot read {}: {count}{list}{more}", kind.describe(path));
-        return Err(CommandError::usage(message).hint(hint));
+        let invalid = invalid.iter().map(|line| (line.line, line.error.to_string()));
+        return Err(invalid_lines(kind, path, &invalid.collect::<Vec<_>>()).hint(hint));
     }
     if examples.is_empty() {
-        let message = format!("cannot read {}: the file is empty", kind.describe(path));
-        return Err(CommandError::usage(message)
-            .hint("Add at least one conversation or prompt/completion pair."));
+        return Err(
+            empty_file(kind, path).hint("Add at least one conversation or prompt/completion pair.")
+        );
     }
     Ok(examples)
 }
 
+/// Reads the preference pairs of a file.
+pub(crate) fn read_pairs(
+    chat: &Chat,
+    kind: DataFile,
+    path: &Path,
+    limit: Option<(usize, TooLong)>,
+) -> Result<Vec<DpoPair>, CommandError> {
+    check_readable(kind, path)?;
+    let file = File::open(path)
+        .map_err(|error| CommandError::file("read", kind.describe(path), &error))?;
+    let pairs = DpoPair::read_jsonl(chat, BufReader::new(file), limit).map_err(|invalid| {
+        invalid_lines(kind, path, &invalid).hint(
+            "Each line must be {\"prompt\": \"…\", \"chosen\": \"…\", \"rejected\": \"…\"}; \
+             prompt may be a list of messages, and the others messages of the assistant.",
+        )
+    })?;
+    if pairs.is_empty() {
+        return Err(empty_file(kind, path).hint("Add at least one preference pair."));
+    }
+    Ok(pairs)
+}
+
+/// Creates the examples of preference pairs, with their reference log-probabilities.
+pub(crate) fn pair_examples(
+    pairs: &[DpoPair],
+    reference: &[DpoReference],
+) -> Result<Vec<TrainExample>, CommandError> {
+    let pairs = pairs.iter().zip(reference);
+    pairs.map(|(pair, one)| Ok(TrainExample::of_pair(pair, *one)?)).collect()
+}
+
+/// Reads the prompts of a file. If `chat` is set, a text is a message of the user.
+pub(crate) fn read_prompts(
+    kind: DataFile,
+    path: &Path,
+    chat: bool,
+) -> Result<Vec<RlPrompt>, CommandError> {
+    check_readable(kind, path)?;
+    let file = File::open(path)
+        .map_err(|error| CommandError::file("read", kind.describe(path), &error))?;
+    let prompts = RlPrompt::read_jsonl(BufReader::new(file), chat).map_err(|invalid| {
+        invalid_lines(kind, path, &invalid).hint(
+            "Each line must be {\"prompt\": \"…\"} or {\"messages\": [{\"role\": \"user\", \
+             \"content\": \"…\"}]}, with any other fields.",
+        )
+    })?;
+    if prompts.is_empty() {
+        return Err(empty_file(kind, path).hint("Add at least one prompt."));
+    }
+    Ok(prompts)
+}
+
+/// Returns an error that lists the first invalid lines of a file.
+fn invalid_lines(kind: DataFile, path: &Path, invalid: &[(u64, String)]) -> CommandError {
+    let shown = path.display();
+    let reported = invalid.iter().take(MAX_REPORTED);
+    let list: String =
+        reported.map(|(line, reason)| format!("\n  {shown}:{line}: {reason}")).collect();
+    let more = match invalid.len().saturating_sub(MAX_REPORTED) {
+        0 => String::new(),
+        more => format!("\n  and {more} more"),
+    };
+    let count = format::count(invalid.len(), "invalid line");
+    CommandError::usage(format!("cannot read {}: {count}{list}{more}", kind.describe(path)))
+}
+
+fn empty_file(kind: DataFile, path: &Path) -> CommandError {
+    CommandError::usage(format!("cannot read {}: the file is empty", kind.describe(path)))
+}
+
 /// Splits the examples into training and held-out ones. `fraction` of them, rounded up and chosen by
 /// `seed`, are held out.
-pub(crate) fn split(
-    examples: Vec<TrainExample>,
+pub(crate) fn split<T>(
+    examples: Vec<T>,
     fraction: f64,
     seed: u64,
-) -> Result<(Vec<TrainExample>, Vec<TrainExample>), CommandError> {
+) -> Result<(Vec<T>, Vec<T>), CommandError> {
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -133,8 +178,7 @@ pub(crate) fn split(
     }
     let (eval, train): (Vec<_>, Vec<_>) =
         examples.into_iter().zip(held_out).partition(|(_, held_out)| *held_out);
-    let unzip =
-        |pairs: Vec<(TrainExample, bool)>| pairs.into_iter().map(|(example, _)| example).collect();
+    let unzip = |pairs: Vec<(T, bool)>| pairs.into_iter().map(|(example, _)| example).collect();
     Ok((unzip(train), unzip(eval)))
 }
 
@@ -161,4 +205,14 @@ pub(crate) fn digest(path: &Path) -> Result<String, CommandError> {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3)
     });
     Ok(format!("{hash:016x}"))
+}
+
+/// Checks that a file has the checksum that it had when the run started.
+pub(crate) fn check_unchanged(file: &Path, expected: &str) -> Result<(), CommandError> {
+    if digest(file)? == expected {
+        return Ok(());
+    }
+    let message = format!("cannot resume: {} has changed since the run started", file.display());
+    let hint = "Restore the file, or start a new run with the changed one.";
+    Err(CommandError::usage(message).hint(hint))
 }

@@ -1,8 +1,10 @@
 //! Training and evaluation examples of a run, and the configuration that follows from them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use tinkex::recipes::TrainExample;
+use tinkex::recipes::dpo::{DpoPair, DpoReference};
 use tinkex::{Chat, ServiceClient, Tokenizer};
 
 use crate::commands::weights;
@@ -12,14 +14,14 @@ use crate::settings::is_loopback;
 use crate::table::Table;
 
 use super::args::RunArgs;
-use super::data::{self, DataFile, TrainExample};
-use super::state::RunConfig;
+use super::data::{self, DataFile};
+use super::state::{RunConfig, TrainMethod};
 
 /// Default number of checkpoints and of evaluations in a run.
 const INTERVALS: u64 = 10;
 
 /// Returns the named base model or, with `--local`, the built-in one.
-pub(super) fn base_model(
+pub(crate) fn base_model(
     context: &CommandContext<'_>,
     named: Option<&str>,
 ) -> Result<String, CommandError> {
@@ -34,7 +36,7 @@ pub(super) fn base_model(
 
 /// Loads the tokenizer of a base model. A server on this machine provides it; otherwise it comes from
 /// the hub.
-pub(super) async fn find_tokenizer(
+pub(crate) async fn find_tokenizer(
     context: &CommandContext<'_>,
     service: &ServiceClient,
     model: &str,
@@ -71,14 +73,23 @@ pub(super) async fn configure(
         let path = context.environment.path(path);
         std::path::absolute(&path).unwrap_or(path)
     };
+    if args.beta.is_some() && args.method != TrainMethod::Dpo {
+        return Err(CommandError::usage("--beta applies to --method dpo only")
+            .hint("Omit --beta, or pass --method dpo."));
+    }
+    let beta = (args.method == TrainMethod::Dpo).then(|| args.beta.unwrap_or(DEFAULT_BETA));
     Ok(RunConfig {
+        method: args.method,
+        beta,
         file: args.file.as_ref().map(absolute).unwrap_or_default(),
         eval_file: args.eval_file.as_ref().map(absolute),
         eval_split: args.eval_split,
         tokenizer: args.tokenizer.clone(),
         rank,
         from: args.from.as_ref().map(ToString::to_string),
-        learning_rate: args.learning_rate.unwrap_or_else(|| default_learning_rate(&model)),
+        learning_rate: args
+            .learning_rate
+            .unwrap_or_else(|| default_learning_rate(&model, args.method)),
         schedule: args.schedule,
         warmup: args.warmup,
         batch_size: args.batch_size,
@@ -95,14 +106,37 @@ pub(super) async fn configure(
 }
 
 /// Returns the default learning rate. The built-in model is small and needs a high one.
-fn default_learning_rate(model: &str) -> f64 {
-    if model == tinkex_server::BUILT_IN { 3e-3 } else { 2e-4 }
+fn default_learning_rate(model: &str, method: TrainMethod) -> f64 {
+    match (model == tinkex_server::BUILT_IN, method) {
+        (true, TrainMethod::Sft) => 3e-3,
+        (true, TrainMethod::Dpo) => 1e-3,
+        (false, TrainMethod::Sft) => 2e-4,
+        (false, TrainMethod::Dpo) => 2e-5,
+    }
+}
+
+/// Default β of DPO.
+const DEFAULT_BETA: f64 = 0.1;
+
+/// Reads the training file and the evaluation file, or holds out a part of the training file.
+fn read_split<T>(
+    config: &RunConfig,
+    read: impl Fn(DataFile, &Path) -> Result<Vec<T>, CommandError>,
+) -> Result<(Vec<T>, Vec<T>), CommandError> {
+    let train = read(DataFile::Training, &config.file)?;
+    match &config.eval_file {
+        Some(file) => Ok((train, read(DataFile::Evaluation, file)?)),
+        None => data::split(train, config.eval_split, config.seed),
+    }
 }
 
 /// Examples of a run.
 pub(super) struct Examples {
+    /// Examples to train on. Those of pairs have no reference log-probabilities yet.
     pub(super) train: Vec<TrainExample>,
     pub(super) eval: Vec<TrainExample>,
+    /// Preference pairs of `train` and `eval`, for DPO.
+    pub(super) pairs: Option<(Vec<DpoPair>, Vec<DpoPair>)>,
 }
 
 impl Examples {
@@ -114,10 +148,21 @@ impl Examples {
         is_new: bool,
     ) -> Result<(Self, RunConfig), CommandError> {
         let (learn, limit) = (config.learn.into(), config.length_limit());
-        let examples = data::read(chat, DataFile::Training, &config.file, learn, limit)?;
-        let (train, eval) = match &config.eval_file {
-            Some(file) => (examples, data::read(chat, DataFile::Evaluation, file, learn, limit)?),
-            None => data::split(examples, config.eval_split, config.seed)?,
+        let read = |kind, file: &Path| data::read(chat, kind, file, learn, limit);
+        let read_pairs = |kind, file: &Path| data::read_pairs(chat, kind, file, limit);
+        let (train, eval, pairs) = match config.method {
+            TrainMethod::Sft => {
+                let (train, eval) = read_split(&config, read)?;
+                (train, eval, None)
+            }
+            TrainMethod::Dpo => {
+                let (train, eval) = read_split(&config, read_pairs)?;
+                // The plan needs the sizes only; the run replaces the log-probabilities.
+                let unknown = [DpoReference { chosen: 0.0, rejected: 0.0 }; 1];
+                let examples =
+                    |pairs: &[DpoPair]| data::pair_examples(pairs, &unknown.repeat(pairs.len()));
+                (examples(&train)?, examples(&eval)?, Some((train, eval)))
+            }
         };
         if is_new {
             let per_epoch = config.plan(train.len()).steps_per_epoch();
@@ -133,7 +178,7 @@ impl Examples {
             config.eval_every = args.eval_every.unwrap_or(interval);
             config.save_every = args.save_every.unwrap_or(interval);
         }
-        Ok((Self { train, eval }, config))
+        Ok((Self { train, eval, pairs }, config))
     }
 
     /// Describes what the run would do from step `from` on.
@@ -146,12 +191,21 @@ impl Examples {
         let remaining: usize = (from..config.steps).flat_map(step_tokens).sum();
         let mut table = Table::of_properties().title(format!("Plan: {}", config.file.display()));
         table.property("Base model", &config.model);
+        if let Some(beta) = config.beta {
+            table.property("Method", format!("DPO, beta {beta}"));
+        }
         if let Some(from) = &config.from {
             table.property("Start", from);
         }
         table.property("Examples", self.train.len().to_string());
         table.property("Held out", self.eval.len().to_string());
-        table.property("Tokens", format!("{tokens} ({learned:.0} to learn)"));
+        table.property(
+            "Tokens",
+            match config.method {
+                TrainMethod::Sft => format!("{tokens} ({learned:.0} to learn)"),
+                TrainMethod::Dpo => tokens.to_string(),
+            },
+        );
         table.property("Longest example", format!("{longest} tokens"));
         let epochs = plan.epochs(config.steps);
         table.property("Steps", format!("{} of {} examples", config.steps, config.batch_size));

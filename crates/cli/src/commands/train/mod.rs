@@ -4,25 +4,22 @@
 //! |---|---|
 //! | `args` | the arguments |
 //! | `data`, `examples` | reading and checking the training data |
-//! | `plan` | the examples and the learning rate of every step |
-//! | `pipeline` | submission of steps, evaluations and checkpoints |
 //! | `run`, `state`, `metrics_log` | the run and its files, from which it can be resumed |
 //! | `progress`, `plot` | the progress bar and the plot of the loss |
 
-mod args;
+pub(super) mod args;
 pub(super) mod data;
-mod examples;
+pub(super) mod examples;
 mod metrics_log;
-pub(super) mod pipeline;
-pub(super) mod plan;
 mod plot;
 pub(super) mod progress;
 mod run;
-mod state;
+pub(super) mod state;
 
 use std::time::Duration;
 
 use serde_json::json;
+use tinkex::recipes::TrainPlan;
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
@@ -31,7 +28,6 @@ pub(crate) use args::{TrainArgs, usage_hint};
 use data::DataFile;
 use examples::Examples;
 use metrics_log::MetricsLog;
-use plan::TrainPlan;
 use run::ActiveRun;
 use state::RunState;
 
@@ -49,7 +45,7 @@ pub(super) async fn run(
     else {
         return Ok(Exit::Success);
     };
-    let outcome = run.execute(context, examples, plan).await;
+    let outcome = Box::pin(run.execute(context, examples, plan)).await;
     run.finish(context, outcome).await
 }
 
@@ -146,7 +142,8 @@ fn next_commands(context: &CommandContext<'_>, state: &RunState) -> String {
     let sampler = state.sampler.as_deref().unwrap_or_default();
     // Every server can export a training checkpoint. The hosted service offers no sampler weights
     // for download.
-    let adapter = state.saved.last().map_or(sampler, |saved| &saved.path);
+    let adapter = state.saved.last().map(|saved| saved.path.to_string());
+    let adapter = adapter.as_deref().unwrap_or(sampler);
     format!(
         "Chat with the model:\n  tinkex chat {sampler}{flags}\n\
          Download the adapter, for PEFT, vLLM and llama.cpp:\n  \

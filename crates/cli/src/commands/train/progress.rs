@@ -25,6 +25,8 @@ pub(crate) struct TrainProgress {
     from: u64,
     started: Instant,
     tokens: usize,
+    /// Name of the number that is shown for each step.
+    label: &'static str,
     loss: Option<f64>,
     eval_loss: Option<f64>,
     bar: Option<Bar>,
@@ -65,7 +67,22 @@ impl TrainProgress {
 
     fn without_bar(steps: u64, from: u64) -> Self {
         let started = Instant::now();
-        Self { steps, from, started, tokens: 0, loss: None, eval_loss: None, bar: None }
+        Self {
+            steps,
+            from,
+            started,
+            tokens: 0,
+            label: "loss",
+            loss: None,
+            eval_loss: None,
+            bar: None,
+        }
+    }
+
+    /// Shows another number than the loss.
+    pub(crate) fn label(mut self, label: &'static str) -> Self {
+        self.label = label;
+        self
     }
 
     /// Returns the seconds since the start.
@@ -118,7 +135,7 @@ impl TrainProgress {
         let finished = step - self.from;
         let mut parts = vec![format!("step {step}/{}", self.steps)];
         if let Some(loss) = self.loss {
-            parts.push(format!("loss {loss:.3}"));
+            parts.push(format!("{} {loss:.3}", self.label));
         }
         if finished > 0 && step < self.steps {
             #[expect(clippy::cast_precision_loss, reason = "an estimate")]

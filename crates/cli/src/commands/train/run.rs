@@ -3,21 +3,24 @@
 use std::path::PathBuf;
 
 use serde_json::json;
-use tinkex::{AdamParams, RestoreMode, SaveOptions, ServiceClient, TinkerPath, TrainingClient};
+use tinkex::recipes::dpo::{self, DpoPair, DpoReference};
+use tinkex::recipes::{
+    SavedCheckpoint, TrainEvent, TrainLoop, TrainPlan, checkpoint_name, rotate_checkpoints,
+};
+use tinkex::{LossFn, RestoreMode, SaveOptions, ServiceClient, TinkerPath, TrainingClient};
 
 use crate::commands::weights;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 
+use super::data;
 use super::examples::Examples;
 use super::metrics_log::{EvalLine, MetricsLog, StepLine};
 use super::next_commands;
-use super::pipeline::{self, Pipeline, TrainEvent};
-use super::plan::TrainPlan;
 use super::plot;
 use super::progress::{TrainProgress, thousands};
-use super::state::{RunState, SavedCheckpoint};
+use super::state::RunState;
 
 /// Run in progress.
 pub(super) struct ActiveRun {
@@ -43,7 +46,7 @@ impl ActiveRun {
     pub(super) async fn execute(
         &mut self,
         context: &mut CommandContext<'_>,
-        examples: Examples,
+        mut examples: Examples,
         plan: TrainPlan,
     ) -> Result<RunOutcome, CommandError> {
         let from = self.state.step();
@@ -64,16 +67,39 @@ impl ActiveRun {
         self.state.run_id = Some(model.model_id().to_string());
         self.state.store(&self.folder)?;
 
+        let loss = match (&examples.pairs, config.beta) {
+            (Some((train, eval)), Some(beta)) => {
+                let reference = self.reference(&model, train, eval);
+                let reference = interrupt.run_until(1, reference).await?;
+                let (of_train, of_eval) = reference.split_at(train.len().min(reference.len()));
+                examples.train = data::pair_examples(train, of_train)?;
+                examples.eval = data::pair_examples(eval, of_eval)?;
+                dpo::loss(beta)
+            }
+            _ => LossFn::CrossEntropy.into(),
+        };
         let mut progress = TrainProgress::new(context, config.steps, from);
-        let data = (examples.train, examples.eval);
-        let mut pipeline =
-            Pipeline::new(model.clone(), plan.clone(), data, interrupt.clone(), from)
-                .intervals(config.eval_every, config.save_every)
-                .adam(AdamParams::default());
-        let mut step = from;
-        while let Some(event) = pipeline.next().await? {
-            match event {
-                TrainEvent::Step(result) => {
+        let mut training = TrainLoop::new(model.clone(), plan.clone(), examples.train)
+            .eval(examples.eval)
+            .loss(loss)
+            .intervals(config.eval_every, config.save_every)
+            .resume_at(from);
+        let (mut step, mut stopped) = (from, false);
+        loop {
+            let next = match interrupt.race(1 + u32::from(stopped), training.next()).await {
+                Some(next) => next,
+                None if stopped => return Err(CommandError::interrupted()),
+                None => {
+                    stopped = true;
+                    training.stop();
+                    progress.clear();
+                    context.notice("saving a checkpoint; press Ctrl-C again to stop immediately");
+                    continue;
+                }
+            };
+            match next? {
+                None => break,
+                Some(TrainEvent::Step(result)) => {
                     step = result.step;
                     progress.finish_step(context, step, result.tokens, result.loss);
                     self.metrics.add_step(StepLine {
@@ -83,21 +109,19 @@ impl ActiveRun {
                         learning_rate: result.learning_rate,
                         tokens: result.tokens,
                         tokens_per_second: progress.tokens_per_second(),
+                        metrics: result.metrics,
                     })?;
                 }
-                TrainEvent::Evaluated { step, loss } => {
-                    progress.set_eval_loss(loss);
-                    self.metrics.add_eval(EvalLine { step, eval_loss: loss })?;
+                Some(TrainEvent::Evaluated(result)) => {
+                    progress.set_eval_loss(result.loss);
+                    let (step, eval_loss) = (result.step, result.loss);
+                    self.metrics.add_eval(EvalLine { step, eval_loss, metrics: result.metrics })?;
                 }
-                TrainEvent::Saved { step, path } => self.add_checkpoint(step, &path).await?,
-                TrainEvent::Stopping => {
-                    progress.clear();
-                    context.notice("saving a checkpoint; press Ctrl-C again to stop immediately");
-                }
+                Some(TrainEvent::Saved { step, path }) => self.add_checkpoint(step, &path).await?,
+                Some(_) => {}
             }
         }
         progress.clear();
-        let stopped = pipeline.was_stopped();
         interrupt.run_until(2, self.save(&model, step)).await?;
         let finished = step == config.steps;
         self.state.finished = finished;
@@ -110,31 +134,62 @@ impl ActiveRun {
         })
     }
 
+    /// Returns the log-probabilities of all pairs under the starting weights. They are computed once
+    /// and stored in the run folder.
+    async fn reference(
+        &self,
+        model: &TrainingClient,
+        train: &[DpoPair],
+        eval: &[DpoPair],
+    ) -> Result<Vec<DpoReference>, CommandError> {
+        let path = self.folder.join("reference.json");
+        let count = train.len() + eval.len();
+        if let Ok(bytes) = std::fs::read(&path)
+            && let Ok(stored) = serde_json::from_slice::<Vec<DpoReference>>(&bytes)
+            && stored.len() == count
+        {
+            return Ok(stored);
+        }
+        let start = match self.state.step() {
+            0 => model.clone(),
+            // The model has other weights by now.
+            _ => self.create_start().await?,
+        };
+        let pairs = [train, eval].concat();
+        let reference = dpo::reference_logprobs(&start, &pairs).await?;
+        let text = serde_json::to_vec(&reference).unwrap_or_default();
+        let written = tinkex_files::write(&path, text);
+        written.map_err(|error| CommandError::file("write", path.display(), &error))?;
+        Ok(reference)
+    }
+
     /// Creates the model to train, or loads it from the last checkpoint.
     async fn create_model(&self) -> Result<TrainingClient, CommandError> {
+        let Some(saved) = self.state.saved.last() else { return self.create_start().await };
+        let restore = RestoreMode::WithOptimizer;
+        Ok(self.service.create_training_client_from(&saved.path, restore).create().await?)
+    }
+
+    /// Creates a model with the starting weights.
+    async fn create_start(&self) -> Result<TrainingClient, CommandError> {
         let config = &self.state.settings;
-        let (path, restore) = match (self.state.saved.last(), &config.from) {
-            (Some(saved), _) => (&saved.path, RestoreMode::WithOptimizer),
-            (None, Some(from)) => (from, RestoreMode::WeightsOnly),
-            (None, None) => {
-                let new = self.service.create_lora_training_client(&*config.model);
-                return Ok(new.rank(config.rank).seed(config.seed).create().await?);
-            }
+        let Some(from) = &config.from else {
+            let new = self.service.create_lora_training_client(&*config.model);
+            return Ok(new.rank(config.rank).seed(config.seed).create().await?);
         };
-        let path = weights::parse_path(path)?;
+        let (path, restore) = (weights::parse_path(from)?, RestoreMode::WeightsOnly);
         Ok(self.service.create_training_client_from(&path, restore).create().await?)
     }
 
     /// Records a new checkpoint in `run.json`, then deletes the oldest ones. In the other order, a
     /// crash in between could leave a `run.json` that refers only to deleted checkpoints.
     async fn add_checkpoint(&mut self, step: u64, path: &TinkerPath) -> Result<(), CommandError> {
-        self.state.saved.push(SavedCheckpoint { step, path: path.to_string() });
-        let excess = self.state.saved.len().saturating_sub(self.state.settings.keep);
-        let old: Vec<SavedCheckpoint> = self.state.saved.drain(..excess).collect();
+        self.state.saved.push(SavedCheckpoint::new(step, path.clone()));
+        let old = rotate_checkpoints(&mut self.state.saved, self.state.settings.keep);
         self.state.store(&self.folder)?;
         self.plot()?;
         for saved in old {
-            self.delete_checkpoint(&saved.path).await;
+            let _ = self.service.rest().delete_checkpoint(&saved.path).await;
         }
         Ok(())
     }
@@ -148,7 +203,7 @@ impl ActiveRun {
 
     /// Saves a training checkpoint, unless one exists for this step, and a sampler checkpoint.
     async fn save(&mut self, model: &TrainingClient, step: u64) -> Result<(), CommandError> {
-        let name = pipeline::checkpoint_name(step);
+        let name = checkpoint_name(step);
         let unsaved = self.state.saved.last().is_none_or(|saved| saved.step != step);
         if unsaved && step > 0 {
             let path = model.save_state(SaveOptions::new(&*name)).await?;
@@ -223,6 +278,8 @@ impl ActiveRun {
                 "first": evals.0.map(|line| line.eval_loss),
                 "last": evals.1.map(|line| line.eval_loss),
             },
+            "metrics_last": last.map(|line| &line.metrics),
+            "eval_metrics_last": evals.1.map(|line| &line.metrics),
             "checkpoint": self.state.saved.last().map(|saved| &saved.path),
             "sampler": sampler,
             "folder": self.folder,
@@ -241,6 +298,13 @@ impl ActiveRun {
         );
         if let (Some(first), Some(last)) = evals {
             text += &format!(", held-out loss {:.3} → {:.3}", first.eval_loss, last.eval_loss);
+        }
+        let preferences = evals.1.map(|line| &line.metrics).or(last.map(|line| &line.metrics));
+        if let Some((accuracy, margin)) =
+            preferences.and_then(|metrics| Some((metrics.get("accuracy")?, metrics.get("margin")?)))
+        {
+            let held_out = if evals.1.is_some() { "held-out " } else { "" };
+            text += &format!(", {held_out}accuracy {accuracy:.2}, margin {margin:.2}");
         }
         text += &format!(
             "\n  checkpoint  {sampler}\n  metrics     {}\n  plot        {}\n\n{}",

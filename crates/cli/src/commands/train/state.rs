@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tinkex::recipes::{SavedCheckpoint, Schedule, TrainPlan};
 use tinkex::{TooLong, TrainOn};
 use tinkex_files::{AtomicWrite, FileLock, LockError};
 
 use crate::error::{CommandError, Exit};
 
 use super::data;
-use super::plan::{Schedule, TrainPlan};
 
 /// Configuration and progress of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -34,16 +34,14 @@ pub(crate) struct RunState {
     pub(crate) finished: bool,
 }
 
-/// Checkpoint to resume from.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct SavedCheckpoint {
-    pub(crate) step: u64,
-    pub(crate) path: String,
-}
-
 /// Everything that determines what a run computes. A resumed run cannot change it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RunConfig {
+    #[serde(default)]
+    pub(crate) method: TrainMethod,
+    /// β of DPO.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) beta: Option<f64>,
     pub(crate) file: PathBuf,
     pub(crate) eval_file: Option<PathBuf>,
     pub(crate) eval_split: f64,
@@ -65,6 +63,17 @@ pub(crate) struct RunConfig {
     pub(crate) eval_every: u64,
     pub(crate) save_every: u64,
     pub(crate) keep: usize,
+}
+
+/// Training method.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum TrainMethod {
+    /// Supervised fine-tuning
+    #[default]
+    Sft,
+    /// Direct preference optimization
+    Dpo,
 }
 
 /// Assistant messages of a conversation to learn.
@@ -133,12 +142,7 @@ impl RunState {
         let eval = (self.settings.eval_file.as_ref(), self.eval_digest.as_ref());
         for (file, digest) in [train, eval] {
             let (Some(file), Some(digest)) = (file, digest) else { continue };
-            if data::digest(file)? != *digest {
-                let message =
-                    format!("cannot resume: {} has changed since the run started", file.display());
-                let hint = "Restore the file, or start a new run with the changed one.";
-                return Err(CommandError::usage(message).hint(hint));
-            }
+            data::check_unchanged(file, digest)?;
         }
         Ok(())
     }
@@ -188,7 +192,7 @@ pub(crate) fn lock(folder: &Path) -> Result<FileLock, CommandError> {
         Err(LockError::InUse) => {
             let message = format!("the run in {} is already in progress", folder.display());
             Err(CommandError::new(Exit::Failed, message)
-                .hint("Wait for the other `tinkex train`, or stop it."))
+                .hint("Wait for the other command, or stop it."))
         }
         Err(error) => Err(CommandError::file("lock", path.display(), &error.into())),
     }

@@ -218,7 +218,7 @@ fn truncate(title: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::metrics_log::{EvalLine, StepLine};
+    use super::super::metrics_log::{EvalLine, StepLine, StepMetrics};
     use super::*;
 
     /// Returns metrics with these losses and one evaluation.
@@ -230,8 +230,9 @@ mod tests {
             learning_rate: 0.0,
             tokens: 1,
             tokens_per_second: 1.0,
+            metrics: StepMetrics::new(),
         };
-        let evals = vec![EvalLine { step: 1, eval_loss: 2.0 }];
+        let evals = vec![EvalLine { step: 1, eval_loss: 2.0, metrics: StepMetrics::new() }];
         MetricsLog {
             steps: losses.iter().enumerate().map(line).collect(),
             evals,

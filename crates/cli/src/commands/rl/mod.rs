@@ -1,0 +1,285 @@
+//! `tinkex rl`: reinforcement learning from a file of prompts and a reward.
+//!
+//! [`Rl`](tinkex::recipes::Rl) of the client library has the loop. This command reads the files,
+//! chooses the reward and records the run in its folder.
+//!
+//! | Module | Contents |
+//! |---|---|
+//! | `args` | the arguments |
+//! | `rewards` | the built-in rewards |
+//! | `logs` | metrics and rollouts |
+//! | `state` | the settings of the run, in `run.json` |
+//! | `summary` | the result |
+
+mod args;
+mod logs;
+mod rewards;
+mod state;
+mod summary;
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tinkex::recipes::RewardProgram;
+use tinkex::recipes::rl::{Rl, RlPrompt, RlRun};
+use tinkex::{SamplingParams, ServiceClient, Tokenizer};
+use tinkex_files::FileLock;
+
+use crate::context::CommandContext;
+use crate::error::{CommandError, Exit};
+use crate::format;
+
+use super::train::data::{self, DataFile};
+use super::train::progress::TrainProgress;
+use super::train::{examples, state as train_state};
+pub(crate) use args::RlArgs;
+use args::RlRunArgs;
+use logs::RunLogs;
+use rewards::RewardOption;
+use state::RlRunState;
+use summary::EndedRun;
+
+/// Default time to retry temporary failures for, as for `tinkex train`.
+const RETRY_FOR: Duration = Duration::from_secs(300);
+
+/// Run that is ready to start.
+struct PreparedRun {
+    service: ServiceClient,
+    rl: Rl,
+    state: RlRunState,
+    folder: PathBuf,
+    /// Prevents other processes from resuming the run.
+    _lock: FileLock,
+}
+
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    args: RlArgs,
+) -> Result<Exit, CommandError> {
+    context.settings.default_retry_for(RETRY_FOR);
+    let interrupt = context.environment.interrupt.clone();
+    let prepared = interrupt.run_until(1, Box::pin(prepare(context, args))).await?;
+    let folder = format::shell_quote(&prepared.folder.display().to_string());
+    let resume = format!("tinkex rl --resume {folder}{}", context.server_flags());
+    let executed = execute(context, &prepared.folder, &prepared.service, prepared.rl);
+    let done = match Box::pin(executed).await {
+        Ok(done) => done,
+        Err(error) => {
+            return Err(error.add_hint(format!("Resume from the last checkpoint with: {resume}")));
+        }
+    };
+    if !done.outcome.finished {
+        prepared.service.abort().await;
+        let message = format!("stopped at step {} and saved a checkpoint", done.outcome.step);
+        return Err(
+            CommandError::new(Exit::Interrupted, message).hint(format!("Resume with: {resume}"))
+        );
+    }
+    prepared.service.finish(&Ok::<(), CommandError>(())).await;
+    summary::report(context, &prepared.state, &prepared.folder, &done)?;
+    Ok(Exit::Success)
+}
+
+/// Checks the arguments and the data and creates the run folder.
+async fn prepare(
+    context: &mut CommandContext<'_>,
+    args: RlArgs,
+) -> Result<PreparedRun, CommandError> {
+    let resume = args.resume.as_ref().map(|folder| context.environment.path(folder));
+    let mut new = args.run.clone();
+    for path in [&mut new.file, &mut new.eval_file, &mut new.dir].into_iter().flatten() {
+        let resolved = context.environment.path(path);
+        *path = std::path::absolute(&resolved).unwrap_or(resolved);
+    }
+    let (mut config, old, lock) = match &resume {
+        Some(folder) => {
+            let lock = train_state::lock(folder)?;
+            let state = RlRunState::load(folder)?;
+            state.check_files()?;
+            (state.settings.clone(), Some(state), Some(lock))
+        }
+        None => (new, None, None),
+    };
+    config.steps = args.steps.unwrap_or(if old.is_some() { config.steps } else { 100 });
+    let (prompts, eval) =
+        (read(&config, DataFile::Training)?, read(&config, DataFile::Evaluation)?);
+    let reward = config.reward.clone();
+    let reward = reward.ok_or_else(|| CommandError::usage("no reward given"))?;
+    if let RewardOption::BuiltIn(reward) = &reward {
+        reward.check(&prompts)?;
+        reward.check(&eval)?;
+    }
+
+    let service = context.client().await?;
+    let (model, rank) = match (&config.from, &old) {
+        (_, Some(state)) => (state.model.clone(), config.rank),
+        (Some(path), None) => {
+            let start = service.rest().get_weights_info(path).await?;
+            (start.base_model, start.lora_rank.unwrap_or(config.rank))
+        }
+        (None, None) => (examples::base_model(context, config.model.as_deref())?, config.rank),
+    };
+    config.rank = rank;
+    let tokenizer =
+        examples::find_tokenizer(context, &service, &model, config.tokenizer.as_deref()).await?;
+    config.learning_rate.get_or_insert_with(|| default_learning_rate(&model));
+
+    let folder = match resume {
+        Some(folder) => folder,
+        None => {
+            let file = config.file.clone().unwrap_or_default();
+            train_state::new_folder(&context.environment.folder, config.dir.clone(), &file)?
+        }
+    };
+    let lock = match lock {
+        Some(lock) => lock,
+        None => train_state::lock(&folder)?,
+    };
+    let state = match old {
+        Some(mut state) => {
+            state.settings = config;
+            state
+        }
+        None => RlRunState::new(config, model)?,
+    };
+    state.store(&folder)?;
+    let reward =
+        RewardSource { reward, workers: args.reward_workers, timeout: args.reward_timeout };
+    let rl = build(context, &state, reward, (prompts, eval), tokenizer, &folder);
+    Ok(PreparedRun { service, rl, state, folder, _lock: lock })
+}
+
+/// Reads the prompts of a run, or its evaluation prompts.
+fn read(config: &RlRunArgs, kind: DataFile) -> Result<Vec<RlPrompt>, CommandError> {
+    let file = match kind {
+        DataFile::Training => &config.file,
+        DataFile::Evaluation => &config.eval_file,
+    };
+    match file {
+        Some(file) => data::read_prompts(kind, file, config.chat),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// Returns the default learning rate. The built-in model is small and needs a high one.
+fn default_learning_rate(model: &str) -> f64 {
+    if model == tinkex_server::BUILT_IN { 3e-3 } else { 4e-5 }
+}
+
+/// Reward, and how a program computes it.
+struct RewardSource {
+    reward: RewardOption,
+    workers: usize,
+    timeout: Duration,
+}
+
+/// Builds the run from the settings.
+fn build(
+    context: &CommandContext<'_>,
+    state: &RlRunState,
+    source: RewardSource,
+    (prompts, eval): (Vec<RlPrompt>, Vec<RlPrompt>),
+    tokenizer: Tokenizer,
+    folder: &Path,
+) -> Rl {
+    let config = &state.settings;
+    let sampling =
+        SamplingParams::new().max_tokens(config.max_tokens).temperature(config.temperature);
+    let mut rl = Rl::new(&*state.model)
+        .rank(config.rank)
+        .prompts(prompts)
+        .eval_prompts(eval, config.eval_every)
+        .tokenizer(tokenizer)
+        .steps(config.steps)
+        .group_size(config.group_size)
+        .groups_per_batch(config.groups_per_batch)
+        .loss(config.loss())
+        .advantage(config.advantage())
+        .kl_coef(config.kl_coef)
+        .learning_rate(config.learning_rate.unwrap_or_default())
+        .sampling(sampling)
+        .off_policy(config.off_policy)
+        .seed(config.seed)
+        .save_every(config.save_every)
+        .keep(config.keep)
+        .resume_file(folder.join("resume.json"));
+    if let Some(from) = &config.from {
+        rl = rl.from_checkpoint(from.clone());
+    }
+    match source.reward {
+        RewardOption::BuiltIn(reward) => rl.reward(reward.function()),
+        RewardOption::Program(command) => {
+            let writer = Mutex::new(context.prompt_writer());
+            let program = RewardProgram::new(command)
+                .current_dir(&context.environment.folder)
+                .workers(source.workers)
+                .timeout(source.timeout)
+                .on_stderr(move |line| {
+                    if let Ok(mut write) = writer.lock() {
+                        write(&format!("reward: {}\n", format::escape_controls(line)));
+                    }
+                });
+            rl.reward_program(program)
+        }
+    }
+}
+
+/// Starts the run and records its reports until it ends.
+async fn execute(
+    context: &mut CommandContext<'_>,
+    folder: &Path,
+    service: &ServiceClient,
+    rl: Rl,
+) -> Result<EndedRun, CommandError> {
+    let interrupt = context.environment.interrupt.clone();
+    let steps = rl.total_steps();
+    let start = Box::pin(async { Ok(rl.start(service).await?) });
+    let mut run: RlRun = interrupt.run_until(1, start).await?;
+    let from = run.resumed_from();
+    let mut logs = RunLogs::open(folder, from)?;
+    context.notice(&format!(
+        "{} by reinforcement learning: {}, folder {}",
+        if from > 0 { "resuming" } else { "training" },
+        format::count(steps.saturating_sub(from), "step"),
+        folder.display()
+    ));
+    let mut progress = TrainProgress::new(context, steps, from).label("reward");
+    let (mut tokens, mut stopping) = (0, false);
+    loop {
+        let next = match interrupt.race(1 + u32::from(stopping), run.next()).await {
+            Some(next) => next,
+            None if stopping => return Err(CommandError::interrupted()),
+            None => {
+                stopping = true;
+                run.stop_handle().stop();
+                progress.clear();
+                context.notice("saving a checkpoint; press Ctrl-C again to stop immediately");
+                continue;
+            }
+        };
+        let Some(report) = next else { break };
+        let report = report?;
+        if let Some(reward) = report.eval_reward {
+            progress.set_eval_loss(reward);
+        }
+        if report.step > from {
+            tokens += report.tokens;
+            progress.finish_step(context, report.step, report.tokens, report.reward);
+        }
+        logs.add(report)?;
+    }
+    progress.clear();
+    let Some(outcome) = run.outcome() else {
+        return Err(CommandError::new(Exit::Failed, "the run ended without an outcome"));
+    };
+    Ok(EndedRun {
+        outcome,
+        run_id: run.run_id().to_owned(),
+        first: logs.first,
+        last: logs.last,
+        evals: logs.evals,
+        tokens,
+        seconds: progress.seconds(),
+    })
+}
