@@ -15,6 +15,7 @@ mod custom_loss;
 mod damage;
 mod disk;
 #[cfg(unix)]
+mod dpo;
 mod fault;
 mod fuzz;
 #[cfg(feature = "upstream")]
