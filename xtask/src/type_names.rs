@@ -15,6 +15,7 @@ const SHARED_CONCEPTS: &[&str] = &[
     "DType",
     "Datum",
     "DimuonParams",
+    "Environment",
     "Error",
     "ErrorKind",
     "LoraConfig",
