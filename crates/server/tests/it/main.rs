@@ -13,6 +13,7 @@ mod contract;
 mod crash;
 mod custom_loss;
 mod damage;
+mod dashboard;
 mod disk;
 #[cfg(unix)]
 mod fault;
