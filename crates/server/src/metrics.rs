@@ -165,10 +165,19 @@ pub(crate) fn figures(state: &ServerState) -> serde_json::Value {
         .into_iter()
         .map(|(name, bytes)| (name.to_owned(), bytes.into()))
         .collect();
+    let upstreams: Vec<serde_json::Value> = state
+        .backends
+        .upstreams()
+        .map(|(name, upstream)| {
+            let down = upstream.status().down.is_some();
+            serde_json::json!({ "name": **name, "up": !down })
+        })
+        .collect();
     serde_json::json!({
         "counters": rows(&state.metrics.counters(&gauges)),
         "gauges": rows(&state.metrics.gauges(&gauges)),
         "limits": { "memory": memory, "queued": limits.queued_requests },
+        "upstreams": upstreams,
         "process_bytes": crate::memory::process_memory(),
         "disk_free_bytes": tinkex_files::available_space(&state.options.data_dir),
         "time": state.clock.now().div_euclid(1_000),

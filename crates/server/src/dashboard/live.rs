@@ -126,7 +126,7 @@ impl DashboardSource for LiveSource {
         Ok(json!({
             "kind": "server",
             "version": env!("CARGO_PKG_VERSION"),
-            "models": self.0.models.names().collect::<Vec<_>>(),
+            "models": self.0.models.names(),
             "history": history.requests > 0,
             "samples": history.requests > 0 && history.samples > 0,
             "views": ["runs", "samples", "playground", "server"],

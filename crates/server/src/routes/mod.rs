@@ -39,7 +39,6 @@ use crate::admit;
 use crate::error::ServerError;
 use crate::log;
 use crate::metrics::GaugeValues;
-use crate::queue::Queue;
 use crate::state::ServerState;
 
 use self::body::{ReceivedBody, admit_large};

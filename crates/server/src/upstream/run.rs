@@ -546,7 +546,7 @@ impl RunTask {
             Some(PassMode::Forward) => "forward",
             _ => "forward_backward",
         };
-        let metrics = output.metrics.iter().map(|(name, value)| (name.clone(), value.as_f64()));
+        let metrics = output.metrics.iter().map(|(name, value)| (name.clone(), *value));
         let metrics = metrics.collect();
         let history = OperationHistory { kind, tokens, metrics, ..Default::default() };
         let outcome = Outcome::proto(output.to_proto()).with_usage(usage);
@@ -749,7 +749,7 @@ async fn custom_loss_pass(
 }
 
 fn step_outcome(output: &OptimStepOutput) -> Outcome {
-    let metrics = output.metrics.iter().map(|(name, value)| (name.clone(), value.as_f64()));
+    let metrics = output.metrics.iter().flatten().map(|(name, value)| (name.clone(), *value));
     let metrics = metrics.collect();
     let history = OperationHistory { kind: "optim_step", metrics, ..Default::default() };
     let outcome = Outcome::json(output).with_model_changed();

@@ -1,8 +1,7 @@
 //! The dashboard: its documents, access to them, and the stream of changes.
 
-use futures_util::StreamExt as _;
 use serde_json::{Value, json};
-use tinkex::{AdamParams, Datum, LossFn, ModelInput, SamplingParams, TensorData};
+use tinkex::{AdamParams, Datum, LossFn, ModelInput, SamplingParams, TensorData, TensorValues};
 use tinkex_server::{HistoryOptions, Server};
 
 use crate::harness::{
@@ -94,7 +93,7 @@ async fn samples_have_tokens_alternatives_and_advantages() {
     let sampled = sampler
         .sample(ModelInput::from_tokens(prompt), params)
         .num_samples(2)
-        .topk_logprobs(2)
+        .topk_sample_logprobs(2)
         .await
         .unwrap();
     let samples = document(&http, "samples").await;
@@ -123,12 +122,17 @@ async fn samples_have_tokens_alternatives_and_advantages() {
         (all[..all.len() - 1].to_vec(), target)
     };
     let count = target.len();
+    let floats =
+        |values: Vec<f32>| TensorData::new(TensorValues::Float32(values.into()), [count]).unwrap();
     let mut advantages = vec![0.0_f32; count];
     advantages[count - tokens.len()..].fill(-0.75);
     let datum = Datum::builder(ModelInput::from_tokens(input))
-        .loss_input("target_tokens", TensorData::new(target, [count]).unwrap())
-        .loss_input("logprobs", TensorData::new(vec![-1.0_f32; count], [count]).unwrap())
-        .loss_input("advantages", TensorData::new(advantages, [count]).unwrap())
+        .loss_input(
+            "target_tokens",
+            TensorData::new(TensorValues::Int64(target.into()), [count]).unwrap(),
+        )
+        .loss_input("logprobs", floats(vec![-1.0; count]))
+        .loss_input("advantages", floats(advantages))
         .build()
         .unwrap();
     let adam = AdamParams::with_learning_rate(1e-3);
@@ -151,7 +155,7 @@ async fn the_history_can_be_switched_off() {
     let test_server = TestServer::with(|options| options.history.samples = 0).await;
     let http = test_server.http();
     let service = test_server.client();
-    let sampler = service.create_sampling_client().base_model(MODEL).create().await.unwrap();
+    let sampler = service.create_sampling_client(MODEL).await.unwrap();
     let params = SamplingParams::default().max_tokens(2);
     sampler.sample(ModelInput::from_tokens([5, 6]), params).await.unwrap();
     let samples = document(&http, "samples").await;
@@ -251,65 +255,65 @@ async fn a_code_is_exchanged_once_and_the_page_has_a_policy() {
     assert_eq!(raw.get(format!("{base}/ui/none.js")).send().await.unwrap().status(), 404);
 }
 
-/// Reads events until one has the name, and returns its id and data.
-async fn next_event(
-    stream: &mut (impl futures_util::Stream<Item = reqwest::Result<bytes::Bytes>> + Unpin),
-    pending: &mut String,
-    name: &str,
-) -> (String, Value) {
-    loop {
-        while let Some((event, rest)) = pending.split_once("\n\n") {
-            let (event, rest) = (event.to_owned(), rest.to_owned());
-            *pending = rest;
-            let field = |name: &str| {
-                let line = event.lines().find_map(|line| line.strip_prefix(name));
-                line.unwrap_or_default().to_owned()
-            };
-            if field("event: ") == name {
-                return (field("id: "), serde_json::from_str(&field("data: ")).unwrap());
-            }
+/// An open stream of changes.
+struct Events {
+    response: reqwest::Response,
+    pending: String,
+}
+
+impl Events {
+    async fn open(url: &str, last: Option<&str>) -> Self {
+        let mut request = http_client().get(format!("{url}/ui/api/events"));
+        if let Some(last) = last {
+            request = request.header("last-event-id", last);
         }
-        let chunk = stream.next().await.expect("the stream ended").unwrap();
-        pending.push_str(std::str::from_utf8(&chunk).unwrap());
+        Self { response: request.send().await.unwrap(), pending: String::new() }
+    }
+
+    /// Reads events until one has the name, and returns its id and data.
+    async fn next(&mut self, name: &str) -> (String, Value) {
+        loop {
+            while let Some((event, rest)) = self.pending.split_once("\n\n") {
+                let (event, rest) = (event.to_owned(), rest.to_owned());
+                self.pending = rest;
+                let field = |name: &str| {
+                    let line = event.lines().find_map(|line| line.strip_prefix(name));
+                    line.unwrap_or_default().to_owned()
+                };
+                if field("event: ") == name {
+                    return (field("id: "), serde_json::from_str(&field("data: ")).unwrap());
+                }
+            }
+            let chunk = self.response.chunk().await.unwrap().expect("the stream ended");
+            self.pending.push_str(std::str::from_utf8(&chunk).unwrap());
+        }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_stream_of_changes_continues_after_a_restart() {
     let test_server = TestServer::new().await;
-    let events = |url: String, last: Option<String>| async move {
-        let mut request = http_client().get(format!("{url}/ui/api/events"));
-        if let Some(last) = last {
-            request = request.header("last-event-id", last);
-        }
-        request.send().await.unwrap().bytes_stream()
-    };
     let url = test_server.server.base_url();
-    let mut stream = events(url, None).await;
-    let mut pending = String::new();
-    next_event(&mut stream, &mut pending, "start").await;
+    let mut events = Events::open(&url, None).await;
+    events.next("start").await;
     let model = training_client(&test_server.client()).await;
     train(&model, 1).await;
-    let mut last;
-    loop {
-        let (id, changes) = next_event(&mut stream, &mut pending, "changes").await;
-        last = id;
+    let last = loop {
+        let (id, changes) = events.next("changes").await;
         if changes["runs"][0]["steps"] == 1 {
-            break;
+            break id;
         }
-    }
+    };
     // What happens while nobody listens is sent after the reconnection.
     train(&model, 1).await;
-    drop(stream);
+    drop(events);
     let TestServer { server, data } = test_server;
     server.stop().await;
     let server = Server::start(options(data.path())).await.unwrap();
-    let mut stream = events(server.base_url(), Some(last)).await;
-    let (id, changes) = next_event(&mut stream, &mut String::new(), "changes").await;
+    let url = server.base_url();
+    let (id, changes) = Events::open(&url, Some(&last)).await.next("changes").await;
     assert_eq!(changes["runs"][0]["steps"], 2, "{changes}");
     // A stream that is up to date has figures only.
-    let mut stream = events(server.base_url(), Some(id)).await;
-    let (_, figures) = next_event(&mut stream, &mut String::new(), "server").await;
+    let (_, figures) = Events::open(&url, Some(&id)).await.next("server").await;
     assert!(figures["figures"]["gauges"]["queued"]["value"].is_number(), "{figures}");
-    drop(client(&server.base_url()));
 }
