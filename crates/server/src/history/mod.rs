@@ -119,3 +119,6 @@ impl History {
 pub(crate) fn record(history: HistoryRecord) -> crate::record::Record {
     crate::record::Record::History(Arc::new(history))
 }
+
+#[cfg(test)]
+mod tests;

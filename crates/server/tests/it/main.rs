@@ -6,6 +6,7 @@
 mod access;
 mod adapter_files;
 mod attack;
+mod browser;
 mod chat;
 mod checkpoint;
 mod completions;
