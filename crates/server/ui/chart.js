@@ -200,7 +200,7 @@ export class LineChart {
       context.fillText(number(value), PAD.left - 6, y);
     }
     context.textBaseline = "top";
-    const labels = ticks(x0, x1, Math.max(2, Math.floor(plotWidth / 80)), false);
+    const labels = ticks(x0, x1, Math.max(2, Math.floor(plotWidth / (this.time ? 90 : 52))), false);
     for (const value of labels) {
       const x = toX(value);
       context.textAlign = x < PAD.left + 20 ? "left" : x > width - 30 ? "right" : "center";
@@ -213,7 +213,7 @@ export class LineChart {
     context.clip();
     for (const series of this.series) {
       const color = palette(series.index);
-      const amount = this.smoothing;
+      const amount = this.exact ? 0 : this.smoothing;
       this.stroke(context, series.x, series.y, toX, toY, color, amount ? 0.3 : 1, amount ? 1 : 1.75);
       if (amount) {
         const values = series.mean?.length ? series.mean : series.y;

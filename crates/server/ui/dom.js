@@ -78,7 +78,14 @@ export function copyButton(text, label) {
   return h("button", {
     class: "icon small", type: "button", title: `Copy ${label}`, "aria-label": `Copy ${label}`,
     click: (event) => { event.preventDefault(); event.stopPropagation(); copy(text, `Copied ${label}`); },
-  }, "⧉");
+  }, copyIcon());
+}
+
+/** Two sheets, one behind the other. */
+function copyIcon() {
+  return h("svg:svg", { width: 14, height: 14, viewBox: "0 0 16 16", "aria-hidden": "true", class: "glyph" },
+    h("svg:rect", { x: 5.5, y: 5.5, width: 8, height: 8, rx: 1.5 }),
+    h("svg:path", { d: "M10.5 3.5v-.5a1.5 1.5 0 0 0-1.5-1.5H4A1.5 1.5 0 0 0 2.5 3v5A1.5 1.5 0 0 0 4 9.5h.5" }));
 }
 
 const tip = () => document.getElementById("tip");

@@ -22,6 +22,8 @@ const MORE = [
   "tokens", "loss:sum", "tokens:sum", "weight:sum", "compute seconds", "queued seconds", "epoch",
 ];
 
+const EXACT = ["learning_rate", "epoch", "tokens", "tokens:sum", "weight:sum"];
+
 function title(name) {
   return TITLES[name] ?? name.replace(/:(mean|sum|max|min)$/, (_, kind) => ` (${kind})`).replaceAll("_", " ");
 }
@@ -150,6 +152,8 @@ function chartPanel(ids, params) {
       let chart = charts.get(name);
       if (!chart) {
         chart = new LineChart(title(name), sync);
+        // A schedule has no noise to smooth.
+        chart.exact = EXACT.includes(name);
         charts.set(name, chart);
         (order(name) >= 1000 ? moreGrid : grid).append(chart.element);
       }

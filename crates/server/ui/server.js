@@ -12,11 +12,12 @@ export function serverView(root) {
   const history = { load: [], queued: [], trained: [], sampled: [] };
   let last = null;
   const tiles = h("div", { class: "tiles" });
+  const upstreams = h("div", {});
   const memory = h("div", { class: "meters" });
   const all = h("details", { class: "more" });
   const errors = h("div", { class: "scroll" });
   fill(root, h("div", { class: "toolbar" }, h("h1", {}, "Server"), h("span", { class: "muted" }, `tinkex ${app.info?.version ?? ""}`)),
-    tiles, h("h2", {}, "Memory against limits"), memory, h("h2", {}, "Recent errors"), errors, all);
+    tiles, upstreams, h("h2", {}, "Memory against limits"), memory, h("h2", {}, "Recent errors"), errors, all);
 
   function tile(label, value, note, values) {
     return h("div", { class: "tile" }, h("span", { class: "muted" }, label), h("b", {}, value), h("span", { class: "muted note" }, note ?? ""), values && spark(values, 160, 28));
@@ -53,8 +54,10 @@ export function serverView(root) {
       tile("Sampling", `${short(sampled)} tok/s`, `${short(value(counters, "sampled_tokens_total"))} tokens since the start`, history.sampled),
       tile("Requests", short(value(counters, "jobs_total")), `${integer(value(counters, "failed_jobs_total"))} failed, ${integer(value(counters, "retries_total"))} repeated`),
       tile("Sessions", integer(value(gauges, "sessions")), "open"),
-      tile("KV cache", integer(value(gauges, "cache_pages")), `pages in use, ${integer(value(gauges, "loaded_models"))} base models loaded`),
+      tile("KV cache", integer(value(gauges, "cache_pages")), `pages in use; base models loaded: ${integer(value(gauges, "loaded_models"))}`),
       tile("Disk", figures.disk_free_bytes === null ? "–" : bytes(figures.disk_free_bytes), `free; payload file ${bytes(value(gauges, "payload_bytes"))}`));
+    fill(upstreams, figures.upstreams?.length ? [h("h2", {}, "Upstreams"), h("ul", { class: "runs-legend" }, figures.upstreams.map((one) =>
+      h("li", {}, h("span", { class: one.up ? "status training" : "status failed" }, one.up ? "● responds" : "✕ does not respond"), one.name)))] : null);
     fill(memory,
       meter("Queued requests", value(gauges, "queued_bytes"), limits.memory.queue),
       meter("Results in memory", value(gauges, "answer_bytes"), limits.memory.results),

@@ -123,7 +123,7 @@ export function timeline(id) {
     const parts = [`The server worked for this run during ${share} % of ${seconds((to - from) / 1000)}.`];
     if (gaps.length) parts.push(` A step takes ${seconds(gaps[gaps.length >> 1])} (median).`);
     if (share < 70 && all.length > 4) parts.push(" The rest is time of the client: it can submit the next step before it reads the result of the last one.");
-    if (data.queued) parts.push(` ${integer(data.queued)} requests are queued or running now.`);
+    if (data.queued) parts.push(` Requests that are queued or running now: ${integer(data.queued)}.`);
     summary.textContent = all.length ? parts.join("") : "";
     canvas.setAttribute("aria-label", `Timeline. ${parts.join("")}`);
     if (!all.length) {

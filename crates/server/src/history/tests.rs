@@ -119,8 +119,8 @@ async fn count_bytes_and_age_are_limited() {
     let records = (1..=30).map(|n| sample(n * day, &[1; 100], &[2; 10])).collect();
     write(&mut disk, records);
     let limited = |change: &dyn Fn(&mut HistoryOptions)| {
-        let mut options = HistoryOptions::default();
-        options.max_age = Duration::from_secs(1_000 * 24 * 3_600);
+        let max_age = Duration::from_secs(1_000 * 24 * 3_600);
+        let mut options = HistoryOptions { max_age, ..HistoryOptions::default() };
         change(&mut options);
         History::new(options, folder.path().join(DATABASE)).cutoff(100 * day)
     };

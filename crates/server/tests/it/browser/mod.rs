@@ -5,12 +5,12 @@ mod webdriver;
 
 use std::path::PathBuf;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tinkex::{AdamParams, Datum, LossFn, TrainingClient};
 use tinkex_server::{BUILT_IN, FolderDashboard, Server, ServerOptions};
 
 use self::webdriver::Browser;
-use crate::harness::{client, http_client, setting};
+use crate::harness::{http_client, setting};
 
 const KEY: &str = "tml-browser-0123456789";
 
@@ -161,7 +161,6 @@ async fn login_runs_curves_samples_and_restart() {
     browser.assert_clean(&url, &["401", "ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_EMPTY"]).await;
     browser.close().await;
     server.stop().await;
-    drop(client(&url));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -330,7 +329,7 @@ async fn screenshots_of_all_views() {
     let test = KeyServer::start().await;
     let mut runs = Vec::new();
     for (name, rate, steps) in
-        [("pirate", 3e-3, 60), ("pirate-slow", 6e-4, 60), ("haiku", 1e-3, 25)]
+        [("pirate", 3e-3, 60_u32), ("pirate-slow", 6e-4, 60), ("haiku", 1e-3, 25)]
     {
         let model = test.model(name).await;
         for step in 0..steps {
@@ -385,5 +384,4 @@ async fn screenshots_of_all_views() {
         }
     }
     browser.close().await;
-    let _: Value = Value::Null;
 }
