@@ -39,7 +39,7 @@ impl KeyServer {
 
     async fn model(&self, name: &str) -> TrainingClient {
         let service = service(&self.url());
-        let metadata = [("name", json!(name))].into_iter().collect();
+        let metadata = [("name".to_owned(), json!(name))].into_iter().collect();
         let create = service.create_lora_training_client(BUILT_IN).rank(4).seed(5);
         create.user_metadata(metadata).create().await.unwrap()
     }
@@ -337,7 +337,7 @@ async fn screenshots_of_all_views() {
             let sentence = [5 + step % 7, 6, 7, 8, 9, 10, 11 + step % 5, 12];
             let batch = vec![
                 Datum::completion(sentence, [8, 9 + step % 4, 10, 11]).unwrap();
-                size as usize
+                usize::try_from(size).unwrap()
             ];
             let adam = AdamParams::with_learning_rate(rate);
             model.step(batch, LossFn::CrossEntropy, adam).await.unwrap();
