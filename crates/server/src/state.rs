@@ -133,6 +133,7 @@ impl ServerState {
     /// [`Disk::close`](crate::disk::Disk::close). Do not wait for it with the store's lock, which
     /// the callbacks of the writes take.
     pub(crate) fn close(&self) -> Option<LoopHandle<()>> {
+        self.history.close();
         self.store().disk.close()
     }
 

@@ -140,9 +140,9 @@ export function runsView(root, { params }) {
       "data-id": run.id, "aria-rowindex": index + 2,
       click: (event) => { if (!event.target.closest("a, input, button, label")) location.hash = runLink(run.id); },
     },
-      h("label", { role: "cell", class: "check" }, h("input", {
+      h("span", { role: "cell", class: "check" }, h("label", {}, h("input", {
         type: "checkbox", checked: selected, "aria-label": `Select ${runName(run)}`, change: () => toggle(run.id),
-      })),
+      }))),
       h("span", { role: "cell", class: "name" }, h("a", { href: runLink(run.id), title: run.id }, runName(run)),
         run.name && h("span", { class: "muted mono id" }, shortId(run.id))),
       h("span", { role: "cell", class: "model", title: run.base_model }, run.base_model ?? "–"),

@@ -103,6 +103,12 @@ impl History {
         read(reader.insert(opened))
     }
 
+    /// Closes the connection of the reader: the writer's last connection copies all commits to the
+    /// database file when it is closed.
+    pub(crate) fn close(&self) {
+        *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Returns the rows to remove, so that the history keeps its limits at the time `now`; `None`
     /// if there are none. Blocks.
     pub(crate) fn cutoff(&self, now: crate::record::UnixMicros) -> Option<HistoryCutoff> {

@@ -292,7 +292,7 @@ impl Worker {
     fn deliver(
         &self,
         store: &mut Store,
-        sample: ActiveSample,
+        mut sample: ActiveSample,
         output: Result<SampleOutput, Outcome>,
     ) {
         let usage = match &output {
@@ -306,7 +306,7 @@ impl Worker {
                 Vec::new()
             }
         };
-        let history = sample.history(&output);
+        let history = sample.take_history(&output);
         match sample.recipient {
             Recipient::Future(targets) => {
                 let outcome = output
@@ -372,10 +372,13 @@ impl Worker {
 
 impl ActiveSample {
     /// Returns what to record of the sample. The caller sets the times of its end.
-    fn history(&self, output: &Result<SampleOutput, Outcome>) -> Option<Box<SampleHistory>> {
-        let prompt = self.recorded.as_deref()?;
+    fn take_history(
+        &mut self,
+        output: &Result<SampleOutput, Outcome>,
+    ) -> Option<Box<SampleHistory>> {
+        let prompt = self.recorded.take()?;
         let completions = match output {
-            Ok(output) if !prompt.is_empty() => CompletionHistory::of(prompt, output),
+            Ok(output) if !prompt.is_empty() => CompletionHistory::of(&prompt, output),
             _ => Vec::new(),
         };
         Some(Box::new(SampleHistory {
@@ -389,7 +392,7 @@ impl ActiveSample {
                 Recipient::Generation(_) => SampleSource::Inference,
             },
             prompt_tokens: self.prompt_tokens,
-            prompt: (!prompt.is_empty()).then(|| prompt.to_vec()),
+            prompt: Some(prompt).filter(|prompt| !prompt.is_empty()),
             completions,
             error: output.as_ref().err().and_then(Outcome::error).map(str::to_owned),
         }))
