@@ -225,8 +225,7 @@ impl Worker {
                     log_finished(&sample, counts.sampled);
                 }
                 let usage = self.count_tokens(&sample, counts);
-                let mut store = self.state.store();
-                store.put_unconfirmed(Record::Usage(usage));
+                self.state.store().put_unconfirmed(Record::Usage(usage));
             }
         }
     }
