@@ -35,10 +35,11 @@ export function post(name, body = {}) {
 
 /** Calls `on.changes`, `on.server` and `on.state` as events arrive; reconnects by itself. */
 export class Changes {
-  constructor(on) {
+  /** `last` is the position from which to continue. */
+  constructor(on, last) {
     this.on = on;
     this.delay = 500;
-    this.last = null;
+    this.last = last ?? null;
     this.connect();
     addEventListener("online", () => this.retry());
     document.addEventListener("visibilitychange", () => { if (!document.hidden) this.retry(); });

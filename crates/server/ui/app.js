@@ -154,7 +154,7 @@ async function start() {
       setLive(state);
       if (reconnected) app.view?.reconnected?.();
     },
-  });
+  }, app.info.cursor);
   await show();
   return undefined;
 }

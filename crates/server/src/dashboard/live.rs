@@ -123,6 +123,9 @@ impl LiveSource {
 impl DashboardSource for LiveSource {
     fn info(&self) -> DocumentResult {
         let history = self.0.history.options();
+        let read = self.0.history.read(|reader| reader.last_ids());
+        let (point, sample) = read.map_err(read_failed)?;
+        let cursor = ChangeCursor { point, sample, ..ChangeCursor::default() };
         Ok(json!({
             "kind": "server",
             "version": env!("CARGO_PKG_VERSION"),
@@ -130,6 +133,8 @@ impl DashboardSource for LiveSource {
             "history": history.requests > 0,
             "samples": history.requests > 0 && history.samples > 0,
             "views": ["runs", "samples", "playground", "server"],
+            // The stream of changes continues from here: the page reads the rest after this.
+            "cursor": cursor.event_id(),
             "time": self.0.clock.now().div_euclid(1_000),
         }))
     }
@@ -261,6 +266,8 @@ impl DashboardSource for LiveSource {
             self.0.history.read(|reader| reader.last_sample()).map_err(read_failed)?;
         let store = self.0.store();
         let view = StoreView::new(&store, self.0.clock.now());
+        // A page that continues has read the statuses itself.
+        let continues = cursor.statuses.is_empty();
         let mut changed = Vec::new();
         let mut last_point = cursor.point;
         for run in store.runs.values() {
@@ -268,9 +275,9 @@ impl DashboardSource for LiveSource {
             let point = summary.map_or(0, |summary| summary.last_point);
             last_point = last_point.max(point);
             let status = view.status(run, summary);
-            let known = cursor.statuses.get(run.row.id.as_str());
-            if point > cursor.point || known.is_none_or(|known| known != status) {
-                cursor.statuses.insert(run.row.id.to_string(), status.to_owned());
+            let known = cursor.statuses.insert(run.row.id.to_string(), status.to_owned());
+            let is_other = !continues && known.is_none_or(|known| known != status);
+            if point > cursor.point || is_other {
                 changed.push(view.run(run, summary));
             }
         }

@@ -254,6 +254,13 @@ impl HistoryReader {
         Ok(failures)
     }
 
+    /// Returns the largest ids of a finished request and of a sampling request; 0 if there are none.
+    pub(crate) fn last_ids(&self) -> rusqlite::Result<(i64, i64)> {
+        let sql = "SELECT ifnull(max(id), 0) FROM metric_points";
+        let point = self.connection.query_row(sql, [], |row| row.get(0))?;
+        Ok((point, self.last_sample()?))
+    }
+
     /// Returns the largest id of a sampling request in the log; 0 if it is empty.
     pub(crate) fn last_sample(&self) -> rusqlite::Result<i64> {
         self.connection.query_row("SELECT ifnull(max(id), 0) FROM sample_log", [], |row| row.get(0))
