@@ -21,9 +21,9 @@ pub(crate) struct MetricCurve {
     pub(crate) step: Vec<u32>,
     pub(crate) time: Vec<i64>,
     /// `None` for values that are not finite, which JSON cannot represent.
-    pub(crate) value: Vec<Option<f32>>,
+    pub(crate) value: Vec<Option<f64>>,
     /// Mean of the values that each pair of points stands for; empty if all points are returned.
-    pub(crate) mean: Vec<Option<f32>>,
+    pub(crate) mean: Vec<Option<f64>>,
 }
 
 impl MetricCurve {
@@ -66,8 +66,10 @@ impl MetricCurve {
     }
 }
 
-fn finite(value: f32) -> Option<f32> {
-    value.is_finite().then_some(value)
+/// Returns the number with the shortest decimal form that is this value: 0.1, not the 0.10000000149
+/// that is nearest to it as `f64`.
+fn finite(value: f32) -> Option<f64> {
+    if value.is_finite() { value.to_string().parse().ok() } else { None }
 }
 
 #[cfg(test)]

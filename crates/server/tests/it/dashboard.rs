@@ -1,12 +1,11 @@
 //! The dashboard: its documents, access to them, and the stream of changes.
 
 use serde_json::{Value, json};
-use tinkex::{AdamParams, Datum, LossFn, ModelInput, SamplingParams, TensorData, TensorValues};
+use tinkex::{AdamParams, Datum, LossFn, ModelInput, SamplingParams, TensorData};
 use tinkex_server::{HistoryOptions, Server};
+use tinkex_wire::TensorValues;
 
-use crate::harness::{
-    Http, MODEL, TestServer, client, http_client, options, train, training_client,
-};
+use crate::harness::{Http, MODEL, TestServer, http_client, options, train, training_client};
 
 /// Reads a document of the dashboard.
 async fn document(http: &Http, name: &str) -> Value {
@@ -219,6 +218,7 @@ async fn a_code_is_exchanged_once_and_the_page_has_a_policy() {
     let raw = reqwest::Client::builder()
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
+        .no_gzip()
         .build()
         .unwrap();
     let url = test_server.server.dashboard_url();

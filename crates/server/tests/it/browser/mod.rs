@@ -112,7 +112,7 @@ async fn login_runs_curves_samples_and_restart() {
     browser.wait_text("button.primary", "Compare (2)").await;
     browser.click("button.primary").await;
     browser
-        .wait("return document.querySelectorAll('.chart:first-child .entry').length === 2")
+        .wait("return document.querySelector('.chart').querySelectorAll('.entry').length === 2")
         .await;
     browser.wait_text(".runs-legend", "<b>second</b>").await;
 
