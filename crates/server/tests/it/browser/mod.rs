@@ -223,9 +223,9 @@ fn write_runs(data: &std::path::Path, count: u32, points: u32) {
              json_object('name', 'run ' || n)) FROM runs, n;
          INSERT INTO metric_series (id, run, kind, names)
          SELECT 1000, id, 'forward_backward', '[\"loss:sum\",\"weight:sum\"]' FROM runs
-             WHERE id LIKE '%01'
+             WHERE id LIKE '%:train:01'
          UNION ALL SELECT 1001, id, 'optim_step', '[\"learning_rate\"]' FROM runs
-             WHERE id LIKE '%01';
+             WHERE id LIKE '%:train:01';
          WITH RECURSIVE n(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n WHERE n < {points})
          INSERT INTO metric_points (series, seq, finished_at, queued, computed, tokens, metrics)
          SELECT 1000 + part, 2 * n + part, 1700000000000000 + n * 10000, 10, 1000, 100 * (1 - part),

@@ -206,7 +206,8 @@ impl Browser {
                 continue;
             }
             let target = event["params"]["request"]["url"].as_str().unwrap_or_default();
-            if target.starts_with("data:") {
+            // The first tab of the browser itself has `chrome:` URLs.
+            if target.starts_with("data:") || target.starts_with("chrome:") {
                 continue;
             }
             assert!(target.starts_with(url), "request to {target}");
