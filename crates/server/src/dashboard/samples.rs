@@ -170,9 +170,8 @@ fn token_text(tokenizer: Option<&Tokenizer>, pending: &mut Vec<u8>, id: u32) -> 
     };
     pending.extend(bytes);
     let complete = match std::str::from_utf8(pending) {
-        Ok(_) => pending.len(),
         Err(error) if error.error_len().is_none() => error.valid_up_to(),
-        Err(_) => pending.len(),
+        _ => pending.len(),
     };
     let rest = pending.split_off(complete);
     let text = String::from_utf8_lossy(pending).into_owned();
