@@ -8,6 +8,7 @@
 
 mod arch;
 mod bench;
+mod browser;
 mod cluster;
 mod conformance;
 mod contract;
@@ -23,6 +24,7 @@ mod soak;
 mod step;
 mod test_server;
 mod type_names;
+mod ui;
 
 use std::process::ExitCode;
 
@@ -31,13 +33,18 @@ use step::{XtaskError, cargo, ignored_test, target};
 const HELP: &str = "\
 Usage: cargo xtask <command>
 
-  test            Run everything that CI checks: fmt, lint, tests, doc, arch, conformance
+  test            Run everything that CI checks: fmt, lint, tests, doc, arch, browser,
+                  conformance
                     --without-python  Skip conformance, which needs python3 and a registry
                     --without-torch   Skip the part of conformance that needs torch (6 GB of disk)
   fmt             Check formatting (`--fix` to apply it)
   lint            Run clippy with warnings as errors
   doc             Build the documentation with broken links as errors
   arch            Check dependencies between crates, and that type names are unique
+  browser         Test the dashboard in headless Chromium (installs the Debian packages chromium and
+                  chromium-driver if they are missing)
+                    --screenshots  Write the images of docs/images instead
+  ui              Compress the files of the dashboard after a change in crates/server/ui
   dist            Build the binary to ship: target/dist/tinkex
   package         Check that every crate can be packaged, without publishing
   screenshot      Render the output of `tinkex quickstart` as docs/images/quickstart.svg
@@ -134,6 +141,8 @@ fn run(arguments: &[&str]) -> Result<(), XtaskError> {
         ["lint"] => lint(),
         ["doc"] => doc(),
         ["arch"] => architecture(),
+        ["browser", options @ ..] => browser::run(options),
+        ["ui"] => ui::run(),
         ["dist"] => dist(),
         ["package"] => package(),
         ["screenshot"] => screenshot::run(),
@@ -167,6 +176,7 @@ fn test(conformance: Option<&[&str]>) -> Result<(), XtaskError> {
     .run()?;
     doc()?;
     architecture()?;
+    browser::run(&[])?;
     match conformance {
         Some(options) => conformance::run(options)?,
         None => println!("\n==> conformance: SKIPPED (--without-python)"),

@@ -84,6 +84,13 @@ impl<'e> CommandContext<'e> {
         Ok(())
     }
 
+    /// Prints the URL of the dashboard, if this process runs the server.
+    pub(crate) fn announce_dashboard(&mut self) {
+        if let Some(url) = self.local.as_ref().and_then(LocalServer::dashboard_url) {
+            self.notice(&format!("dashboard: {url}"));
+        }
+    }
+
     /// Stops the local server, if this process runs it. A second Ctrl-C skips the wait.
     pub(crate) async fn close(self) {
         let Some(local) = self.local else { return };

@@ -253,6 +253,12 @@ impl LocalServer {
         self.info.key()
     }
 
+    /// Returns the URL of the dashboard with a one-time code, if this process runs the server.
+    pub(crate) fn dashboard_url(&self) -> Option<String> {
+        let own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        own.as_ref().map(Server::dashboard_url)
+    }
+
     /// Stops the server, if this process runs it.
     pub(crate) async fn stop(self) -> Option<ShutdownSummary> {
         if let Some(takeover) = &self.takeover {

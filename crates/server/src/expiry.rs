@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::clock::micros;
 use crate::disk::WriteCallback;
+use crate::history::{self, HistoryRecord};
 use crate::outcome::{Outcome, record_outcome};
 use crate::state::ServerState;
 use crate::store::{
@@ -91,6 +92,10 @@ fn remove_records(state: &Arc<ServerState>) {
     }
     store.compact_payloads(state.options.limits.payload_bytes);
     drop(store);
+    if let Some(cutoff) = state.history.cutoff(now) {
+        let record = history::record(HistoryRecord::Cutoff(cutoff));
+        state.store().put_unconfirmed(record);
+    }
     let instant = Instant::now();
     let mut ended = Vec::new();
     state.downloads().retain(|_, grant| {

@@ -53,6 +53,11 @@ Data:
   --drop-undone[=WHICH]    Fail accepted requests without a result: those whose base model is
                            missing, or all [default: missing]
 
+Dashboard:
+  --history N              Number of finished training requests whose metrics the dashboard keeps; 0
+                           records nothing [default: 1000000]
+  --no-sample-history      Do not record prompts and completions for the dashboard
+
 Logging:
   --log-level LEVEL        Least severe level to log: off, error, warn, info, debug or trace
                            [default: info]
@@ -222,6 +227,12 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
                 options.drop_undone = which.map_err(|error| format!("{other}: {error}"))?;
             }
             "--plain" => options.efficient_protocol = false,
+            "--history" => {
+                let text = value()?;
+                let requests = text.parse().map_err(|_| invalid(&text, "a whole number"))?;
+                options.history.requests = requests;
+            }
+            "--no-sample-history" => options.history.samples = 0,
             "--log-level" => {
                 let text = value()?;
                 let levels = "off, error, warn, info, debug or trace";
@@ -275,6 +286,7 @@ async fn serve(
     out.flush()?;
     let key = key_file.as_deref().map_or_else(|| "tml-local".to_owned(), key_in_shell);
     tracing::info!(models = server.models().join(", "), data_dir, "serving");
+    tracing::info!("dashboard: {}", server.dashboard_url());
     tracing::info!("connect with: export TINKER_BASE_URL={url} TINKER_API_KEY={key}");
     tokio::select! {
         interrupted = interrupted() => interrupted?,

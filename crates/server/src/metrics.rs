@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::limits::ServerLimits;
+use crate::queue::Queue;
+use crate::state::ServerState;
 
 /// Counters of the server, and the number of loaded base models.
 #[derive(Debug, Default)]
@@ -44,6 +46,9 @@ impl AtomicMetric {
     }
 }
 
+/// Name, description and value of a metric.
+type MetricRow = (&'static str, &'static str, u64);
+
 /// Values that are read from the queue and the store when metrics are requested.
 pub(crate) struct GaugeValues {
     pub(crate) queued: usize,
@@ -64,10 +69,9 @@ impl ServerMetrics {
         }
     }
 
-    /// Formats all metrics in the Prometheus text format.
-    pub(crate) fn to_text(&self, gauges: &GaugeValues, limits: &ServerLimits) -> String {
-        let mut out = String::new();
-        let counters = [
+    /// Returns names, descriptions and values of the counters.
+    fn counters(&self, gauges: &GaugeValues) -> [MetricRow; 10] {
+        [
             ("calls_total", "HTTP requests received", self.http_requests.get()),
             ("refused_total", "HTTP requests rejected", self.rejected.get()),
             ("jobs_total", "requests finished, successful or failed", self.requests.get()),
@@ -82,9 +86,13 @@ impl ServerMetrics {
                 self.busy_micros.get(),
             ),
             ("commits_total", "transactions committed to disk", gauges.commits),
-        ];
+        ]
+    }
+
+    /// Returns names, descriptions and values of the gauges.
+    fn gauges(&self, gauges: &GaugeValues) -> [MetricRow; 8] {
         let to_u64 = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let gauges = [
+        [
             ("queued", "requests being written, queued or sampled", to_u64(gauges.queued)),
             (
                 "queued_bytes",
@@ -97,7 +105,13 @@ impl ServerMetrics {
             ("payload_bytes", "size of the payload file", gauges.payload_bytes),
             ("cache_pages", "pages of the KV cache in use", self.cache_pages.get()),
             ("loaded_models", "base models in memory", self.loaded_models.get()),
-        ];
+        ]
+    }
+
+    /// Formats all metrics in the Prometheus text format.
+    pub(crate) fn to_text(&self, gauges: &GaugeValues, limits: &ServerLimits) -> String {
+        let mut out = String::new();
+        let (counters, gauges) = (self.counters(gauges), self.gauges(gauges));
         for (kind, rows) in [("counter", &counters[..]), ("gauge", &gauges[..])] {
             for (name, help, value) in rows {
                 // Writing to a String cannot fail.
@@ -115,4 +129,57 @@ impl ServerMetrics {
         }
         out
     }
+}
+
+impl GaugeValues {
+    /// Reads the values of a server.
+    pub(crate) fn of(state: &ServerState) -> Self {
+        let sizes = state.backends.queues().map(Queue::size);
+        let (queued, queued_bytes) =
+            sizes.fold((0, 0), |(count, bytes), (more, size)| (count + more, bytes + size));
+        let store = state.store();
+        Self {
+            queued,
+            queued_bytes,
+            sessions: store.sessions.values().filter(|entry| entry.row.end.is_none()).count(),
+            requests: store.requests.len(),
+            result_bytes: store.result_bytes,
+            payload_bytes: store.disk.payload_bytes(),
+            commits: store.disk.commits(),
+        }
+    }
+}
+
+/// Returns the figures of `/metrics` as a JSON document, with the limits on them.
+pub(crate) fn figures(state: &ServerState) -> serde_json::Value {
+    let gauges = GaugeValues::of(state);
+    let rows = |rows: &[MetricRow]| -> serde_json::Value {
+        let row = |(name, help, value): &MetricRow| {
+            ((*name).to_owned(), serde_json::json!({ "value": value, "help": help }))
+        };
+        rows.iter().map(row).collect::<serde_json::Map<_, _>>().into()
+    };
+    let limits = &state.options.limits;
+    let memory: serde_json::Map<String, serde_json::Value> = limits
+        .memory_limits()
+        .into_iter()
+        .map(|(name, bytes)| (name.to_owned(), bytes.into()))
+        .collect();
+    let upstreams: Vec<serde_json::Value> = state
+        .backends
+        .upstreams()
+        .map(|(name, upstream)| {
+            let down = upstream.status().down.is_some();
+            serde_json::json!({ "name": **name, "up": !down })
+        })
+        .collect();
+    serde_json::json!({
+        "counters": rows(&state.metrics.counters(&gauges)),
+        "gauges": rows(&state.metrics.gauges(&gauges)),
+        "limits": { "memory": memory, "queued": limits.queued_requests },
+        "upstreams": upstreams,
+        "process_bytes": crate::memory::process_memory(),
+        "disk_free_bytes": tinkex_files::available_space(&state.options.data_dir),
+        "time": state.clock.now().div_euclid(1_000),
+    })
 }

@@ -9,6 +9,7 @@ use tinkex_engine::Quantization;
 use tinkex_files::HubCache;
 use tinkex_wire::Secret;
 
+use crate::history::HistoryOptions;
 use crate::limits::ServerLimits;
 
 /// Configuration of a [`Server`](crate::Server).
@@ -77,6 +78,8 @@ pub struct ServerOptions {
     /// Number of optimizer steps of a run on an upstream after which its state is saved there
     /// (default 10). If the upstream loses the model, at most about this many steps are repeated.
     pub checkpoint_every: u32,
+    /// What is recorded for the dashboard.
+    pub history: HistoryOptions,
     /// Memory and queue limits.
     pub limits: ServerLimits,
     /// Timeouts and intervals.
@@ -222,6 +225,7 @@ impl ServerOptions {
             drop_undone: DropUndone::None,
             upstreams: Vec::new(),
             checkpoint_every: 10,
+            history: HistoryOptions::default(),
             limits: ServerLimits::default(),
             timeouts: ServerTimeouts::default(),
         }

@@ -10,11 +10,16 @@ use serde::Serialize;
 use tinkex_engine::ErrorKind;
 use tinkex_wire::RequestId;
 
+use crate::clock::micros;
 use crate::error::ServerError;
 use crate::fault::is_transient_in_engine;
+use crate::history::{self, HistoryRecord, OperationHistory, RequestHistory, SampleHistory};
 use crate::log;
 use crate::state::ServerState;
-use crate::store::{FailureCategory, Record, ResultKind, ResultRecord, Store, UsageKey};
+use crate::store::{
+    FailureCategory, Record, RequestRecord, ResultKind, ResultRecord, SequenceScope, Store,
+    UnixMicros, UsageKey,
+};
 
 /// Outcome of a request, with the changes that must be committed together with it.
 #[derive(Debug)]
@@ -31,6 +36,15 @@ pub(crate) struct Outcome {
     pub(crate) usage: Vec<(UsageKey, u64)>,
     /// Records to write in the same transaction, for example the checkpoint that a save created.
     pub(crate) records: Vec<Record>,
+    /// What the dashboard shows about the request.
+    pub(crate) history: Option<OutcomeHistory>,
+}
+
+/// History of a request whose times [`record_outcome`] adds.
+#[derive(Debug)]
+pub(crate) enum OutcomeHistory {
+    Operation(OperationHistory),
+    Sample(Box<SampleHistory>),
 }
 
 impl Outcome {
@@ -42,6 +56,7 @@ impl Outcome {
             transient: false,
             usage: Vec::new(),
             records: Vec::new(),
+            history: None,
         }
     }
 
@@ -87,10 +102,24 @@ impl Outcome {
         self
     }
 
+    /// Sets what the dashboard shows about the request.
+    pub(crate) fn with_history(mut self, history: OutcomeHistory) -> Self {
+        self.history = Some(history);
+        self
+    }
+
     /// Sets the usage to add to the hourly counters.
     pub(crate) fn with_usage(mut self, usage: Vec<(UsageKey, u64)>) -> Self {
         self.usage = usage;
         self
+    }
+
+    /// Returns the message of a failed outcome.
+    pub(crate) fn error(&self) -> Option<&str> {
+        match &self.result {
+            ResultKind::Failed { error, .. } => Some(error),
+            ResultKind::Json | ResultKind::Proto => None,
+        }
     }
 
     /// Converts a failed outcome to the error of a request whose outcome is not stored.
@@ -141,6 +170,44 @@ impl From<tinkex_engine::Error> for Outcome {
     }
 }
 
+impl OutcomeHistory {
+    /// Returns the record of a request that finished at the time `at`.
+    fn into_record(
+        self,
+        request: &RequestRecord,
+        at: UnixMicros,
+        result: &ResultKind,
+    ) -> Option<Record> {
+        let error = match result {
+            ResultKind::Failed { error, .. } => Some(error.clone()),
+            ResultKind::Json | ResultKind::Proto => None,
+        };
+        let record = match self {
+            Self::Operation(operation) => {
+                let SequenceScope::Model(run) = &request.scope else { return None };
+                let queued =
+                    at.saturating_sub(request.at).saturating_sub(micros(operation.computed));
+                let (run, seq, finished_at) = (run.clone(), request.seq, at);
+                let queued = queued.max(0);
+                HistoryRecord::Request(RequestHistory {
+                    run,
+                    seq,
+                    finished_at,
+                    queued,
+                    operation,
+                    error,
+                })
+            }
+            Self::Sample(mut sample) => {
+                let queued = at.saturating_sub(request.at).saturating_sub(sample.computed);
+                (sample.finished_at, sample.queued, sample.error) = (at, queued.max(0), error);
+                HistoryRecord::Sample(sample)
+            }
+        };
+        Some(history::record(record))
+    }
+}
+
 /// Maximum size of a result in bytes. The payload file accepts twice as much.
 const MAX_RESULT_BYTES: usize = 512 << 20;
 
@@ -154,11 +221,15 @@ pub(crate) fn record_outcome(
     id: &RequestId,
     outcome: Outcome,
 ) {
-    let Outcome { result, payload, model_changed, usage, records, transient: _ } =
+    let Outcome { result, payload, model_changed, usage, mut records, history, transient: _ } =
         outcome.limited_to(MAX_RESULT_BYTES);
     state.metrics.count_request(!matches!(result, ResultKind::Failed { .. }));
     let Some(request) = store.requests.get(id).map(|entry| Arc::clone(&entry.row)) else { return };
     let (number, size, at) = (store.disk.next_payload_number(), payload.len(), store.clock.now());
+    let history = history.filter(|_| state.history.is_enabled());
+    let history = history.and_then(|history| history.into_record(&request, at, &result));
+    let has_history = history.is_some();
+    records.extend(history);
     let record =
         ResultRecord { request, number, size, result: result.clone(), model_changed, at, usage };
     let (state, id, published) = (Arc::clone(state), id.clone(), payload.clone());
@@ -173,6 +244,9 @@ pub(crate) fn record_outcome(
             return;
         }
         state.store().publish(&id, result, published, number);
+        if has_history {
+            state.history.notify();
+        }
     });
     store.record_result(record, records, payload, on_written);
 }

@@ -15,6 +15,8 @@ use tinkex_wire::{
     OptimizerConfig, RequestId, SamplerId, SessionId, TinkerPath,
 };
 
+use crate::history::HistoryRecord;
+
 /// Microseconds since the Unix epoch.
 pub(crate) type UnixMicros = i64;
 
@@ -50,6 +52,8 @@ pub(crate) enum Record {
     RequestsRemoved {
         ids: Vec<RequestId>,
     },
+    /// History for the dashboard.
+    History(Arc<HistoryRecord>),
     /// The current time.
     Clock(ClockRecord),
 }

@@ -295,6 +295,17 @@ impl Server {
         format!("http://{address}")
     }
 
+    /// Returns the URL of the dashboard with a code that gives one browser access for an hour after
+    /// the call.
+    #[must_use]
+    pub fn dashboard_url(&self) -> String {
+        let access = &self.handles.state.dashboard.access;
+        match access.needs_login() {
+            true => format!("{}/?code={}", self.base_url(), access.create_code()),
+            false => self.base_url(),
+        }
+    }
+
     /// Returns the names of the base models.
     #[must_use]
     pub fn models(&self) -> Vec<String> {
@@ -409,6 +420,7 @@ async fn start_upstreams(_: &Arc<ServerState>) -> Result<Vec<TaskHandle>, StartE
 impl ServerHandles {
     /// Finishes the running operation, saves the models, and waits until all results are durable.
     pub(crate) async fn stop(&mut self) -> ShutdownSummary {
+        self.state.dashboard.close();
         self.state.backends.queues().for_each(Queue::stop);
         self.state.generations.fail_all(&ServerError::shutting_down());
         let models_saved = match self.worker.take() {
@@ -429,6 +441,7 @@ impl ServerHandles {
 
 impl Drop for ServerHandles {
     fn drop(&mut self) {
+        self.state.dashboard.close();
         self.state.backends.queues().for_each(Queue::stop);
         self.state.generations.fail_all(&ServerError::shutting_down());
         self.expiry_task.abort();

@@ -10,6 +10,8 @@ use tokio::time::Instant;
 
 use crate::backend::{Backend, Backends};
 use crate::clock::Clock;
+use crate::disk::DATABASE;
+use crate::history::History;
 use crate::inference::Generations;
 use crate::metrics::ServerMetrics;
 use crate::models::BaseModels;
@@ -18,6 +20,7 @@ use crate::options::ServerOptions;
 use crate::queue::Queue;
 use crate::random::RandomSource;
 use crate::result_reads::ResultReads;
+use crate::routes::Dashboard;
 use crate::store::Store;
 use crate::task::{DecodeJobs, Executor, LoopHandle};
 
@@ -32,6 +35,8 @@ pub(crate) struct ServerState {
     /// Inference requests that are not finished.
     pub(crate) generations: Generations,
     pub(crate) models: BaseModels,
+    pub(crate) history: History,
+    pub(crate) dashboard: Dashboard,
     pub(crate) metrics: ServerMetrics,
     /// Parent folder of all adapter folders.
     pub(crate) weights_dir: PathBuf,
@@ -80,6 +85,8 @@ impl ServerState {
             store: Mutex::new(store),
             generations: Generations::default(),
             models,
+            dashboard: Dashboard::new(options.api_key.as_ref().map(|key| key.expose().to_owned())),
+            history: History::new(options.history.clone(), options.data_dir.join(DATABASE)),
             metrics: ServerMetrics::default(),
             weights_dir,
             downloads: Mutex::default(),
@@ -126,6 +133,7 @@ impl ServerState {
     /// [`Disk::close`](crate::disk::Disk::close). Do not wait for it with the store's lock, which
     /// the callbacks of the writes take.
     pub(crate) fn close(&self) -> Option<LoopHandle<()>> {
+        self.history.close();
         self.store().disk.close()
     }
 

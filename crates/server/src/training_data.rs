@@ -10,6 +10,7 @@ use tinkex_wire::{
 };
 
 use crate::error::ServerError;
+use crate::history::sequence_hash;
 use crate::operation::PassObjective;
 
 /// Maximum number of elements of all sparse tensors of one request, after conversion to dense.
@@ -75,6 +76,19 @@ impl TrainingData {
     /// Returns the number of input tokens.
     pub(crate) fn tokens(&self) -> usize {
         self.data.iter().map(|datum| datum.tokens.len()).sum()
+    }
+
+    /// Returns the hashes of the sequences that have an advantage, with the advantage of their last
+    /// token. A sequence is the tokens of a datum and its last target, as it was sampled.
+    pub(crate) fn advantages(&self) -> Vec<(i64, f32)> {
+        let advantage = |datum: &OwnedDatum| {
+            let advantages = datum.inputs.advantages.as_ref()?.as_f32()?;
+            let last = advantages.iter().rposition(|advantage| *advantage != 0.0);
+            let index = last.unwrap_or(advantages.len().checked_sub(1)?);
+            let sequence = datum.tokens.iter().chain(datum.targets.last()).copied();
+            Some((sequence_hash(sequence), advantages[index]))
+        };
+        self.data.iter().filter_map(advantage).collect()
     }
 
     /// Runs the data through a model. A [`PassMode::ForwardBackward`] pass accumulates gradients.

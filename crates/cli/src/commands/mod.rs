@@ -6,6 +6,7 @@ mod billing;
 mod chat;
 mod checkpoint;
 mod config;
+mod dashboard;
 mod doctor;
 mod export;
 mod generate;
@@ -38,7 +39,10 @@ use crate::settings;
 
 /// Commands of the main help, grouped by purpose.
 pub(crate) const GROUPS: &[(&str, &[&str])] = &[
-    ("Getting started", &["quickstart", "train", "rl", "chat", "sample", "serve"]),
+    (
+        "Getting started",
+        &["quickstart", "train", "rl", "chat", "sample", "serve", "dashboard", "ui"],
+    ),
     ("Models and text", &["model", "logprobs", "tokenizer"]),
     ("Resources on the server", &["run", "checkpoint", "export", "import", "session"]),
     ("Account", &["auth", "billing", "audit"]),
@@ -60,6 +64,10 @@ pub(crate) enum CliCommand {
     Sample(Box<sample::SampleArgs>),
     /// Run a Tinker API server on this machine
     Serve(serve::ServeArgs),
+    /// Open the dashboard of the server on this machine
+    Dashboard(dashboard::DashboardArgs),
+    /// Show run folders of `tinkex train` in the browser
+    Ui(dashboard::UiArgs),
     /// Show base models
     #[command(subcommand, arg_required_else_help = true)]
     Model(model::ModelCommand),
@@ -141,7 +149,12 @@ impl CliCommand {
     /// Returns whether the command handles interruptions itself. Other commands are cancelled.
     pub(crate) fn handles_interrupts(&self) -> bool {
         match self {
-            Self::Chat(_) | Self::Export(_) | Self::Rl(_) | Self::Serve(_) | Self::Train(_) => true,
+            Self::Chat(_)
+            | Self::Export(_)
+            | Self::Rl(_)
+            | Self::Serve(_)
+            | Self::Train(_)
+            | Self::Ui(_) => true,
             Self::Checkpoint(command) => command.handles_interrupts(),
             _ => false,
         }
@@ -212,6 +225,8 @@ pub(crate) async fn run(
         CliCommand::Tokenizer(command) => tokenizer::run(context, command).await?,
         CliCommand::Doctor(_) => return doctor::run(context).await,
         CliCommand::Serve(args) => return serve::run(context, args).await,
+        CliCommand::Dashboard(args) => dashboard::run(context, args).await?,
+        CliCommand::Ui(args) => return dashboard::run_folders(context, args).await,
         CliCommand::Completions(_) | CliCommand::Man(_) | CliCommand::Version => {}
     }
     Ok(Exit::Success)

@@ -10,7 +10,8 @@ use clap::Args;
 use futures_util::future::{Either, select};
 use serde_json::json;
 use tinkex_server::{
-    BUILT_IN, DropUndone, MemorySize, QuantizeRule, Server, ServerLimits, ServerOptions,
+    BUILT_IN, DropUndone, HistoryOptions, MemorySize, QuantizeRule, Server, ServerLimits,
+    ServerOptions,
 };
 
 use crate::args::{number_between, positive, whole_number};
@@ -186,6 +187,18 @@ pub(crate) struct ServeArgs {
         help_heading = "Data"
     )]
     drop_undone: Option<DropUndone>,
+    /// Number of finished training requests whose metrics the dashboard keeps; 0 records nothing
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = HistoryOptions::default().requests,
+        value_parser = whole_number::<u64>,
+        help_heading = "Dashboard"
+    )]
+    history: u64,
+    /// Do not record prompts and completions for the dashboard
+    #[arg(long, help_heading = "Dashboard")]
+    no_sample_history: bool,
     /// Log format: text or json
     #[arg(
         long,
@@ -332,6 +345,10 @@ pub(super) async fn run(
     if let Some(size) = args.cache_memory {
         options.limits.kv_cache_bytes = size.bytes();
     }
+    options.history.requests = args.history;
+    if args.no_sample_history {
+        options.history.samples = 0;
+    }
     options.efficient_protocol = !args.plain;
     options.create_api_key = !args.no_key;
     if let Some(key) = key {
@@ -361,6 +378,7 @@ pub(super) async fn run(
         }
     };
     notice(context, &format!("serving {} from {}", models.join(", "), data.display()));
+    notice(context, &format!("dashboard: {}", server.dashboard_url()));
     let key_file = key_file.as_ref().map(KeyFile::path);
     notice(context, &format!("to use it: {}", export_variables(url, key_file)));
     let (openai, anthropic) = (openai_url(url), anthropic_url(url));

@@ -9,6 +9,8 @@
 mod capture;
 mod commands;
 mod compare;
+#[cfg(unix)]
+mod dashboard;
 mod dpo;
 mod export;
 #[cfg(unix)]

@@ -40,7 +40,7 @@ use crate::task::{Executor, LoopHandle};
 pub(crate) type WriteCallback = Box<dyn FnOnce(io::Result<()>) + Send>;
 
 /// Database file in the data folder.
-const DATABASE: &str = "metadata.sqlite";
+pub(crate) const DATABASE: &str = "metadata.sqlite";
 /// Payload file in the data folder.
 const PAYLOADS: &str = "payloads";
 /// File of an earlier storage format, which this version does not read.

@@ -51,6 +51,17 @@ impl HttpError {
         )
     }
 
+    pub(super) fn wrong_key() -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "this is not the API key of the server")
+    }
+
+    pub(super) fn login_required() -> Self {
+        Self::new(
+            StatusCode::UNAUTHORIZED,
+            "log in with the API key of the server, or open the URL that it printed",
+        )
+    }
+
     pub(super) fn method_not_allowed(detail: String) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, detail)
     }

@@ -13,6 +13,7 @@ use http_body_util::Either;
 use tinkex_wire::{BodyCodec, JSON, percent_decode};
 
 use super::body::ReceivedBody;
+use super::dashboard::permits_inference;
 use super::error::HttpError;
 use super::event_body::EventBody;
 use super::{IncomingBody, ResponseBody, RouteResult, authorize, check_worker, respond, to_json};
@@ -127,7 +128,9 @@ pub(super) async fn dispatch(
         // A browser sends no key with this request.
         return Ok(preflight(&parts.headers));
     }
-    authorize(state, &parts.headers, from_allowed_page)?;
+    if !permits_inference(state, &parts.headers) {
+        authorize(state, &parts.headers, from_allowed_page)?;
+    }
     let path = parts.uri.path();
     if let Endpoint::Unknown(api) = endpoint {
         let path: String = path.chars().take(200).collect();

@@ -6,6 +6,7 @@
 
 mod body;
 mod checkpoint;
+mod dashboard;
 mod error;
 mod event_body;
 mod file;
@@ -38,7 +39,6 @@ use crate::admit;
 use crate::error::ServerError;
 use crate::log;
 use crate::metrics::GaugeValues;
-use crate::queue::Queue;
 use crate::state::ServerState;
 
 use self::body::{ReceivedBody, admit_large};
@@ -55,6 +55,9 @@ pub(crate) trait IncomingBody:
 impl<B: Body<Data = Bytes, Error: std::fmt::Display + Send> + Unpin + Send> IncomingBody for B {}
 
 type RouteResult = Result<Response<ResponseBody>, HttpError>;
+
+pub(crate) use self::dashboard::Dashboard;
+pub use self::dashboard::FolderDashboard;
 
 /// Path prefix of file downloads.
 const FILES: &str = "/files/";
@@ -74,6 +77,9 @@ pub(crate) async fn handle(
     let endpoint = inference::Endpoint::find(parts.uri.path());
     let handled = match &endpoint {
         Some(endpoint) => inference::dispatch(state, &parts, &mut body, endpoint).await,
+        None if dashboard::is_path(parts.uri.path()) => {
+            dashboard::handle(state, &parts, &mut body).await
+        }
         None => dispatch(state, &parts, &mut body).await,
     };
     let mut response = match handled {
@@ -101,6 +107,9 @@ pub(crate) async fn handle(
             }
         }
     };
+    if endpoint.is_none() && dashboard::is_path(parts.uri.path()) {
+        dashboard::add_security_headers(response.headers_mut());
+    }
     if let Some(endpoint) = &endpoint {
         inference::add_request_id(endpoint, &mut response);
         inference::add_cors(state, &parts.headers, &mut response);
@@ -381,21 +390,7 @@ fn no_route(method: &str, path: &str) -> HttpError {
 }
 
 fn metrics(state: &ServerState) -> String {
-    let sizes = state.backends.queues().map(Queue::size);
-    let (queued, queued_bytes) =
-        sizes.fold((0, 0), |(count, bytes), (more, size)| (count + more, bytes + size));
-    let store = state.store();
-    let gauges = GaugeValues {
-        queued,
-        queued_bytes,
-        sessions: store.sessions.values().filter(|entry| entry.row.end.is_none()).count(),
-        requests: store.requests.len(),
-        result_bytes: store.result_bytes,
-        payload_bytes: store.disk.payload_bytes(),
-        commits: store.disk.commits(),
-    };
-    drop(store);
-    let mut text = state.metrics.to_text(&gauges, &state.options.limits);
+    let mut text = state.metrics.to_text(&GaugeValues::of(state), &state.options.limits);
     let upstreams: Vec<_> = state.backends.upstreams().collect();
     if !upstreams.is_empty() {
         text.push_str(

@@ -186,7 +186,7 @@ impl Store {
             Record::Result(result) => self.apply_result(&result),
             Record::Usage(amounts) => self.add_usage(&amounts),
             Record::RequestsRemoved { ids } => self.drop_requests(&ids),
-            Record::Clock(_) => {}
+            Record::History(_) | Record::Clock(_) => {}
         }
     }
 

@@ -52,6 +52,7 @@ impl Store {
                 | Record::RequestsStarted { .. }
                 | Record::Result(_)
                 | Record::Usage(_)
+                | Record::History(_)
                 | Record::Clock(_)
                 | Record::RequestsRemoved { .. } => {}
             }

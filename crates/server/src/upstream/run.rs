@@ -28,12 +28,13 @@ use super::Upstream;
 use super::fault::Fault;
 use super::remote_model::{self, ModelHandle, pass_result, result, unreadable};
 use crate::backend::RemoteWeights;
+use crate::history::OperationHistory;
 use crate::log;
 use crate::model_outcome::{
     already_saved, checkpoint_record, close_run, open_run, saved_outcome, usage_key,
 };
 use crate::operation::{CheckpointSave, ModelOperation, Operation, PassObjective, QueuedRequest};
-use crate::outcome::{Outcome, record_outcome};
+use crate::outcome::{Outcome, OutcomeHistory, record_outcome};
 use crate::state::ServerState;
 use crate::store::{
     AcceptedRequest, ChangeRecord, FailureCategory, Record, RemoteModel, RequestKind, ResultKind,
@@ -809,14 +810,25 @@ fn pass_outcome(
     let tokens = u64::try_from(tokens).unwrap_or(u64::MAX);
     state.metrics.trained_tokens.add(tokens);
     let usage = vec![(usage_key(&state.clock, run, UsageMeter::Training), tokens)];
+    let kind = match pass.as_ref().map(|pass| pass.mode) {
+        Some(PassMode::Forward) => "forward",
+        _ => "forward_backward",
+    };
+    let metrics = output.metrics.iter().map(|(name, value)| (name.clone(), *value)).collect();
+    let history = OperationHistory { kind, tokens, metrics, ..Default::default() };
     let outcome = Outcome::proto(output.to_proto()).with_usage(usage);
+    let outcome = outcome.with_history(OutcomeHistory::Operation(history));
     let changed =
         pass.is_some_and(|pass| pass.mode == PassMode::ForwardBackward && !pass.data.is_empty());
     if changed { outcome.with_model_changed() } else { outcome }
 }
 
 fn step_outcome(output: &OptimStepOutput) -> Outcome {
-    Outcome::json(output).with_model_changed()
+    let metrics = output.metrics.iter().flatten().map(|(name, value)| (name.clone(), *value));
+    let metrics = metrics.collect();
+    let history = OperationHistory { kind: "optim_step", metrics, ..Default::default() };
+    let outcome = Outcome::json(output).with_model_changed();
+    outcome.with_history(OutcomeHistory::Operation(history))
 }
 
 /// Returns the path on the upstream of weights, given as records store them.

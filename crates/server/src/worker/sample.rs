@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use tinkex_engine::sample::{ModelWeights, SampleOutput, SampleRequest, SampleRequestId};
 use tinkex_wire::{RequestId, SamplerId, SessionId, TensorData};
@@ -12,11 +13,13 @@ use super::Worker;
 use super::sample_response::response;
 use super::train::folder_size;
 use super::weights_cache::WeightsCache;
+use crate::clock::micros;
 use crate::error::ServerError;
+use crate::history::{self, CompletionHistory, HistoryRecord, SampleHistory, SampleSource};
 use crate::inference::{TokenCounts, TokenSink};
 use crate::log;
 use crate::operation::{Operation, QueuedGeneration, QueuedRequest, QueuedSample, WeightsKey};
-use crate::outcome::{Outcome, record_outcome};
+use crate::outcome::{Outcome, OutcomeHistory, record_outcome};
 use crate::store::{FailureCategory, Record, ResultKind, Store, UsageKey, UsageMeter};
 
 /// Base model and the engine's id of a sample.
@@ -39,6 +42,8 @@ struct ActiveSample {
     start: Instant,
     /// Memory that the request counts for in the queue, in bytes.
     bytes: usize,
+    /// Prompt for the history; empty if the tokens are not recorded, `None` if nothing is.
+    recorded: Option<Vec<u32>>,
 }
 
 /// Identifies a request in log events and usage counters.
@@ -127,8 +132,10 @@ impl Worker {
         bytes: usize,
     ) {
         let prompt_tokens = request.prompt.len();
+        let recorded = self.recorded_prompt(&request);
         let added = self.add_to_batch(&info.weights, &recipient, request);
-        let sample = ActiveSample { info, recipient, prompt_tokens, start: Instant::now(), bytes };
+        let start = Instant::now();
+        let sample = ActiveSample { info, recipient, prompt_tokens, start, bytes, recorded };
         match added {
             Ok(engine_id) => {
                 let key = (sample.info.weights.base_model.clone(), engine_id);
@@ -284,7 +291,7 @@ impl Worker {
     fn deliver(
         &self,
         store: &mut Store,
-        sample: ActiveSample,
+        mut sample: ActiveSample,
         output: Result<SampleOutput, Outcome>,
     ) {
         let usage = match &output {
@@ -298,12 +305,14 @@ impl Worker {
                 Vec::new()
             }
         };
+        let history = sample.take_history(&output);
         match sample.recipient {
             Recipient::Future(targets) => {
                 let outcome = output
                     .map(|output| Outcome::proto(response(output, targets.as_ref()).to_proto()))
                     .map(|outcome| outcome.with_usage(usage));
-                let outcome = outcome.unwrap_or_else(|failed| failed);
+                let mut outcome = outcome.unwrap_or_else(|failed| failed);
+                outcome.history = history.map(OutcomeHistory::Sample);
                 record_outcome(&self.state, store, &sample.info.id, outcome);
             }
             Recipient::Generation(sink) => {
@@ -311,9 +320,30 @@ impl Worker {
                 if !usage.is_empty() {
                     store.put_unconfirmed(Record::Usage(usage));
                 }
+                self.record_generation(store, history);
                 sink.finish(output.map(drop).map_err(Outcome::into_error));
             }
         }
+    }
+
+    /// Returns the prompt to record for the history; empty if its tokens are not recorded, `None` if
+    /// nothing is.
+    fn recorded_prompt(&self, request: &SampleRequest) -> Option<Vec<u32>> {
+        let completion = request.max_tokens.unwrap_or(0).min(4_096);
+        let tokens = request.prompt.len() + request.samples.saturating_mul(completion);
+        let bytes = tokens.saturating_mul(8 + 8 * request.top_k);
+        let with_tokens = self.state.history.admit_sample(bytes)?;
+        Some(if with_tokens { request.prompt.clone() } else { Vec::new() })
+    }
+
+    /// Records a generation, which has no outcome on disk.
+    fn record_generation(&self, store: &mut Store, history: Option<Box<SampleHistory>>) {
+        let Some(mut sample) = history else { return };
+        sample.finished_at = self.state.clock.now();
+        let record = history::record(HistoryRecord::Sample(sample));
+        let state = Arc::clone(&self.state);
+        let on_written = Box::new(move |_| state.history.notify());
+        store.put(vec![record], on_written);
     }
 
     /// Adds the tokens of a sample to the metrics. Returns its usage.
@@ -340,6 +370,33 @@ impl Worker {
 }
 
 impl ActiveSample {
+    /// Returns what to record of the sample. The caller sets the times of its end.
+    fn take_history(
+        &mut self,
+        output: &Result<SampleOutput, Outcome>,
+    ) -> Option<Box<SampleHistory>> {
+        let prompt = self.recorded.take()?;
+        let completions = match output {
+            Ok(output) if !prompt.is_empty() => CompletionHistory::of(&prompt, output),
+            _ => Vec::new(),
+        };
+        Some(Box::new(SampleHistory {
+            finished_at: 0,
+            queued: 0,
+            computed: micros(self.start.elapsed()),
+            weights: self.info.weights.clone(),
+            session: self.info.session.clone(),
+            source: match self.recipient {
+                Recipient::Future(_) => SampleSource::Tinker,
+                Recipient::Generation(_) => SampleSource::Inference,
+            },
+            prompt_tokens: self.prompt_tokens,
+            prompt: Some(prompt).filter(|prompt| !prompt.is_empty()),
+            completions,
+            error: output.as_ref().err().and_then(Outcome::error).map(str::to_owned),
+        }))
+    }
+
     /// Returns the operation's name for log events.
     fn operation(&self) -> &'static str {
         match self.recipient {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use tinkex_engine::optim::StepParams;
 use tinkex_wire::{
     CheckpointKind, ModelCreated, ModelId, OptimStepOutput, PassMode, RequestId, SamplerId,
     SamplerWeightsSaved, TinkerPath, WeightsLoaded,
@@ -10,12 +11,13 @@ use tinkex_wire::{
 use super::Worker;
 use super::model::{LiveModel, lora_config, optimizer_kind};
 use crate::fault::is_transient;
+use crate::history::OperationHistory;
 use crate::log;
 use crate::model_outcome::{
     already_saved, checkpoint_record, close_run, open_run, saved_outcome, usage_key,
 };
 use crate::operation::{CheckpointSave, ModelOperation, TrainingPass, WeightsKey};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, OutcomeHistory};
 use crate::store::{
     CheckpointRecord, FailureCategory, Record, ResultKind, RunRecord, SamplerRecord, UsageMeter,
 };
@@ -51,8 +53,13 @@ impl Worker {
                 let report = model.trainer.optim_step(params)?;
                 model.gradients_pending = false;
                 let metrics = [("unclipped_grad_l2:mean".to_owned(), report.grad_norm)];
+                let mut recorded = metrics.to_vec();
+                let rate = learning_rate(params);
+                recorded.extend(rate.map(|rate| ("learning_rate".to_owned(), rate)));
+                let history = OperationHistory { metrics: recorded, ..Default::default() };
                 let output = OptimStepOutput::new(metrics.into_iter().collect());
-                Ok(Outcome::json(&output).with_model_changed())
+                let outcome = Outcome::json(&output).with_model_changed();
+                Ok(outcome.with_history(OutcomeHistory::Operation(history)))
             }),
             ModelOperation::Save(save) => self.save(id, &run, seq, CheckpointSave::clone(save)),
             ModelOperation::SaveForSampler(sampler) => self.save_for_sampler(&run, sampler.clone()),
@@ -91,8 +98,15 @@ impl Worker {
         let output = pass.data.run(&mut model.trainer, pass.mode)?;
         let backward = pass.mode == PassMode::ForwardBackward && !pass.data.is_empty();
         model.gradients_pending |= backward;
-        let outcome = Outcome::proto(pass.data.to_wire_output(output).to_proto());
         let tokens = u64::try_from(pass.data.tokens()).unwrap_or(u64::MAX);
+        let history = OperationHistory {
+            tokens,
+            metrics: output.metrics.clone(),
+            advantages: pass.data.advantages(),
+            ..Default::default()
+        };
+        let outcome = Outcome::proto(pass.data.to_wire_output(output).to_proto())
+            .with_history(OutcomeHistory::Operation(history));
         self.state.metrics.trained_tokens.add(tokens);
         let outcome = outcome
             .with_usage(vec![(usage_key(&self.state.clock, run, UsageMeter::Training), tokens)]);
@@ -277,6 +291,15 @@ impl Worker {
         }
         let (path, model_id) = (Some(path.to_string()), Some(run.id.clone()));
         Ok(Outcome::json(&WeightsLoaded::default().path(path).model_id(model_id)))
+    }
+}
+
+/// Returns the learning rate of an optimizer step; `None` for an unknown optimizer.
+fn learning_rate(params: &StepParams) -> Option<f64> {
+    match params {
+        StepParams::Adam(adam) => Some(adam.learning_rate),
+        StepParams::Dimuon(dimuon) => Some(dimuon.learning_rate),
+        _ => None,
     }
 }
 

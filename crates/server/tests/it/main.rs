@@ -6,6 +6,7 @@
 mod access;
 mod adapter_files;
 mod attack;
+mod browser;
 mod chat;
 mod checkpoint;
 mod completions;
@@ -13,6 +14,7 @@ mod contract;
 mod crash;
 mod custom_loss;
 mod damage;
+mod dashboard;
 mod disk;
 #[cfg(unix)]
 mod dpo;

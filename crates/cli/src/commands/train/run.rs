@@ -62,6 +62,7 @@ impl ActiveRun {
             format::count(config.steps - from, "step"),
             self.folder.display()
         ));
+        context.announce_dashboard();
         let interrupt = context.environment.interrupt.clone();
         let model = interrupt.run_until(1, self.create_model()).await?;
         self.state.run_id = Some(model.model_id().to_string());

@@ -6,6 +6,7 @@
 mod column;
 mod schema;
 mod stored_rows;
+mod write_history;
 mod write_records;
 
 use std::collections::HashSet;
@@ -219,7 +220,7 @@ impl Database {
 fn connect(path: &Path) -> rusqlite::Result<(Connection, DatabaseHeader)> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
-    connection.set_prepared_statement_cache_capacity(32);
+    connection.set_prepared_statement_cache_capacity(48);
     let header = DatabaseHeader::read(&connection)?;
     Ok((connection, header))
 }

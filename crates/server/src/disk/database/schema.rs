@@ -11,7 +11,7 @@ use rusqlite::{Connection, TransactionBehavior};
 const SCHEMA: &str = include_str!("schema.sql");
 
 /// Version of the current schema, stored as `user_version`.
-pub(super) const VERSION: i32 = 3;
+pub(super) const VERSION: i32 = 4;
 
 /// Oldest version that this server can convert.
 const OLDEST_VERSION: i32 = 1;
@@ -30,6 +30,7 @@ struct Migration {
 const MIGRATIONS: &[Migration] = &[
     Migration { from_version: 1, statements: include_str!("migrate_1_to_2.sql") },
     Migration { from_version: 2, statements: include_str!("migrate_2_to_3.sql") },
+    Migration { from_version: 3, statements: include_str!("migrate_3_to_4.sql") },
 ];
 
 /// "TNKX", stored as `application_id` to recognize databases of this server.

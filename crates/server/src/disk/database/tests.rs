@@ -17,6 +17,7 @@ use crate::record::{
 
 const SCHEMA_1: &str = include_str!("schema_1.sql");
 const SCHEMA_2: &str = include_str!("schema_2.sql");
+const SCHEMA_3: &str = include_str!("schema_3.sql");
 
 /// Rows in the form in which version 1 wrote them. Payload 1 is the body of a custom loss, 2 its
 /// result, 3 a pass that the run must replay, 4 the failed request, 5 its result, 6 the unfinished
@@ -213,12 +214,15 @@ fn a_migrated_database_has_the_schema_of_a_new_one() {
     let folder = tempfile::tempdir().unwrap();
     let mut new = Database::open(&folder.path().join(DATABASE)).unwrap();
     new.create_tables().unwrap();
-    let version_2 = tempfile::tempdir().unwrap();
-    let connection = Connection::open(version_2.path().join(DATABASE)).unwrap();
-    let header = "PRAGMA application_id = 0x544E4B58; PRAGMA user_version = 2;";
-    connection.execute_batch(&format!("{SCHEMA_2} {header}")).unwrap();
-    drop(connection);
-    for old in [OldFolder::new().stopped(), version_2] {
+    let empty = |schema: &str, version: i32| {
+        let folder = tempfile::tempdir().unwrap();
+        let connection = Connection::open(folder.path().join(DATABASE)).unwrap();
+        let header =
+            format!("PRAGMA application_id = 0x544E4B58; PRAGMA user_version = {version};");
+        connection.execute_batch(&format!("{schema} {header}")).unwrap();
+        folder
+    };
+    for old in [OldFolder::new().stopped(), empty(SCHEMA_2, 2), empty(SCHEMA_3, 3)] {
         let migrated = Database::open(&old.path().join(DATABASE)).unwrap();
         assert_eq!(schema_of(&migrated.connection), schema_of(&new.connection));
         let version =
@@ -255,7 +259,7 @@ fn a_crash_during_the_migration_loses_nothing() {
     }
     // Only the complete WAL contains the migration.
     let (last, incomplete) = found_versions.split_last().unwrap();
-    assert_eq!(*last, 3);
+    assert_eq!(*last, 4);
     assert!(incomplete.iter().all(|version| *version == 1), "{incomplete:?}");
     assert_old_rows(&StoredRows::read(&migrated).unwrap());
 }
@@ -277,7 +281,7 @@ fn a_failed_migration_changes_nothing() {
 #[test]
 fn unknown_versions_are_refused_and_unchanged() {
     for (version, reason) in [
-        (4, "written by a newer version of this server (schema 4, this version supports 1 to 3)"),
+        (5, "written by a newer version of this server (schema 5, this version supports 1 to 4)"),
         (0, "written by an unknown version of this server (schema 0"),
         (-1, "written by an unknown version of this server (schema -1"),
     ] {

@@ -6,6 +6,7 @@ use rusqlite::{CachedStatement, Params, Transaction, params};
 use tinkex_wire::TinkerPath;
 
 use super::column::{to_i64, to_json, variant_name};
+use super::write_history::write_history;
 use crate::record::{
     CheckpointRecord, DELETION_RETENTION, Record, RequestRecord, ResultRecord, RunRecord,
     SamplerRecord, SequenceScope, SessionRecord, UnixMicros, UsageKey,
@@ -63,6 +64,7 @@ fn write_record(transaction: &Transaction<'_>, record: &Record) -> rusqlite::Res
             let mut delete = transaction.prepare_cached("DELETE FROM requests WHERE id = ?")?;
             ids.iter().try_for_each(|id| delete.execute([id.as_str()]).map(drop))
         }
+        Record::History(history) => write_history(transaction, history),
         Record::Clock(clock) => {
             execute(transaction, "UPDATE writer_state SET clock = ?", [to_json(clock)])
         }

@@ -1,0 +1,433 @@
+//! [`HistoryReader`]: reads the history from the database, for the dashboard only.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Row, params};
+use tinkex_wire::ModelId;
+
+use super::blob::{floats_from_blob, tokens_from_blob, top_from_blob, values_from_blob};
+use super::{HistoryCutoff, HistoryOptions, RunColumns, RunSummary, StepTracker};
+use crate::record::UnixMicros;
+
+/// Time to wait for a lock of the database.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+/// Number of runs whose columns stay in memory.
+const CACHED_RUNS: usize = 8;
+
+/// Connection to the database that only reads, with what it has read so far. Every method first
+/// reads the rows that were committed since the last call.
+pub(crate) struct HistoryReader {
+    connection: Connection,
+    series: HashMap<i64, Series>,
+    summaries: HashMap<ModelId, RunSummary>,
+    /// Id of the last point in `summaries`.
+    last_point: i64,
+    /// Columns of the runs that were shown last, the newest at the end.
+    columns: Vec<CachedColumns>,
+}
+
+struct CachedColumns {
+    run: ModelId,
+    tracker: StepTracker,
+    last_point: i64,
+    columns: RunColumns,
+}
+
+/// Run, kind of request and metrics of a series of points.
+#[derive(Clone)]
+struct Series {
+    run: ModelId,
+    kind: String,
+    names: Vec<String>,
+}
+
+/// A finished request of a model as it is stored. Durations are in microseconds.
+#[derive(Clone, Debug)]
+pub(crate) struct PointRow {
+    pub(crate) id: i64,
+    pub(crate) seq: u64,
+    pub(crate) finished_at: UnixMicros,
+    pub(crate) queued: i64,
+    pub(crate) computed: i64,
+    pub(crate) tokens: u64,
+    pub(super) values: Vec<u8>,
+    pub(crate) error: Option<String>,
+}
+
+impl PointRow {
+    /// Returns the values of the metrics, in the order of the names of the series.
+    pub(super) fn metrics(&self) -> impl Iterator<Item = f64> + '_ {
+        values_from_blob(&self.values)
+    }
+
+    fn read(row: &Row<'_>) -> rusqlite::Result<(i64, Self)> {
+        let point = Self {
+            id: row.get("id")?,
+            seq: row.get::<_, i64>("seq")?.cast_unsigned(),
+            finished_at: row.get("finished_at")?,
+            queued: row.get("queued")?,
+            computed: row.get("computed")?,
+            tokens: row.get::<_, i64>("tokens")?.cast_unsigned(),
+            values: row.get("metrics")?,
+            error: row.get("error")?,
+        };
+        Ok((row.get("series")?, point))
+    }
+}
+
+/// A finished request in the timeline of a run. Durations are in microseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LoggedRequest {
+    pub(crate) kind: String,
+    pub(crate) seq: u64,
+    pub(crate) finished_at: UnixMicros,
+    pub(crate) queued: i64,
+    pub(crate) computed: i64,
+    pub(crate) tokens: u64,
+    pub(crate) error: Option<String>,
+}
+
+/// A request that failed.
+#[derive(Clone, Debug)]
+pub(crate) struct FailedRequest {
+    /// Run of a training request.
+    pub(crate) run: Option<ModelId>,
+    pub(crate) kind: String,
+    pub(crate) at: UnixMicros,
+    pub(crate) error: String,
+}
+
+/// Which samples to return.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SampleFilter {
+    /// Prefix of the names of the adapter folders of a run.
+    pub(crate) folder_prefix: Option<String>,
+    /// Folder of an adapter.
+    pub(crate) folder: Option<String>,
+    /// Name of a base model whose own samples to return.
+    pub(crate) base_model: Option<String>,
+    /// Id of one sample.
+    pub(crate) id: Option<i64>,
+    /// Hash of a prompt.
+    pub(crate) prompt_hash: Option<i64>,
+    /// Returns only samples with smaller ids.
+    pub(crate) before: Option<i64>,
+    pub(crate) limit: u32,
+}
+
+/// A sampling request in the log.
+#[derive(Clone, Debug)]
+pub(crate) struct LoggedSample {
+    pub(crate) id: i64,
+    pub(crate) finished_at: UnixMicros,
+    pub(crate) queued: i64,
+    pub(crate) computed: i64,
+    pub(crate) base_model: String,
+    pub(crate) folder: Option<String>,
+    pub(crate) session: String,
+    pub(crate) source: String,
+    pub(crate) prompt_tokens: u64,
+    /// `None` if the tokens are not recorded.
+    pub(crate) prompt: Option<Vec<u32>>,
+    /// Equal for equal prompts.
+    pub(crate) prompt_hash: Option<i64>,
+    pub(crate) completions: Vec<LoggedCompletion>,
+    pub(crate) error: Option<String>,
+}
+
+/// A completion in the log.
+#[derive(Clone, Debug)]
+pub(crate) struct LoggedCompletion {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) logprobs: Vec<f32>,
+    /// Most probable tokens of each position; empty if they were not requested.
+    pub(crate) top: Vec<Vec<(u32, f32)>>,
+    pub(crate) stop: String,
+    pub(crate) advantage: Option<f64>,
+}
+
+impl HistoryReader {
+    pub(super) fn open(database: &Path) -> rusqlite::Result<Self> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(database, flags)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        let (series, summaries) = Default::default();
+        Ok(Self { connection, series, summaries, last_point: 0, columns: Vec::new() })
+    }
+
+    /// Returns the summaries of all runs that have finished requests.
+    pub(crate) fn summaries(&mut self) -> rusqlite::Result<&HashMap<ModelId, RunSummary>> {
+        let sql = "SELECT * FROM metric_points WHERE id > ? ORDER BY id";
+        let (summaries, last) = (&mut self.summaries, &mut self.last_point);
+        read_points(&self.connection, &mut self.series, sql, [*last], |series, point| {
+            *last = point.id;
+            let summary = summaries.entry(series.run.clone()).or_default();
+            summary.add(&series.kind, &series.names, &point);
+        })?;
+        Ok(&self.summaries)
+    }
+
+    /// Returns the metrics of a run.
+    pub(crate) fn columns(&mut self, run: &ModelId) -> rusqlite::Result<&RunColumns> {
+        let position = self.columns.iter().position(|cached| cached.run == *run);
+        let mut cached = match position {
+            Some(position) => self.columns.remove(position),
+            None => {
+                let (tracker, columns) = Default::default();
+                CachedColumns { run: run.clone(), tracker, last_point: 0, columns }
+            }
+        };
+        // The inner query is evaluated once, and its rows are found by the index of the series.
+        let sql = "SELECT * FROM metric_points \
+                   WHERE series IN (SELECT id FROM metric_series WHERE run = ?) AND id > ? \
+                   ORDER BY id";
+        let known = cached.last_point;
+        let parameters = params![run.as_str(), known];
+        let CachedColumns { tracker, last_point, columns, .. } = &mut cached;
+        read_points(&self.connection, &mut self.series, sql, parameters, |series, point| {
+            *last_point = point.id;
+            if let Some(point) = tracker.add(&series.kind, &series.names, &point) {
+                columns.push(point);
+            }
+        })?;
+        if self.columns.len() == CACHED_RUNS {
+            self.columns.remove(0);
+        }
+        self.columns.push(cached);
+        Ok(&self.columns[self.columns.len() - 1].columns)
+    }
+
+    /// Returns the newest finished requests of a run, at most `limit`, oldest first.
+    pub(crate) fn requests(
+        &mut self,
+        run: &ModelId,
+        limit: u32,
+    ) -> rusqlite::Result<Vec<LoggedRequest>> {
+        let sql = "SELECT * FROM metric_points \
+                   WHERE series IN (SELECT id FROM metric_series WHERE run = ?) \
+                   ORDER BY id DESC LIMIT ?";
+        let mut requests = Vec::new();
+        let parameters = params![run.as_str(), limit];
+        read_points(&self.connection, &mut self.series, sql, parameters, |series, point| {
+            let PointRow { seq, finished_at, queued, computed, tokens, error, .. } = point;
+            let kind = series.kind.clone();
+            requests.push(LoggedRequest {
+                kind,
+                seq,
+                finished_at,
+                queued,
+                computed,
+                tokens,
+                error,
+            });
+        })?;
+        requests.reverse();
+        Ok(requests)
+    }
+
+    /// Returns the requests that failed last, newest first.
+    pub(crate) fn failures(&mut self, limit: u32) -> rusqlite::Result<Vec<FailedRequest>> {
+        let sql = "SELECT * FROM metric_points WHERE error IS NOT NULL ORDER BY id DESC LIMIT ?";
+        let mut failures = Vec::new();
+        read_points(&self.connection, &mut self.series, sql, [limit], |series, point| {
+            failures.push(FailedRequest {
+                run: Some(series.run.clone()),
+                kind: series.kind.clone(),
+                at: point.finished_at,
+                error: point.error.unwrap_or_default(),
+            });
+        })?;
+        let sql = "SELECT finished_at, error FROM sample_log WHERE error IS NOT NULL \
+                   ORDER BY id DESC LIMIT ?";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let read = |row: &Row<'_>| {
+            let (at, error) = (row.get(0)?, row.get(1)?);
+            Ok(FailedRequest { run: None, kind: "sample".to_owned(), at, error })
+        };
+        for failure in statement.query_map([limit], read)? {
+            failures.push(failure?);
+        }
+        failures.sort_by_key(|failure| std::cmp::Reverse(failure.at));
+        failures.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        Ok(failures)
+    }
+
+    /// Returns the largest ids of a finished request and of a sampling request; 0 if there are none.
+    pub(crate) fn last_ids(&self) -> rusqlite::Result<(i64, i64)> {
+        let sql = "SELECT ifnull(max(id), 0) FROM metric_points";
+        let point = self.connection.query_row(sql, [], |row| row.get(0))?;
+        Ok((point, self.last_sample()?))
+    }
+
+    /// Returns the largest id of a sampling request in the log; 0 if it is empty.
+    pub(crate) fn last_sample(&self) -> rusqlite::Result<i64> {
+        self.connection.query_row("SELECT ifnull(max(id), 0) FROM sample_log", [], |row| row.get(0))
+    }
+
+    /// Returns the number of sampling requests with tokens in the log.
+    pub(crate) fn sample_count(&self) -> rusqlite::Result<u64> {
+        let sql = "SELECT count(*) FROM sample_log WHERE prompt IS NOT NULL";
+        self.connection.query_row(sql, [], |row| row.get::<_, i64>(0)).map(i64::cast_unsigned)
+    }
+
+    /// Returns sampling requests, newest first.
+    pub(crate) fn samples(&self, filter: &SampleFilter) -> rusqlite::Result<Vec<LoggedSample>> {
+        let sql = "SELECT * FROM sample_log \
+                   WHERE id < ?1 AND (?2 IS NULL OR id = ?2) AND (?3 IS NULL OR folder = ?3) \
+                     AND (?4 IS NULL OR folder IS NULL AND base_model = ?4) \
+                     AND (?5 IS NULL OR substr(folder, 1, length(?5)) = ?5) \
+                     AND (?6 IS NULL OR prompt_hash = ?6) \
+                   ORDER BY id DESC LIMIT ?7";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let before = filter.before.unwrap_or(i64::MAX);
+        let SampleFilter { folder_prefix, folder, base_model, id, prompt_hash, limit, .. } = filter;
+        let parameters = params![before, id, folder, base_model, folder_prefix, prompt_hash, limit];
+        let samples = statement.query_map(parameters, read_sample)?;
+        let mut samples: Vec<LoggedSample> = samples.collect::<rusqlite::Result<_>>()?;
+        let sql = "SELECT * FROM sample_completions WHERE sample = ? ORDER BY number";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        for sample in &mut samples {
+            let completions = statement.query_map([sample.id], read_completion)?;
+            sample.completions = completions.collect::<rusqlite::Result<_>>()?;
+        }
+        Ok(samples)
+    }
+
+    /// Returns the requests of a time range in the log of samples, for the timeline of a run.
+    pub(crate) fn sample_times(
+        &self,
+        folder_prefix: &str,
+        since: UnixMicros,
+        limit: u32,
+    ) -> rusqlite::Result<Vec<LoggedRequest>> {
+        let sql = "SELECT finished_at, queued, computed, prompt_tokens, error FROM sample_log \
+                   WHERE substr(folder, 1, length(?1)) = ?1 AND finished_at >= ?2 \
+                   ORDER BY id DESC LIMIT ?3";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let read = |row: &Row<'_>| {
+            Ok(LoggedRequest {
+                kind: "sample".to_owned(),
+                seq: 0,
+                finished_at: row.get(0)?,
+                queued: row.get(1)?,
+                computed: row.get(2)?,
+                tokens: row.get::<_, i64>(3)?.cast_unsigned(),
+                error: row.get(4)?,
+            })
+        };
+        statement.query_map(params![folder_prefix, since, limit], read)?.collect()
+    }
+
+    /// Returns the oldest rows to keep, or `None` if all rows are within the limits. The newest row
+    /// of each table is always kept: new rows must have larger ids than all removed ones.
+    pub(super) fn cutoff(
+        &mut self,
+        options: &HistoryOptions,
+        oldest: UnixMicros,
+    ) -> rusqlite::Result<Option<HistoryCutoff>> {
+        let points = self.first_kept("metric_points", options.requests, oldest)?;
+        let mut samples = self.first_kept("sample_log", options.samples.max(1_000), oldest)?;
+        let sql = "SELECT id, bytes FROM sample_log WHERE id >= ? ORDER BY id DESC";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let mut rows = statement.query([samples])?;
+        let (mut total, mut kept) = (0_i64, None);
+        while let Some(row) = rows.next()? {
+            total = total.saturating_add(row.get(1)?);
+            if kept.is_some() && total.cast_unsigned() > options.sample_bytes {
+                break;
+            }
+            kept = Some(row.get(0)?);
+        }
+        drop(rows);
+        samples = kept.unwrap_or(samples);
+        let older = |table: &str, id: i64| {
+            let sql = format!("SELECT 1 FROM {table} WHERE id < ? LIMIT 1");
+            self.connection.query_row(&sql, [id], |_| Ok(())).optional()
+        };
+        let found = older("metric_points", points)?.or(older("sample_log", samples)?);
+        Ok(found.map(|()| HistoryCutoff { points, samples }))
+    }
+
+    /// Returns the id of the first row to keep: one of the newest `count` rows that is not older
+    /// than `oldest`, or the newest row.
+    fn first_kept(&self, table: &str, count: u64, oldest: UnixMicros) -> rusqlite::Result<i64> {
+        let newest = format!("SELECT ifnull(max(id), 0) FROM {table}");
+        let newest: i64 = self.connection.query_row(&newest, [], |row| row.get(0))?;
+        // Ids have no gaps, because only the oldest rows are removed.
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        let by_count = newest.saturating_sub(count).saturating_add(1).max(1);
+        let by_age = format!("SELECT min(id) FROM {table} WHERE id >= ? AND finished_at >= ?");
+        let parameters = params![by_count, oldest];
+        let by_age: Option<i64> =
+            self.connection.query_row(&by_age, parameters, |row| row.get(0))?;
+        Ok(by_age.unwrap_or(newest).max(by_count).min(newest.max(1)))
+    }
+}
+
+/// Reads points with their series.
+fn read_points(
+    connection: &Connection,
+    known: &mut HashMap<i64, Series>,
+    sql: &str,
+    parameters: impl rusqlite::Params,
+    mut add: impl FnMut(&Series, PointRow),
+) -> rusqlite::Result<()> {
+    let mut statement = connection.prepare_cached(sql)?;
+    let mut rows = statement.query(parameters)?;
+    while let Some(row) = rows.next()? {
+        let (id, point) = PointRow::read(row)?;
+        if !known.contains_key(&id) {
+            known.insert(id, read_series(connection, id)?);
+        }
+        if let Some(series) = known.get(&id) {
+            add(series, point);
+        }
+    }
+    Ok(())
+}
+
+fn read_series(connection: &Connection, id: i64) -> rusqlite::Result<Series> {
+    let mut statement =
+        connection.prepare_cached("SELECT run, kind, names FROM metric_series WHERE id = ?")?;
+    statement.query_row([id], |row| {
+        let names: String = row.get("names")?;
+        Ok(Series {
+            run: ModelId::from(row.get::<_, String>("run")?),
+            kind: row.get("kind")?,
+            names: serde_json::from_str(&names).unwrap_or_default(),
+        })
+    })
+}
+
+fn read_sample(row: &Row<'_>) -> rusqlite::Result<LoggedSample> {
+    let prompt: Option<Vec<u8>> = row.get("prompt")?;
+    Ok(LoggedSample {
+        id: row.get("id")?,
+        finished_at: row.get("finished_at")?,
+        queued: row.get("queued")?,
+        computed: row.get("computed")?,
+        base_model: row.get("base_model")?,
+        folder: row.get("folder")?,
+        session: row.get("session")?,
+        source: row.get("source")?,
+        prompt_tokens: row.get::<_, i64>("prompt_tokens")?.cast_unsigned(),
+        prompt: prompt.map(|blob| tokens_from_blob(&blob)),
+        prompt_hash: row.get("prompt_hash")?,
+        completions: Vec::new(),
+        error: row.get("error")?,
+    })
+}
+
+fn read_completion(row: &Row<'_>) -> rusqlite::Result<LoggedCompletion> {
+    let (tokens, logprobs): (Vec<u8>, Vec<u8>) = (row.get("tokens")?, row.get("logprobs")?);
+    let top: Option<Vec<u8>> = row.get("top")?;
+    Ok(LoggedCompletion {
+        tokens: tokens_from_blob(&tokens),
+        logprobs: floats_from_blob(&logprobs),
+        top: top.map(|blob| top_from_blob(&blob)).unwrap_or_default(),
+        stop: row.get("stop")?,
+        advantage: row.get("advantage")?,
+    })
+}

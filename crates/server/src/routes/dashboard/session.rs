@@ -1,0 +1,165 @@
+//! Who may use the dashboard: cookies, and the origin of requests.
+
+use http::header::{COOKIE, HOST, ORIGIN};
+use http::{HeaderMap, HeaderValue, Method};
+
+use super::super::error::HttpError;
+use super::super::{is_local_host, sent_key};
+use crate::dashboard::{DashboardAccess, SESSION_LIFETIME};
+use crate::error::ServerError;
+use crate::state::ServerState;
+
+/// Returns the name of the session cookie. Browsers send a cookie to all ports of a host: without
+/// the port in its name, two servers on one machine would replace each other's cookie.
+fn cookie_name(headers: &HeaderMap) -> String {
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+    let authority = host.and_then(|host| host.parse::<http::uri::Authority>().ok());
+    match authority.and_then(|authority| authority.port_u16()) {
+        Some(port) => format!("tinkex_session_{port}"),
+        None => "tinkex_session".to_owned(),
+    }
+}
+
+/// Returns the cookie of a new session.
+pub(super) fn cookie(headers: &HeaderMap, session: &str) -> Result<HeaderValue, HttpError> {
+    set_cookie(headers, session, SESSION_LIFETIME.as_secs())
+}
+
+/// Returns a cookie that ends the session of the browser.
+pub(super) fn expired_cookie(headers: &HeaderMap) -> Result<HeaderValue, HttpError> {
+    set_cookie(headers, "", 0)
+}
+
+fn set_cookie(headers: &HeaderMap, value: &str, max_age: u64) -> Result<HeaderValue, HttpError> {
+    let name = cookie_name(headers);
+    let text = format!("{name}={value}; Path=/; Max-Age={max_age}; HttpOnly; SameSite=Strict");
+    let invalid = |_| ServerError::Internal("cannot create a cookie".to_owned());
+    Ok(HeaderValue::try_from(text).map_err(invalid)?)
+}
+
+/// Returns whether a request has the cookie of a valid session.
+fn has_session(access: &DashboardAccess, headers: &HeaderMap, now: u64) -> bool {
+    let name = cookie_name(headers);
+    let cookies = headers.get_all(COOKIE).into_iter().filter_map(|value| value.to_str().ok());
+    let pairs = cookies.flat_map(|value| value.split(';')).filter_map(|pair| pair.split_once('='));
+    let mut sessions = pairs.filter(|(key, _)| key.trim() == name);
+    sessions.any(|(_, session)| access.accepts_session(session.trim(), now))
+}
+
+/// Returns whether the `origin` header is the origin of this server; `None` without the header.
+fn has_own_origin(headers: &HeaderMap) -> Option<bool> {
+    let origin = headers.get(ORIGIN)?.to_str().ok();
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+    let name = origin
+        .and_then(|origin| origin.strip_prefix("http://").or(origin.strip_prefix("https://")));
+    Some(name.is_some() && name == host)
+}
+
+/// Returns whether a browser says that another site sent the request.
+fn is_from_another_site(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    site.is_some_and(|site| site != b"same-origin" && site != b"none")
+}
+
+/// Rejects requests that pages of other sites send.
+pub(super) fn check_origin(headers: &HeaderMap, method: &Method) -> Result<(), HttpError> {
+    let own = has_own_origin(headers);
+    // A browser sends the origin with every request that is not GET; a program sends its key.
+    let unknown = own.is_none() && method != Method::GET && sent_key(headers).is_none();
+    if is_from_another_site(headers) || own == Some(false) || unknown {
+        let message = "the dashboard accepts requests of its own page only";
+        return Err(ServerError::forbidden(message).into());
+    }
+    Ok(())
+}
+
+/// Checks the session or the API key of a request, or its host if the server has no key.
+pub(super) fn authorize(
+    access: &DashboardAccess,
+    headers: &HeaderMap,
+    now: u64,
+) -> Result<(), HttpError> {
+    if !access.needs_login() {
+        return match is_local_host(headers) {
+            true => Ok(()),
+            false => Err(ServerError::forbidden(
+                "this server has no API key and accepts requests for localhost only",
+            )
+            .into()),
+        };
+    }
+    let has_key = sent_key(headers).is_some_and(|key| access.accepts_key(key));
+    match has_key || has_session(access, headers, now) {
+        true => Ok(()),
+        false => Err(HttpError::login_required()),
+    }
+}
+
+/// Returns whether the page of this server sends the request with a valid session, so that it may
+/// use the inference endpoints.
+pub(in crate::routes) fn permits_inference(state: &ServerState, headers: &HeaderMap) -> bool {
+    let same_origin = headers.get("sec-fetch-site").is_some_and(|site| site == "same-origin");
+    let own = match has_own_origin(headers) {
+        Some(own) => own && !is_from_another_site(headers),
+        None => same_origin,
+    };
+    let access = &state.dashboard.access;
+    own && match access.needs_login() {
+        true => has_session(access, headers, super::now(state)),
+        false => is_local_host(headers),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let pair =
+            |(name, value): &(&'static str, &str)| (name.parse().unwrap(), value.parse().unwrap());
+        pairs.iter().map(pair).collect()
+    }
+
+    #[test]
+    fn pages_of_other_sites_are_rejected() {
+        let host = ("host", "127.0.0.1:8080");
+        let own = ("origin", "http://127.0.0.1:8080");
+        for (extra, method, allowed) in [
+            (vec![], Method::GET, true),
+            (vec![("sec-fetch-site", "same-origin")], Method::GET, true),
+            (vec![("sec-fetch-site", "none")], Method::GET, true),
+            (vec![("sec-fetch-site", "cross-site")], Method::GET, false),
+            (vec![("sec-fetch-site", "same-site")], Method::GET, false),
+            (vec![("origin", "http://127.0.0.1:9090")], Method::GET, false),
+            (vec![("origin", "null")], Method::GET, false),
+            (vec![], Method::POST, false),
+            (vec![("x-api-key", "tml-x")], Method::POST, true),
+            (vec![own], Method::POST, true),
+            (vec![own, ("sec-fetch-site", "cross-site")], Method::POST, false),
+            (vec![("origin", "http://127.0.0.1:8080.example.com")], Method::POST, false),
+        ] {
+            let sent: Vec<_> = extra.iter().copied().chain([host]).collect();
+            assert_eq!(check_origin(&headers(&sent), &method).is_ok(), allowed, "{sent:?}");
+        }
+    }
+
+    #[test]
+    fn the_cookie_is_found_among_others() {
+        let access = DashboardAccess::new(Some("tml-secret".to_owned()));
+        let session = access.create_session(5);
+        let sent = |cookie: &str| headers(&[("host", "localhost:8080"), ("cookie", cookie)]);
+        let own = format!("a=b; tinkex_session_8080={session}; c=d");
+        assert!(authorize(&access, &sent(&own), 5).is_ok());
+        let other = format!("tinkex_session_9090={session}");
+        assert!(authorize(&access, &sent(&other), 5).is_err());
+        assert!(authorize(&access, &sent("tinkex_session_8080"), 5).is_err());
+    }
+
+    #[test]
+    fn a_cookie_is_not_readable_by_scripts_or_sent_by_other_sites() {
+        let value = cookie(&headers(&[("host", "localhost:8080")]), "abc").unwrap();
+        let text = value.to_str().unwrap();
+        assert!(text.starts_with("tinkex_session_8080=abc; "), "{text}");
+        assert!(text.contains("HttpOnly") && text.contains("SameSite=Strict"), "{text}");
+    }
+}
