@@ -37,7 +37,7 @@ pub(crate) struct Outcome {
     /// Records to write in the same transaction, for example the checkpoint that a save created.
     pub(crate) records: Vec<Record>,
     /// What the dashboard shows about the request.
-    pub(crate) history: Option<OutcomeHistory>,
+    pub(crate) history: Option<Box<OutcomeHistory>>,
 }
 
 /// History of a request whose times [`record_outcome`] adds.
@@ -104,7 +104,7 @@ impl Outcome {
 
     /// Sets what the dashboard shows about the request.
     pub(crate) fn with_history(mut self, history: OutcomeHistory) -> Self {
-        self.history = Some(history);
+        self.history = Some(Box::new(history));
         self
     }
 

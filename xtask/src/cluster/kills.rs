@@ -39,7 +39,7 @@ impl KillRng {
 
 /// Program that trains.
 #[derive(Clone, Copy)]
-pub(super) enum Trainer<'a> {
+pub(super) enum TrainingProgram<'a> {
     /// The official SDK.
     Sdk(&'a SdkPrograms),
     /// `tinkex train`.
@@ -55,7 +55,7 @@ enum Victim<'a> {
 
 /// A training program that runs.
 pub(super) struct Running<'a> {
-    trainer: Trainer<'a>,
+    trainer: TrainingProgram<'a>,
     process: Child,
     program: Program,
     /// Output of the official SDK.
@@ -65,7 +65,7 @@ pub(super) struct Running<'a> {
 impl<'a> Running<'a> {
     /// Starts a program. `name` is the name of its folder.
     pub(super) fn start(
-        trainer: Trainer<'a>,
+        trainer: TrainingProgram<'a>,
         name: &str,
         url: &str,
         model: &str,
@@ -74,8 +74,8 @@ impl<'a> Running<'a> {
         let program = Program::new(folder.clone(), url, model)?;
         let output = folder.join("steps.txt");
         let process = match trainer {
-            Trainer::Sdk(sdk) => sdk.start_steps(url, model, STEPS, &output)?,
-            Trainer::Tinkex => program.training("run", STEPS).spawn()?,
+            TrainingProgram::Sdk(sdk) => sdk.start_steps(url, model, STEPS, &output)?,
+            TrainingProgram::Tinkex => program.training("run", STEPS).spawn()?,
         };
         Ok(Self { trainer, process, program, output })
     }
@@ -83,14 +83,14 @@ impl<'a> Running<'a> {
     /// Returns what the program has written so far.
     pub(super) fn numbers(&self) -> Result<Numbers, XtaskError> {
         Ok(Numbers(match self.trainer {
-            Trainer::Sdk(_) => {
+            TrainingProgram::Sdk(_) => {
                 let text = std::fs::read_to_string(&self.output).unwrap_or_default();
                 let complete = text.lines().take(text.matches('\n').count());
                 let kinds = ["loss ", "sample "];
                 let is_number = |line: &&str| kinds.iter().any(|kind| line.starts_with(kind));
                 complete.filter(is_number).map(str::to_owned).collect()
             }
-            Trainer::Tinkex => {
+            TrainingProgram::Tinkex => {
                 let losses = self.program.losses("run")?;
                 let line = |(step, loss): (usize, f64)| format!("{step} {:016x}", loss.to_bits());
                 losses.into_iter().map(line).collect()
@@ -155,7 +155,7 @@ impl Drop for Running<'_> {
 
 /// Runs the program through a new gateway, and kills the victim at moments that follow from `seed`.
 fn run(
-    trainer: Trainer<'_>,
+    trainer: TrainingProgram<'_>,
     gateway: &mut Gateway,
     model: &str,
     seed: u64,
@@ -213,7 +213,7 @@ pub(super) fn check(
 ) -> Result<String, XtaskError> {
     let (url, model) = (upstream.url().to_owned(), upstream.model());
     let gateway = |name: &str| Gateway::start(name, port, std::slice::from_ref(&url));
-    let trainers = [Trainer::Sdk(sdk), Trainer::Tinkex];
+    let trainers = [TrainingProgram::Sdk(sdk), TrainingProgram::Tinkex];
     let mut undisturbed = Vec::new();
     for trainer in trainers {
         let run = || run(trainer, &mut gateway("undisturbed")?, &model, 0, Victim::Nothing);

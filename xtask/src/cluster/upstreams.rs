@@ -8,7 +8,7 @@ use crate::step::XtaskError;
 
 use super::gateway::Gateway;
 use super::http;
-use super::kills::{Running, Trainer, compare};
+use super::kills::{Running, TrainingProgram, compare};
 use super::sdk::SdkPrograms;
 use super::server::{SkyrlServer, SkyrlSettings};
 
@@ -88,7 +88,7 @@ pub(super) fn different_models(
     if [&model_a, &model_b].iter().any(|model| !capabilities.contains(model.as_str())) {
         return Err(pair.failed(&format!("a model is not listed: {capabilities}")));
     }
-    let start = |name: &str, model: &str| Running::start(Trainer::Sdk(sdk), name, &url, model);
+    let start = |name: &str, model: &str| Running::start(TrainingProgram::Sdk(sdk), name, &url, model);
     let expected = start("undisturbed", &model_a)?.finish()?;
     let before = pair.created();
     let on_a = start("a", &model_a)?;
@@ -120,7 +120,7 @@ pub(super) fn same_model(
     let models = [model.to_owned(), model.to_owned()];
     let mut pair = Pair::start("same-model", version, ports, models)?;
     let (url, name) = (pair.gateway.url().to_owned(), pair.a.model());
-    let start = |run: &str| Running::start(Trainer::Sdk(sdk), run, &url, &name);
+    let start = |run: &str| Running::start(TrainingProgram::Sdk(sdk), run, &url, &name);
     let mut first = start("first")?;
     first.wait_for(1)?;
     let mut second = start("second")?;

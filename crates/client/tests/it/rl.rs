@@ -200,7 +200,7 @@ async fn evaluation_prompts_decide_which_checkpoint_is_the_best() {
             // Step 0, 1, 2, 3: 0.1, 0.7, 0.2, 0.3.
             return [0.1, 0.7, 0.2, 0.3][evals.fetch_add(1, Ordering::Relaxed)];
         }
-        f64::from(completion.tokens.len() as u32)
+        f64::from(u32::try_from(completion.tokens.len()).unwrap())
     };
     let service = service(&server);
     let run = rl()

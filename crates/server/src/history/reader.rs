@@ -1,6 +1,7 @@
 //! [`HistoryReader`]: reads the history from the database, for the dashboard only.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 use std::time::Duration;
 
@@ -378,12 +379,11 @@ fn read_points(
     let mut rows = statement.query(parameters)?;
     while let Some(row) = rows.next()? {
         let (id, point) = PointRow::read(row)?;
-        if !known.contains_key(&id) {
-            known.insert(id, read_series(connection, id)?);
-        }
-        if let Some(series) = known.get(&id) {
-            add(series, point);
-        }
+        let series = match known.entry(id) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(read_series(connection, id)?),
+        };
+        add(series, point);
     }
     Ok(())
 }

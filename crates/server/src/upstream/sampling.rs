@@ -51,12 +51,12 @@ pub(super) struct Samplers {
 
 struct CachedSampler {
     /// Has other owners while it is in use.
-    sampler: Arc<OnceCell<Sampler>>,
+    sampler: Arc<OnceCell<WeightsSampler>>,
     last_used: Instant,
 }
 
 /// A client that samples from fixed weights.
-pub(super) struct Sampler {
+pub(super) struct WeightsSampler {
     client: SamplingClient,
     /// Path of the weights that are sampled on the upstream.
     pub(super) path: Option<String>,
@@ -67,7 +67,7 @@ pub(super) struct Sampler {
     checked: tokio::sync::Mutex<Option<Instant>>,
 }
 
-impl Sampler {
+impl WeightsSampler {
     fn new(
         client: SamplingClient,
         session: UpstreamSession,
@@ -148,7 +148,7 @@ impl Samplers {
     }
 
     /// Forgets a client whose weights the upstream has lost, unless another sample has replaced it.
-    fn forget(&self, key: &SamplerKey, lost: &Arc<OnceCell<Sampler>>) {
+    fn forget(&self, key: &SamplerKey, lost: &Arc<OnceCell<WeightsSampler>>) {
         let mut clients = self.clients();
         if clients.get(key).is_some_and(|cached| Arc::ptr_eq(&cached.sampler, lost)) {
             clients.remove(key);
@@ -291,7 +291,10 @@ impl Upstream {
 
     /// Returns the client for weights, creating it on first use. It is not evicted while the caller
     /// has it.
-    pub(super) async fn sampler(&self, key: &SamplerKey) -> Result<Arc<OnceCell<Sampler>>, Fault> {
+    pub(super) async fn sampler(
+        &self,
+        key: &SamplerKey,
+    ) -> Result<Arc<OnceCell<WeightsSampler>>, Fault> {
         let cell = {
             let mut clients = self.samplers.clients();
             let cached = clients.entry(key.clone()).or_insert_with(|| CachedSampler {
@@ -307,14 +310,14 @@ impl Upstream {
         Ok(cell)
     }
 
-    async fn create_sampler(&self, (base, path): &SamplerKey) -> Result<Sampler, Fault> {
+    async fn create_sampler(&self, (base, path): &SamplerKey) -> Result<WeightsSampler, Fault> {
         self.require_reached()?;
         match path {
             Some(path) if self.is_older() => self.create_sampling_model(base, path).await,
             _ => {
                 let session = UpstreamSession::open(&self.service).await?;
                 let client = session.sampling_client(base, path.as_deref()).await?;
-                Ok(Sampler::new(client, session, path.clone(), None))
+                Ok(WeightsSampler::new(client, session, path.clone(), None))
             }
         }
     }
@@ -322,7 +325,7 @@ impl Upstream {
     /// Creates a model that is only sampled, from a training checkpoint. An older server samples a
     /// checkpoint with the model that it belongs to: sampling would change a model in training, and
     /// needs that model to be in memory.
-    async fn create_sampling_model(&self, base: &str, path: &str) -> Result<Sampler, Fault> {
+    async fn create_sampling_model(&self, base: &str, path: &str) -> Result<WeightsSampler, Fault> {
         let lora = self.lora_of(path).ok_or_else(|| {
             let message = format!("no checkpoint of this server has the weights {path}");
             Fault::Failed(FailureCategory::User, message)
@@ -338,7 +341,7 @@ impl Upstream {
         };
         match sampled.await {
             Ok((client, path)) => {
-                Ok(Sampler::new(client, model.session.clone(), Some(path), Some(model)))
+                Ok(WeightsSampler::new(client, model.session.clone(), Some(path), Some(model)))
             }
             Err(fault) => {
                 model.unload(self).await;
@@ -376,7 +379,7 @@ impl Upstream {
     /// models and sessions on the upstream, if there are too many. Keeps that of `key`.
     async fn evict_samplers(&self, key: &SamplerKey) {
         let limit = if self.is_older() { MAX_SAMPLING_MODELS } else { MAX_SAMPLING_CLIENTS };
-        let evicted: Vec<Arc<OnceCell<Sampler>>> = {
+        let evicted: Vec<Arc<OnceCell<WeightsSampler>>> = {
             let mut clients = self.samplers.clients();
             let is_other = |other: &SamplerKey| other.1.is_some() && other != key;
             let others = clients.keys().filter(|other| is_other(other)).count();

@@ -257,7 +257,7 @@ impl Worker {
             outcome.history = None;
             return outcome;
         }
-        let history = match outcome.history.take() {
+        let history = match outcome.history.take().map(|history| *history) {
             Some(OutcomeHistory::Operation(operation)) => operation,
             Some(OutcomeHistory::Sample(_)) | None => OperationHistory::default(),
         };

@@ -312,7 +312,7 @@ impl Worker {
                     .map(|output| Outcome::proto(response(output, targets.as_ref()).to_proto()))
                     .map(|outcome| outcome.with_usage(usage));
                 let mut outcome = outcome.unwrap_or_else(|failed| failed);
-                outcome.history = history.map(OutcomeHistory::Sample);
+                outcome.history = history.map(OutcomeHistory::Sample).map(Box::new);
                 record_outcome(&self.state, store, &sample.info.id, outcome);
             }
             Recipient::Generation(sink) => {

@@ -35,7 +35,7 @@ impl EventSource for ChangeEvents {
 /// stream starts now.
 pub(super) fn start(
     source: Arc<dyn DashboardSource>,
-    executor: Executor,
+    executor: &Executor,
     cursor: Option<ChangeCursor>,
     closed: watch::Receiver<bool>,
 ) -> ChangeEvents {
