@@ -88,7 +88,8 @@ pub(super) fn different_models(
     if [&model_a, &model_b].iter().any(|model| !capabilities.contains(model.as_str())) {
         return Err(pair.failed(&format!("a model is not listed: {capabilities}")));
     }
-    let start = |name: &str, model: &str| Running::start(TrainingProgram::Sdk(sdk), name, &url, model);
+    let start =
+        |name: &str, model: &str| Running::start(TrainingProgram::Sdk(sdk), name, &url, model);
     let expected = start("undisturbed", &model_a)?.finish()?;
     let before = pair.created();
     let on_a = start("a", &model_a)?;

@@ -194,13 +194,13 @@ async fn a_kl_penalty_compares_with_the_starting_weights() {
 #[tokio::test(start_paused = true)]
 async fn evaluation_prompts_decide_which_checkpoint_is_the_best() {
     let server = FakeServer::new();
-    let evals = AtomicUsize::new(0);
+    let (evals, trained) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let reward = move |completion: &Completion| {
         if completion.prompt.metadata.contains_key("eval") {
             // Step 0, 1, 2, 3: 0.1, 0.7, 0.2, 0.3.
             return [0.1, 0.7, 0.2, 0.3][evals.fetch_add(1, Ordering::Relaxed)];
         }
-        f64::from(u32::try_from(completion.tokens.len()).unwrap())
+        f64::from(u8::from(trained.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)))
     };
     let service = service(&server);
     let run = rl()
@@ -215,4 +215,9 @@ async fn evaluation_prompts_decide_which_checkpoint_is_the_best() {
     let evals: Vec<_> = reports.iter().map(|report| report.eval_reward.unwrap()).collect();
     assert_eq!(evals, [0.1, 0.7, 0.2, 0.3]);
     assert_eq!(reports[0].step, 0);
+    let best = run.outcome().unwrap().best.unwrap();
+    assert_eq!((best.step, best.reward), (1, 0.7));
+    // The best checkpoint and the last one are kept.
+    let deleted = server.calls_to(Route::DeleteCheckpoint).len();
+    assert_eq!(deleted, 1);
 }
