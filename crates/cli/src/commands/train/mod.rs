@@ -41,7 +41,8 @@ pub(super) async fn run(
 ) -> Result<Exit, CommandError> {
     context.settings.default_retry_for(RETRY_FOR);
     let interrupt = context.environment.interrupt.clone();
-    let Some((mut run, examples, plan)) = interrupt.run_until(1, prepare(context, args)).await?
+    let Some((mut run, examples, plan)) =
+        interrupt.run_until(1, Box::pin(prepare(context, args))).await?
     else {
         return Ok(Exit::Success);
     };
