@@ -236,9 +236,11 @@ fn is_expected(error: &tinkex::Error, calm_at: Instant) -> bool {
 
 /// Kills and restarts the server until the programs end.
 async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant, ended: &Notify) {
+    // End of the last freeze, unless the server is to be killed while it is frozen.
+    let mut thawed_at = Instant::now();
     loop {
         let interval = plan.crash_interval.unwrap_or(plan.duration);
-        let until = Instant::now() + interval.mul_f64(2.0 * rng.f64());
+        let until = Instant::now().max(thawed_at) + interval.mul_f64(2.0 * rng.f64());
         let killed = tokio::select! {
             biased;
             () = ended.notified() => return,
@@ -252,6 +254,9 @@ async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant, e
         if !killed && rng.f64() < plan.freeze {
             let time = plan.max_freeze.mul_f64(rng.f64()).min(calm_at - now);
             host.freeze(time);
+            if rng.u32(0..4) > 0 {
+                thawed_at = now + time;
+            }
             if rng.f64() < plan.suspend {
                 host.freeze_clients(time + Duration::from_secs(rng.u64(0..50)));
             }
@@ -273,6 +278,8 @@ async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant, e
 /// Waits until the server is idle, and checks its state, before and after a restart.
 async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &EventTrace) {
     host.calm();
+    // Messages of clients that have died may still be in transit.
+    tokio::time::sleep(Duration::from_secs(60)).await;
     for _ in 0..1_000 {
         if host.is_dead() {
             // A poison request of a dead client is still executed.
