@@ -8,7 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tinkex_engine::decode::StopConditions;
 use tinkex_wire::{
-    CheckpointKind, ForwardBackward, OptimParams, OptimStep, SampleRequest, SessionId,
+    CheckpointKind, ForwardBackward, OptimParams, OptimStep, SampleRequest, SessionId, TensorData,
+    loss_input,
 };
 
 use super::sampling::{EngineSample, engine_sample};
@@ -98,6 +99,9 @@ pub(super) fn pass(
             "model_input: upstream {name} accepts text tokens only, no images"
         )));
     }
+    if let Some(base) = state.models.get(&run.base_model) {
+        check_vocabulary(request, base.vocab_size())?;
+    }
     let body = body.clone();
     Ok(Some(match objective {
         PassObjective::Graph(loss) => {
@@ -107,6 +111,23 @@ pub(super) fn pass(
             ModelOperation::Relay { kind: RequestKind::ForwardBackward, body }
         }
     }))
+}
+
+/// Checks the tokens of a pass against the vocabulary: SkyRL computes NaN for others.
+fn check_vocabulary(request: &ForwardBackward, vocab: usize) -> Result<(), ServerError> {
+    for (at, datum) in request.data.iter().enumerate() {
+        let inputs = datum.model_input().to_tokens();
+        let inputs = inputs.iter().flat_map(|tokens| tokens.iter()).map(|token| i64::from(*token));
+        let targets = datum.loss_input(loss_input::TARGET_TOKENS).and_then(TensorData::as_i64);
+        let mut all = inputs.chain(targets.unwrap_or_default().iter().copied());
+        let is_known = |token: i64| usize::try_from(token).is_ok_and(|token| token < vocab);
+        if let Some(token) = all.find(|token| !is_known(*token)) {
+            return Err(ServerError::invalid(format!(
+                "data[{at}]: token {token} is outside of the vocabulary of {vocab} tokens"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the operation for an optimizer step of a run on an upstream; `None` if the run is on the
