@@ -33,7 +33,7 @@ pub(crate) struct Outcome {
     /// Whether the request failed because of a fault that may pass, before it changed anything.
     pub(crate) transient: bool,
     /// Amounts to add to the hourly usage counters.
-    pub(crate) usage: Vec<(UsageKey, u64)>,
+    pub(crate) usage: Box<[(UsageKey, u64)]>,
     /// Records to write in the same transaction, for example the checkpoint that a save created.
     pub(crate) records: Vec<Record>,
     /// What the dashboard shows about the request.
@@ -54,7 +54,7 @@ impl Outcome {
             payload,
             model_changed: false,
             transient: false,
-            usage: Vec::new(),
+            usage: Box::default(),
             records: Vec::new(),
             history: None,
         }
@@ -110,7 +110,7 @@ impl Outcome {
 
     /// Sets the usage to add to the hourly counters.
     pub(crate) fn with_usage(mut self, usage: Vec<(UsageKey, u64)>) -> Self {
-        self.usage = usage;
+        self.usage = usage.into_boxed_slice();
         self
     }
 
@@ -230,8 +230,9 @@ pub(crate) fn record_outcome(
     let history = history.and_then(|history| history.into_record(&request, at, &result));
     let has_history = history.is_some();
     records.extend(history);
+    let (result_kind, usage) = (result.clone(), usage.into_vec());
     let record =
-        ResultRecord { request, number, size, result: result.clone(), model_changed, at, usage };
+        ResultRecord { request, number, size, result: result_kind, model_changed, at, usage };
     let (state, id, published) = (Arc::clone(state), id.clone(), payload.clone());
     let on_written = Box::new(move |written: std::io::Result<()>| {
         if let Err(error) = written {

@@ -114,7 +114,7 @@ async fn random_preferences_do_not_carry_over() {
     let line = |at: usize| {
         let answer = |sound: &str| format!(" says \"{sound}\".");
         let (one, two) = (answer(sounds[at % 10]), answer(sounds[(at / 10 + at + 1) % 10]));
-        let heads = (at.wrapping_mul(0x9E37_79B9) >> 7) % 2 == 0;
+        let heads = (at.wrapping_mul(0x9E37_79B9) >> 7).is_multiple_of(2);
         let (chosen, rejected) = if heads { (one, two) } else { (two, one) };
         let prompt = format!("Animal {at}: the {}", animals[(at * 7) % 10]);
         json!({ "prompt": prompt, "chosen": chosen, "rejected": rejected }).to_string() + "\n"

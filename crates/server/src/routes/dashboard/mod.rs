@@ -207,7 +207,7 @@ impl DashboardRequest<'_> {
         let cursor = header.or(query.text("last")).and_then(ChangeCursor::parse);
         let closed = self.dashboard.closed.subscribe();
         let source = Arc::clone(&self.source);
-        let events = events::start(source, &self.executor, cursor, closed);
+        let events = events::start(source, self.executor, cursor, closed);
         let body = EventBody::new(Box::new(events));
         let mut response = Response::new(Either::Right(Either::Right(body)));
         let headers = response.headers_mut();
