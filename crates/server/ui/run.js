@@ -47,6 +47,7 @@ class RunMetrics {
     const range = zoom ? { from: Math.max(0, Math.floor(zoom[0]) - 1), to: Math.ceil(zoom[1]) + 1 } : {};
     const { metrics } = await get("metrics", { id: this.id, points: POINTS, ...range });
     this.metrics = {};
+    this.last = 0;
     this.add(metrics);
     this.full = Object.values(metrics).every((curve) => !curve.mean.length);
   }
@@ -177,6 +178,8 @@ function chartPanel(ids, params) {
     if (running) { again = true; return; }
     running = true;
     try {
+      // Points that are appended while all are loaded would be replaced.
+      await loading;
       do {
         again = false;
         if (sync.zoom) break;
@@ -186,8 +189,10 @@ function chartPanel(ids, params) {
     } catch { /* The next change tries again. */ } finally { running = false; }
   }
 
+  let loading = null;
   async function load() {
-    await Promise.all(runs.map((run) => run.load()));
+    loading = Promise.all(runs.map((run) => run.load()));
+    await loading;
     update();
   }
 
