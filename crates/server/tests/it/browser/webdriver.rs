@@ -1,6 +1,7 @@
 //! [`Browser`]: a client for `chromedriver`, which speaks JSON over HTTP (W3C WebDriver).
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
 use base64::Engine as _;
@@ -22,6 +23,16 @@ pub(super) struct Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
+        // Ends the browser, which would outlive its driver, also after a failed test.
+        let address = self.session.strip_prefix("http://").and_then(|url| url.split_once('/'));
+        if let Some((host, path)) = address
+            && let Ok(mut stream) = TcpStream::connect(host)
+        {
+            let request =
+                format!("DELETE /{path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+            let _ = stream.write_all(request.as_bytes());
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
         let _ = self.driver.kill();
         let _ = self.driver.wait();
     }
