@@ -218,7 +218,7 @@ impl Browser {
             }
             let target = event["params"]["request"]["url"].as_str().unwrap_or_default();
             // The first tab of the browser itself has `chrome:` URLs.
-            if target.starts_with("data:") || target.starts_with("chrome:") {
+            if target.starts_with("data:") || target.starts_with("chrome") {
                 continue;
             }
             assert!(target.starts_with(url), "request to {target}");
