@@ -278,8 +278,9 @@ async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant, e
 /// Waits until the server is idle, and checks its state, before and after a restart.
 async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &EventTrace) {
     host.calm();
-    // Messages of clients that have died may still be in transit.
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    // Messages of clients that have died may still be in transit, and the server may be frozen.
+    let frozen = if host.is_dead() { None } else { host.interruption() };
+    tokio::time::sleep(frozen.unwrap_or_default() + Duration::from_secs(60)).await;
     for _ in 0..1_000 {
         if host.is_dead() {
             // A poison request of a dead client is still executed.
