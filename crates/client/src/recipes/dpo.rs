@@ -358,7 +358,7 @@ mod tests {
         let extreme = evaluate(1.0, &data, &logprobs(-1.0, -1.0e4)).unwrap();
         assert!(extreme.loss >= 0.0 && extreme.loss < 1e-6);
         let wrong = evaluate(1.0, &data, &logprobs(-1.0e4, -1.0)).unwrap();
-        assert!((wrong.loss - 9998.0).abs() < 1.0 && wrong.gradients[0][1] == -1.0);
+        assert!((wrong.loss - 10_000.0).abs() < 1.0 && wrong.gradients[0][1] == -1.0);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tinkex_wire::{JsonObject, StopReason};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{ChildStderr, ChildStdin, ChildStdout, Command};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
 use crate::chat::Message;
@@ -68,6 +68,8 @@ struct RewardWorker {
     stdout: BufReader<ChildStdout>,
     /// Last lines on standard error.
     quoted: Arc<Mutex<VecDeque<String>>>,
+    /// Resolves when standard error was read to its end.
+    stderr_end: oneshot::Receiver<()>,
     _stderr: Task,
 }
 
@@ -233,12 +235,18 @@ impl RewardProgram {
             return Err(io::Error::other("the streams of the process are not available"));
         };
         let quoted = Arc::new(Mutex::new(VecDeque::new()));
+        let (all_read, stderr_end) = oneshot::channel();
         let forward = forward_stderr(stderr, Arc::clone(&self.on_stderr), Arc::clone(&quoted));
+        let forward = async move {
+            forward.await;
+            drop(all_read);
+        };
         Ok(RewardWorker {
             process: KillOnDrop::new(child),
             stdin,
             stdout: BufReader::new(stdout),
             quoted,
+            stderr_end,
             _stderr: Task::spawn(forward),
         })
     }
@@ -271,6 +279,9 @@ impl RewardWorker {
             Ok(Ok(status)) => format!("it ended without an answer: {status}"),
             _ => format!("cannot talk to it: {error}"),
         };
+        // Its last words may not have been read yet. A process that it started may keep the stream
+        // open.
+        let _ = timeout(Duration::from_secs(1), &mut self.stderr_end).await;
         let quoted = self.quoted.lock().unwrap_or_else(PoisonError::into_inner);
         for line in &*quoted {
             reason += &format!("\n  {line}");
@@ -353,7 +364,7 @@ mod tests {
     async fn the_program_receives_prompt_completion_and_metadata() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("line");
-        let program = format!("read -r line; echo \"$line\" > {}; echo 0.5", file.display());
+        let program = format!("read -r line; printf %s \"$line\" > {}; echo 0.5", file.display());
         let reward = RewardProgram::new(program).score(&completion("c\n")).await.unwrap();
         assert_eq!(reward, Reward::new(0.5));
         let line: serde_json::Value =
