@@ -46,8 +46,7 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), XtaskError> {
             Err(XtaskError::new(format!("bench {what}: unknown option {}", options.join(" "))))
         }
         (other, _) => Err(XtaskError::new(format!(
-            "unknown benchmark {other}; expected one of: wire, client, cli, engine, gateway, \
-             server"
+            "no benchmark {other}; expected one of: wire, client, cli, engine, gateway, server"
         ))),
     }
 }
