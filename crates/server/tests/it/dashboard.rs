@@ -305,7 +305,7 @@ async fn the_stream_of_changes_continues_after_a_restart() {
             break id;
         }
     };
-    // What happens while nobody listens is sent after the reconnection.
+    // Changes while no client is connected are sent after the reconnection.
     train(&model, 1).await;
     drop(events);
     let TestServer { server, data } = test_server;

@@ -316,7 +316,7 @@ pub(super) async fn drive(
             outcome.send_replace(Some(ended));
         }
         Err(error) => {
-            // Fails only if nobody reads the reports.
+            // Fails only if the stream of reports was dropped.
             let _ = reports.send(Err(error)).await;
         }
     }
