@@ -62,7 +62,7 @@ impl FolderDashboard {
     pub async fn start(folders: Vec<PathBuf>, address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        // The key that signs sessions is random and is not shown: only the printed URL gives access.
+        // The key that signs sessions is random and not shown: only the printed URL gives access.
         let random = [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].map(uuid::Uuid::simple);
         let key = format!("{}{}", random[0], random[1]);
         let shared = Arc::new(SharedFolders {
