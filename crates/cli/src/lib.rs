@@ -12,6 +12,7 @@
 //! | `output`, `list`, `table`, `format` | results: tables, JSON, CSV, plain text |
 //! | `console`, `progress`, `log` | standard error: notices, progress bars, log events |
 //! | `error` | error messages, hints and exit codes |
+//! | `reference` | arguments that name runs and checkpoints: ids, names, folders, `latest` |
 //! | `id_cache` | recently listed ids for shell completion |
 //! | `environment` | streams, variables, terminal and signals |
 //!
@@ -40,6 +41,7 @@ mod log;
 mod output;
 mod port_owner;
 mod progress;
+mod reference;
 mod settings;
 mod startup_error;
 mod table;
