@@ -100,18 +100,6 @@ impl RunReference {
         }
     }
 
-    /// Returns the id of the run. Sends no request if the text is an id.
-    pub(crate) async fn id(
-        &self,
-        context: &CommandContext<'_>,
-        rest: &RestClient,
-    ) -> Result<ModelId, CommandError> {
-        if self.is_id() {
-            return Ok(ModelId::from(self.0.as_str()));
-        }
-        Ok(self.find(context, rest, AccessScope::Accessible).await?.training_run_id)
-    }
-
     /// Returns the checkpoints of the runs that the text names, newest run first.
     pub(crate) async fn find_with_checkpoints(
         &self,

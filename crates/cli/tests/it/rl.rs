@@ -160,7 +160,7 @@ async fn invalid_prompts_and_options_are_rejected_before_the_run_starts() {
         sandbox.run(line).await.fails(2, &[message]);
     }
     assert!(!sandbox.path("prompts-run").exists());
-    sandbox.run("rl --resume nowhere --local").await.fails(1, &["cannot lock "]);
+    sandbox.run("rl --resume nowhere --local").await.fails(4, &["no run folder has"]);
 }
 
 /// Runs the `--local` commands of the guide in order, with its files.

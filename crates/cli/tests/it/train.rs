@@ -116,7 +116,7 @@ async fn resumed_run_has_the_losses_of_an_uninterrupted_one() {
 
     sandbox.interrupt_at = None;
     let resumed = sandbox.run("train --resume parts --local").await.ok();
-    assert!(resumed.out.contains("tinkex chat tinker://"), "{}", resumed.out);
+    assert!(resumed.out.contains("tinkex chat data-2 --local"), "{}", resumed.out);
     // The printed command downloads the adapter.
     let command =
         resumed.out.lines().find_map(|line| line.trim().strip_prefix("tinkex checkpoint "));
@@ -196,15 +196,20 @@ async fn invalid_train_options_are_rejected() {
     ] {
         sandbox.run(line).await.fails(2, &[message]);
     }
-    let rejected = sandbox.run("train --resume run --steps 3 --local").await;
+    let rejected = sandbox.run("train --resume run --seed 3 --local").await;
     let rejected =
-        rejected.fails(2, &["cannot be used with", "hint: ", "Omit --steps <N> to resume"]);
+        rejected.fails(2, &["cannot be used with", "hint: ", "Omit --seed <N> to resume"]);
     assert!(!rejected.err.contains("--rank"), "{}", rejected.err);
     let rejected = sandbox.run("train data.jsonl --resume run --local --json").await.fails(2, &[]);
     let document: Value = serde_json::from_str(&rejected.err).unwrap();
     let hint = document["error"]["hint"].as_str().unwrap();
     assert!(hint.contains("Omit [FILE] to resume"), "{hint}");
-    sandbox.run("train --resume nowhere --local").await.fails(4, &["cannot read ", "run.json: "]);
+    let nowhere = sandbox.run("train --resume nowhere --local").await;
+    nowhere.fails(4, &["no run folder has the path, name or id \"nowhere\"", "--from nowhere"]);
+    sandbox.run("train --resume . --local").await.fails(4, &["run.json is missing"]);
+    for (name, reason) in [("latest", "newest run"), ("a/b", "without '/'"), ("a:b", "without ':'")] {
+        sandbox.run(&format!("train data.jsonl --local --name {name}")).await.fails(2, &[reason]);
+    }
 }
 
 /// Regression: the hint was to resume the run, which would repeat the rejected request.
@@ -232,11 +237,8 @@ async fn rejected_key_is_explained_before_the_command_to_start_again() {
     let failed = cli.run(line).await;
     assert_eq!(failed.exit, 3, "{}", failed.err);
     let hint = failed.err.lines().find_map(|line| line.strip_prefix("hint: ")).unwrap();
-    let resume = format!("tinkex train --resume {}", cli.home.path().join("run").display());
-    let expected = format!(
-        "Check the API key (TINKER_API_KEY), or run `tinkex auth login`. Nothing was saved. Start \
-         again with: {resume}"
-    );
+    let expected = "Check the API key (TINKER_API_KEY), or run `tinkex auth login`. Nothing was \
+                    saved. Start again with: tinkex train --resume data";
     assert_eq!(hint, expected);
 }
 
@@ -322,5 +324,5 @@ async fn keep_option_limits_the_number_of_checkpoints() {
     assert!(figures["sampler"].as_str().unwrap().ends_with("/sampler_weights/step-000005"));
     // The next run gets a new folder.
     sandbox.run("train data.jsonl --local --steps 1").await.ok();
-    assert!(sandbox.path("data-run-2/metrics.jsonl").exists());
+    assert!(sandbox.path("data-2-run/metrics.jsonl").exists());
 }
