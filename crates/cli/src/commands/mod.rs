@@ -77,7 +77,7 @@ pub(crate) enum CliCommand {
     /// Convert text to tokens and back
     #[command(subcommand, arg_required_else_help = true)]
     Tokenizer(tokenizer::TokenizerCommand),
-    /// Show training runs
+    /// Show and delete training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(run::RunCommand),
     /// List, download, publish and delete checkpoints

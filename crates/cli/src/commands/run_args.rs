@@ -19,7 +19,7 @@ use super::train::state;
 /// Model to train.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct ModelArgs {
-    /// Base model [default with --local: tinkex/tiny]
+    /// Base model; with --local, also a model folder or GGUF file [default with --local: tinkex/tiny]
     #[arg(
         short,
         long,
@@ -50,6 +50,22 @@ pub(crate) struct ModelArgs {
         help_heading = "Model"
     )]
     pub(crate) rank: u32,
+}
+
+impl ModelArgs {
+    /// Lets the local server serve the model, if it is the path of a folder or file, and replaces
+    /// the path by the name of the model. Call it before the client is created.
+    pub(crate) async fn serve_path(
+        &mut self,
+        context: &mut CommandContext<'_>,
+    ) -> Result<(), CommandError> {
+        if let Some(model) = &mut self.model
+            && let Some(name) = context.serve_model(model).await?
+        {
+            *model = name;
+        }
+        Ok(())
+    }
 }
 
 /// Name and folder of a new run.

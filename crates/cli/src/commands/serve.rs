@@ -10,11 +10,11 @@ use clap::Args;
 use futures_util::future::{Either, select};
 use serde_json::json;
 use tinkex_server::{
-    BUILT_IN, DropUndone, HistoryOptions, MemorySize, QuantizeRule, Server, ServerLimits,
+    BUILT_IN, DropUndone, HistoryOptions, MemorySize, QuantizeRule, ServerLimits,
     ServerOptions,
 };
 
-use crate::args::{number_between, positive, whole_number};
+use crate::args::{duration, number_between, positive, whole_number};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
@@ -22,6 +22,7 @@ use crate::inference_endpoints::{
     anthropic_url, curl_chat, curl_completion, export_variables, openai_url,
 };
 use crate::local::{self, KeyFile, ServerInfo};
+use crate::local_models::{LocalModels, start_server};
 use crate::log::{LogFormat, LogLevel, ServerLog};
 use crate::startup_error::{Starter, startup_error};
 
@@ -175,6 +176,19 @@ pub(crate) struct ServeArgs {
     /// Data folder [default: the folder that --local uses]
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     data_dir: Option<PathBuf>,
+    /// Compute time on a model after which its state is saved, such as 20s; a restart repeats at
+    /// most about this much
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "20s",
+        value_parser = duration,
+        help_heading = "Data"
+    )]
+    snapshot_after: Duration,
+    /// Do not save the unsaved models of sessions that expire
+    #[arg(long, help_heading = "Data")]
+    no_autosave: bool,
     /// Fail pending requests at the start: those whose base model is missing, which otherwise
     /// prevents the start, or all [default: missing]
     #[arg(
@@ -337,6 +351,8 @@ pub(super) async fn run(
     options.bf16 = args.bf16;
     options = args.quantize.into_iter().fold(options, ServerOptions::quantize_rule);
     options.raw_logprobs = args.raw_logprobs;
+    options.timeouts.snapshot_after = args.snapshot_after;
+    options.autosave_on_expiry = !args.no_autosave;
     options.drop_undone = args.drop_undone.unwrap_or_default();
     options.limits = ServerLimits::for_this_process();
     if let Some(size) = args.training_memory {
@@ -357,9 +373,11 @@ pub(super) async fn run(
     let created = (!args.no_key).then(|| KeyFile::created(&data));
     let key_file = key_file.map(KeyFile::Given).or(created);
 
-    let server =
-        Server::start(options).await.map_err(|error| startup_error(&error, Starter::Serve))?;
-    let info = ServerInfo::new(&server, true, key_file.clone());
+    let kept = LocalModels::read(&data).existing();
+    let started = start_server(&options, kept.clone()).await;
+    let (server, skipped) = started.map_err(|error| startup_error(&error, Starter::Serve))?;
+    let models = [kept, options.models].concat();
+    let info = ServerInfo::new(&server, true, key_file.clone()).with_models(models);
     info.write(&data)?;
     let (url, models) = (info.url.as_str(), server.models());
     let ready = json!({
@@ -377,6 +395,9 @@ pub(super) async fn run(
             context.notice(text);
         }
     };
+    for name in skipped {
+        notice(context, &format!("model {name} of an earlier command is skipped: its files changed"));
+    }
     notice(context, &format!("serving {} from {}", models.join(", "), data.display()));
     notice(context, &format!("dashboard: {}", server.dashboard_url()));
     let key_file = key_file.as_ref().map(KeyFile::path);

@@ -13,8 +13,8 @@ use crate::reference::{self, CheckpointReference, CheckpointUse, RunReference};
 /// Selects the weights to sample from.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WeightsArgs {
-    /// Base model, training run or checkpoint: NAME, RUN, RUN/NAME or tinker://… [default with
-    /// --local: tinkex/tiny]
+    /// Base model, training run or checkpoint: NAME, RUN, RUN/NAME or tinker://…; with --local, also
+    /// a model folder or GGUF file [default with --local: tinkex/tiny]
     #[arg(value_name = "MODEL", add = ArgValueCandidates::new(reference::weights_candidates))]
     model: Option<String>,
     /// Use the latest checkpoint of this training run: id, name, folder or latest
@@ -44,6 +44,21 @@ impl WeightsArgs {
     /// Returns the model name or path on the command line, if there is one.
     fn name(&self) -> Option<&str> {
         [&self.model, &self.base_model, &self.model_path].into_iter().flatten().next().map(|n| &**n)
+    }
+
+    /// Creates a client. If the model is the path of a folder or file, lets the local server serve
+    /// it first.
+    pub(crate) async fn connect(
+        &mut self,
+        context: &mut CommandContext<'_>,
+    ) -> Result<ServiceClient, CommandError> {
+        let models = [&mut self.model, &mut self.base_model];
+        for model in models.into_iter().flatten() {
+            if let Some(name) = context.serve_model(model).await? {
+                *model = name;
+            }
+        }
+        context.client().await
     }
 
     /// Creates a sampling client. Also returns the name of the model or the path of the checkpoint.

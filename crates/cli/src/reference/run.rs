@@ -100,6 +100,16 @@ impl RunReference {
         }
     }
 
+    /// Finds all runs that the text names, newest first: a name has one for every resumption.
+    pub(crate) async fn find_all(
+        &self,
+        context: &CommandContext<'_>,
+        rest: &RestClient,
+    ) -> Result<Vec<TrainingRun>, CommandError> {
+        let found = self.look_up(context, rest, AccessScope::Owned).await?;
+        found.map_err(|unknown| unknown.error())
+    }
+
     /// Returns the checkpoints of the runs that the text names, newest run first.
     pub(crate) async fn find_with_checkpoints(
         &self,

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;
+use crate::scripted_cli::ScriptedCli;
 use crate::train::{TRAIN, sandbox};
 
 /// Returns the state of a run folder.
@@ -86,8 +87,8 @@ async fn runs_are_found_by_name_folder_id_prefix_and_latest() {
 async fn a_finished_run_is_extended_and_started_from() {
     let sandbox = sandbox();
     sandbox.run(TRAIN).await.ok();
-    let short = sandbox.run("train --resume data --steps 8 --local").await.ok();
-    assert!(short.out.contains("already finished") || short.out.contains("Trained"), "{}", short.out);
+    let same = sandbox.run("train --resume data --steps 8 --local").await.ok();
+    assert!(same.out.contains("already finished: 8 steps"), "{}", same.out);
     let short = sandbox.run("train --resume data --steps 5 --local").await;
     short.fails(2, &["it has finished 8", "--steps"]);
     let longer = sandbox.run("train --resume latest --steps 10 --local --json").await.ok().json();
@@ -111,4 +112,108 @@ async fn a_finished_run_is_extended_and_started_from() {
     assert!(config["from"].as_str().unwrap().ends_with("/weights/step-000010"), "{config}");
     let alone = sandbox.run("train data.jsonl --local --with-optimizer").await;
     alone.fails(2, &["--from"]);
+}
+
+#[tokio::test]
+async fn models_are_named_by_their_paths() {
+    let sandbox = sandbox();
+    let folder = sandbox.path("models/mine");
+    std::fs::create_dir_all(&folder).unwrap();
+    tinkex_server::write_built_in_model(&folder).unwrap();
+    let line = "train data.jsonl --local --model models/mine --steps 2 --name own --json";
+    let trained = sandbox.run(line).await.ok().json();
+    assert_eq!(trained["model"], "mine");
+    // The server of a later command serves the model too.
+    let ask = ["--local", "--max-tokens", "4", "-t", "0", "-p", "Hi", "--json"];
+    let own = sandbox.run_args(["sample", "own"].into_iter().chain(ask)).await.ok().json();
+    assert!(own["model"].as_str().unwrap().starts_with("tinker://"), "{own}");
+    sandbox.run("train --resume own --steps 3 --local").await.ok();
+    let sampled = sandbox.run_args(["sample", "./models/mine"].into_iter().chain(ask)).await.ok();
+    assert_eq!(sampled.json()["model"], "mine");
+    sandbox.run("logprobs models/mine --local -p Hi").await.ok();
+    sandbox.run("export models/mine --to gguf --format gguf --local").await.fails(1, &["adapter"]);
+    sandbox.run("export own --to out --format gguf --local --base models/mine").await.ok();
+    let file = std::fs::read_dir(sandbox.path("out")).unwrap().next().unwrap().unwrap().path();
+    let line = ["sample", file.to_str().unwrap()].into_iter().chain(ask);
+    sandbox.run_args(line.clone()).await.ok();
+    let moved = sandbox.path("models/other");
+    std::fs::rename(&folder, &moved).unwrap();
+    sandbox.run("sample --local --max-tokens 1 -p Hi").await.ok();
+    std::fs::rename(&moved, &folder).unwrap();
+    std::fs::write(folder.join("config.json"), "{").unwrap();
+    sandbox.run("sample --local --max-tokens 1 -p Hi").await.ok();
+    let broken = sandbox.run("sample models/mine --local --max-tokens 1 -p Hi").await;
+    broken.fails(1, &["cannot use base model \"mine\""]);
+
+    let remote = sandbox.run("sample models/mine -p Hi --base-url http://127.0.0.1:1").await;
+    remote.fails(2, &["is a model on this machine", "--local"]);
+    sandbox.run("chat ./nothing --local").await.fails(4, &["model ./nothing does not exist"]);
+    sandbox.run("chat x.gguf --local").await.fails(4, &["model x.gguf does not exist"]);
+    sandbox.run("chat ./models --local").await.fails(4, &["config.json is missing"]);
+}
+
+#[tokio::test]
+async fn a_running_server_that_lacks_a_model_is_explained() {
+    let mut sandbox = sandbox();
+    let folder = sandbox.path("mine");
+    std::fs::create_dir_all(&folder).unwrap();
+    tinkex_server::write_built_in_model(&folder).unwrap();
+    let ask = "sample mine --local --max-tokens 1 -p Hi";
+    for (options, message) in [("", Some("tinkex serve --model mine=")), ("--model m=mine", None)] {
+        let interrupt = tinkex_cli::Interrupt::default();
+        sandbox.interrupt = Some(interrupt.clone());
+        let client = async {
+            while !sandbox.data().join("server.json").exists() {
+                tokio::task::yield_now().await;
+            }
+            let sampled = sandbox.share_folder().run(ask).await;
+            interrupt.press();
+            sampled
+        };
+        let line = format!("serve --port 0 {options}");
+        let (served, sampled) = tokio::join!(sandbox.run(&line), client);
+        served.ok();
+        match message {
+            Some(message) => drop(sampled.fails(1, &["does not serve the model", message])),
+            None => drop(sampled.ok()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn runs_are_deleted_with_their_checkpoints() {
+    let sandbox = sandbox();
+    sandbox.run("train data.jsonl --local --steps 1").await.ok();
+    sandbox.run("train data.jsonl --local --steps 1").await.ok();
+    let unconfirmed = sandbox.run("run delete data --local").await;
+    unconfirmed.fails(2, &["confirmation required", "--yes"]);
+    // A download loads the checkpoint into a run, which it deletes.
+    sandbox.run("checkpoint download data --local").await.ok();
+    sandbox.run("export data-2 --to merged --local").await.ok();
+    let runs = sandbox.run("run list --local --json").await.ok().json();
+    assert_eq!(runs["total"], 2, "{runs}");
+    let deleted = sandbox.run("run delete data --local --yes --json").await.ok().json();
+    assert_eq!((&deleted["checkpoints"], deleted["deleted"].as_array().unwrap().len()), (&Value::from(2), 1));
+    let runs = sandbox.run("run list --local --json").await.ok().json();
+    assert_eq!((&runs["total"], &runs["runs"][0]["user_metadata"]["name"]), (&Value::from(1), &Value::from("data-2")));
+    let checkpoints = sandbox.run("checkpoint list --local --json").await.ok().json();
+    assert_eq!(checkpoints["total"], 2, "{checkpoints}");
+    sandbox.run("run delete data --local --yes").await.fails(4, &["\"data\"", "data-2"]);
+    // The name is free again.
+    let again = sandbox.run("train data.jsonl --local --steps 1 --dir x --json").await.ok().json();
+    assert_eq!(again["name"], "data");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_cannot_delete_runs_is_explained() {
+    let run = serde_json::json!({ "training_run_id": "s:train:0", "base_model": "m",
+        "model_owner": "me", "is_lora": true, "last_request_time": "2026-01-01T00:00:00Z" });
+    let cli = ScriptedCli::new(&[
+        ("GET", "/api/v1/training_runs/s:train:0", run),
+        ("GET", "/api/v1/training_runs/s:train:0/checkpoints", serde_json::json!({ "checkpoints": [] })),
+    ]);
+    let refused = cli.run("run delete s:train:0 --yes").await;
+    assert_eq!(refused.exit, 1, "{}", refused.err);
+    assert!(refused.err.contains("this server cannot delete training runs"), "{}", refused.err);
+    assert!(refused.err.contains("tinkex checkpoint delete --run-id s:train:0"), "{}", refused.err);
 }

@@ -120,6 +120,9 @@ async fn prepare(
         reward.check(&eval)?;
     }
 
+    if old.is_none() {
+        config.model.serve_path(context).await?;
+    }
     let service = context.client().await?;
     let start = &mut config.model;
     let model = match (&mut start.from, &old) {

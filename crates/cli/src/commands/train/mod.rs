@@ -75,9 +75,7 @@ async fn prepare(
         old = Some(RunState::load(folder)?);
     }
     if let Some(state) = old.as_ref().filter(|state| state.finished && !args.length.is_set()) {
-        let sampler = state.sampler.clone().unwrap_or_default();
-        let text = format!("The run is already finished.\n\n{}", next_commands(context, state));
-        context.text(&text, &json!({ "finished": true, "sampler": sampler }))?;
+        report_finished(context, state)?;
         return Ok(None);
     }
     match &old {
@@ -92,6 +90,9 @@ async fn prepare(
         }
     }
 
+    if old.is_none() {
+        run_args.model.serve_path(context).await?;
+    }
     let service = context.client().await?;
     let start = match &mut run_args.model.from {
         Some(from) if old.is_none() => {
@@ -123,6 +124,10 @@ async fn prepare(
         Examples::read(&tokenizer.chat()?, config, &run_args, args.length, old.is_none())?;
     if let Some(state) = &mut old {
         state.change_steps(config.steps)?;
+        if state.finished {
+            report_finished(context, state)?;
+            return Ok(None);
+        }
     }
     let plan = config.plan(examples.train.len());
     if args.dry_run {
@@ -149,6 +154,20 @@ async fn prepare(
     }
     let metrics = MetricsLog::open(&folder.join("metrics.jsonl"), state.step())?;
     Ok(Some((ActiveRun { service, folder, _lock: lock, state, metrics }, examples, plan)))
+}
+
+/// Reports that a run has no steps left.
+fn report_finished(
+    context: &mut CommandContext<'_>,
+    state: &RunState,
+) -> Result<(), CommandError> {
+    let text = format!(
+        "The run is already finished: {} steps. Pass --steps or --epochs to extend it.\n\n{}",
+        state.settings.steps,
+        next_commands(context, state)
+    );
+    let sampler = state.sampler.clone().unwrap_or_default();
+    context.text(&text, &json!({ "finished": true, "name": state.name, "sampler": sampler }))
 }
 
 /// Returns the command lines that chat with the trained model, download its adapter and export it.

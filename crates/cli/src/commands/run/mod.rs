@@ -1,5 +1,7 @@
 //! `tinkex run`: training runs.
 
+mod delete;
+
 use clap::Subcommand;
 use clap_complete::ArgValueCandidates;
 use serde::Serialize;
@@ -43,6 +45,14 @@ Columns: id, name, model, owner, lora, updated, status, checkpoint, checkpoint_t
         #[command(flatten)]
         scope: ScopeArgs,
     },
+    /// Delete training runs and their checkpoints from a tinkex server
+    #[command(after_help = "Only tinkex servers can delete runs; of the hosted service, delete the checkpoints. A run that a
+program trains is kept. The run folder of `tinkex train` is not deleted.
+
+Examples:
+  tinkex run delete animals --local
+  tinkex run delete animals animals-2 --local --yes")]
+    Delete(delete::DeleteRunsArgs),
 }
 
 /// Number of runs per request.
@@ -141,6 +151,7 @@ pub(super) async fn run(
             let run = run_id.find(context, &rest, scope.access_scope).await?;
             context.table(&properties(&run, Timestamp::now()), &run)
         }
+        RunCommand::Delete(args) => delete::delete(context, args).await,
     }
 }
 
