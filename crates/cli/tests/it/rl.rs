@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use crate::sandbox::{Sandbox, lines};
 #[cfg(unix)]
-use crate::train::{block, local_commands};
+use crate::serve::RestartedServer;
+#[cfg(unix)]
+use crate::train::{block, run_guide};
 
 /// Returns prompts as JSON Lines.
 fn prompts() -> String {
@@ -170,17 +172,7 @@ async fn the_commands_of_the_guide_work() {
     let sandbox = Sandbox::new();
     sandbox.write("prompts.jsonl", &block("docs/rl.md", "json", 0));
     sandbox.write("reward.py", &block("docs/rl.md", "python", 0));
-    let commands = local_commands("docs/rl.md");
-    assert!(commands.len() >= 3, "{commands:?}");
-    for command in commands {
-        let (command, quoted) = match command.split_once('\'') {
-            Some((before, text)) => (before.to_owned(), text.split_once('\'')),
-            None => (command, None),
-        };
-        let (quoted, rest) = quoted.map_or((None, ""), |(quoted, rest)| (Some(quoted), rest));
-        let line = command.split_whitespace().chain(quoted).chain(rest.split_whitespace());
-        sandbox.run_args(line).await.ok();
-    }
+    run_guide(&sandbox, "docs/rl.md").await;
 }
 
 #[tokio::test]
@@ -221,31 +213,13 @@ fn an_aborted_run_loses_only_the_running_batch() {
 #[cfg(unix)]
 #[tokio::test]
 async fn a_run_continues_after_its_server_was_killed() {
-    use std::sync::{Arc, Mutex};
-
-    use crate::serve::ServeProcess;
-
     let mut sandbox = sandbox();
     sandbox.key = Some("tml-any");
-    let serving = ServeProcess::start(&sandbox, &["--port", "0", "--no-key"]);
-    let url = serving.url.clone();
-    let serving = Arc::new(Mutex::new(Some(serving)));
-    let (restarted, port) = (Arc::clone(&serving), url.rsplit(':').next().unwrap().to_owned());
-    let shared = sandbox.share_folder();
-    let restart_server = move || {
-        restarted.lock().unwrap().take().unwrap().kill();
-        let (restarted, port, shared) =
-            (Arc::clone(&restarted), port.clone(), shared.share_folder());
-        std::thread::spawn(move || {
-            *restarted.lock().unwrap() =
-                Some(ServeProcess::start(&shared, &["--port", &port, "--no-key"]));
-        });
-    };
-    sandbox.on_stderr = Some(("step 1/3", Arc::new(restart_server)));
-    let line = RL.replace("--local", &format!("--model tinkex/tiny --base-url {url} --dir run"));
+    let serving = RestartedServer::start(&mut sandbox, "step 1/3");
+    let server = format!("--model tinkex/tiny --base-url {} --dir run", serving.url);
+    let line = RL.replace("--local", &server);
     run(&sandbox, &line, "length:10").await.ok();
     assert_eq!(results(&sandbox, "run").len(), 3);
-    let serving = serving.lock().unwrap().take().unwrap();
     serving.end();
 }
 

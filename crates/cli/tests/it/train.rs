@@ -34,13 +34,29 @@ pub(crate) fn sandbox() -> Sandbox {
 }
 
 /// Returns the `tinkex` commands with `--local` in the shell blocks of a page of the documentation.
-pub(crate) fn local_commands(page: &str) -> Vec<String> {
+fn local_commands(page: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page);
     let text = std::fs::read_to_string(path).unwrap();
     let blocks = text.split("```").skip(1).step_by(2).filter(|block| block.starts_with("sh\n"));
     let lines = blocks.flat_map(str::lines).map(|line| line.split("  #").next().unwrap().trim());
     let local = lines.filter(|line| line.starts_with("tinkex ") && line.contains("--local"));
     local.map(|line| line["tinkex ".len()..].to_owned()).collect()
+}
+
+/// Runs the `--local` commands of a page of the documentation in order. An argument may be in single
+/// quotes.
+pub(crate) async fn run_guide(sandbox: &Sandbox, page: &str) {
+    let commands = local_commands(page);
+    assert!(commands.len() >= 3, "{page}: {commands:?}");
+    for command in commands {
+        let (command, quoted) = match command.split_once('\'') {
+            Some((before, text)) => (before.to_owned(), text.split_once('\'')),
+            None => (command, None),
+        };
+        let (quoted, rest) = quoted.map_or((None, ""), |(quoted, rest)| (Some(quoted), rest));
+        let line = command.split_whitespace().chain(quoted).chain(rest.split_whitespace());
+        sandbox.run_args(line).await.ok();
+    }
 }
 
 /// Returns a block of a page of the documentation, which the page asks the reader to save.
@@ -58,28 +74,12 @@ async fn the_commands_of_the_training_guide_work() {
     for page in ["docs/train.md", "README.md"] {
         let mut sandbox = Sandbox::new();
         sandbox.write("examples.jsonl", &examples(20));
+        sandbox.write("more.jsonl", &examples(5));
+        let folder = sandbox.path("models/my-model");
+        std::fs::create_dir_all(&folder).unwrap();
+        tinkex_server::write_built_in_model(&folder).unwrap();
         sandbox.input = "Who are you?\n".to_owned();
-        let (mut run_id, mut checkpoint) = (String::new(), String::new());
-        let commands = local_commands(page);
-        assert!(commands.len() >= 2, "{page}: {commands:?}");
-        for command in commands {
-            // The pages use placeholders for the run, and for its last checkpoint.
-            let command = command
-                .replace("tinker://RUN/sampler_weights/step-000070", &checkpoint)
-                .replace("RUN_ID", &run_id)
-                .replace("RUN", &run_id);
-            let (command, quoted) = match command.split_once('\'') {
-                Some((before, text)) => (before, text.strip_suffix('\'')),
-                None => (&*command, None),
-            };
-            sandbox.run_args(command.split_whitespace().chain(quoted)).await.ok();
-            if sandbox.path("examples-run/run.json").exists() {
-                let state = state(&sandbox, "examples-run");
-                run_id = state["run_id"].as_str().unwrap().to_owned();
-                checkpoint = state["sampler"].as_str().unwrap().to_owned();
-            }
-        }
-        assert!(!run_id.is_empty(), "{page}: no training run was created");
+        run_guide(&sandbox, page).await;
     }
 }
 
