@@ -511,3 +511,27 @@ fn readable_by_others(path: &Path) -> bool {
 fn readable_by_others(_: &Path) -> bool {
     false
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    /// The programs `tinkex serve` and `tinkex-server` have the same options.
+    #[test]
+    fn every_option_of_the_server_is_documented() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src/main.rs");
+        let source = std::fs::read_to_string(path).unwrap();
+        let help = source.split("const HELP").nth(1).unwrap().split("\";").next().unwrap();
+        let lines = help.lines().filter_map(|line| line.trim_start().strip_prefix("--"));
+        let is_end = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
+        let options: Vec<&str> = lines.map(|line| line.split(is_end).next().unwrap()).collect();
+        assert!(options.len() > 20, "{options:?}");
+        let command = crate::args::Args::command();
+        let serve = command.find_subcommand("serve").unwrap();
+        let known = serve.get_arguments().chain(command.get_arguments());
+        let known: Vec<&str> = known.filter_map(clap::Arg::get_long).collect();
+        for option in options {
+            assert!(known.contains(&option), "tinkex serve has no --{option}");
+        }
+    }
+}
