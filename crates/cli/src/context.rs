@@ -83,7 +83,8 @@ impl<'e> CommandContext<'e> {
         let Some(path) = model_path(self.environment, text)? else { return Ok(None) };
         if !self.settings.local {
             let server = self.settings.server(self.environment);
-            let message = format!("{text} is a model on this machine, which {server} does not serve");
+            let message =
+                format!("{text} is a model on this machine, which {server} does not serve");
             return Err(CommandError::usage(message).hint(
                 "Pass --local to use the server on this machine, or the name of a model of the \
                  server (see `tinkex model list`).",

@@ -218,7 +218,8 @@ impl LocalServer {
         options.limits = ServerLimits::for_this_process();
         options.hub_cache = hub_cache(variables);
         options.create_api_key = true;
-        options.models = model.map(|path| (known.name_for(path), path.to_owned())).into_iter().collect();
+        options.models =
+            model.map(|path| (known.name_for(path), path.to_owned())).into_iter().collect();
         let deadline = Instant::now() + HANDOVER_TIMEOUT;
         loop {
             match start_server(&options, known.existing()).await {

@@ -10,8 +10,7 @@ use clap::Args;
 use futures_util::future::{Either, select};
 use serde_json::json;
 use tinkex_server::{
-    BUILT_IN, DropUndone, HistoryOptions, MemorySize, QuantizeRule, ServerLimits,
-    ServerOptions,
+    BUILT_IN, DropUndone, HistoryOptions, MemorySize, QuantizeRule, ServerLimits, ServerOptions,
 };
 
 use crate::args::{duration, number_between, positive, whole_number};
@@ -396,7 +395,10 @@ pub(super) async fn run(
         }
     };
     for name in skipped {
-        notice(context, &format!("model {name} of an earlier command is skipped: its files changed"));
+        notice(
+            context,
+            &format!("model {name} of an earlier command is skipped: its files changed"),
+        );
     }
     notice(context, &format!("serving {} from {}", models.join(", "), data.display()));
     notice(context, &format!("dashboard: {}", server.dashboard_url()));

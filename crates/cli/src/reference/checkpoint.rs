@@ -34,7 +34,9 @@ impl FromStr for CheckpointReference {
             return path.map(Self::Path).map_err(|error| error.to_string());
         }
         if text.is_empty() {
-            return Err("expected a tinker:// path, or a run and the name of a checkpoint".to_owned());
+            return Err(
+                "expected a tinker:// path, or a run and the name of a checkpoint".to_owned()
+            );
         }
         Ok(Self::Text(text.to_owned()))
     }
@@ -145,7 +147,8 @@ impl CheckpointReference {
                 .hint("Pass a tinker:// path, RUN, RUN/NAME or RUN/weights/NAME."));
         };
         if let (true, Some(kind), Some(name)) = (parts.run.is_id(), parts.kind, &parts.name) {
-            let path = TinkerPath::new(parts.run.0.as_str(), kind, name).map_err(tinkex::Error::from)?;
+            let path =
+                TinkerPath::new(parts.run.0.as_str(), kind, name).map_err(tinkex::Error::from)?;
             return check_kind(&path, wanted).map(Ok);
         }
         let scope = AccessScope::Accessible;
@@ -268,15 +271,19 @@ impl CheckpointParts {
             let hint = format!("Name the kind too: {}/weights/{name}.", self.run);
             return Err(CommandError::usage(message).hint(hint));
         }
-        let order = |one: &&Checkpoint| {
-            wanted.kinds().iter().position(|kind| *kind == one.checkpoint_type)
-        };
+        let order =
+            |one: &&Checkpoint| wanted.kinds().iter().position(|kind| *kind == one.checkpoint_type);
         found.sort_by_key(order);
         Ok(found.first().copied())
     }
 
     /// Returns the error of a run without the checkpoint. `names` are those that it has.
-    fn missing(&self, run: &TrainingRun, wanted: CheckpointUse, mut names: Vec<String>) -> CommandError {
+    fn missing(
+        &self,
+        run: &TrainingRun,
+        wanted: CheckpointUse,
+        mut names: Vec<String>,
+    ) -> CommandError {
         names.sort();
         names.dedup();
         let id = &run.training_run_id;
@@ -289,11 +296,16 @@ impl CheckpointParts {
         };
         let nearest = tinkex_text::nearest_names(name, names.iter().map(String::as_str));
         let nearest: Vec<String> = nearest.iter().map(|name| format!("{shown}/{name}")).collect();
-        let list = format!(
-            "List the checkpoints of the run with `tinkex checkpoint list --run-id {shown}`."
-        );
+        let other = match &names[..] {
+            [] => "The run has no checkpoints yet.".to_owned(),
+            names => {
+                let newest: Vec<&str> = names.iter().rev().take(5).map(String::as_str).collect();
+                let more = if names.len() > newest.len() { ", …" } else { "" };
+                format!("The run has: {}{more}.", newest.join(", "))
+            }
+        };
         CommandError::new(Exit::NotFound, format!("run {shown} has no {noun} {name}"))
-            .hint(did_you_mean(&nearest, list))
+            .hint(did_you_mean(&nearest, other))
     }
 }
 

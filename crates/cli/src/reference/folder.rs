@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::Deserialize;
-use tinkex::{Env, RestClient};
 use tinkex::rest::{AccessScope, TrainingRun};
+use tinkex::{Env, RestClient};
 use tinkex_files::AtomicWrite;
 
 use crate::error::{CommandError, Exit};
@@ -52,8 +52,7 @@ impl RunFolder {
         let changed = std::fs::metadata(&file).and_then(|file| file.modified()).ok()?;
         let RunIdentity { name, run_id } = RunIdentity::read(&file)?;
         // `tinkex rl` keeps its progress in a second file.
-        let run_id =
-            run_id.or_else(|| RunIdentity::read(&path.join("resume.json"))?.run_id);
+        let run_id = run_id.or_else(|| RunIdentity::read(&path.join("resume.json"))?.run_id);
         Some(Self { path: path.to_owned(), name, run_id, changed })
     }
 
@@ -105,7 +104,8 @@ pub(crate) fn all_folders(variables: &Env, here: &Path) -> Vec<RunFolder> {
     let mut paths: Vec<PathBuf> = here.chain(listed_folders(variables)).collect();
     paths.sort();
     paths.dedup();
-    let mut folders: Vec<RunFolder> = paths.iter().filter_map(|path| RunFolder::open(path)).collect();
+    let mut folders: Vec<RunFolder> =
+        paths.iter().filter_map(|path| RunFolder::open(path)).collect();
     folders.sort_by(|a, b| b.changed.cmp(&a.changed));
     folders
 }

@@ -71,7 +71,6 @@ impl RunName {
             _ => Self(format!("{}-{number}", self.0)),
         }
     }
-
 }
 
 impl std::fmt::Display for RunName {

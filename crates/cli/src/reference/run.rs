@@ -71,7 +71,8 @@ impl UnknownRun {
             LATEST if !self.has_runs => "the server has no training runs".to_owned(),
             text => format!("no training run has the name, id or folder {text:?}"),
         };
-        let hint = did_you_mean(&self.nearest, "List the runs of the server with `tinkex run list`.");
+        let hint =
+            did_you_mean(&self.nearest, "List the runs of the server with `tinkex run list`.");
         CommandError::new(Exit::NotFound, message).hint(hint)
     }
 }
@@ -192,8 +193,7 @@ impl RunReference {
             return Ok(Ok(named));
         }
         let is_prefix = |run: &TrainingRun| run.training_run_id.as_str().starts_with(text);
-        let prefixed =
-            if text.len() < MIN_PREFIX { Vec::new() } else { matching(&is_prefix) };
+        let prefixed = if text.len() < MIN_PREFIX { Vec::new() } else { matching(&is_prefix) };
         match &prefixed[..] {
             [] => {}
             [_] => return Ok(Ok(prefixed)),
@@ -210,7 +210,8 @@ impl RunReference {
         let mut names: Vec<&str> = names.flatten().collect();
         names.sort_unstable();
         names.dedup();
-        let nearest = tinkex_text::nearest_names(text, names).into_iter().map(str::to_owned).collect();
+        let nearest =
+            tinkex_text::nearest_names(text, names).into_iter().map(str::to_owned).collect();
         Ok(Err(UnknownRun { text: text.to_owned(), nearest, has_runs: !all.is_empty() }))
     }
 }

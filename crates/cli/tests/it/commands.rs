@@ -379,7 +379,12 @@ fn shell_completion_offers_listed_ids() {
         .output()
         .unwrap();
     let offered = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(offered, "//run-1/weights/a run-1 run-3 ", "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        offered,
+        "//run-1/weights/a run-1 run-3 ",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(run(&["man"], &[]).contains(".TH tinkex 1"));
     let dir = home.path().join("man");
     run(&["man", "--dir", dir.to_str().unwrap()], &[]);

@@ -207,7 +207,8 @@ async fn invalid_train_options_are_rejected() {
     let nowhere = sandbox.run("train --resume nowhere --local").await;
     nowhere.fails(4, &["no run folder has the path, name or id \"nowhere\"", "--from nowhere"]);
     sandbox.run("train --resume . --local").await.fails(4, &["run.json is missing"]);
-    for (name, reason) in [("latest", "newest run"), ("a/b", "without '/'"), ("a:b", "without ':'")] {
+    for (name, reason) in [("latest", "newest run"), ("a/b", "without '/'"), ("a:b", "without ':'")]
+    {
         sandbox.run(&format!("train data.jsonl --local --name {name}")).await.fails(2, &[reason]);
     }
 }

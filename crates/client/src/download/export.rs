@@ -16,22 +16,24 @@ pub(super) const TTL: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub(super) struct Export {
     service: ServiceClient,
+    /// Client that stays open when the session of the export ends.
+    parent: ServiceClient,
     pub(super) path: TinkerPath,
 }
 
 impl Export {
     /// Loads the checkpoint into a model of a new session and saves it as external weights.
-    pub(super) async fn create(service: &ServiceClient, path: &TinkerPath) -> Result<Self> {
-        let service = service.with_new_session();
+    pub(super) async fn create(parent: &ServiceClient, path: &TinkerPath) -> Result<Self> {
+        let (service, parent) = (parent.with_new_session(), parent.clone());
         let mut run = None;
         match Self::save(&service, path, &mut run).await {
-            Ok(path) => Ok(Self { service, path }),
+            Ok(path) => Ok(Self { service, parent, path }),
             failed @ Err(_) => {
                 service.finish(&failed).await;
                 if let Some(run) = run {
-                    delete_run(&service, run).await;
+                    delete_run(&parent, run).await;
                 }
-                failed.map(|path| Self { service, path })
+                failed.map(|path| Self { service, parent, path })
             }
         }
     }
@@ -59,7 +61,7 @@ impl Export {
         }
         let result = if success { Ok(()) } else { Err("the download failed") };
         self.service.finish(&result).await;
-        delete_run(&self.service, self.path.run().clone()).await;
+        delete_run(&self.parent, self.path.run().clone()).await;
     }
 }
 

@@ -2,8 +2,8 @@
 
 use futures_util::Stream;
 use tinkex_wire::rest::{
-    AccessScope, DeleteTrainingRun, GetSampler, GetTrainingRun, ListTrainingRuns, SamplerInfo, TrainingRun,
-    TrainingRunPage,
+    AccessScope, DeleteTrainingRun, GetSampler, GetTrainingRun, ListTrainingRuns, SamplerInfo,
+    TrainingRun, TrainingRunPage,
 };
 use tinkex_wire::{ModelId, SamplerId, TinkerPath};
 

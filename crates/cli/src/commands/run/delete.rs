@@ -89,7 +89,9 @@ async fn confirm(
             text += &format!(
                 "  - {} ({}{}, {}, {})\n",
                 run.training_run_id,
-                name_of(run).map(|name| format!("{}, ", format::escape_controls(name))).unwrap_or_default(),
+                name_of(run)
+                    .map(|name| format!("{}, ", format::escape_controls(name)))
+                    .unwrap_or_default(),
                 run.base_model,
                 format::count(*checkpoints, "checkpoint"),
                 format::bytes(*bytes),

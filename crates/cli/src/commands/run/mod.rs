@@ -5,8 +5,8 @@ mod delete;
 use clap::Subcommand;
 use clap_complete::ArgValueCandidates;
 use serde::Serialize;
-use tinkex::rest::{AccessScope, Checkpoint, ListTrainingRuns, TrainingRun};
 use tinkex::Timestamp;
+use tinkex::rest::{AccessScope, Checkpoint, ListTrainingRuns, TrainingRun};
 
 use crate::context::CommandContext;
 use crate::error::CommandError;
@@ -46,12 +46,14 @@ Columns: id, name, model, owner, lora, updated, status, checkpoint, checkpoint_t
         scope: ScopeArgs,
     },
     /// Delete training runs and their checkpoints from a tinkex server
-    #[command(after_help = "Only tinkex servers can delete runs; of the hosted service, delete the checkpoints. A run that a
+    #[command(
+        after_help = "Only tinkex servers can delete runs; of the hosted service, delete the checkpoints. A run that a
 program trains is kept. The run folder of `tinkex train` is not deleted.
 
 Examples:
   tinkex run delete animals --local
-  tinkex run delete animals animals-2 --local --yes")]
+  tinkex run delete animals animals-2 --local --yes"
+    )]
     Delete(delete::DeleteRunsArgs),
 }
 

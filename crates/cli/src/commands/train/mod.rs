@@ -157,10 +157,7 @@ async fn prepare(
 }
 
 /// Reports that a run has no steps left.
-fn report_finished(
-    context: &mut CommandContext<'_>,
-    state: &RunState,
-) -> Result<(), CommandError> {
+fn report_finished(context: &mut CommandContext<'_>, state: &RunState) -> Result<(), CommandError> {
     let text = format!(
         "The run is already finished: {} steps. Pass --steps or --epochs to extend it.\n\n{}",
         state.settings.steps,

@@ -222,7 +222,8 @@ impl RunState {
             return Ok(());
         }
         if steps <= done {
-            let message = format!("cannot resume the run with {steps} steps: it has finished {done}");
+            let message =
+                format!("cannot resume the run with {steps} steps: it has finished {done}");
             return Err(CommandError::usage(message)
                 .hint(format!("Pass --steps with a number above {done}.")));
         }
