@@ -56,8 +56,9 @@ impl LocalModels {
             Some(extension) if extension.eq_ignore_ascii_case("gguf") => path.file_stem(),
             _ => path.file_name(),
         };
-        let base = last.unwrap_or_default().to_string_lossy().into_owned();
-        let base = if base.is_empty() { "model".to_owned() } else { base };
+        let last = last.unwrap_or_default().to_string_lossy();
+        // Names of runs contain no slash, so a model and a run never have the same name.
+        let base = format!("local/{}", if last.is_empty() { "model" } else { &*last });
         let numbered = |number: u32| match number {
             1 => base.clone(),
             _ => format!("{base}-{number}"),
@@ -131,12 +132,14 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let folder = data.path().join("Qwen3-0.6B");
         let models = LocalModels::default();
-        assert_eq!(models.name_for(&folder), "Qwen3-0.6B");
-        assert_eq!(models.name_for(Path::new("/m/qwen3-0.6b-q4_k_m.gguf")), "qwen3-0.6b-q4_k_m");
-        LocalModels::store(data.path(), &[("Qwen3-0.6B".to_owned(), folder.clone())]).unwrap();
+        let name = "local/Qwen3-0.6B";
+        assert_eq!(models.name_for(&folder), name);
+        let file = Path::new("/models/qwen3-0.6b-q4_k_m.gguf");
+        assert_eq!(models.name_for(file), "local/qwen3-0.6b-q4_k_m");
+        LocalModels::store(data.path(), &[(name.to_owned(), folder.clone())]).unwrap();
         let stored = LocalModels::read(data.path());
-        assert_eq!(stored.name_for(&folder), "Qwen3-0.6B");
-        assert_eq!(stored.name_for(Path::new("/other/Qwen3-0.6B")), "Qwen3-0.6B-2");
+        assert_eq!(stored.name_for(&folder), name);
+        assert_eq!(stored.name_for(Path::new("/other/Qwen3-0.6B")), "local/Qwen3-0.6B-2");
         assert!(stored.existing().is_empty());
         std::fs::create_dir(&folder).unwrap();
         assert_eq!(stored.existing().len(), 1);

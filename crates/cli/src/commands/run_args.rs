@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use clap_complete::ArgValueCandidates;
 use serde::{Deserialize, Serialize};
-use tinkex::RestClient;
+use tinkex::ServiceClient;
 
 use crate::args::positive;
 use crate::context::CommandContext;
@@ -86,7 +86,7 @@ impl RunFolderArgs {
     pub(crate) async fn create(
         &self,
         context: &CommandContext<'_>,
-        rest: &RestClient,
+        service: &ServiceClient,
         file: &Path,
     ) -> Result<(RunName, PathBuf), CommandError> {
         let folder_of = |name: &RunName| match &self.dir {
@@ -95,7 +95,7 @@ impl RunFolderArgs {
         };
         let is_taken = |name: &RunName| self.dir.is_none() && folder_of(name).exists();
         let default = RunName::of_file(file);
-        let name = choose_name(context, rest, self.name.as_ref(), &default, is_taken).await?;
+        let name = choose_name(context, service, self.name.as_ref(), &default, is_taken).await?;
         let folder = folder_of(&name);
         state::new_folder(&folder)?;
         Ok((name, folder))

@@ -123,7 +123,11 @@ pub(crate) async fn open_weights(
     let sampler = service.create_sampling_client(name).await.map_err(|error| {
         let error = CommandError::from(error);
         match unknown.suggestion() {
-            Some(suggestion) if error.is_rejected_request() => error.hint(suggestion),
+            Some(suggestion) if error.is_rejected_request() => {
+                let message =
+                    format!("no base model, training run or checkpoint has the name {name:?}");
+                CommandError::new(Exit::NotFound, message).hint(suggestion)
+            }
             _ => error,
         }
     })?;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde_json::Value;
 use tinkex::rest::{AccessScope, TrainingRun};
-use tinkex::{JsonObject, RestClient};
+use tinkex::{JsonObject, ServiceClient};
 
 use crate::context::CommandContext;
 use crate::error::CommandError;
@@ -91,21 +91,27 @@ pub(crate) fn name_of(run: &TrainingRun) -> Option<&str> {
 }
 
 /// Chooses the name of a new run: `named`, or `default` with the first number for which neither a
-/// run of the server nor, according to `is_taken`, a folder exists.
+/// run or base model of the server nor, according to `is_taken`, a folder exists.
 ///
 /// # Errors
 ///
-/// Returns a usage error if a run of the server has the name `named`.
+/// Returns a usage error if a run or base model of the server has the name `named`.
 pub(crate) async fn choose_name(
     context: &CommandContext<'_>,
-    rest: &RestClient,
+    service: &ServiceClient,
     named: Option<&RunName>,
     default: &RunName,
     is_taken: impl Fn(&RunName) -> bool,
 ) -> Result<RunName, CommandError> {
-    let runs = run::list_runs(context, rest, AccessScope::Owned, CHECKED_RUNS).await?;
-    let names: HashSet<&str> = runs.iter().filter_map(name_of).collect();
+    let models = service.server_capabilities().await?.supported_models;
+    let models: Vec<String> = models.into_iter().filter_map(|model| model.model_name).collect();
+    let runs = run::list_runs(context, &service.rest(), AccessScope::Owned, CHECKED_RUNS).await?;
+    let mut names: HashSet<&str> = runs.iter().filter_map(name_of).collect();
     if let Some(name) = named {
+        if models.iter().any(|model| model == name.as_str()) {
+            let message = format!("a base model of the server is named {name}");
+            return Err(CommandError::usage(message).hint("Pass another --name."));
+        }
         if names.contains(name.as_str()) {
             let message = format!("a run named {name} already exists");
             let hint = format!(
@@ -116,6 +122,7 @@ pub(crate) async fn choose_name(
         }
         return Ok(name.clone());
     }
+    names.extend(models.iter().map(String::as_str));
     let is_free = |name: &RunName| !names.contains(name.as_str()) && !is_taken(name);
     let mut numbered = (1..).map(|number| default.numbered(number));
     numbered.find(is_free).ok_or_else(|| CommandError::usage("no unused name for the run"))

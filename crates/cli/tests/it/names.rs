@@ -124,18 +124,18 @@ async fn models_are_named_by_their_paths() {
     tinkex_server::write_built_in_model(&folder).unwrap();
     let line = "train data.jsonl --local --model models/mine --steps 2 --name own --json";
     let trained = sandbox.run(line).await.ok().json();
-    assert_eq!(trained["model"], "mine");
+    assert_eq!(trained["model"], "local/mine");
     // The server of a later command serves the model too.
     let ask = ["--local", "--max-tokens", "4", "-t", "0", "-p", "Hi", "--json"];
     let own = sandbox.run_args(["sample", "own"].into_iter().chain(ask)).await.ok().json();
     assert!(own["model"].as_str().unwrap().starts_with("tinker://"), "{own}");
     sandbox.run("train --resume own --steps 3 --local").await.ok();
     let sampled = sandbox.run_args(["sample", "./models/mine"].into_iter().chain(ask)).await.ok();
-    assert_eq!(sampled.json()["model"], "mine");
+    assert_eq!(sampled.json()["model"], "local/mine");
     sandbox.run("logprobs models/mine --local -p Hi").await.ok();
     sandbox.write("broken.gguf", "no model");
     let broken = sandbox.run("sample broken.gguf --local -p Hi").await;
-    broken.fails(1, &["cannot use base model \"broken\"", "broken.gguf"]);
+    broken.fails(1, &["cannot use base model \"local/broken\"", "broken.gguf"]);
     let moved = sandbox.path("models/other");
     std::fs::rename(&folder, &moved).unwrap();
     sandbox.run("sample --local --max-tokens 1 -p Hi").await.ok();
@@ -143,7 +143,7 @@ async fn models_are_named_by_their_paths() {
     std::fs::write(folder.join("config.json"), "{").unwrap();
     sandbox.run("sample --local --max-tokens 1 -p Hi").await.ok();
     let broken = sandbox.run("sample models/mine --local --max-tokens 1 -p Hi").await;
-    broken.fails(1, &["cannot use base model \"mine\""]);
+    broken.fails(1, &["cannot use base model \"local/mine\""]);
 
     let remote = sandbox.run("sample models/mine -p Hi --base-url http://127.0.0.1:1").await;
     remote.fails(2, &["is a model on this machine", "--local"]);
@@ -159,7 +159,9 @@ async fn a_running_server_that_lacks_a_model_is_explained() {
     std::fs::create_dir_all(&folder).unwrap();
     tinkex_server::write_built_in_model(&folder).unwrap();
     let ask = "sample mine --local --max-tokens 1 -p Hi";
-    for (options, message) in [("", Some("tinkex serve --model mine=")), ("--model m=mine", None)] {
+    for (options, message) in
+        [("", Some("tinkex serve --model local/mine=")), ("--model m=mine", None)]
+    {
         let interrupt = tinkex_cli::Interrupt::default();
         sandbox.interrupt = Some(interrupt.clone());
         let client = async {

@@ -169,7 +169,7 @@ async fn run_name(
     wanted: &str,
 ) -> Result<RunName, CommandError> {
     let default = RunName::of_file(wanted.as_ref());
-    choose_name(context, &service.rest(), None, &default, |_| false).await
+    choose_name(context, service, None, &default, |_| false).await
 }
 
 /// Encodes bundled examples.

@@ -143,7 +143,9 @@ async fn prepare(
     let (folder, state) = match (resume, old) {
         (Some(folder), Some(mut state)) => {
             if config.steps != old_steps {
-                let (at, steps) = (RlRunState::finished_steps(&folder), config.steps);
+                let steps = config.steps;
+                context.notice(&format!("changing the run from {old_steps} to {steps} steps"));
+                let at = RlRunState::finished_steps(&folder);
                 state.changes.push(SettingChange::of_steps(at, old_steps, steps));
             }
             state.settings = config;
@@ -151,7 +153,7 @@ async fn prepare(
         }
         _ => {
             let file = config.file.clone().unwrap_or_default();
-            let (name, folder) = config.folder.create(context, &service.rest(), &file).await?;
+            let (name, folder) = config.folder.create(context, &service, &file).await?;
             (folder, RlRunState::new(&name, config, model)?)
         }
     };

@@ -123,7 +123,11 @@ async fn prepare(
     let (examples, config) =
         Examples::read(&tokenizer.chat()?, config, &run_args, args.length, old.is_none())?;
     if let Some(state) = &mut old {
+        let before = state.settings.steps;
         state.change_steps(config.steps)?;
+        if before != config.steps {
+            context.notice(&format!("changing the run from {before} to {} steps", config.steps));
+        }
         if state.finished {
             report_finished(context, state)?;
             return Ok(None);
@@ -139,8 +143,7 @@ async fn prepare(
     let (folder, mut state) = match (resume, old) {
         (Some(folder), Some(state)) => (folder, state),
         _ => {
-            let rest = service.rest();
-            let (name, folder) = run_args.folder.create(context, &rest, &config.file).await?;
+            let (name, folder) = run_args.folder.create(context, &service, &config.file).await?;
             (folder, RunState::new(&name, config)?)
         }
     };
