@@ -9,7 +9,7 @@ use tinkex::Env;
 use crate::id_cache::{self, IdKind};
 
 use super::LATEST;
-use super::folder::all_folders;
+use super::folder::{RunFolder, all_folders};
 
 fn candidates(texts: impl Iterator<Item = String>) -> Vec<CompletionCandidate> {
     let mut texts: Vec<String> = texts.collect();
@@ -20,10 +20,12 @@ fn candidates(texts: impl Iterator<Item = String>) -> Vec<CompletionCandidate> {
 
 /// Returns names of runs: those of recent lists, and those of the run folders of this machine.
 fn names() -> Vec<String> {
-    let variables = Env::from_process();
-    let here = std::env::current_dir().unwrap_or_default();
-    let folders = all_folders(&variables, &here).into_iter().filter_map(|folder| folder.name);
-    id_cache::recent(&variables, IdKind::Name).into_iter().chain(folders).collect()
+    let listed = id_cache::recent(&Env::from_process(), IdKind::Name).into_iter();
+    listed.chain(folders().into_iter().filter_map(|folder| folder.name)).collect()
+}
+
+fn folders() -> Vec<RunFolder> {
+    all_folders(&Env::from_process(), &std::env::current_dir().unwrap_or_default())
 }
 
 /// Returns the candidates for RUN: names, `latest` and ids.
@@ -39,7 +41,12 @@ pub(crate) fn checkpoint_candidates() -> Vec<CompletionCandidate> {
     let names = names();
     let latest = names.iter().map(|name| format!("{name}/{LATEST}"));
     let runs = names.iter().cloned().chain([LATEST.to_owned()]);
-    candidates(runs.chain(latest).chain(paths))
+    let saved = folders().into_iter().filter_map(|folder| {
+        let name = folder.name?;
+        let below = |checkpoint: String| format!("{name}/{checkpoint}");
+        Some(folder.checkpoints.into_iter().map(below).collect::<Vec<_>>())
+    });
+    candidates(runs.chain(latest).chain(saved.flatten()).chain(paths))
 }
 
 /// Returns the candidates for a model to sample from: those for CHECKPOINT, and base models.

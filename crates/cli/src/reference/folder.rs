@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::Deserialize;
+use tinkex::recipes::SavedCheckpoint;
 use tinkex::rest::{AccessScope, TrainingRun};
 use tinkex::{Env, RestClient};
 use tinkex_files::AtomicWrite;
@@ -27,6 +28,8 @@ pub(crate) struct RunFolder {
     pub(crate) name: Option<String>,
     /// Id of the run on the server, if it was created there.
     pub(crate) run_id: Option<String>,
+    /// Names of the checkpoints to resume from.
+    pub(super) checkpoints: Vec<String>,
     changed: SystemTime,
 }
 
@@ -37,6 +40,8 @@ struct RunIdentity {
     name: Option<String>,
     #[serde(default)]
     run_id: Option<String>,
+    #[serde(default)]
+    saved: Vec<SavedCheckpoint>,
 }
 
 impl RunIdentity {
@@ -50,10 +55,17 @@ impl RunFolder {
     pub(crate) fn open(path: &Path) -> Option<Self> {
         let file = path.join("run.json");
         let changed = std::fs::metadata(&file).and_then(|file| file.modified()).ok()?;
-        let RunIdentity { name, run_id } = RunIdentity::read(&file)?;
+        let RunIdentity { name, run_id, mut saved } = RunIdentity::read(&file)?;
         // `tinkex rl` keeps its progress in a second file.
-        let run_id = run_id.or_else(|| RunIdentity::read(&path.join("resume.json"))?.run_id);
-        Some(Self { path: path.to_owned(), name, run_id, changed })
+        let run_id = match run_id {
+            Some(id) => Some(id),
+            None => RunIdentity::read(&path.join("resume.json")).and_then(|progress| {
+                saved = progress.saved;
+                progress.run_id
+            }),
+        };
+        let checkpoints = saved.iter().map(|saved| saved.path.name().to_owned()).collect();
+        Some(Self { path: path.to_owned(), name, run_id, checkpoints, changed })
     }
 
     /// Fetches the run of the folder from the server.
