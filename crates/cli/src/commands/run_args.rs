@@ -6,6 +6,7 @@ use clap::Args;
 use clap_complete::ArgValueCandidates;
 use serde::{Deserialize, Serialize};
 use tinkex::ServiceClient;
+use tinkex::wire::CheckpointKind;
 
 use crate::args::positive;
 use crate::context::CommandContext;
@@ -33,6 +34,7 @@ pub(crate) struct ModelArgs {
     #[arg(
         long,
         value_name = "CHECKPOINT",
+        value_parser = training_checkpoint,
         conflicts_with_all = ["model", "rank"],
         help_heading = "Model",
         add = ArgValueCandidates::new(reference::checkpoint_candidates)
@@ -50,6 +52,16 @@ pub(crate) struct ModelArgs {
         help_heading = "Model"
     )]
     pub(crate) rank: u32,
+}
+
+/// Parses a reference to a checkpoint that can be trained further.
+fn training_checkpoint(text: &str) -> Result<CheckpointReference, String> {
+    match text.parse()? {
+        CheckpointReference::Path(path) if path.kind() != CheckpointKind::Training => {
+            Err("expected a training checkpoint: tinker://RUN/weights/NAME".to_owned())
+        }
+        reference => Ok(reference),
+    }
 }
 
 impl ModelArgs {

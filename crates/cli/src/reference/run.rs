@@ -203,8 +203,13 @@ impl RunReference {
         let environment = &*context.environment;
         let folders = folder::all_folders(&environment.variables, &environment.folder);
         let local = folders.iter().find(|folder| folder.name.as_deref() == Some(text));
-        if let Some(folder) = local.filter(|folder| folder.run_id.is_some()) {
-            return Ok(Ok(vec![folder.run(rest, scope).await?]));
+        if let Some(id) = local.and_then(|folder| folder.run_id.as_deref()) {
+            match rest.get_training_run(id, scope).await {
+                Ok(run) => return Ok(Ok(vec![run])),
+                // The run is on another server, or was deleted.
+                Err(error) if is_unknown(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         let names = all.iter().flat_map(|run| [name_of(run), Some(run.training_run_id.as_str())]);
         let mut names: Vec<&str> = names.flatten().collect();
