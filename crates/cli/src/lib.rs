@@ -100,7 +100,7 @@ impl ParsedCommand {
             Ok(args) => args,
             Err(error) if error.use_stderr() => {
                 return Err(if wants_json {
-                    error::report(environment, &CommandError::from_clap(&error), true)
+                    error::report(environment, &CommandError::from_clap(&error), true, false)
                 } else {
                     error::report_usage(environment, &error)
                 });
@@ -110,7 +110,7 @@ impl ParsedCommand {
         match commands::run_offline(environment, &args.globals, &args.command) {
             Ok(false) => Ok(Self(args)),
             Ok(true) => Err(Exit::Success),
-            Err(failure) => Err(error::report(environment, &failure, wants_json)),
+            Err(failure) => Err(error::report(environment, &failure, wants_json, false)),
         }
     }
 
@@ -127,6 +127,7 @@ impl ParsedCommand {
     /// Runs the command and returns the exit code.
     pub async fn run(self, environment: &mut Environment) -> Exit {
         let (globals, command) = (&self.0.globals, &self.0.command);
+        let verbose = globals.verbose > 0;
         let wants_json = matches!(
             settings::output_format(&environment.variables, globals),
             Ok(Some(OutputFormat::Json))
@@ -136,7 +137,7 @@ impl ParsedCommand {
             Err(_) if command.repairs_settings() => {
                 CommandSettings::without_profile(environment, globals)
             }
-            Err(failure) => return error::report(environment, &failure, wants_json),
+            Err(failure) => return error::report(environment, &failure, wants_json, verbose),
         };
         let format = settings.format;
         let console = Console::new(mem::replace(&mut environment.err, Box::new(std::io::sink())));
@@ -145,7 +146,9 @@ impl ParsedCommand {
         let _log = log::install(&console, environment, globals, format, server_log);
         match execute(environment, console, self.0, settings).await {
             Ok(exit) => exit,
-            Err(failure) => error::report(environment, &failure, format == OutputFormat::Json),
+            Err(failure) => {
+                error::report(environment, &failure, format == OutputFormat::Json, verbose)
+            }
         }
     }
 }

@@ -179,6 +179,10 @@ impl CommandSettings {
         if self.retry_for.is_some() {
             // The user may be waiting for a server that is being started.
             retry = retry.first_contact_timeout(retry_for);
+        } else if !self.local {
+            // A server that refuses the first connection is reported at once. The local server may
+            // be about to be taken over by this command.
+            retry = retry.first_contact_timeout(Duration::ZERO);
         }
         if self.wait_for_billing {
             retry = retry.wait_for_billing();

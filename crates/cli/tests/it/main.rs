@@ -37,5 +37,6 @@ mod tcp_server;
 #[cfg(unix)]
 mod terminal;
 mod train;
+mod train_data;
 #[cfg(unix)]
 mod tty;

@@ -93,7 +93,7 @@ pub(super) async fn run(
                 Ok(false) => {}
                 // On a terminal the user can try again; a script must fail.
                 Err(failure) if interactive => {
-                    crate::error::report(context.environment, &failure, false);
+                    report(context, &failure);
                 }
                 Err(failure) => return Err(failure),
             }
@@ -112,7 +112,7 @@ pub(super) async fn run(
             }
             Err(failure) if interactive && failure.exit() != Exit::Success => {
                 conversation.messages.pop();
-                crate::error::report(context.environment, &failure, false);
+                report(context, &failure);
             }
             Err(failure) => return Err(failure),
         }
@@ -128,6 +128,12 @@ async fn open(
     let tokenizer = weights.tokenizer(&context.environment.variables, &sampler).await?;
     let chat = tokenizer.chat()?;
     Ok((Conversation { sampler, chat, system: None, messages: Vec::new() }, name))
+}
+
+/// Prints an error after which the chat continues.
+fn report(context: &mut CommandContext<'_>, failure: &CommandError) {
+    let verbose = context.globals.verbose > 0;
+    crate::error::report(context.environment, failure, false, verbose);
 }
 
 /// Prints a response while it is sampled, and returns it.

@@ -18,9 +18,13 @@ use super::state::{LearnFrom, TrainMethod};
 /// Arguments of `tinkex train`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each line of FILE is a conversation or a prompt with its completion:
+FILE is JSON Lines or a JSON array, plain or compressed with gzip or Zstandard; - is standard input.
+All examples of a file have one of these formats:
   {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"Hello!\"}]}
   {\"prompt\": \"The capital of France is\", \"completion\": \" Paris.\"}
+  {\"text\": \"All of this text is learned.\"}
+  {\"instruction\": \"Translate to French\", \"input\": \"cheese\", \"output\": \"fromage\"}       Alpaca
+  {\"conversations\": [{\"from\": \"human\", \"value\": \"Hi\"}, {\"from\": \"gpt\", \"value\": \"Hello!\"}]}  ShareGPT
 With --method dpo, each line is a prompt with a chosen and a rejected completion:
   {\"prompt\": \"The capital of France is\", \"chosen\": \" Paris.\", \"rejected\": \" Rome.\"}
 
@@ -29,7 +33,8 @@ Ctrl-C saves a checkpoint and stops; a second Ctrl-C stops immediately.
 
 Examples:
   tinkex train examples.jsonl --local                   fine-tune the built-in model on this machine
-  tinkex train examples.jsonl --local --dry-run         show the number of examples, tokens and steps
+  tinkex train examples.jsonl --local --dry-run         show the plan, and the time from a measured step
+  zcat *.jsonl.gz | tinkex train - --local              train on standard input
   tinkex train examples.jsonl --model Qwen/Qwen3-8B --epochs 2 --eval-split 0.1
   tinkex train examples.jsonl --local --plot loss.png   plot the loss to a PNG file
   tinkex train pairs.jsonl --local --method dpo         learn from preference pairs
@@ -53,15 +58,24 @@ pub(crate) struct TrainArgs {
     /// Plot of the loss, as .svg or .png [default: loss.svg in the run folder]
     #[arg(long, value_name = "FILE", value_parser = plot::parse_file, help_heading = "Run")]
     pub(super) plot: Option<PathBuf>,
-    /// Show what the run would do without starting it
+    /// Show what the run would do without starting it; on this machine, measure a step
     #[arg(long, help_heading = "Run")]
     pub(super) dry_run: bool,
+    /// Price of a million training tokens in USD, for the cost that --dry-run shows
+    #[arg(
+        long,
+        value_name = "USD",
+        value_parser = price,
+        requires = "dry_run",
+        help_heading = "Run"
+    )]
+    pub(super) price: Option<f64>,
 }
 
 /// Arguments that a resumed run cannot change. They are listed one by one, not as a group, so that
 /// an error names only the ones that were given.
 const FIXED_ARGS: [&str; 23] = [
-    "file",
+    "files",
     "method",
     "beta",
     "model",
@@ -152,9 +166,9 @@ impl LengthArgs {
 /// Arguments that determine a run.
 #[derive(Clone, Debug, Args)]
 pub(super) struct RunArgs {
-    /// Training data: JSON Lines with conversations or prompt/completion pairs
+    /// Training data: JSON Lines or a JSON array, also compressed; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "resume")]
-    pub(super) file: Option<PathBuf>,
+    pub(super) files: Vec<PathBuf>,
     /// Training method: sft (supervised), or dpo (preference pairs)
     #[arg(
         long,
@@ -297,6 +311,10 @@ pub(crate) fn learning_rate(text: &str) -> Result<f64, String> {
 
 fn beta(text: &str) -> Result<f64, String> {
     number(text, |beta| beta > 0.0 && beta <= 1e3, "a number above 0, such as 0.1")
+}
+
+fn price(text: &str) -> Result<f64, String> {
+    number(text, |price| (0.0..1e9).contains(&price), "a price in USD, such as 0.4")
 }
 
 fn epochs(text: &str) -> Result<f64, String> {

@@ -1,6 +1,8 @@
 //! [`ActiveRun`]: executes a run and stores its progress in the run folder.
 
 use std::path::PathBuf;
+use std::pin::pin;
+use std::time::Duration;
 
 use serde_json::json;
 use tinkex::recipes::dpo::{self, DpoPair, DpoReference};
@@ -16,16 +18,17 @@ use crate::format;
 use crate::reference::{parse_path, remember_folder, run_metadata};
 
 use super::data;
-use super::examples::Examples;
+use super::examples::{Examples, TruncatedCounts};
 use super::metrics_log::{EvalLine, MetricsLog, StepLine};
 use super::next_commands;
 use super::plot;
 use super::progress::{TrainProgress, thousands};
-use super::state::RunState;
+use super::state::{RunConfig, RunState};
 
 /// Run in progress.
 pub(super) struct ActiveRun {
     pub(super) service: ServiceClient,
+    pub(super) model: TrainingClient,
     pub(super) folder: PathBuf,
     /// Prevents other processes from resuming the run.
     pub(super) _lock: tinkex_files::FileLock,
@@ -40,6 +43,55 @@ pub(super) struct RunOutcome {
     tokens_per_second: f64,
     /// Whether the user stopped the run before its last step.
     stopped: bool,
+    truncated: TruncatedCounts,
+}
+
+/// Creates the model to train, or loads it from the last checkpoint. Loading a large base model takes
+/// a while, which a notice says.
+pub(super) async fn create_model(
+    context: &mut CommandContext<'_>,
+    service: &ServiceClient,
+    config: &RunConfig,
+    name: Option<&str>,
+    saved: Option<&SavedCheckpoint>,
+) -> Result<TrainingClient, CommandError> {
+    let create = async {
+        let Some(saved) = saved else { return create_start(service, config, name).await };
+        let restore = RestoreMode::WithOptimizer;
+        let model = service.create_training_client_from(&saved.path, restore);
+        Ok(model.user_metadata(run_metadata(name)).create().await?)
+    };
+    let mut create = pin!(create);
+    match tokio::time::timeout(QUIET_LOAD, &mut create).await {
+        Ok(created) => created,
+        Err(_) => {
+            context.notice(&format!("loading {}", config.model));
+            create.await
+        }
+    }
+}
+
+/// Time after which a notice says that the model is being loaded.
+const QUIET_LOAD: Duration = Duration::from_secs(2);
+
+/// Creates a model with the starting weights.
+async fn create_start(
+    service: &ServiceClient,
+    config: &RunConfig,
+    name: Option<&str>,
+) -> Result<TrainingClient, CommandError> {
+    let metadata = run_metadata(name);
+    let Some(from) = &config.from else {
+        let new = service.create_lora_training_client(&*config.model);
+        let new = new.rank(config.rank).seed(config.seed).user_metadata(metadata);
+        return Ok(new.create().await?);
+    };
+    let restore = match config.with_optimizer {
+        true => RestoreMode::WithOptimizer,
+        false => RestoreMode::WeightsOnly,
+    };
+    let model = service.create_training_client_from(&parse_path(from)?, restore);
+    Ok(model.user_metadata(metadata).create().await?)
 }
 
 impl ActiveRun {
@@ -52,6 +104,7 @@ impl ActiveRun {
     ) -> Result<RunOutcome, CommandError> {
         let from = self.state.step();
         let config = self.state.settings.clone();
+        self.state.run_id = Some(self.model.model_id().to_string());
         self.state.store(&self.folder)?;
         remember_folder(&context.environment.variables, &self.folder);
         // Draw the empty plot now, to fail before training if the file cannot be written.
@@ -65,11 +118,12 @@ impl ActiveRun {
             format::count(config.steps - from, "step"),
             self.folder.display()
         ));
+        if let Some(warning) = examples.warning(&config) {
+            context.notice(&warning);
+        }
         context.announce_dashboard();
         let interrupt = context.environment.interrupt.clone();
-        let model = interrupt.run_until(1, self.create_model()).await?;
-        self.state.run_id = Some(model.model_id().to_string());
-        self.state.store(&self.folder)?;
+        let model = self.model.clone();
 
         let loss = match (&examples.pairs, config.beta) {
             (Some((train, eval)), Some(beta)) => {
@@ -82,6 +136,7 @@ impl ActiveRun {
             }
             _ => LossFn::CrossEntropy.into(),
         };
+        let truncated = examples.truncated;
         let mut progress = TrainProgress::new(context, config.steps, from);
         let mut training = TrainLoop::new(model.clone(), plan.clone(), examples.train)
             .eval(examples.eval)
@@ -135,6 +190,7 @@ impl ActiveRun {
             seconds: progress.seconds(),
             tokens_per_second: progress.tokens_per_second(),
             stopped: stopped && !finished,
+            truncated,
         })
     }
 
@@ -157,7 +213,7 @@ impl ActiveRun {
         let start = match self.state.step() {
             0 => model.clone(),
             // The model has other weights by now. The name belongs to the model that is trained.
-            _ => self.create_start(None).await?,
+            _ => create_start(&self.service, &self.state.settings, None).await?,
         };
         let pairs = [train, eval].concat();
         let reference = dpo::reference_logprobs(&start, &pairs).await?;
@@ -165,32 +221,6 @@ impl ActiveRun {
         let written = tinkex_files::write(&path, text);
         written.map_err(|error| CommandError::file("write", path.display(), &error))?;
         Ok(reference)
-    }
-
-    /// Creates the model to train, or loads it from the last checkpoint.
-    async fn create_model(&self) -> Result<TrainingClient, CommandError> {
-        let name = self.state.name.as_deref();
-        let Some(saved) = self.state.saved.last() else { return self.create_start(name).await };
-        let restore = RestoreMode::WithOptimizer;
-        let model = self.service.create_training_client_from(&saved.path, restore);
-        Ok(model.user_metadata(run_metadata(name)).create().await?)
-    }
-
-    /// Creates a model with the starting weights.
-    async fn create_start(&self, name: Option<&str>) -> Result<TrainingClient, CommandError> {
-        let config = &self.state.settings;
-        let metadata = run_metadata(name);
-        let Some(from) = &config.from else {
-            let new = self.service.create_lora_training_client(&*config.model);
-            let new = new.rank(config.rank).seed(config.seed).user_metadata(metadata);
-            return Ok(new.create().await?);
-        };
-        let restore = match config.with_optimizer {
-            true => RestoreMode::WithOptimizer,
-            false => RestoreMode::WeightsOnly,
-        };
-        let model = self.service.create_training_client_from(&parse_path(from)?, restore);
-        Ok(model.user_metadata(metadata).create().await?)
     }
 
     /// Records a new checkpoint in `run.json`, then deletes the oldest ones. In the other order, a
@@ -232,8 +262,9 @@ impl ActiveRun {
     }
 
     fn plot(&self) -> Result<(), CommandError> {
-        let name = self.state.settings.file.file_name().unwrap_or_default().to_string_lossy();
-        let title = format!("{} on {name}", self.state.settings.model);
+        let files = self.state.settings.files.iter().filter_map(|file| file.file_name());
+        let names: Vec<_> = files.map(|name| name.to_string_lossy()).collect();
+        let title = format!("{} on {}", self.state.settings.model, names.join(", "));
         plot::draw(&self.metrics, &title, &self.plot_file())
     }
 
@@ -254,11 +285,6 @@ impl ActiveRun {
             Ok(outcome) => outcome,
             Err(error) => {
                 let hint = match self.state.step() {
-                    // The model was not created. A resumed run would send the same request.
-                    0 if self.state.run_id.is_none() && error.is_rejected_request() => format!(
-                        "Start a new run with other options; {folder} contains no checkpoint and \
-                         can be deleted."
-                    ),
                     0 => format!("Nothing was saved. Start again with: {resume}"),
                     step => format!("Resume from step {step} with: {resume}"),
                 };
@@ -287,6 +313,7 @@ impl ActiveRun {
             "tokens": self.metrics.tokens(),
             "seconds": outcome.seconds,
             "tokens_per_second": outcome.tokens_per_second,
+            "truncated": outcome.truncated,
             "loss": { "first": first.map(|line| line.loss), "last": last.map(|line| line.loss) },
             "eval_loss": {
                 "first": evals.0.map(|line| line.eval_loss),
@@ -319,6 +346,10 @@ impl ActiveRun {
         {
             let held_out = if evals.1.is_some() { "held-out " } else { "" };
             text += &format!(", {held_out}accuracy {accuracy:.2}, margin {margin:.2}");
+        }
+        if outcome.truncated.total() > 0 {
+            let count = format::count(outcome.truncated.total(), "example");
+            text += &format!("; {count} truncated");
         }
         text += &format!(
             "\n  checkpoint  {sampler}\n  metrics     {}\n  plot        {}\n\n{}",
