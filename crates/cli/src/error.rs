@@ -201,10 +201,10 @@ impl CommandError {
                 if let Some(tip) = paragraph.strip_prefix("tip: ") {
                     hint += &format!("Note: {tip}. ");
                 } else if let Some(usage) = paragraph.strip_prefix("Usage: ") {
-                    hint += &format!("Usage: {usage}. ");
+                    hint += &format!("Usage: {usage}; ");
                 }
             }
-            hint += "Run with --help.";
+            hint += if hint.ends_with("; ") { "run with --help." } else { "Run with --help." };
         }
         Self::usage(message).hint(hint)
     }
@@ -349,9 +349,18 @@ impl From<Error> for CommandError {
     }
 }
 
+/// Returns whether an operation is a request: method and path.
+fn is_request(operation: &str) -> bool {
+    operation.split_once(' ').is_some_and(|(_, path)| path.starts_with('/'))
+}
+
 /// Returns the message of an error. It starts with the reason: the request is printed with `-v` only.
+/// Other operations, such as loading a tokenizer, are named.
 fn message(error: &Error, detail: Option<&str>) -> String {
-    let mut message = error.message().to_owned();
+    let mut message = match error.operation().filter(|operation| !is_request(operation)) {
+        Some(operation) => format!("{operation} failed: {}", error.message()),
+        None => error.message().to_owned(),
+    };
     if let (Some(status), Some(detail)) = (error.status(), detail) {
         let response = format!("server responded with status {status}: {detail}");
         message = message.replace(&response, &format!("{detail} (status {status})"));
@@ -456,7 +465,7 @@ pub(crate) fn report(
                 let hint = join_hints(&report.hints).map(|hint| format!("\nhint: {hint}"));
                 let request = report.request.as_ref().filter(|_| verbose);
                 let request = request.map(|request| match &report.server {
-                    Some(server) if request.contains(" /") => {
+                    Some(server) if is_request(request) => {
                         format!("\nrequest: {request} to {server}")
                     }
                     _ => format!("\nrequest: {request}"),
