@@ -216,7 +216,8 @@ impl CommandError {
 
     /// Creates an error about a file: `cannot {action} {path}: {error}`.
     pub(crate) fn file(action: &str, path: impl fmt::Display, error: &io::Error) -> Self {
-        Self::new(Exit::Failed, format!("cannot {action} {path}: {error}"))
+        let reason = without_code(&error.to_string()).to_owned();
+        Self::new(Exit::Failed, format!("cannot {action} {path}: {reason}"))
     }
 
     /// Sets the hint. Replaces earlier hints.
@@ -349,6 +350,11 @@ impl From<Error> for CommandError {
     }
 }
 
+/// Returns the text of an I/O error without the number of the operating system.
+fn without_code(text: &str) -> &str {
+    text.split(" (os error ").next().unwrap_or_default()
+}
+
 /// Returns whether an operation is a request: method and path.
 fn is_request(operation: &str) -> bool {
     operation.split_once(' ').is_some_and(|(_, path)| path.starts_with('/'))
@@ -372,8 +378,7 @@ fn message(error: &Error, detail: Option<&str>) -> String {
         // An error of files repeats the text of its source.
         && !message.ends_with(source.as_str())
     {
-        let source = source.split(" (os error ").next().unwrap_or_default();
-        message = format!("{message}: {source}");
+        message = format!("{message}: {}", without_code(&source));
     }
     // The gradients that the server holds after a partly failed batch.
     let printed = error.to_string();

@@ -237,7 +237,8 @@ async fn rejected_rank_is_permanent_and_leaves_no_run_folder() {
         ["train data.jsonl --local --rank 7", "train data.jsonl --local --rank 7 --dry-run"]
     {
         let rejected = sandbox.run(command).await;
-        let rejected = rejected.fails(7, &["error: lora_config.rank: 7 is not a power of two"]);
+        let rejected =
+            rejected.fails(7, &["error: lora_config.rank: 7 is not a power of two", "--rank 16"]);
         assert!(!rejected.err.contains("--resume"), "{}", rejected.err);
         assert!(!rejected.err.contains("again"), "{}", rejected.err);
         assert!(!rejected.err.contains("POST"), "{}", rejected.err);

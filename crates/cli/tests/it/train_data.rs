@@ -213,7 +213,7 @@ async fn dry_run_measures_a_step_and_computes_the_cost() {
     let cost = number("/tokens_to_train_on") / 1e6 * 2.0;
     assert!((number("/estimate/cost_usd") - cost).abs() < 1e-12, "{plan}");
     let text = sandbox.run(line).await.ok();
-    assert!(text.out.contains("measured: one step of 4 examples"), "{}", text.out);
+    assert!(text.out.contains(" s for 4 examples, "), "{}", text.out);
     assert!(text.out.contains("none on this machine"), "{}", text.out);
     let runs = sandbox.run("run list --local --json").await.ok().json();
     assert_eq!(runs["runs"], json!([]), "a dry run leaves no run behind");

@@ -68,20 +68,25 @@ impl RunEstimate {
 
     /// Adds the estimate to the table of the plan.
     pub(super) fn describe(&self, table: &mut Table) {
-        table.property(
-            "Estimated time",
-            match (self.seconds, self.measured_step) {
-                (Some(seconds), Some(step)) => format!(
-                    "{} without evaluations and checkpoints; measured: one step of {} and {} \
-                     tokens in {:.2} s on this machine",
-                    format::short_duration(seconds),
-                    format::count(step.examples, "example"),
-                    step.tokens,
-                    step.seconds
-                ),
-                _ => "unknown; steps are measured on a server on this machine only".to_owned(),
-            },
-        );
+        match (self.seconds, self.measured_step) {
+            (Some(seconds), Some(step)) => {
+                let time = format::short_duration(seconds);
+                let examples = format::count(step.examples, "example");
+                let (tokens, seconds) = (step.tokens, step.seconds);
+                table.property(
+                    "Estimated time",
+                    format!("{time}, without evaluations and checkpoints"),
+                );
+                table.property(
+                    "Measured step",
+                    format!("{seconds:.2} s for {examples}, {tokens} tokens"),
+                );
+            }
+            _ => table.property(
+                "Estimated time",
+                "unknown: a step is measured on this machine only".to_owned(),
+            ),
+        }
         table.property(
             "Estimated cost",
             match (self.cost_usd, self.price_per_million_tokens) {
@@ -89,7 +94,7 @@ impl RunEstimate {
                     format!("{cost:.2} USD, at {price} USD per million tokens (--price)")
                 }
                 _ if self.measured_step.is_some() => "none on this machine".to_owned(),
-                _ => "unknown; pass --price with the price of a million tokens in USD".to_owned(),
+                _ => "unknown: pass --price USD, per million tokens".to_owned(),
             },
         );
     }

@@ -318,6 +318,7 @@ impl Examples {
         table.property("Learning rate", rate.to_lowercase());
         let interval = |steps: u64| match steps {
             0 => "never".to_owned(),
+            1 => "every step".to_owned(),
             steps => format!("every {steps} steps"),
         };
         table.property(

@@ -62,13 +62,17 @@ pub(super) async fn create_model(
         Ok(model.user_metadata(run_metadata(name)).create().await?)
     };
     let mut create = pin!(create);
-    match tokio::time::timeout(QUIET_LOAD, &mut create).await {
+    let created = match tokio::time::timeout(QUIET_LOAD, &mut create).await {
         Ok(created) => created,
         Err(_) => {
             context.notice(&format!("loading {}", config.model));
             create.await
         }
-    }
+    };
+    created.map_err(|error| match error.to_string().starts_with("lora_config.rank") {
+        true => error.hint("Pass a rank that the message allows, such as --rank 16."),
+        false => error,
+    })
 }
 
 /// Time after which a notice says that the model is being loaded.
