@@ -244,6 +244,11 @@ impl CommandError {
         }
     }
 
+    /// Returns whether the server rejected a request as invalid. The same request would fail again.
+    pub(crate) fn is_rejected_request(&self) -> bool {
+        matches!(self, Self::Report(report) if matches!(report.status, Some(400 | 404 | 422)))
+    }
+
     /// Adapts the hints to the server: names it if it could not be reached, and refers to the lists
     /// of the local server if a resource does not exist there.
     pub(crate) fn with_server(mut self, server: &str, local: bool) -> Self {

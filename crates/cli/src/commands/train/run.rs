@@ -282,7 +282,6 @@ impl ActiveRun {
         context: &mut CommandContext<'_>,
         outcome: Result<RunOutcome, CommandError>,
     ) -> Result<Exit, CommandError> {
-        let folder = format::shell_quote(&self.folder.display().to_string());
         let run = resume_text(context, &self.folder, self.state.name.as_deref());
         let resume = format!("tinkex train --resume {run}{}", context.server_flags());
         let outcome = match outcome {
