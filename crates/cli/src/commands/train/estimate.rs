@@ -131,7 +131,8 @@ async fn measure(
     }
     let run = model.model_id().clone();
     service.finish(&Ok::<(), CommandError>(())).await;
-    // Servers that cannot delete runs keep an empty one.
-    let _ = service.rest().delete_training_run(run).await;
+    // Only the session that has ended prevents the deletion. Servers that cannot delete runs keep
+    // an empty one.
+    let _ = context.client().await?.rest().delete_training_run(run).await;
     Ok(MeasuredStep { examples: batch.len(), tokens, seconds })
 }
