@@ -417,9 +417,8 @@ fn exit(error: &Error) -> Exit {
         ErrorKind::InvalidInput => Exit::Usage,
         ErrorKind::Conflict => Exit::Failed,
         // A 408 is of this kind and temporary.
-        ErrorKind::Rejected if !error.is_retryable() => Exit::Rejected,
+        ErrorKind::Rejected | ErrorKind::Connect if !error.is_retryable() => Exit::Rejected,
         ErrorKind::WorkFailed if error.is_user_error() => Exit::Rejected,
-        ErrorKind::Connect if !error.is_retryable() => Exit::Rejected,
         ErrorKind::Server if error.status() == Some(501) => Exit::Rejected,
         _ if error.is_retryable() => Exit::Temporary,
         _ => Exit::Failed,

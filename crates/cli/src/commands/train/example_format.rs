@@ -70,6 +70,10 @@ pub(super) type Rejection = (String, Advice);
 /// Fields of a record. Their values are not parsed.
 type Fields = BTreeMap<String, Box<RawValue>>;
 
+fn field<'a>(fields: &'a Fields, key: &str) -> Option<&'a RawValue> {
+    fields.get(key).map(|value| &**value)
+}
+
 /// Parses a record as an object.
 fn fields(record: &[u8]) -> Result<Fields, Rejection> {
     if let Err(error) = std::str::from_utf8(record) {
@@ -115,8 +119,11 @@ pub(super) fn example(record: &[u8]) -> Result<(ExampleFormat, Cow<'_, [u8]>), R
         return Ok((ExampleFormat::Conversations, Cow::Borrowed(record)));
     }
     if let Some(turns) = fields.get("conversations").filter(|_| has("conversations")) {
-        let messages = share_gpt(turns, fields.get("system")).map_err(wrong)?;
-        return Ok((ExampleFormat::ShareGpt, conversation(&messages, fields.get("tools")).into()));
+        let messages = share_gpt(turns, field(&fields, "system")).map_err(wrong)?;
+        return Ok((
+            ExampleFormat::ShareGpt,
+            conversation(&messages, field(&fields, "tools")).into(),
+        ));
     }
     match (has("instruction"), has("output")) {
         (true, true) => {
@@ -164,7 +171,7 @@ pub(super) fn pair(record: &[u8]) -> Result<Cow<'_, [u8]>, Rejection> {
         });
     }
     let prompt = if let Some(turns) = fields.get("conversations") {
-        share_gpt(turns, fields.get("system")).map_err(wrong)?
+        share_gpt(turns, field(&fields, "system")).map_err(wrong)?
     } else if fields.contains_key("instruction") {
         alpaca_prompt(&fields).map_err(wrong)?
     } else {
@@ -244,7 +251,7 @@ fn alpaca_prompt(fields: &Fields) -> Result<Vec<Value>, String> {
 
 /// Writes a conversation as a record. `tools` keeps its text, because the order of its fields
 /// matters.
-fn conversation(messages: &[Value], tools: Option<&Box<RawValue>>) -> Vec<u8> {
+fn conversation(messages: &[Value], tools: Option<&RawValue>) -> Vec<u8> {
     let messages = Value::from(messages);
     match tools.filter(|tools| tools.get() != "null") {
         None => json!({ "messages": messages }).to_string().into_bytes(),
@@ -264,7 +271,7 @@ fn conversation_without_tools(messages: &Value) -> Vec<u8> {
 }
 
 /// Converts the turns of a ShareGPT conversation to messages.
-fn share_gpt(turns: &RawValue, system: Option<&Box<RawValue>>) -> Result<Vec<Value>, String> {
+fn share_gpt(turns: &RawValue, system: Option<&RawValue>) -> Result<Vec<Value>, String> {
     let turns = match parse(turns) {
         Value::Array(turns) => turns,
         other => {
@@ -272,7 +279,7 @@ fn share_gpt(turns: &RawValue, system: Option<&Box<RawValue>>) -> Result<Vec<Val
         }
     };
     let mut messages = Vec::new();
-    if let Some(Value::String(system)) = system.map(|system| parse(system))
+    if let Some(Value::String(system)) = system.map(parse)
         && !system.is_empty()
     {
         messages.push(message("system", &system));
@@ -373,7 +380,7 @@ fn quoted<'a>(keys: impl Iterator<Item = &'a String>) -> String {
     let keys: Vec<String> = keys.map(|key| format!("{key:?}")).collect();
     match keys.len() {
         0 => "no keys".to_owned(),
-        ..=MAX_KEYS => keys.join(", "),
+        1..=MAX_KEYS => keys.join(", "),
         count => format!("{} and {} more", keys[..MAX_KEYS].join(", "), count - MAX_KEYS),
     }
 }
