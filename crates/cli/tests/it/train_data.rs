@@ -132,6 +132,8 @@ async fn wrong_files_are_explained() {
     );
     let rl = sandbox.run("rl missing.jsonl --local --reward exact").await;
     rl.fails(1, &["cannot read prompts file ", "missing.jsonl: "]);
+    #[cfg(unix)]
+    sandbox.run("train /dev/null --local").await.fails(2, &["it is a pipe or a device", "Pass -"]);
     assert!(!sandbox.path("data-run").exists());
 }
 

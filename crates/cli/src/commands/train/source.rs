@@ -77,12 +77,19 @@ impl InputFile {
             CommandError::file("read", self.describe(), &error)
                 .hint("Pass the path of a JSON Lines file, or - for standard input.")
         };
-        let mut file = File::open(&self.path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.is_dir() {
+        // Before the file is opened: opening a pipe waits for its writer.
+        let metadata = std::fs::metadata(&self.path).map_err(failed)?;
+        if metadata.is_dir() {
             return Err(self.error("it is a folder").hint(
                 "Pass a JSON Lines file. To resume the run in a folder, pass --resume DIR.",
             ));
         }
+        if !metadata.is_file() {
+            return Err(self
+                .error("it is a pipe or a device")
+                .hint("Pass - to read a pipe: COMMAND | tinkex train - …"));
+        }
+        let mut file = File::open(&self.path).map_err(failed)?;
         let mut start = Vec::new();
         (&mut file).take(8).read_to_end(&mut start).map_err(failed)?;
         file.rewind().map_err(failed)?;
