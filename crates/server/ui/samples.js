@@ -20,7 +20,7 @@ export function sampleList(filter, params = new URLSearchParams()) {
   const own = params.size > 0 || !filter.run;
   const remember = (values) => { if (own) setParams(values); };
   const search = h("input", {
-    type: "search", placeholder: "Search in prompts and completions", "aria-label": "Search samples", value: options.search,
+    type: "search", placeholder: "Search prompts and completions", "aria-label": "Search samples", value: options.search,
     input: debounce(250, () => { options.search = search.value; remember({ q: options.search }); load(); }),
   });
   const sort = h("select", { "aria-label": "Sort", change: () => { options.sort = sort.value; remember({ sort: options.sort }); draw(); } },
@@ -112,11 +112,12 @@ export function sampleList(filter, params = new URLSearchParams()) {
         : h("p", { class: "muted" }, "The text of this sample is not recorded."),
       h("div", { class: completions.length > 1 ? "completions many" : "completions" }, sorted.map((completion) =>
         h("div", { class: "completion" },
-          (completions.length > 1 || completion.advantage !== null) && h("div", { class: "score" },
+          (completions.length > 1 || completion.advantage !== null || completion.stop === "cancelled") && h("div", { class: "score" },
             completion.advantage !== null && h("span", { class: completion.advantage >= 0 ? "plus" : "minus" },
               `advantage ${completion.advantage > 0 ? "+" : ""}${number(completion.advantage)}`),
             h("span", { class: "muted" }, `mean log-probability ${number(meanLogprob(completion))}`),
-            completion.stop === "length" && h("span", { class: "muted" }, "cut at the limit")),
+            completion.stop === "length" && h("span", { class: "muted" }, "cut at the limit"),
+            completion.stop === "cancelled" && h("span", { class: "muted" }, "ended by the client")),
           tokenText(completion, { whitespace: options.whitespace })))),
       errors.map((sample) => h("p", { class: "error" }, sample.error)));
   }
