@@ -231,6 +231,7 @@ export class LineChart {
     const { x: cross } = this.sync;
     if (cross !== null && cross >= x0 && cross <= x1) {
       context.strokeStyle = ink;
+      context.lineWidth = 1;
       context.setLineDash([3, 3]);
       context.beginPath();
       context.moveTo(Math.round(toX(cross)) + 0.5, PAD.top);

@@ -172,6 +172,9 @@ impl HistoryReader {
 
     /// Reads the points that were committed since the last call.
     fn read_columns(&mut self, cached: &mut CachedColumns) -> rusqlite::Result<()> {
+        // All cursors must see the same commits: a pass that one does not see would never be read if
+        // another one sees a later step.
+        let _snapshot = self.connection.unchecked_transaction()?;
         let ids = self.series_of(&cached.run)?;
         // One cursor per series: see `requests`.
         let sql = format!(
@@ -190,8 +193,8 @@ impl HistoryReader {
         }
         while !cursors.is_empty() {
             let mut first = 0;
-            for index in 1..cursors.len() {
-                if cursors[index].point.id < cursors[first].point.id {
+            for (index, cursor) in cursors.iter().enumerate().skip(1) {
+                if cursor.point.id < cursors[first].point.id {
                     first = index;
                 }
             }

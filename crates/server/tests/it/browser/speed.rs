@@ -15,6 +15,15 @@ const LONG_RUNS: u32 = 3;
 /// Maximum time until a view can be used.
 const LIMIT: Duration = Duration::from_secs(1);
 
+/// Returns [`LIMIT`], or more if more programs run on the machine than it has cores.
+fn limit() -> Duration {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = f64::from(u32::try_from(cores).unwrap());
+    LIMIT.mul_f64((load / cores).max(1.0))
+}
+
 /// Writes `count` runs, the first of which are long, into the database of a server that is not
 /// running.
 fn write_runs(data: &Path, count: u32) {
@@ -105,13 +114,16 @@ async fn many_runs_and_long_runs_are_fast() {
     println!(
         "list of 1,001 runs: first {first:?}, then {lists:?}; runs of {STEPS} steps: {runs:?}; \
          their metrics (milliseconds to the first byte, to the last, bytes): {requests:?}; \
-         slowest frame while scrolling {scrolling} ms, while hovering {hovering} ms"
+         median frame while scrolling {scrolling:.0} ms, while hovering {hovering:.0} ms"
     );
     // The fastest of three: other programs of the machine must not fail the test.
-    assert!(lists.iter().any(|time| *time < LIMIT), "list of runs: {lists:?}");
-    assert!(runs.iter().any(|time| *time < LIMIT), "runs: {runs:?}");
-    assert!(scrolling.as_f64() < Some(250.0), "slowest frame while scrolling: {scrolling} ms");
-    assert!(hovering.as_f64() < Some(250.0), "slowest frame while hovering: {hovering} ms");
+    let limit = limit();
+    assert!(lists.iter().any(|time| *time < limit), "list of runs: {lists:?}");
+    assert!(runs.iter().any(|time| *time < limit), "runs: {runs:?}");
+    // 30 frames per second at least, of 60.
+    let frame = 34.0 * limit.div_duration_f64(LIMIT);
+    assert!(scrolling < frame, "median frame while scrolling: {scrolling} ms");
+    assert!(hovering < frame, "median frame while hovering: {hovering} ms");
     // A part of the curve is shown with all of its points.
     let zoom = "const c = document.querySelector('.chart canvas'); \
         const b = c.getBoundingClientRect(); const send = (type, x) => c.dispatchEvent( \

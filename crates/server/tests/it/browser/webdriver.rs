@@ -197,14 +197,15 @@ impl Browser {
         self.post(&what, "/actions", json!({ "actions": [mouse] })).await;
     }
 
-    /// Returns the longest time in milliseconds between 30 frames, each after the script `change`.
-    pub(super) async fn frame_time(&self, change: &str) -> Value {
+    /// Returns the median time in milliseconds between 30 frames, each after the script `change`.
+    pub(super) async fn frame_time(&self, change: &str) -> f64 {
         let script = format!(
-            "let [last, longest] = [performance.now(), 0]; for (let n = 0; n < 30; n++) {{ \
+            "let last = performance.now(); const times = []; for (let n = 0; n < 30; n++) {{ \
              (() => {{ {change} }})(); const now = await new Promise(requestAnimationFrame); \
-             longest = Math.max(longest, now - last); last = now; }} return Math.round(longest);"
+             times.push(now - last); last = now; }} \
+             return times.sort((a, b) => a - b)[15]"
         );
-        self.run(&script).await
+        self.run(&script).await.as_f64().unwrap()
     }
 
     /// Runs axe-core and returns the violations.
