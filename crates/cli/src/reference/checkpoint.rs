@@ -142,9 +142,7 @@ impl CheckpointReference {
             Self::Text(text) => text,
         };
         let Some(parts) = split(context.environment, text) else {
-            let message = format!("{text:?} is not a reference to a checkpoint");
-            return Err(CommandError::usage(message)
-                .hint("Pass a tinker:// path, RUN, RUN/NAME or RUN/weights/NAME."));
+            return Ok(Err(UnknownRun::new(text)));
         };
         if let (true, Some(kind), Some(name)) = (parts.run.is_id(), parts.kind, &parts.name) {
             let path =

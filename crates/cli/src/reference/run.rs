@@ -61,6 +61,11 @@ pub(crate) struct UnknownRun {
 }
 
 impl UnknownRun {
+    /// Reports a text that cannot name a run.
+    pub(super) fn new(text: &str) -> Self {
+        Self { text: text.to_owned(), nearest: Vec::new(), has_runs: true }
+    }
+
     /// Returns a hint with similar names, if there are any.
     pub(crate) fn suggestion(&self) -> Option<String> {
         (!self.nearest.is_empty()).then(|| did_you_mean(&self.nearest, ""))
