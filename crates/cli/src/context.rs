@@ -104,7 +104,8 @@ impl<'e> CommandContext<'e> {
 
     async fn start_local_with(&mut self, model: Option<&Path>) -> Result<(), CommandError> {
         if self.settings.local && self.local.is_none() {
-            let local = LocalServer::open(&self.environment.variables, model).await?;
+            // Boxed: every command contains this future.
+            let local = Box::pin(LocalServer::open(&self.environment.variables, model)).await?;
             self.settings.use_server(local.url()?, local.key()?);
             self.local = Some(local);
         }

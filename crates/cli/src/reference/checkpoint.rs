@@ -124,7 +124,7 @@ impl CheckpointReference {
             return check_kind(path, wanted);
         }
         let rest = context.client().await?.rest();
-        match self.look_up(context, &rest, wanted).await? {
+        match Box::pin(self.look_up(context, &rest, wanted)).await? {
             Ok(path) => Ok(path),
             Err(unknown) => Err(unknown.error()),
         }
@@ -154,7 +154,7 @@ impl CheckpointReference {
             let accept = |run: &TrainingRun| latest_of(run, parts.kind, wanted).is_some();
             run::newest(context, rest, scope, accept).await?
         } else {
-            parts.run.look_up(context, rest, scope).await?
+            Box::pin(parts.run.look_up(context, rest, scope)).await?
         };
         match runs {
             Ok(runs) => parts.choose(rest, &runs, wanted).await.map(Ok),
