@@ -57,6 +57,7 @@ pub(super) async fn run(
 ) -> Result<Exit, CommandError> {
     let interrupt = context.environment.interrupt.clone();
     let service = interrupt.run_until(1, args.weights.connect(context)).await?;
+    context.announce_dashboard();
     let opened = open(context, &service, &args.weights);
     let (mut conversation, name) = interrupt.run_until(1, opened).await?;
     conversation.system = args.system;
