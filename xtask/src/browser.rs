@@ -2,13 +2,18 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use crate::step::{XtaskError, ignored_test, root, target, tool};
+use crate::step::{Step, XtaskError, cargo, ignored_test, root, target, tool};
 
 /// Debian packages of the browser and its driver.
 const PACKAGES: [&str; 2] = ["chromium", "chromium-driver"];
 /// Checks accessibility in the browser.
 const AXE: &str = "axe-core@4.14.0";
+/// Maximum time of an installation.
+const INSTALL_LIMIT: Duration = Duration::from_secs(300);
+/// Maximum time of all tests together, without their compilation. A test ends itself before.
+const TEST_LIMIT: Duration = Duration::from_secs(900);
 
 pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     let screenshots = match options {
@@ -21,40 +26,45 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     }
     if !is_installed() {
         println!(
-            "\n==> browser: SKIPPED (chromedriver is missing; install the packages {})",
+            "\n==> dashboard in Chromium: SKIPPED (`chromium --version` or `chromedriver --version` \
+             fails, and apt-get cannot install {})",
             PACKAGES.join(" and ")
         );
         return Ok(());
     }
     if screenshots {
-        let folder = root().join("docs/images");
-        return ignored_test(
-            "screenshots",
-            "tinkex-server",
-            "browser::screenshots_of_all_views",
-            &[],
-        )?
-        .variable("TINKEX_SCREENSHOTS", folder)
-        .run();
+        let test = "browser::screenshots::screenshots_of_all_views";
+        return ignored_test("screenshots", "tinkex-server", test, &[])?
+            .variable("TINKEX_SCREENSHOTS", root().join("docs/images"))
+            .run_within(TEST_LIMIT);
     }
     let axe = axe();
     if axe.is_none() {
         println!("\n==> accessibility: SKIPPED (npm cannot install {AXE})");
     }
-    for test in [
-        "login_runs_curves_samples_and_restart",
-        "a_printed_url_logs_in_once_and_every_view_is_accessible",
-        "many_runs_and_a_long_run_are_fast",
-        "run_folders_are_followed",
-    ] {
-        let name = format!("browser::{test}");
-        let step = ignored_test("dashboard in Chromium", "tinkex-server", &name, &[])?;
-        match &axe {
-            Some(path) => step.variable("TINKEX_AXE", path).run()?,
-            None => step.run()?,
-        }
+    println!("\n==> dashboard in Chromium: building");
+    let listed = tests().arguments(&["--list"]).output()?;
+    if !listed.lines().any(|line| line.ends_with(": test")) {
+        return Err(XtaskError::new("tinkex-server has no ignored test browser::"));
     }
-    Ok(())
+    // One at a time: they measure times.
+    let mut step = tests().arguments(&["--nocapture", "--test-threads", "1"]);
+    if let Some(script) = &axe {
+        step = step.variable("TINKEX_AXE", script);
+    }
+    step.run_within(TEST_LIMIT)
+}
+
+/// Creates a step that runs the browser tests, without the one that writes screenshots.
+fn tests() -> Step {
+    let title = "dashboard in Chromium";
+    cargo(title, &["test", "--locked", "--package", "tinkex-server", "--test", "it"]).arguments(&[
+        "browser::",
+        "--",
+        "--ignored",
+        "--skip",
+        "browser::screenshots::",
+    ])
 }
 
 fn is_installed() -> bool {
@@ -68,9 +78,24 @@ fn is_installed() -> bool {
 
 /// Installs the packages. A failure is reported by the missing program.
 fn install() {
-    let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
-    arguments.extend(PACKAGES);
-    let _ = tool("browser packages", "apt-get", &arguments).run();
+    // A new machine has no lists of packages yet.
+    apt(&["update"]);
+    let install = ["install", "--yes", "--no-install-recommends"];
+    apt(&[&install[..], &PACKAGES[..]].concat());
+}
+
+/// Runs apt-get as root, without questions.
+fn apt(arguments: &[&str]) {
+    let user = tool("user", "id", &["-u"]).output();
+    let step = match user.as_deref().map(str::trim) {
+        Ok("0") => tool("browser packages", "apt-get", &[]),
+        _ => tool("browser packages", "sudo", &["--non-interactive", "apt-get"]),
+    };
+    let step = step.arguments(&["-o", "DPkg::Lock::Timeout=60"]).arguments(arguments);
+    if let Err(error) = step.variable("DEBIAN_FRONTEND", "noninteractive").run_within(INSTALL_LIMIT)
+    {
+        println!("    {error}");
+    }
 }
 
 /// Downloads axe-core from the npm registry and returns the path of its script.
@@ -80,7 +105,7 @@ fn axe() -> Option<PathBuf> {
     if !script.is_file() {
         std::fs::create_dir_all(&folder).ok()?;
         let install = tool("axe-core", "npm", &["install", "--no-audit", "--no-fund", "--prefix"]);
-        install.argument(&folder).arguments(&[AXE]).run().ok()?;
+        install.argument(&folder).arguments(&[AXE]).run_within(INSTALL_LIMIT).ok()?;
     }
     script.is_file().then_some(script)
 }

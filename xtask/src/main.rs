@@ -33,7 +33,7 @@ use step::{XtaskError, cargo, ignored_test, target};
 const HELP: &str = "\
 Usage: cargo xtask <command>
 
-  test            Run everything that CI checks: fmt, lint, tests, doc, arch,
+  test            Run everything that CI checks: fmt, lint, tests, doc, arch, browser,
                   conformance
                     --without-python  Skip conformance, which needs python3 and a registry
                     --without-torch   Skip the part of conformance that needs torch (6 GB of disk)
@@ -177,6 +177,7 @@ fn test(conformance: Option<&[&str]>) -> Result<(), XtaskError> {
     .run()?;
     doc()?;
     architecture()?;
+    browser::run(&[])?;
     match conformance {
         Some(options) => conformance::run(options)?,
         None => println!("\n==> conformance: SKIPPED (--without-python)"),

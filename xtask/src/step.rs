@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Error of an xtask command: a message for the user.
 #[derive(Debug)]
@@ -132,6 +132,32 @@ impl Step {
             }
             Ok(status) => Err(self.failed(&status.to_string())),
             Err(error) => Err(self.failed(&error.to_string())),
+        }
+    }
+
+    /// Runs the command with inherited standard streams, and ends it after `limit`.
+    pub(crate) fn run_within(mut self, limit: Duration) -> Result<(), XtaskError> {
+        println!("\n==> {}: {}", self.title, self.command_line());
+        let start = Instant::now();
+        let mut child = self.command.spawn().map_err(|error| self.failed(&error.to_string()))?;
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) if status.success() => {
+                    println!("    {} took {:.1} s", self.title, start.elapsed().as_secs_f64());
+                    return Ok(());
+                }
+                Ok(Some(status)) => return Err(self.failed(&status.to_string())),
+                Ok(None) if start.elapsed() < limit => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Ok(None) => {
+                    // Fails if the process has just ended.
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    return Err(self.failed(&format!("not finished within {limit:?}")));
+                }
+                Err(error) => return Err(self.failed(&error.to_string())),
+            }
         }
     }
 

@@ -87,7 +87,9 @@ impl<'e> CommandContext<'e> {
     /// Prints the URL of the dashboard, if this process runs the server.
     pub(crate) fn announce_dashboard(&mut self) {
         if let Some(url) = self.local.as_ref().and_then(LocalServer::dashboard_url) {
-            self.notice(&format!("dashboard: {url}"));
+            let dim = self.settings.redraws;
+            let (start, end) = if dim { ("\u{1b}[2m", "\u{1b}[0m") } else { ("", "") };
+            self.notice(&format!("{start}dashboard: {url}{end}"));
         }
     }
 

@@ -41,8 +41,11 @@ export class Changes {
     this.delay = 500;
     this.last = last ?? null;
     this.connect();
-    addEventListener("online", () => this.retry());
-    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.retry(); });
+    // Aborting removes the listeners.
+    this.controller = new AbortController();
+    const { signal } = this.controller;
+    addEventListener("online", () => this.retry(), { signal });
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.retry(); }, { signal });
   }
 
   connect() {
@@ -91,6 +94,7 @@ export class Changes {
   }
 
   close() {
+    this.controller.abort();
     clearTimeout(this.timer);
     this.source?.close();
   }

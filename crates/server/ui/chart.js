@@ -191,7 +191,7 @@ export class LineChart {
     context.textBaseline = "middle";
     context.textAlign = "right";
     context.strokeStyle = line;
-    for (const value of ticks(y0, y1, Math.max(2, Math.floor(plotHeight / 36)), this.log)) {
+    for (const value of ticks(y0, y1, Math.max(2, Math.floor(plotHeight / 30)), this.log)) {
       const y = Math.round(toY(value)) + 0.5;
       context.beginPath();
       context.moveTo(PAD.left, y);
@@ -231,6 +231,7 @@ export class LineChart {
     const { x: cross } = this.sync;
     if (cross !== null && cross >= x0 && cross <= x1) {
       context.strokeStyle = ink;
+      context.lineWidth = 1;
       context.setLineDash([3, 3]);
       context.beginPath();
       context.moveTo(Math.round(toX(cross)) + 0.5, PAD.top);

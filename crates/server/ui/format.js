@@ -78,6 +78,12 @@ export function shortId(id) {
   return id.length <= 20 ? id : `${id.slice(0, 8)}…${id.slice(-8)}`;
 }
 
+/** Shortens the run in the path of a checkpoint: tinker://7a10c3d2…/weights/final. */
+export function shortPath(path) {
+  const [run, ...rest] = path.replace(/^tinker:\/\//, "").split("/");
+  return rest.length && path.startsWith("tinker://") ? `tinker://${run.slice(0, 8)}…/${rest.join("/")}` : shortId(path);
+}
+
 export function runName(run) {
   return run.name || shortId(run.id);
 }

@@ -4,12 +4,20 @@ import { get, post } from "./api.js";
 import { app, fail, runLink, setParams } from "./app.js";
 import { ChartSync, LineChart, palette } from "./chart.js";
 import { copyButton, debounce, empty, fill, h, toast } from "./dom.js";
-import { age, bytes, exact, integer, number, runName, seconds, short, shortId } from "./format.js";
+import { age, bytes, exact, integer, number, runName, seconds, short, shortId, shortPath } from "./format.js";
 import { statusBadge } from "./runs.js";
 import { sampleList } from "./samples.js";
 import { timeline } from "./timeline.js";
 
-const POINTS = 1500;
+/**
+ * Number of points per metric to ask for: the minimum and the maximum of every pixel of a chart. The
+ * columns are those of `.charts` in style.css.
+ */
+function pointCount() {
+  const width = document.getElementById("main").clientWidth;
+  const columns = Math.max(1, Math.floor(width / 356));
+  return Math.min(4000, Math.max(400, Math.ceil((2 * width) / columns)));
+}
 const TITLES = {
   "unclipped_grad_l2:mean": "gradient norm", learning_rate: "learning rate", "loss:sum": "loss, sum of the batch",
   eval_loss: "evaluation loss", tokens_per_second: "tokens/s", "forward: loss per token": "loss per token of forward passes",
@@ -45,17 +53,27 @@ class RunMetrics {
 
   async load(zoom) {
     const range = zoom ? { from: Math.max(0, Math.floor(zoom[0]) - 1), to: Math.ceil(zoom[1]) + 1 } : {};
-    const { metrics } = await get("metrics", { id: this.id, points: POINTS, ...range });
+    const { metrics } = await get("metrics", { id: this.id, points: pointCount(), ...range });
     this.metrics = {};
     this.last = 0;
     this.add(metrics);
     this.full = Object.values(metrics).every((curve) => !curve.mean.length);
   }
 
-  /** Reads the points after the last one. */
+  /** Reads the points after the last one. A forward pass has the step of the optimizer step before it. */
   async append() {
-    const { metrics } = await get("metrics", { id: this.id, points: POINTS, from: this.last + 1 });
-    this.add(metrics);
+    const from = this.last;
+    const { metrics } = await get("metrics", { id: this.id, points: pointCount(), from });
+    const curves = Object.entries(metrics);
+    // So many new points that the server has combined them.
+    if (curves.some(([, curve]) => curve.mean.length)) return this.load();
+    this.add(Object.fromEntries(curves.map(([name, curve]) => {
+      const steps = (this.metrics[name]?.step ?? []).filter((step) => step >= from);
+      // The minimum and the maximum of a range can be the same point.
+      const known = this.metrics[name]?.mean.length ? new Set(steps).size : steps.length;
+      return [name, { step: curve.step.slice(known), time: curve.time.slice(known), value: curve.value.slice(known), mean: [] }];
+    })));
+    return undefined;
   }
 
   add(metrics) {
@@ -95,7 +113,11 @@ function chartPanel(ids, params) {
   const sync = new ChartSync(debounce(150, async (zoom) => {
     reset.hidden = !zoom;
     const steps = zoom && !options.time ? zoom : null;
-    if (runs.every((run) => run.full) || (!steps && !zoomed)) return;
+    if (runs.every((run) => run.full) || (!steps && !zoomed)) {
+      // Points that arrived during the zoom.
+      if (!zoom) refresh();
+      return;
+    }
     zoomed = Boolean(steps);
     try {
       await Promise.all(runs.map((run) => run.load(steps)));
@@ -183,7 +205,7 @@ function chartPanel(ids, params) {
       do {
         again = false;
         if (sync.zoom) break;
-        await Promise.all(runs.map((run) => (run.count > 3 * POINTS ? run.load() : run.append())));
+        await Promise.all(runs.map((run) => (run.count > 3 * pointCount() ? run.load() : run.append())));
         update();
       } while (again);
     } catch { /* The next change tries again. */ } finally { running = false; }
@@ -225,7 +247,7 @@ function checkpointTable(run) {
       h("td", { class: "num", title: exact(saved.created) }, saved.created ? age(saved.created) : "–"),
       h("td", { class: "num", title: exact(saved.expires) }, saved.expires ? `in ${seconds((saved.expires - Date.now()) / 1000)}` : "never"),
       h("td", { class: "actions" },
-        h("span", { class: "mono muted path", title: saved.path }, shortId(saved.path)), copyButton(saved.path, "path"),
+        h("span", { class: "mono muted path", title: saved.path }, shortPath(saved.path)), copyButton(saved.path, "path"),
         downloadable && h("button", { type: "button", click: async (event) => {
           event.target.disabled = true;
           try {
@@ -251,7 +273,7 @@ export function runView(root, { id, params }) {
   const header = h("div", { class: "run-header" });
   const tabBar = h("div", { class: "tabs", role: "tablist", "aria-label": "Parts of the run" });
   const content = h("div", { class: "panel", role: "tabpanel" });
-  fill(root, h("p", { class: "crumbs" }, h("a", { href: "#/runs" }, "Runs"), " / "), header, tabBar, content);
+  fill(root, h("p", { class: "crumbs" }, h("a", { href: "#/runs" }, "← Runs")), header, tabBar, content);
 
   function drawHeader() {
     const fact = (label, value, name) => h("span", { class: "fact", title: name }, h("span", { class: "muted" }, label), " ", value);
@@ -323,8 +345,11 @@ export function runView(root, { id, params }) {
 
   async function load() {
     try {
-      await reload(false);
-      await open();
+      // Charts, samples and requests do not need the settings of the run: read both at once.
+      const needed = tab === "checkpoints" || tab === "settings";
+      const loaded = reload(false);
+      if (needed) await loaded;
+      await Promise.all([loaded, open()]);
     } catch (error) { fail(error, root); }
   }
   drawHeader();
@@ -348,7 +373,7 @@ export function compareView(root, { params }) {
   const ids = (params.get("runs") ?? "").split(",").filter(Boolean).slice(0, 12);
   const panel = chartPanel(ids, params);
   const legend = h("ul", { class: "runs-legend" });
-  fill(root, h("p", { class: "crumbs" }, h("a", { href: "#/runs" }, "Runs"), " / "), h("h1", {}, "Compare"), legend, panel.element);
+  fill(root, h("p", { class: "crumbs" }, h("a", { href: "#/runs" }, "← Runs")), h("h1", {}, "Compare"), legend, panel.element);
 
   function drawLegend() {
     fill(legend, ids.map((id, index) => {

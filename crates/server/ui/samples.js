@@ -20,7 +20,7 @@ export function sampleList(filter, params = new URLSearchParams()) {
   const own = params.size > 0 || !filter.run;
   const remember = (values) => { if (own) setParams(values); };
   const search = h("input", {
-    type: "search", placeholder: "Search in prompts and completions", "aria-label": "Search samples", value: options.search,
+    type: "search", placeholder: "Search prompts and completions", "aria-label": "Search samples", value: options.search,
     input: debounce(250, () => { options.search = search.value; remember({ q: options.search }); load(); }),
   });
   const sort = h("select", { "aria-label": "Sort", change: () => { options.sort = sort.value; remember({ sort: options.sort }); draw(); } },
@@ -39,12 +39,12 @@ export function sampleList(filter, params = new URLSearchParams()) {
   const element = h("section", { "aria-label": "Samples" },
     h("div", { class: "controls" }, search, sort, only, whitespace, shadeKey(), h("span", { class: "grow" }), count), fresh, list);
 
-  /** Samples of one prompt and one model within a short time are a group. */
+  /** Samples of one prompt and the same weights within a short time are a group. */
   function groups() {
     const found = [];
     const open = new Map();
     for (const sample of samples) {
-      const key = sample.group && `${sample.group} ${sample.model}`;
+      const key = sample.group && `${sample.group} ${sample.weights}`;
       const known = key && open.get(key);
       if (known && known[0].time - sample.time < 600000) known.push(sample);
       else {
@@ -96,11 +96,13 @@ export function sampleList(filter, params = new URLSearchParams()) {
       sorted.sort((a, b) => (b.advantage ?? -Infinity) - (a.advantage ?? -Infinity));
       if (options.sort === "lowest") sorted.reverse();
     }
-    const model = first.model.startsWith("tinker://") ? first.model.split("/").slice(-1)[0] : first.model;
+    // Training loops save weights for a moment and sample from them.
+    const named = first.model ?? "unnamed weights";
+    const model = named.startsWith("tinker://") ? named.split("/").at(-1) : named;
     const errors = members.filter((sample) => sample.error);
     return h("article", { class: "sample", "data-id": first.id },
       h("header", {},
-        h("span", { class: "chip", title: first.model }, model.length > 44 ? shortId(model) : model),
+        h("span", { class: "chip", title: first.model ?? first.weights }, model.length > 44 ? shortId(model) : model),
         first.run && h("a", { href: runLink(first.run) }, run ? runName(run) : shortId(first.run)),
         completions.length > 1 && h("span", {}, `group of ${completions.length}`),
         h("span", { class: "muted" }, `${integer(first.prompt_tokens)} + ${integer(tokens)} tokens · ${seconds(took)}`
@@ -112,11 +114,12 @@ export function sampleList(filter, params = new URLSearchParams()) {
         : h("p", { class: "muted" }, "The text of this sample is not recorded."),
       h("div", { class: completions.length > 1 ? "completions many" : "completions" }, sorted.map((completion) =>
         h("div", { class: "completion" },
-          (completions.length > 1 || completion.advantage !== null) && h("div", { class: "score" },
+          (completions.length > 1 || completion.advantage !== null || completion.stop === "cancelled") && h("div", { class: "score" },
             completion.advantage !== null && h("span", { class: completion.advantage >= 0 ? "plus" : "minus" },
               `advantage ${completion.advantage > 0 ? "+" : ""}${number(completion.advantage)}`),
             h("span", { class: "muted" }, `mean log-probability ${number(meanLogprob(completion))}`),
-            completion.stop === "length" && h("span", { class: "muted" }, "cut at the limit")),
+            completion.stop === "length" && h("span", { class: "muted" }, "cut at the limit"),
+            completion.stop === "cancelled" && h("span", { class: "muted" }, "ended by the client")),
           tokenText(completion, { whitespace: options.whitespace })))),
       errors.map((sample) => h("p", { class: "error" }, sample.error)));
   }

@@ -107,7 +107,7 @@ export function timeline(id) {
   }
 
   function update() {
-    const { from, to, all } = visible();
+    const { from, all } = visible();
     const colors = COLORS[isDark() ? "dark" : "light"];
     const kinds = [...new Set(all.map((row) => row.kind))];
     const swatch = (color, text) => {
@@ -117,12 +117,15 @@ export function timeline(id) {
     };
     fill(key, kinds.map((kind) => swatch(colors[kind] ?? colors.other, kind.replaceAll("_", " "))), swatch(colors.queued, "queued"));
     const busy = union(all.map((row) => [Math.max(from, row.start), row.end]));
+    // From the first to the last request: what follows is not a pause of the program.
+    const end = all.reduce((most, row) => Math.max(most, row.end), from);
+    const span = Math.max(1, end - from);
     const steps = rows("training").filter((row) => row.kind === "optim_step" && row.end >= from).map((row) => row.end);
     const gaps = steps.slice(1).map((time, n) => (time - steps[n]) / 1000).sort((a, b) => a - b);
-    const share = Math.round((100 * busy) / (to - from));
-    const parts = [`The server worked for this run during ${share} % of ${seconds((to - from) / 1000)}.`];
+    const share = Math.round((100 * busy) / span);
+    const parts = [`The server worked for this run during ${share} % of ${seconds(span / 1000)}.`];
     if (gaps.length) parts.push(` A step takes ${seconds(gaps[gaps.length >> 1])} (median).`);
-    if (share < 70 && all.length > 4) parts.push(" The rest is time of the client: it can submit the next step before it reads the result of the last one.");
+    if (share < 70 && all.length > 4) parts.push(" Otherwise it had no request of this run: the program can submit the next step before it reads the result of the last one.");
     if (data.queued) parts.push(` Requests that are queued or running now: ${integer(data.queued)}.`);
     summary.textContent = all.length ? parts.join("") : "";
     canvas.setAttribute("aria-label", `Timeline. ${parts.join("")}`);

@@ -59,7 +59,8 @@ export function tokenText(tokens, { whitespace = false, shade = true, label = "C
 
 function percent(logprob) {
   const value = 100 * Math.exp(logprob);
-  return value >= 99.95 ? "100 %" : `${Number(value.toPrecision(3))} %`;
+  if (value >= 99.95) return "100 %";
+  return value < 0.01 ? "< 0.01 %" : `${Number(value.toPrecision(3))} %`;
 }
 
 function details(tokens, n) {

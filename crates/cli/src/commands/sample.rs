@@ -135,6 +135,7 @@ pub(super) async fn run(
 ) -> Result<(), CommandError> {
     let source = args.prompt.read(context).await?;
     let service = context.client().await?;
+    context.announce_dashboard();
     let (sampler, model) = args.weights.open(context, &service).await?;
     // Token ids can be sampled and printed without a tokenizer.
     let tokenizer = args.weights.tokenizer(&context.environment.variables, &sampler).await;

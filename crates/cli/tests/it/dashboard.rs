@@ -1,4 +1,5 @@
-//! `tinkex dashboard` finds the server on this machine and gets access to its dashboard.
+//! `tinkex dashboard` finds the server on this machine and gets access to its dashboard; other
+//! commands print its URL.
 
 use std::io::{Read as _, Write as _};
 
@@ -39,4 +40,21 @@ async fn every_printed_url_logs_one_browser_in() {
 async fn a_missing_run_folder_is_reported() {
     let sandbox = Sandbox::new();
     sandbox.run("ui missing --no-open").await.fails(4, &["missing", "does not exist"]);
+}
+
+#[tokio::test]
+async fn commands_with_a_server_of_their_own_print_its_dashboard() {
+    let mut sandbox = Sandbox::new();
+    let sample = "sample --local -p The -t 0 --max-tokens 1";
+    sandbox.input = "/exit\n".to_owned();
+    for line in [sample, "chat --local", "quickstart --steps 1"] {
+        let ran = sandbox.run(line).await.ok();
+        let printed = ran.err.lines().find_map(|line| line.strip_prefix("dashboard: "));
+        let url = printed.unwrap_or_else(|| panic!("{line}: {}", ran.err));
+        assert!(url.starts_with("http://127.0.0.1:") && url.contains("/?code="), "{line}: {url}");
+    }
+    for option in ["--json", "--quiet"] {
+        let ran = sandbox.run(&format!("{sample} {option}")).await.ok();
+        assert_eq!(ran.err, "", "{option}");
+    }
 }

@@ -135,14 +135,18 @@ impl Sampler {
         Ok(id)
     }
 
-    /// Cancels a request and releases its pages. Returns whether the request existed.
-    pub fn cancel(&mut self, id: SampleRequestId) -> bool {
-        if self.requests.remove(&id).is_none() {
-            return false;
-        }
+    /// Cancels a request and releases its pages. Returns what it has sampled so far, without the
+    /// completions that have no token; `None` if the request does not exist or has failed.
+    pub fn cancel(&mut self, id: SampleRequestId) -> Option<SampleOutput> {
+        let mut request = self.requests.remove(&id)?;
         self.waiting.retain(|waiting| *waiting != id);
+        for sequence in self.running.iter_mut().filter(|sequence| sequence.request == id) {
+            if let Some(writer) = sequence.writer.take() {
+                request.complete(writer.sample(), writer.finish());
+            }
+        }
         self.drop_sequences(id);
-        true
+        request.into_output().ok()
     }
 
     /// Returns whether there are no requests.

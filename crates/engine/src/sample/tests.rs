@@ -265,11 +265,19 @@ fn a_cancelled_request_releases_its_pages() {
     for _ in 0..5 {
         assert!(sampler.step().is_empty());
     }
-    assert!(sampler.cancel(first));
-    assert!(!sampler.cancel(first));
+    let partial = sampler.cancel(first).unwrap();
+    assert!(sampler.cancel(first).is_none());
     let rest = run(&mut sampler);
     assert_eq!(rest.len(), 1);
     assert_eq!(rest[0].0, second);
+    // The tokens so far are those of the same request that is not cancelled.
+    let complete = rest[0].1.as_ref().unwrap();
+    assert_eq!(partial.samples.len(), 3);
+    for (part, whole) in partial.samples.iter().zip(&complete.samples) {
+        assert!((1..=5).contains(&part.tokens.len()), "{}", part.tokens.len());
+        assert!(whole.tokens.starts_with(&part.tokens));
+        assert!(whole.logprobs.starts_with(&part.logprobs));
+    }
     assert_eq!(sampler.cache.available(), sampler.cache.capacity());
 }
 

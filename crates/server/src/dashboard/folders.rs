@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::{ChangeCursor, DashboardSource, DocumentResult, QueryParams};
 use crate::error::ServerError;
-use crate::history::{MetricCurve, MetricsQuery, RunColumns, StepPoint};
+use crate::history::{MetricsQuery, RunColumns};
 
 /// Maximum size of `run.json` in bytes.
 const MAX_STATE: u64 = 4 << 20;
@@ -77,10 +77,10 @@ impl FolderRun {
         let step = line.get("step").and_then(Value::as_u64).and_then(|step| step.try_into().ok());
         let Some(step) = step else { return };
         let numbers = line.iter().filter(|(name, _)| *name != "step");
-        let metrics = numbers.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?)));
-        let point = StepPoint { step, at: 0, metrics: metrics.collect() };
+        let numbers = numbers.filter_map(|(name, value)| Some((name.as_str(), value.as_f64()?)));
+        self.columns.push(step, numbers);
         self.steps = self.steps.max(step);
-        let metric = |name: &str| point.metrics.get(name).copied();
+        let metric = |name: &str| line.get(name).and_then(Value::as_f64);
         if let Some(loss) = LOSSES.iter().find_map(|name| metric(name)) {
             self.loss = Some(loss);
             #[expect(clippy::cast_possible_truncation, reason = "a chart of few points")]
@@ -88,7 +88,6 @@ impl FolderRun {
         }
         self.tokens += metric("tokens").unwrap_or(0.0);
         self.tokens_per_second = metric("tokens_per_second").or(self.tokens_per_second);
-        self.columns.push(point);
     }
 
     /// Returns at most 64 losses at equal distances.
@@ -246,12 +245,7 @@ impl DashboardSource for FolderSource {
 
     fn metrics(&self, id: &str, query: &MetricsQuery) -> DocumentResult {
         let folder = self.find(id)?;
-        let metrics = self.with_run(&folder, |run| {
-            let columns = run.columns.columns.iter();
-            let curve =
-                |(name, column)| (String::clone(name), json!(MetricCurve::of(column, query)));
-            columns.map(curve).collect::<Map<String, Value>>()
-        });
+        let metrics = self.with_run(&folder, |run| run.columns.curves(query));
         Ok(json!({ "metrics": metrics }))
     }
 

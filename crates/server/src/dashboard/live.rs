@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tinkex_wire::ModelId;
 use tokio::sync::watch;
 
 use super::samples::{self, folder_prefix, read_failed, seconds};
 use super::{ChangeCursor, DashboardSource, DocumentResult, QueryParams};
 use crate::error::ServerError;
-use crate::history::{LoggedRequest, MetricCurve, MetricsQuery, RunSummary};
+use crate::history::{LoggedRequest, MetricsQuery, RunSummary};
 use crate::record::UnixMicros;
 use crate::state::ServerState;
 use crate::store::{RunRecord, SequenceScope, Store, Tracked};
@@ -105,9 +105,13 @@ fn name_of(run: &RunRecord, session: Option<&str>) -> Option<String> {
 }
 
 impl LiveSource {
-    fn summaries(&self) -> Result<HashMap<ModelId, RunSummary>, ServerError> {
-        let history = &self.0.history;
-        history.read(|reader| reader.summaries().cloned()).map_err(read_failed)
+    /// Calls `read` with the summaries of all runs. It may lock the store: no thread that holds the
+    /// store's lock waits for the history.
+    fn with_summaries<T>(
+        &self,
+        read: impl FnOnce(&HashMap<ModelId, RunSummary>) -> T,
+    ) -> Result<T, ServerError> {
+        self.0.history.read(|reader| Ok(read(reader.summaries()?))).map_err(read_failed)
     }
 
     /// Returns the id of a run that exists.
@@ -140,24 +144,25 @@ impl DashboardSource for LiveSource {
     }
 
     fn runs(&self) -> DocumentResult {
-        let summaries = self.summaries()?;
-        let store = self.0.store();
-        let view = StoreView::new(&store, self.0.clock.now());
-        let runs = store.runs.values().map(|run| view.run(run, summaries.get(&run.row.id)));
-        let mut runs: Vec<Value> = runs.collect();
+        let mut runs: Vec<Value> = self.with_summaries(|summaries| {
+            let store = self.0.store();
+            let view = StoreView::new(&store, self.0.clock.now());
+            let runs = store.runs.values();
+            runs.map(|run| view.run(run, summaries.get(&run.row.id))).collect()
+        })?;
         runs.sort_by_key(|run| std::cmp::Reverse(run["created"].as_i64()));
         Ok(json!({ "runs": runs }))
     }
 
     fn run(&self, id: &str) -> DocumentResult {
         let id = self.find(id)?;
-        let summaries = self.summaries()?;
+        let summary = self.with_summaries(|summaries| summaries.get(&id).cloned())?;
         let now = self.0.clock.now();
         let store = self.0.store();
         let Some(run) = store.runs.get(&id) else {
             return Err(ServerError::not_found(format!("training run {id} does not exist")));
         };
-        let mut document = StoreView::new(&store, now).run(run, summaries.get(&id));
+        let mut document = StoreView::new(&store, now).run(run, summary.as_ref());
         let row = &run.row;
         let session = store.sessions.get(&row.session).map(|entry| &entry.row);
         document["settings"] = json!({
@@ -195,12 +200,7 @@ impl DashboardSource for LiveSource {
 
     fn metrics(&self, id: &str, query: &MetricsQuery) -> DocumentResult {
         let id = self.find(id)?;
-        let read = self.0.history.read(|reader| {
-            let columns = &reader.columns(&id)?.columns;
-            let curve =
-                |(name, column)| (String::clone(name), json!(MetricCurve::of(column, query)));
-            Ok(columns.iter().map(curve).collect::<Map<String, Value>>())
-        });
+        let read = self.0.history.read(|reader| Ok(reader.columns(&id)?.curves(query)));
         Ok(json!({ "metrics": read.map_err(read_failed)? }))
     }
 
@@ -261,28 +261,39 @@ impl DashboardSource for LiveSource {
     }
 
     fn changes(&self, cursor: &mut ChangeCursor) -> Result<Option<Value>, ServerError> {
-        let summaries = self.summaries()?;
         let last_sample =
             self.0.history.read(|reader| reader.last_sample()).map_err(read_failed)?;
-        let store = self.0.store();
-        let view = StoreView::new(&store, self.0.clock.now());
         // A page that continues has read the statuses itself.
         let continues = cursor.statuses.is_empty();
-        let mut changed = Vec::new();
-        let mut last_point = cursor.point;
-        for run in store.runs.values() {
-            let summary = summaries.get(&run.row.id);
-            let point = summary.map_or(0, |summary| summary.last_point);
-            last_point = last_point.max(point);
-            let status = view.status(run, summary);
-            let known = cursor.statuses.insert(run.row.id.to_string(), status.to_owned());
-            let is_other = !continues && known.is_none_or(|known| known != status);
-            if point > cursor.point || is_other {
-                changed.push(view.run(run, summary));
+        let known_point = cursor.point;
+        let changed = self.with_summaries(|summaries| {
+            let store = self.0.store();
+            let view = StoreView::new(&store, self.0.clock.now());
+            let mut changed = Vec::new();
+            for run in store.runs.values() {
+                let summary = summaries.get(&run.row.id);
+                let point = summary.map_or(0, |summary| summary.last_point);
+                cursor.point = cursor.point.max(point);
+                let status = view.status(run, summary);
+                let is_other = match cursor.statuses.get_mut(run.row.id.as_str()) {
+                    Some(known) if known == status => false,
+                    Some(known) => {
+                        status.clone_into(known);
+                        true
+                    }
+                    None => {
+                        cursor.statuses.insert(run.row.id.to_string(), status.to_owned());
+                        !continues
+                    }
+                };
+                if point > known_point || is_other {
+                    changed.push(view.run(run, summary));
+                }
             }
-        }
+            changed
+        })?;
         let has_samples = last_sample > cursor.sample;
-        (cursor.point, cursor.sample) = (last_point, last_sample.max(cursor.sample));
+        cursor.sample = last_sample.max(cursor.sample);
         let changes = json!({ "runs": changed, "last_sample": cursor.sample });
         Ok((has_samples || !changed.is_empty()).then_some(changes))
     }

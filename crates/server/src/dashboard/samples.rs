@@ -107,6 +107,8 @@ fn document(state: &ServerState, sample: &LoggedSample) -> Value {
         "compute_seconds": seconds(sample.computed),
         "base_model": sample.base_model,
         "model": model,
+        // Identifies the weights, also if they have no name.
+        "weights": sample.folder.as_ref().unwrap_or(&sample.base_model),
         "run": run,
         "session": sample.session,
         "source": sample.source,
@@ -179,21 +181,17 @@ fn token_text(tokenizer: Option<&Tokenizer>, pending: &mut Vec<u8>, id: u32) -> 
     text
 }
 
-/// Returns the name of the weights that a sample came from, and their run.
-fn origin(store: &Store, sample: &LoggedSample) -> (String, Option<String>) {
-    let Some(folder) = &sample.folder else { return (sample.base_model.clone(), None) };
+/// Returns the name of the weights that a sample came from, and their run. Weights that were saved
+/// for a short time, or deleted since, have no name.
+fn origin(store: &Store, sample: &LoggedSample) -> (Option<String>, Option<String>) {
+    let Some(folder) = &sample.folder else { return (Some(sample.base_model.clone()), None) };
     let checkpoint = store.checkpoints.values().find(|entry| entry.row.folder == *folder);
     if let Some(checkpoint) = checkpoint {
         let path = &checkpoint.row.path;
-        return (path.to_string(), Some(path.run().to_string()));
+        return (Some(path.to_string()), Some(path.run().to_string()));
     }
     let run = store.runs.keys().find(|run| folder.starts_with(&folder_prefix(run.as_str())));
-    let run = run.map(ToString::to_string);
-    let name = match &run {
-        Some(run) => format!("{run}, weights that are no longer listed"),
-        None => folder.clone(),
-    };
-    (name, run)
+    (None, run.map(ToString::to_string))
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! Reduces a metric to the points that a chart can show.
 
+use std::ops::Range;
+
 use serde::Serialize;
 
-use super::columns::MetricColumn;
+use super::columns::{PointAxis, is_present};
 
 /// Which points of the metrics of a run to return.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,42 +29,68 @@ pub(crate) struct MetricCurve {
 }
 
 impl MetricCurve {
-    fn push(&mut self, column: &MetricColumn, index: usize) {
-        self.step.push(column.steps[index]);
-        self.time.push(column.times[index].div_euclid(1_000));
-        self.value.push(finite(column.values[index]));
+    fn push(&mut self, axis: &PointAxis, values: &[f32], index: usize) {
+        self.step.push(axis.steps[index]);
+        self.time.push(axis.times[index].div_euclid(1_000));
+        self.value.push(finite(values[index]));
     }
 
-    /// Returns the points of a column. Of more than `query.points` points, each of equal ranges is
+    /// Returns the points of a metric. Of more than `query.points` points, each of equal ranges is
     /// represented by its minimum and its maximum, so that no spike is lost.
-    pub(crate) fn of(column: &MetricColumn, query: &MetricsQuery) -> Self {
-        let start = column.steps.partition_point(|step| *step < query.from);
-        let end = column.steps.partition_point(|step| *step <= query.to).max(start);
+    pub(super) fn of(axis: &PointAxis, values: &[f32], query: &MetricsQuery) -> Self {
+        let steps = &axis.steps[..values.len()];
+        let start = steps.partition_point(|step| *step < query.from);
+        let end = steps.partition_point(|step| *step <= query.to).max(start);
         let mut curve = Self::default();
-        if end - start <= query.points {
-            (start..end).for_each(|index| curve.push(column, index));
+        // Most metrics have a value at every point, of which a part is enough to see that there are
+        // too many.
+        let present = (start..end).filter(|index| is_present(values[*index]));
+        if present.take(query.points + 1).count() <= query.points {
+            let all = (start..end).filter(|index| is_present(values[*index]));
+            all.for_each(|index| curve.push(axis, values, index));
             return curve;
         }
         let ranges = (query.points / 2).max(1);
         let bound = |range: usize| start + (end - start) * range / ranges;
         for range in 0..ranges {
-            let values = &column.values[bound(range)..bound(range + 1)];
-            let finite_values = || values.iter().enumerate().filter(|(_, value)| value.is_finite());
-            let by_value = |a: &(usize, &f32), b: &(usize, &f32)| a.1.total_cmp(b.1);
-            let (min, max) =
-                match finite_values().min_by(by_value).zip(finite_values().max_by(by_value)) {
-                    Some((min, max)) => (min.0.min(max.0), min.0.max(max.0)),
-                    None => (0, values.len() - 1),
-                };
-            #[expect(clippy::cast_precision_loss, reason = "a mean of metrics")]
-            let mean = finite_values().map(|(_, value)| *value).sum::<f32>()
-                / finite_values().count() as f32;
-            for index in [min, max] {
-                curve.push(column, bound(range) + index);
-                curve.mean.push(finite(mean));
+            let Some((min, max, mean)) = extremes(values, bound(range)..bound(range + 1)) else {
+                continue;
+            };
+            for index in [min.min(max), min.max(max)] {
+                curve.push(axis, values, index);
+                curve.mean.push(mean.and_then(finite));
             }
         }
         curve
+    }
+}
+
+/// Returns the indices of the minimum and of the maximum of a range, and the mean; the first and the
+/// last point, without a mean, if no value is finite. `None` if there is no value.
+#[expect(clippy::cast_precision_loss, reason = "a mean of metrics")]
+fn extremes(values: &[f32], range: Range<usize>) -> Option<(usize, usize, Option<f32>)> {
+    let (mut min, mut max, mut ends) = (None, None, None);
+    let (mut sum, mut count) = (0.0_f32, 0_u32);
+    for index in range {
+        let value = values[index];
+        if !is_present(value) {
+            continue;
+        }
+        ends = Some((ends.map_or(index, |(first, _)| first), index));
+        if !value.is_finite() {
+            continue;
+        }
+        if min.is_none_or(|(_, least)| value < least) {
+            min = Some((index, value));
+        }
+        if max.is_none_or(|(_, most)| value >= most) {
+            max = Some((index, value));
+        }
+        (sum, count) = (sum + value, count + 1);
+    }
+    match (min, max) {
+        (Some((min, _)), Some((max, _))) => Some((min, max, Some(sum / count as f32))),
+        _ => ends.map(|(first, last)| (first, last, None)),
     }
 }
 
@@ -74,43 +102,57 @@ fn finite(value: f32) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::RunColumns;
     use super::*;
 
-    fn column(count: u32, value: impl Fn(u32) -> f32) -> MetricColumn {
-        MetricColumn {
+    /// Returns the curve of a metric whose value at each of `count` steps is `value`.
+    fn curve(count: u32, value: impl Fn(u32) -> f32, query: (u32, u32, usize)) -> MetricCurve {
+        let axis = PointAxis {
             steps: (1..=count).collect(),
             times: (1..=count).map(|step| i64::from(step) * 1_000).collect(),
-            values: (1..=count).map(value).collect(),
-        }
+        };
+        let values: Vec<f32> = (1..=count).map(value).collect();
+        let (from, to, points) = query;
+        MetricCurve::of(&axis, &values, &MetricsQuery { from, to, points })
     }
 
     #[test]
     fn a_spike_is_never_lost() {
-        let column = column(100_000, |step| if step == 77_777 { 50.0 } else { 1.0 });
-        let query = MetricsQuery { from: 0, to: u32::MAX, points: 1_000 };
-        let curve = MetricCurve::of(&column, &query);
+        let spike = |step| if step == 77_777 { 50.0 } else { 1.0 };
+        let curve = curve(100_000, spike, (0, u32::MAX, 1_000));
         assert_eq!((curve.step.len(), curve.mean.len()), (1_000, 1_000));
         let spike = curve.value.iter().position(|value| *value == Some(50.0)).unwrap();
         assert_eq!((curve.step[spike], curve.time[spike]), (77_777, 77_777));
+        assert!((curve.mean[spike].unwrap() - 1.245).abs() < 1e-3, "{:?}", curve.mean[spike]);
         assert!(curve.step.is_sorted());
     }
 
     #[test]
     fn a_range_is_returned_exactly() {
-        let column = column(100_000, |step| if step % 2 == 0 { f32::NAN } else { 1.0 });
-        let query = MetricsQuery { from: 500, to: 503, points: 1_000 };
-        let curve = MetricCurve::of(&column, &query);
-        assert_eq!(curve.step, [500, 501, 502, 503]);
-        assert_eq!(curve.value, [None, Some(1.0), None, Some(1.0)]);
-        assert!(curve.mean.is_empty());
-        let nothing = MetricsQuery { from: 10, to: 5, points: 1_000 };
-        assert!(MetricCurve::of(&column, &nothing).step.is_empty());
+        let value = |step| if step % 2 == 0 { f32::NAN } else { 1.0 };
+        let some = curve(100_000, value, (500, 503, 1_000));
+        assert_eq!(some.step, [500, 501, 502, 503]);
+        assert_eq!(some.value, [None, Some(1.0), None, Some(1.0)]);
+        assert!(some.mean.is_empty());
+        assert!(curve(100_000, value, (10, 5, 1_000)).step.is_empty());
     }
 
     #[test]
     fn values_that_are_not_finite_do_not_fail() {
-        let column = column(5_000, |_| f32::INFINITY);
-        let curve = MetricCurve::of(&column, &MetricsQuery { from: 0, to: 9_999, points: 10 });
-        assert_eq!(curve.value, [None; 10]);
+        assert_eq!(curve(5_000, |_| f32::INFINITY, (0, 9_999, 10)).value, [None; 10]);
+    }
+
+    /// A metric of few steps, such as an evaluation, is returned with all of its points.
+    #[test]
+    fn points_without_the_metric_do_not_count() {
+        let mut columns = RunColumns::default();
+        for step in 1..=10_000 {
+            let evaluation = (step % 1_000 == 0).then_some(("eval_loss", 2.0));
+            columns.push(step, [("loss", 1.0)].into_iter().chain(evaluation));
+        }
+        let curves = columns.curves(&MetricsQuery { from: 0, to: u32::MAX, points: 100 });
+        let steps = |name: &str| curves[name]["step"].as_array().unwrap();
+        assert_eq!((steps("loss").len(), steps("eval_loss").len()), (100, 10));
+        assert_eq!(steps("eval_loss")[0], 1_000);
     }
 }

@@ -10,6 +10,7 @@ mod blob;
 mod columns;
 mod downsample;
 mod options;
+mod points;
 mod reader;
 mod record;
 mod steps;
@@ -22,7 +23,7 @@ use tokio::sync::watch;
 use self::allowance::Allowance;
 pub(crate) use self::blob::{floats_to_blob, sequence_hash, tokens_to_blob, values_to_blob};
 pub(crate) use self::columns::RunColumns;
-pub(crate) use self::downsample::{MetricCurve, MetricsQuery};
+pub(crate) use self::downsample::MetricsQuery;
 pub use self::options::HistoryOptions;
 pub(crate) use self::reader::{
     HistoryReader, LoggedCompletion, LoggedRequest, LoggedSample, SampleFilter,
@@ -31,7 +32,7 @@ pub(crate) use self::record::{
     CompletionHistory, HistoryCutoff, HistoryRecord, OperationHistory, RequestHistory,
     SampleHistory, SampleSource,
 };
-pub(crate) use self::steps::{RunSummary, StepPoint, StepTracker};
+pub(crate) use self::steps::{RunSummary, StepTracker};
 
 /// Largest size of the tokens and log-probabilities of a request that are logged, in bytes. Larger
 /// requests are logged without them.

@@ -1,14 +1,14 @@
 //! [`HistoryReader`]: reads the history from the database, for the dashboard only.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Row, params};
 use tinkex_wire::ModelId;
 
-use super::blob::{floats_from_blob, tokens_from_blob, top_from_blob, values_from_blob};
+use super::blob::{floats_from_blob, tokens_from_blob, top_from_blob};
+use super::points::{POINT_COLUMNS, PointCursor, STEP_COLUMNS, SeriesTable, read_points};
 use super::{HistoryCutoff, HistoryOptions, RunColumns, RunSummary, StepTracker};
 use crate::record::UnixMicros;
 
@@ -21,7 +21,7 @@ const CACHED_RUNS: usize = 8;
 /// reads the rows that were committed since the last call.
 pub(crate) struct HistoryReader {
     connection: Connection,
-    series: HashMap<i64, Series>,
+    series: SeriesTable,
     summaries: HashMap<ModelId, RunSummary>,
     /// Id of the last point in `summaries`.
     last_point: i64,
@@ -34,48 +34,6 @@ struct CachedColumns {
     tracker: StepTracker,
     last_point: i64,
     columns: RunColumns,
-}
-
-/// Run, kind of request and metrics of a series of points.
-#[derive(Clone)]
-struct Series {
-    run: ModelId,
-    kind: String,
-    names: Vec<String>,
-}
-
-/// A finished request of a model as it is stored. Durations are in microseconds.
-#[derive(Clone, Debug)]
-pub(crate) struct PointRow {
-    pub(crate) id: i64,
-    pub(crate) seq: u64,
-    pub(crate) finished_at: UnixMicros,
-    pub(crate) queued: i64,
-    pub(crate) computed: i64,
-    pub(crate) tokens: u64,
-    pub(super) values: Vec<u8>,
-    pub(crate) error: Option<String>,
-}
-
-impl PointRow {
-    /// Returns the values of the metrics, in the order of the names of the series.
-    pub(super) fn metrics(&self) -> impl Iterator<Item = f64> + '_ {
-        values_from_blob(&self.values)
-    }
-
-    fn read(row: &Row<'_>) -> rusqlite::Result<(i64, Self)> {
-        let point = Self {
-            id: row.get("id")?,
-            seq: row.get::<_, i64>("seq")?.cast_unsigned(),
-            finished_at: row.get("finished_at")?,
-            queued: row.get("queued")?,
-            computed: row.get("computed")?,
-            tokens: row.get::<_, i64>("tokens")?.cast_unsigned(),
-            values: row.get("metrics")?,
-            error: row.get("error")?,
-        };
-        Ok((row.get("series")?, point))
-    }
 }
 
 /// A finished request in the timeline of a run. Durations are in microseconds.
@@ -160,13 +118,30 @@ impl HistoryReader {
 
     /// Returns the summaries of all runs that have finished requests.
     pub(crate) fn summaries(&mut self) -> rusqlite::Result<&HashMap<ModelId, RunSummary>> {
-        let sql = "SELECT * FROM metric_points WHERE id > ? ORDER BY id";
+        let sql = format!("SELECT {POINT_COLUMNS} FROM metric_points WHERE id > ? ORDER BY id");
         let (summaries, last) = (&mut self.summaries, &mut self.last_point);
-        read_points(&self.connection, &mut self.series, sql, [*last], |series, point| {
-            *last = point.id;
-            let summary = summaries.entry(series.run.clone()).or_default();
-            summary.add(&series.kind, &series.names, &point);
-        })?;
+        // The summary of the current run is not in the map: most points follow one of the same run.
+        let mut current: Option<(ModelId, RunSummary)> = None;
+        let parameters = [*last];
+        let read = read_points(
+            &self.connection,
+            &mut self.series,
+            &sql,
+            parameters,
+            |id, series, point| {
+                *last = point.id;
+                if current.as_ref().is_none_or(|(run, _)| *run != series.run) {
+                    summaries.extend(current.take());
+                    let summary = summaries.remove(&series.run).unwrap_or_default();
+                    current = Some((series.run.clone(), summary));
+                }
+                if let Some((_, summary)) = &mut current {
+                    summary.add(id, series, point);
+                }
+            },
+        );
+        summaries.extend(current);
+        read?;
         Ok(&self.summaries)
     }
 
@@ -180,24 +155,59 @@ impl HistoryReader {
                 CachedColumns { run: run.clone(), tracker, last_point: 0, columns }
             }
         };
-        // The inner query is evaluated once, and its rows are found by the index of the series.
-        let sql = "SELECT * FROM metric_points \
-                   WHERE series IN (SELECT id FROM metric_series WHERE run = ?) AND id > ? \
-                   ORDER BY id";
-        let known = cached.last_point;
-        let parameters = params![run.as_str(), known];
-        let CachedColumns { tracker, last_point, columns, .. } = &mut cached;
-        read_points(&self.connection, &mut self.series, sql, parameters, |series, point| {
-            *last_point = point.id;
-            if let Some(point) = tracker.add(&series.kind, &series.names, &point) {
-                columns.push(point);
-            }
-        })?;
+        self.read_columns(&mut cached)?;
         if self.columns.len() == CACHED_RUNS {
             self.columns.remove(0);
         }
         self.columns.push(cached);
         Ok(&self.columns[self.columns.len() - 1].columns)
+    }
+
+    /// Returns the ids of the series of a run.
+    fn series_of(&self, run: &ModelId) -> rusqlite::Result<Vec<i64>> {
+        let sql = "SELECT id FROM metric_series WHERE run = ?";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        statement.query_map([run.as_str()], |row| row.get(0))?.collect()
+    }
+
+    /// Reads the points that were committed since the last call.
+    fn read_columns(&mut self, cached: &mut CachedColumns) -> rusqlite::Result<()> {
+        // All cursors must see the same commits: a pass that one does not see would never be read if
+        // another one sees a later step.
+        let _snapshot = self.connection.unchecked_transaction()?;
+        let ids = self.series_of(&cached.run)?;
+        // One cursor per series: see `requests`.
+        let sql = format!(
+            "SELECT {STEP_COLUMNS} FROM metric_points \
+             WHERE series = ? AND id > ? AND error IS NULL ORDER BY id"
+        );
+        let mut statements = Vec::with_capacity(ids.len());
+        for _ in &ids {
+            statements.push(self.connection.prepare(&sql)?);
+        }
+        let mut cursors = Vec::with_capacity(ids.len());
+        for (id, statement) in ids.into_iter().zip(&mut statements) {
+            let series = self.series.get(&self.connection, id)?;
+            let rows = statement.query(params![id, cached.last_point])?;
+            cursors.extend(PointCursor::start(id, series, rows)?);
+        }
+        while !cursors.is_empty() {
+            let mut first = 0;
+            for (index, cursor) in cursors.iter().enumerate().skip(1) {
+                if cursor.point.id < cursors[first].point.id {
+                    first = index;
+                }
+            }
+            let PointCursor { id, series, point, .. } = &cursors[first];
+            cached.last_point = point.id;
+            if cached.tracker.add(*id, series, point) {
+                cached.columns.push_point(&cached.tracker);
+            }
+            if !cursors[first].advance()? {
+                cursors.swap_remove(first);
+            }
+        }
+        Ok(())
     }
 
     /// Returns the newest finished requests of a run, at most `limit`, oldest first.
@@ -206,38 +216,51 @@ impl HistoryReader {
         run: &ModelId,
         limit: u32,
     ) -> rusqlite::Result<Vec<LoggedRequest>> {
-        let sql = "SELECT * FROM metric_points \
-                   WHERE series IN (SELECT id FROM metric_series WHERE run = ?) \
-                   ORDER BY id DESC LIMIT ?";
+        // The index has the points of each series in order. One query for all of them would sort
+        // all points of the run.
+        let sql = format!(
+            "SELECT {POINT_COLUMNS} FROM metric_points WHERE series = ? ORDER BY id DESC LIMIT ?"
+        );
         let mut requests = Vec::new();
-        let parameters = params![run.as_str(), limit];
-        read_points(&self.connection, &mut self.series, sql, parameters, |series, point| {
-            let PointRow { seq, finished_at, queued, computed, tokens, error, .. } = point;
-            let kind = series.kind.clone();
-            requests.push(LoggedRequest {
-                kind,
-                seq,
-                finished_at,
-                queued,
-                computed,
-                tokens,
-                error,
-            });
-        })?;
-        requests.reverse();
-        Ok(requests)
+        for id in self.series_of(run)? {
+            let parameters = params![id, limit];
+            read_points(
+                &self.connection,
+                &mut self.series,
+                &sql,
+                parameters,
+                |_, series, point| {
+                    let request = LoggedRequest {
+                        kind: series.kind.clone(),
+                        seq: point.seq,
+                        finished_at: point.finished_at,
+                        queued: point.queued,
+                        computed: point.computed,
+                        tokens: point.tokens,
+                        error: point.error.clone(),
+                    };
+                    requests.push((point.id, request));
+                },
+            )?;
+        }
+        requests.sort_by_key(|(id, _)| std::cmp::Reverse(*id));
+        requests.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        Ok(requests.into_iter().rev().map(|(_, request)| request).collect())
     }
 
     /// Returns the requests that failed last, newest first.
     pub(crate) fn failures(&mut self, limit: u32) -> rusqlite::Result<Vec<FailedRequest>> {
-        let sql = "SELECT * FROM metric_points WHERE error IS NOT NULL ORDER BY id DESC LIMIT ?";
+        let sql = format!(
+            "SELECT {POINT_COLUMNS} FROM metric_points \
+             WHERE error IS NOT NULL ORDER BY id DESC LIMIT ?"
+        );
         let mut failures = Vec::new();
-        read_points(&self.connection, &mut self.series, sql, [limit], |series, point| {
+        read_points(&self.connection, &mut self.series, &sql, [limit], |_, series, point| {
             failures.push(FailedRequest {
                 run: Some(series.run.clone()),
                 kind: series.kind.clone(),
                 at: point.finished_at,
-                error: point.error.unwrap_or_default(),
+                error: point.error.clone().unwrap_or_default(),
             });
         })?;
         let sql = "SELECT finished_at, error FROM sample_log WHERE error IS NOT NULL \
@@ -365,40 +388,6 @@ impl HistoryReader {
             self.connection.query_row(&by_age, parameters, |row| row.get(0))?;
         Ok(by_age.unwrap_or(newest).max(by_count).min(newest.max(1)))
     }
-}
-
-/// Reads points with their series.
-fn read_points(
-    connection: &Connection,
-    known: &mut HashMap<i64, Series>,
-    sql: &str,
-    parameters: impl rusqlite::Params,
-    mut add: impl FnMut(&Series, PointRow),
-) -> rusqlite::Result<()> {
-    let mut statement = connection.prepare_cached(sql)?;
-    let mut rows = statement.query(parameters)?;
-    while let Some(row) = rows.next()? {
-        let (id, point) = PointRow::read(row)?;
-        let series = match known.entry(id) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(read_series(connection, id)?),
-        };
-        add(series, point);
-    }
-    Ok(())
-}
-
-fn read_series(connection: &Connection, id: i64) -> rusqlite::Result<Series> {
-    let mut statement =
-        connection.prepare_cached("SELECT run, kind, names FROM metric_series WHERE id = ?")?;
-    statement.query_row([id], |row| {
-        let names: String = row.get("names")?;
-        Ok(Series {
-            run: ModelId::from(row.get::<_, String>("run")?),
-            kind: row.get("kind")?,
-            names: serde_json::from_str(&names).unwrap_or_default(),
-        })
-    })
 }
 
 fn read_sample(row: &Row<'_>) -> rusqlite::Result<LoggedSample> {

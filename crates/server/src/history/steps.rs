@@ -5,30 +5,129 @@
 //! are combined: `:sum` adds them, `:max` and `:min` choose one, and others are averaged by the
 //! number of tokens.
 
-use std::collections::BTreeMap;
-
-use super::reader::PointRow;
+use super::points::{PointRow, Series};
 use crate::record::UnixMicros;
 
 /// Name of the sum of the loss in the result of a pass.
 const LOSS_SUM: &str = "loss:sum";
 /// Names of the weight by which the loss of a pass is averaged, in order of preference.
 const LOSS_WEIGHTS: [&str; 2] = ["weight:sum", "tokens:sum"];
-/// Names of the metrics that every step has.
-pub(crate) const LOSS_PER_TOKEN: &str = "loss per token";
-const TOKENS: &str = "tokens";
-const TOKENS_PER_SECOND: &str = "tokens/s";
-const COMPUTE_SECONDS: &str = "compute seconds";
-const QUEUED_SECONDS: &str = "queued seconds";
-const STEP_SECONDS: &str = "seconds per step";
+/// Prefix of the metrics of forward passes: an evaluation has curves of its own.
+const FORWARD: &str = "forward: ";
+
+/// Indices of the metrics that the server adds; [`DERIVED`] has their names.
+const LOSS_PER_TOKEN: usize = 0;
+const TOKENS: usize = 1;
+const TOKENS_PER_SECOND: usize = 2;
+const COMPUTE_SECONDS: usize = 3;
+const QUEUED_SECONDS: usize = 4;
+const STEP_SECONDS: usize = 5;
+const DERIVED: [&str; 6] = [
+    "loss per token",
+    "tokens",
+    "tokens/s",
+    "compute seconds",
+    "queued seconds",
+    "seconds per step",
+];
 
 /// A finished training step, or a forward pass.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct StepPoint {
     /// Number of optimizer steps that are finished.
     pub(crate) step: u32,
     pub(crate) at: UnixMicros,
-    pub(crate) metrics: BTreeMap<String, f64>,
+    /// Values by the index of the metric in [`StepTracker::names`].
+    pub(crate) values: Vec<(usize, f64)>,
+}
+
+impl StepPoint {
+    fn value(&self, metric: usize) -> Option<f64> {
+        self.values.iter().find(|(index, _)| *index == metric).map(|(_, value)| *value)
+    }
+}
+
+/// How the values of several passes are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Combine {
+    Sum,
+    Max,
+    Min,
+    Mean,
+}
+
+impl Combine {
+    fn of(name: &str) -> Self {
+        match name.rsplit_once(':').map(|(_, suffix)| suffix) {
+            Some("sum") => Self::Sum,
+            Some("max") => Self::Max,
+            Some("min") => Self::Min,
+            _ => Self::Mean,
+        }
+    }
+}
+
+/// The metrics of a run. A run has hundreds of thousands of points, so they refer to metrics by
+/// index.
+#[derive(Clone, Debug)]
+struct MetricTable {
+    names: Vec<String>,
+    combine: Vec<Combine>,
+    /// Indices of the metrics of each series, by the id of the series.
+    series: Vec<(i64, Vec<usize>)>,
+    /// Index of the metric of forward passes for each metric, if it was needed.
+    forward: Vec<Option<usize>>,
+    /// Indices of [`LOSS_SUM`] and [`LOSS_WEIGHTS`], if the run has them.
+    loss_sum: Option<usize>,
+    loss_weights: [Option<usize>; 2],
+}
+
+impl Default for MetricTable {
+    fn default() -> Self {
+        let names = DERIVED.map(str::to_owned).to_vec();
+        let combine = vec![Combine::Mean; names.len()];
+        let (series, forward) = Default::default();
+        Self { names, combine, series, forward, loss_sum: None, loss_weights: [None; 2] }
+    }
+}
+
+impl MetricTable {
+    fn index(&mut self, name: &str) -> usize {
+        let known = self.names.iter().position(|known| known == name);
+        known.unwrap_or_else(|| {
+            let index = self.names.len();
+            self.names.push(name.to_owned());
+            self.combine.push(Combine::of(name));
+            if name == LOSS_SUM {
+                self.loss_sum = Some(index);
+            }
+            if let Some(weight) = LOSS_WEIGHTS.iter().position(|weight| *weight == name) {
+                self.loss_weights[weight] = Some(index);
+            }
+            index
+        })
+    }
+
+    /// Returns the position of a series in `self.series`.
+    fn series(&mut self, id: i64, series: &Series) -> usize {
+        let known = self.series.iter().position(|(known, _)| *known == id);
+        known.unwrap_or_else(|| {
+            let metrics = series.names.iter().map(|name| self.index(name)).collect();
+            self.series.push((id, metrics));
+            self.series.len() - 1
+        })
+    }
+
+    /// Returns the index of the metric of forward passes for a metric.
+    fn forward(&mut self, metric: usize) -> usize {
+        if let Some(Some(index)) = self.forward.get(metric) {
+            return *index;
+        }
+        let index = self.index(&format!("{FORWARD}{}", self.names[metric]));
+        self.forward.resize(self.forward.len().max(metric + 1), None);
+        self.forward[metric] = Some(index);
+        index
+    }
 }
 
 /// Combines the points of one run, in the order in which they were executed.
@@ -38,6 +137,9 @@ pub(crate) struct StepTracker {
     steps: u32,
     passes: Accumulated,
     last_step_at: Option<UnixMicros>,
+    table: MetricTable,
+    /// The last point. It is reused, because a run has many.
+    point: StepPoint,
 }
 
 /// Passes since the last optimizer step.
@@ -46,102 +148,111 @@ struct Accumulated {
     tokens: u64,
     computed: i64,
     queued: i64,
-    /// Sum and weight of each metric.
-    metrics: BTreeMap<String, (f64, f64)>,
+    /// Sum and weight of each metric, by its index.
+    metrics: Vec<Option<(f64, f64)>>,
 }
 
 impl Accumulated {
     #[expect(clippy::cast_precision_loss, reason = "a mean of metrics")]
-    fn add(&mut self, names: &[String], row: &PointRow) {
+    fn add(&mut self, table: &MetricTable, series: usize, row: &PointRow) {
         self.tokens += row.tokens;
         self.computed += row.computed;
         self.queued += row.queued;
         let weight = (row.tokens as f64).max(1.0);
-        for (name, value) in names.iter().zip(row.metrics()) {
-            let entry = self.metrics.entry(name.clone());
-            let new = match name.rsplit_once(':').map(|(_, suffix)| suffix) {
-                Some("sum") => (value, 0.0),
-                Some("max" | "min") => (value, -1.0),
-                _ => (value * weight, weight),
-            };
-            entry
-                .and_modify(|(sum, total)| match name.rsplit_once(':').map(|(_, s)| s) {
-                    Some("max") => *sum = sum.max(value),
-                    Some("min") => *sum = sum.min(value),
-                    _ => (*sum, *total) = (*sum + new.0, *total + new.1),
-                })
-                .or_insert(new);
+        for (index, value) in table.series[series].1.iter().zip(row.metrics()) {
+            if self.metrics.len() <= *index {
+                self.metrics.resize(index + 1, None);
+            }
+            let slot = &mut self.metrics[*index];
+            let (sum, total) = slot.unwrap_or((0.0, 0.0));
+            *slot = Some(match (table.combine[*index], &slot) {
+                (Combine::Sum, _) => (sum + value, 0.0),
+                (Combine::Max, Some(_)) => (sum.max(value), 0.0),
+                (Combine::Min, Some(_)) => (sum.min(value), 0.0),
+                (Combine::Max | Combine::Min, None) => (value, 0.0),
+                (Combine::Mean, _) => (sum + value * weight, total + weight),
+            });
         }
     }
 
-    /// Returns the metrics of all passes.
+    /// Moves the metrics of all passes to `values`.
     #[expect(clippy::cast_precision_loss, reason = "values of a chart")]
-    fn finish(self) -> BTreeMap<String, f64> {
-        let mut all: BTreeMap<String, f64> = self
-            .metrics
-            .into_iter()
-            .map(|(name, (sum, weight))| (name, if weight > 0.0 { sum / weight } else { sum }))
-            .collect();
-        if let Some(loss) = all.get(LOSS_SUM) {
-            let weight = LOSS_WEIGHTS.iter().find_map(|name| all.get(*name));
-            let weight = weight.copied().filter(|weight| *weight > 0.0);
+    fn finish(&mut self, table: &MetricTable, values: &mut Vec<(usize, f64)>) {
+        values.clear();
+        let value = |slot: (f64, f64)| if slot.1 > 0.0 { slot.0 / slot.1 } else { slot.0 };
+        let metrics = &mut self.metrics;
+        let find = |index: Option<usize>| metrics.get(index?).copied().flatten().map(value);
+        if let Some(loss) = find(table.loss_sum) {
+            let weight = table.loss_weights.iter().find_map(|index| find(*index));
+            let weight = weight.filter(|weight| *weight > 0.0);
             let per_token = loss / weight.unwrap_or((self.tokens as f64).max(1.0));
-            all.insert(LOSS_PER_TOKEN.to_owned(), per_token);
+            values.push((LOSS_PER_TOKEN, per_token));
+        }
+        for (index, slot) in metrics.iter_mut().enumerate() {
+            if let Some(slot) = slot.take() {
+                values.push((index, value(slot)));
+            }
         }
         let seconds = self.computed as f64 / 1e6;
-        all.insert(TOKENS.to_owned(), self.tokens as f64);
+        values.push((TOKENS, self.tokens as f64));
         if seconds > 0.0 {
-            all.insert(TOKENS_PER_SECOND.to_owned(), self.tokens as f64 / seconds);
+            values.push((TOKENS_PER_SECOND, self.tokens as f64 / seconds));
         }
-        all.insert(COMPUTE_SECONDS.to_owned(), seconds);
-        all.insert(QUEUED_SECONDS.to_owned(), self.queued.max(0) as f64 / 1e6);
-        all
+        values.push((COMPUTE_SECONDS, seconds));
+        values.push((QUEUED_SECONDS, self.queued.max(0) as f64 / 1e6));
+        (self.tokens, self.computed, self.queued) = (0, 0, 0);
     }
 }
 
 impl StepTracker {
-    /// Adds a request and returns the point that it completes, if any.
-    pub(crate) fn add(
-        &mut self,
-        kind: &str,
-        names: &[String],
-        row: &PointRow,
-    ) -> Option<StepPoint> {
+    /// Returns the names of the metrics by their index.
+    pub(crate) fn names(&self) -> &[String] {
+        &self.table.names
+    }
+
+    /// Adds a request of the series with the id `id`, and returns whether it completes
+    /// [`point`](Self::point).
+    pub(super) fn add(&mut self, id: i64, series: &Series, row: &PointRow) -> bool {
         if row.error.is_some() {
-            return None;
+            return false;
         }
-        match kind {
+        let metrics = self.table.series(id, series);
+        match series.kind.as_str() {
             "forward_backward" => {
-                self.passes.add(names, row);
-                None
+                self.passes.add(&self.table, metrics, row);
+                false
             }
             "forward" => {
                 let mut pass = Accumulated::default();
-                pass.add(names, row);
-                let metrics = pass.finish().into_iter();
-                // A forward pass is an evaluation: its curves are not those of the training.
-                let metrics = metrics.map(|(name, value)| (format!("forward: {name}"), value));
-                Some(StepPoint {
-                    step: self.steps,
-                    at: row.finished_at,
-                    metrics: metrics.collect(),
-                })
+                pass.add(&self.table, metrics, row);
+                pass.finish(&self.table, &mut self.point.values);
+                for (index, _) in &mut self.point.values {
+                    *index = self.table.forward(*index);
+                }
+                (self.point.step, self.point.at) = (self.steps, row.finished_at);
+                true
             }
             "optim_step" => {
                 self.steps += 1;
-                let mut passes = std::mem::take(&mut self.passes);
-                passes.computed += row.computed;
-                let mut metrics = passes.finish();
-                metrics.extend(names.iter().cloned().zip(row.metrics()));
+                self.passes.computed += row.computed;
+                let values = &mut self.point.values;
+                self.passes.finish(&self.table, values);
+                values.extend(self.table.series[metrics].1.iter().copied().zip(row.metrics()));
                 if let Some(last) = self.last_step_at.replace(row.finished_at) {
                     #[expect(clippy::cast_precision_loss, reason = "values of a chart")]
                     let seconds = row.finished_at.saturating_sub(last) as f64 / 1e6;
-                    metrics.insert(STEP_SECONDS.to_owned(), seconds);
+                    values.push((STEP_SECONDS, seconds));
                 }
-                Some(StepPoint { step: self.steps, at: row.finished_at, metrics })
+                (self.point.step, self.point.at) = (self.steps, row.finished_at);
+                true
             }
-            _ => None,
+            _ => false,
         }
+    }
+
+    /// Returns the point that the last request completed.
+    pub(crate) fn point(&self) -> &StepPoint {
+        &self.point
     }
 }
 
@@ -170,19 +281,19 @@ pub(crate) struct RunSummary {
 const SPARK_POINTS: usize = 64;
 
 impl RunSummary {
-    pub(crate) fn add(&mut self, kind: &str, names: &[String], row: &PointRow) {
+    pub(super) fn add(&mut self, id: i64, series: &Series, row: &PointRow) {
         self.last_point = row.id;
         self.last_at = row.finished_at;
         self.error.clone_from(&row.error);
         self.tokens += row.tokens;
-        let Some(point) = self.tracker.add(kind, names, row) else { return };
-        if kind == "forward" {
+        if !self.tracker.add(id, series, row) || series.kind == "forward" {
             return;
         }
+        let point = self.tracker.point();
         self.steps = point.step;
-        let loss = point.metrics.get(LOSS_PER_TOKEN).copied();
+        let loss = point.value(LOSS_PER_TOKEN);
         self.loss = loss.or(self.loss);
-        let speed = point.metrics.get(TOKENS_PER_SECOND).copied();
+        let speed = point.value(TOKENS_PER_SECOND);
         self.tokens_per_second = speed.or(self.tokens_per_second);
         self.stride = self.stride.max(1);
         if let Some(loss) = loss.filter(|_| point.step.is_multiple_of(self.stride)) {
@@ -218,61 +329,69 @@ mod tests {
         }
     }
 
-    fn names(names: &[&str]) -> Vec<String> {
-        names.iter().map(|name| (*name).to_owned()).collect()
+    fn series(kind: &str, names: &[&str]) -> Series {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        Series { run: "a:train:0".into(), kind: kind.to_owned(), names }
+    }
+
+    /// Returns the value of a metric of the last point.
+    fn value(tracker: &StepTracker, name: &str) -> Option<f64> {
+        let metric = tracker.names().iter().position(|known| known == name)?;
+        tracker.point().value(metric)
     }
 
     #[test]
     fn the_passes_of_a_split_batch_are_one_step() {
         let mut tracker = StepTracker::default();
-        let pass = names(&["loss:sum", "weight:sum", "kl:mean", "ratio:max"]);
-        assert_eq!(
-            tracker.add("forward_backward", &pass, &row(1, 30, &[6.0, 3.0, 1.0, 2.0])),
-            None
+        let pass = series(
+            "forward_backward",
+            &["loss:sum", "weight:sum", "kl:mean", "ratio:max", "x:min"],
         );
-        assert_eq!(
-            tracker.add("forward_backward", &pass, &row(2, 10, &[2.0, 1.0, 5.0, 9.0])),
-            None
-        );
-        let step = names(&["learning_rate"]);
-        let point = tracker.add("optim_step", &step, &row(3, 0, &[1e-4])).unwrap();
-        assert_eq!((point.step, point.at), (1, 3_000_000));
-        for (name, value) in [
+        assert!(!tracker.add(1, &pass, &row(1, 30, &[6.0, 3.0, 1.0, 2.0, 4.0])));
+        assert!(!tracker.add(1, &pass, &row(2, 10, &[2.0, 1.0, 5.0, 9.0, -4.0])));
+        let step = series("optim_step", &["learning_rate"]);
+        assert!(tracker.add(2, &step, &row(3, 0, &[1e-4])));
+        assert_eq!((tracker.point().step, tracker.point().at), (1, 3_000_000));
+        for (name, expected) in [
             ("loss:sum", 8.0),
-            (LOSS_PER_TOKEN, 2.0),
+            ("loss per token", 2.0),
             ("kl:mean", 2.0),
             ("ratio:max", 9.0),
+            ("x:min", -4.0),
             ("learning_rate", 1e-4),
-            (TOKENS, 40.0),
-            (COMPUTE_SECONDS, 0.75),
-            (QUEUED_SECONDS, 1.0),
+            ("tokens", 40.0),
+            ("compute seconds", 0.75),
+            ("queued seconds", 1.0),
         ] {
-            assert!((point.metrics[name] - value).abs() < 1e-12, "{name}: {:?}", point.metrics);
+            let found = value(&tracker, name).unwrap();
+            assert!((found - expected).abs() < 1e-12, "{name}: {found}");
         }
-        assert!(!point.metrics.contains_key(STEP_SECONDS));
-        let next = tracker.add("optim_step", &step, &row(5, 0, &[1e-4])).unwrap();
-        assert_eq!((next.step, next.metrics[STEP_SECONDS]), (2, 2.0));
-        assert!(!next.metrics.contains_key(LOSS_PER_TOKEN), "there was no pass");
+        assert_eq!(value(&tracker, "seconds per step"), None);
+        assert!(tracker.add(2, &step, &row(5, 0, &[1e-4])));
+        assert_eq!(value(&tracker, "seconds per step"), Some(2.0));
+        assert_eq!(value(&tracker, "loss per token"), None, "there was no pass");
     }
 
     #[test]
     fn forward_passes_have_curves_of_their_own_and_failures_none() {
         let mut tracker = StepTracker::default();
-        let pass = names(&["loss:sum"]);
-        let point = tracker.add("forward", &pass, &row(1, 4, &[8.0])).unwrap();
-        assert_eq!((point.step, point.metrics["forward: loss per token"]), (0, 2.0));
+        let pass = series("forward", &["loss:sum"]);
+        assert!(tracker.add(1, &pass, &row(1, 4, &[8.0])));
+        assert_eq!(tracker.point().step, 0);
+        assert_eq!(value(&tracker, "forward: loss per token"), Some(2.0));
+        assert_eq!(value(&tracker, "loss per token"), None);
         let failed = PointRow { error: Some("no".to_owned()), ..row(2, 4, &[]) };
-        assert_eq!(tracker.add("optim_step", &[], &failed), None);
+        assert!(!tracker.add(2, &series("optim_step", &[]), &failed));
     }
 
     #[test]
     fn the_small_chart_of_a_long_run_has_few_points() {
         let mut summary = RunSummary::default();
-        let pass = names(&["loss:sum"]);
+        let (pass, optim) = (series("forward_backward", &["loss:sum"]), series("optim_step", &[]));
         for step in 0..10_000_i32 {
             let id = i64::from(step) * 2;
-            summary.add("forward_backward", &pass, &row(id, 1, &[f64::from(step)]));
-            summary.add("optim_step", &[], &row(id + 1, 0, &[]));
+            summary.add(1, &pass, &row(id, 1, &[f64::from(step)]));
+            summary.add(2, &optim, &row(id + 1, 0, &[]));
         }
         assert_eq!((summary.steps, summary.tokens), (10_000, 10_000));
         assert!((32..=64).contains(&summary.losses.len()), "{}", summary.losses.len());

@@ -210,22 +210,28 @@ impl Worker {
             return;
         }
         let Some(key) = self.samples.keys.get(id).cloned() else { return };
-        if let Some(model) = self.engines.get_loaded(&key.0) {
-            model.sampler.cancel(key.1);
-        }
-        let Some(sample) = self.end_sample(&key) else { return };
+        let model = self.engines.get_loaded(&key.0);
+        let partial = model.and_then(|model| model.sampler.cancel(key.1));
+        let Some(mut sample) = self.end_sample(&key) else { return };
         match &sample.recipient {
             Recipient::Future(_) => {
                 record_outcome(&self.state, &mut self.state.store(), id, Outcome::cancelled());
             }
             Recipient::Generation(sink) => {
-                self.state.metrics.count_request(sink.is_complete());
+                let is_complete = sink.is_complete();
+                self.state.metrics.count_request(is_complete);
                 let Some(counts) = sink.counts() else { return };
-                if sink.is_complete() {
+                if is_complete {
                     log_finished(&sample, counts.sampled);
                 }
                 let usage = self.count_tokens(&sample, counts);
-                self.state.store().put_unconfirmed(Record::Usage(usage));
+                let mut history = partial.and_then(|partial| sample.take_history(&Ok(partial)));
+                for completion in history.iter_mut().flat_map(|sample| &mut sample.completions) {
+                    completion.stop = if is_complete { "stop" } else { "cancelled" };
+                }
+                let mut store = self.state.store();
+                store.put_unconfirmed(Record::Usage(usage));
+                self.record_generation(&mut store, history);
             }
         }
     }

@@ -2,10 +2,12 @@
 
 use serde_json::{Value, json};
 use tinkex::{AdamParams, Datum, LossFn, ModelInput, SamplingParams, TensorData};
-use tinkex_server::{HistoryOptions, Server};
+use tinkex_server::{BUILT_IN, HistoryOptions, Server};
 use tinkex_wire::TensorValues;
 
 use crate::harness::{Http, MODEL, TestServer, http_client, options, train, training_client};
+use crate::inference::wait_until_idle;
+use crate::sse::{EventStream, completions_url};
 
 /// Reads a document of the dashboard.
 async fn document(http: &Http, name: &str) -> Value {
@@ -317,4 +319,58 @@ async fn the_stream_of_changes_continues_after_a_restart() {
     // A stream that is up to date has figures only.
     let (_, figures) = Events::open(&url, Some(&id)).await.next("server").await;
     assert!(figures["figures"]["gauges"]["queued"]["value"].is_number(), "{figures}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn inference_requests_that_end_early_are_in_the_log() {
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
+    // A stop string.
+    let mut request = json!({"model": BUILT_IN, "temperature": 0, "max_tokens": 30,
+        "messages": [{"role": "user", "content": "What does a cow say?"}]});
+    let send = |request: &Value| request.to_string().into_bytes();
+    let path = "/v1/chat/completions";
+    let (_, whole) = http.send("POST", path, &[], send(&request)).await;
+    let whole = whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let stop: String = whole.chars().skip(whole.chars().count() / 2).take(3).collect();
+    request["stop"] = json!([stop]);
+    let (_, part) = http.send("POST", path, &[], send(&request)).await;
+    let part = part["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    assert!(whole.starts_with(&part) && part.len() < whole.len(), "{part:?} {whole:?}");
+    wait_until_idle(&http).await;
+    let logged = newest_sample(&http, 2).await;
+    let completion = &logged["completions"][0];
+    let text: String =
+        serde_json::from_value::<Vec<String>>(completion["text"].clone()).unwrap().concat();
+    assert!(text.starts_with(&part) && text.contains(&stop), "{text:?} {part:?}");
+    assert_eq!(completion["stop"], "stop", "{completion}");
+
+    // A client that disconnects.
+    let request = json!({"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 240, "n": 64,
+        "stream": true, "ignore_eos": true, "return_token_ids": true});
+    let url = completions_url(&test_server.server.base_url());
+    let mut events = EventStream::post(&url, &request).await;
+    events.next().await.unwrap();
+    drop(events);
+    wait_until_idle(&http).await;
+    let logged = newest_sample(&http, 3).await;
+    let completions = logged["completions"].as_array().unwrap();
+    assert_eq!((completions.len(), &logged["prompt"]["ids"]), (64, &json!([5, 6, 7])));
+    for completion in completions {
+        let count = completion["ids"].as_array().unwrap().len();
+        assert!((1..240).contains(&count), "{count}");
+        assert_eq!(completion["logprobs"].as_array().unwrap().len(), count);
+        assert_eq!(completion["stop"], "cancelled");
+    }
+}
+
+/// Waits until the log has `count` samples, and returns the newest.
+async fn newest_sample(http: &Http, count: u64) -> Value {
+    loop {
+        let samples = document(http, "samples").await;
+        if samples["total"] == count {
+            return samples["samples"][0].clone();
+        }
+        tokio::task::yield_now().await;
+    }
 }

@@ -55,6 +55,7 @@ pub(super) async fn run(
 ) -> Result<Exit, CommandError> {
     let interrupt = context.environment.interrupt.clone();
     let service = interrupt.run_until(1, context.client()).await?;
+    context.announce_dashboard();
     let opened = open(context, &service, &args.weights);
     let (mut conversation, name) = interrupt.run_until(1, opened).await?;
     conversation.system = args.system;

@@ -107,6 +107,7 @@ pub(super) async fn run(
     let service = context.client().await?;
     let url = service.base_url().to_string();
     context.notice(&format!("Tinker server for this command: {url}"));
+    context.announce_dashboard();
 
     if args.rl {
         return rl::run(context, &service, args.steps.unwrap_or(RL_STEPS)).await;

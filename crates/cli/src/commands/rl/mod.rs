@@ -244,6 +244,7 @@ async fn execute(
         format::count(steps.saturating_sub(from), "step"),
         folder.display()
     ));
+    context.announce_dashboard();
     let mut progress = TrainProgress::new(context, steps, from).label("reward");
     let (mut tokens, mut stopping) = (0, false);
     loop {
