@@ -25,7 +25,7 @@ use crate::commands::{CliCommand, GROUPS};
 Examples:
   tinkex quickstart                         fine-tune the built-in model, without a key
   tinkex train examples.jsonl --local       fine-tune on your own data, on this machine
-  tinkex chat --run RUN_ID --local          chat with the fine-tuned model
+  tinkex chat examples --local              chat with the fine-tuned model
   tinkex auth login                         store an API key for the hosted service
   tinkex run list --limit 5                 list the latest training runs
   tinkex checkpoint gc --keep-last 3        list old checkpoints that could be deleted"

@@ -1,6 +1,7 @@
 //! [`CommandContext`]: settings, client and output of a running command.
 
 use std::io::Write as _;
+use std::path::Path;
 use std::pin::pin;
 
 use futures_util::future::select;
@@ -13,6 +14,7 @@ use crate::environment::Environment;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::local::LocalServer;
+use crate::local_models::model_path;
 use crate::output::{hyperlink, to_json};
 use crate::settings::CommandSettings;
 use crate::table::{Style, Table};
@@ -74,10 +76,32 @@ impl<'e> CommandContext<'e> {
         flags
     }
 
+    /// Returns the name under which the local server serves the model folder or GGUF file `text`, or
+    /// `None` if `text` is the name of a model. Call it before [`client`](Self::client): it starts
+    /// the server with the model.
+    pub(crate) async fn serve_model(&mut self, text: &str) -> Result<Option<String>, CommandError> {
+        let Some(path) = model_path(self.environment, text)? else { return Ok(None) };
+        if !self.settings.local {
+            let server = self.settings.server(self.environment);
+            let message =
+                format!("{text} is a model on this machine, which {server} does not serve");
+            return Err(CommandError::usage(message).hint(
+                "Pass --local to use the server on this machine, or the name of a model of the \
+                 server (see `tinkex model list`).",
+            ));
+        }
+        self.start_local_with(Some(&path)).await?;
+        self.local.as_ref().map(|local| local.model_name(&path)).transpose()
+    }
+
     /// Finds or starts the server on this machine, if the settings ask for it.
     pub(crate) async fn start_local(&mut self) -> Result<(), CommandError> {
+        self.start_local_with(None).await
+    }
+
+    async fn start_local_with(&mut self, model: Option<&Path>) -> Result<(), CommandError> {
         if self.settings.local && self.local.is_none() {
-            let local = LocalServer::open(&self.environment.variables).await?;
+            let local = LocalServer::open(&self.environment.variables, model).await?;
             self.settings.use_server(local.url()?, local.key()?);
             self.local = Some(local);
         }

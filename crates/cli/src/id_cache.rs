@@ -22,8 +22,12 @@ const MAX_IDS: usize = 500;
 #[serde(rename_all = "lowercase")]
 pub(crate) enum IdKind {
     Run,
+    /// Name of a run.
+    Name,
     Checkpoint,
     Session,
+    /// Name of a base model.
+    Model,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -69,7 +73,7 @@ pub(crate) fn store(env: &Env, kind: IdKind, ids: impl Iterator<Item = String>) 
 }
 
 /// Returns the ids that were stored within the last hour.
-fn recent(env: &Env, kind: IdKind) -> Vec<String> {
+pub(crate) fn recent(env: &Env, kind: IdKind) -> Vec<String> {
     let lists = read(env).lists.into_iter();
     let is_recent = |list: &CachedIds| list.kind == kind && now() < list.written + MAX_AGE_SECONDS;
     lists.filter(is_recent).flat_map(|list| list.ids).collect()
@@ -79,16 +83,12 @@ fn candidates(kind: IdKind) -> Vec<CompletionCandidate> {
     recent(&Env::from_process(), kind).into_iter().map(CompletionCandidate::new).collect()
 }
 
-pub(crate) fn runs() -> Vec<CompletionCandidate> {
-    candidates(IdKind::Run)
-}
-
-pub(crate) fn checkpoints() -> Vec<CompletionCandidate> {
-    candidates(IdKind::Checkpoint)
-}
-
 pub(crate) fn sessions() -> Vec<CompletionCandidate> {
     candidates(IdKind::Session)
+}
+
+pub(crate) fn models() -> Vec<CompletionCandidate> {
+    candidates(IdKind::Model)
 }
 
 #[cfg(test)]

@@ -8,10 +8,11 @@
 //! | `args`, `commands` | arguments and subcommands, each command in its own file |
 //! | `settings`, `config`, `key_source` | precedence of flags, environment variables and profile; the client built from them |
 //! | `context` | settings, client and output of a running command |
-//! | `local`, `startup_error` | the server on this machine: started, found, or taken over |
+//! | `local`, `local_models`, `startup_error` | the server on this machine: started, found, or taken over; models that commands name by their paths |
 //! | `output`, `list`, `table`, `format` | results: tables, JSON, CSV, plain text |
 //! | `console`, `progress`, `log` | standard error: notices, progress bars, log events |
 //! | `error` | error messages, hints and exit codes |
+//! | `reference` | arguments that name runs and checkpoints: ids, names, folders, `latest` |
 //! | `id_cache` | recently listed ids for shell completion |
 //! | `environment` | streams, variables, terminal and signals |
 //!
@@ -36,10 +37,12 @@ mod inference_endpoints;
 mod key_source;
 mod list;
 mod local;
+mod local_models;
 mod log;
 mod output;
 mod port_owner;
 mod progress;
+mod reference;
 mod settings;
 mod startup_error;
 mod table;

@@ -92,6 +92,8 @@ impl SortKey {
 /// Columns and sort order of a list, checked against the columns it has.
 pub(crate) struct ListView<'c, T> {
     columns: Vec<&'c ListColumn<T>>,
+    /// Whether `--columns` selects the columns.
+    is_explicit: bool,
     sort: Option<(&'c ListColumn<T>, bool)>,
 }
 
@@ -125,11 +127,18 @@ impl ViewArgs {
         if self.wide {
             context.widen();
         }
-        Ok(ListView { columns, sort })
+        Ok(ListView { columns, is_explicit: self.columns.is_some(), sort })
     }
 }
 
 impl<T> ListView<'_, T> {
+    /// Hides a column that has no values, unless `--columns` selects it.
+    pub(crate) fn hide(&mut self, name: &str) {
+        if !self.is_explicit {
+            self.columns.retain(|column| column.name != name);
+        }
+    }
+
     /// Sorts the rows. The sort is stable.
     fn sort(&self, rows: &mut [T]) {
         if let Some((column, descending)) = self.sort {

@@ -22,6 +22,7 @@ use tinkex_server::{
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{CommandError, Exit};
+use crate::local_models::{LocalModels, start_server};
 use crate::port_owner::belongs_to_another_user;
 use crate::startup_error::{Starter, startup_error};
 
@@ -49,6 +50,9 @@ pub(crate) struct ServerInfo {
     /// Whether the server has created the file, which therefore only its owner may access.
     #[serde(default)]
     key_created: bool,
+    /// Models that the server serves from paths, by name.
+    #[serde(default)]
+    models: Vec<(String, PathBuf)>,
 }
 
 /// File with the API key that a server requires.
@@ -93,7 +97,15 @@ impl ServerInfo {
             permanent,
             key_created: matches!(key_file, Some(KeyFile::Created(_))),
             key_file: key_file.map(|file| file.path().to_owned()),
+            models: Vec::new(),
         }
+    }
+
+    /// Adds the models that the server serves from paths.
+    pub(crate) fn with_models(self, models: Vec<(String, PathBuf)>) -> Self {
+        let absolute = |path: PathBuf| std::fs::canonicalize(&path).unwrap_or(path);
+        let models = models.into_iter().map(|(name, path)| (name, absolute(path))).collect();
+        Self { models, ..self }
     }
 
     fn path(data: &Path) -> PathBuf {
@@ -197,20 +209,28 @@ pub(crate) struct LocalServer {
 }
 
 impl LocalServer {
-    /// Connects to the server of the user's data folder, or starts one.
-    pub(crate) async fn open(variables: &Env) -> Result<Self, CommandError> {
+    /// Connects to the server of the user's data folder, or starts one. A server that is started
+    /// serves the model at `model`, if it is given, and those of earlier commands.
+    pub(crate) async fn open(variables: &Env, model: Option<&Path>) -> Result<Self, CommandError> {
         let data = data_folder(variables)?;
+        let known = LocalModels::read(&data);
         let mut options = ServerOptions::new(&data);
         options.limits = ServerLimits::for_this_process();
         options.hub_cache = hub_cache(variables);
         options.create_api_key = true;
+        options.models =
+            model.map(|path| (known.name_for(path), path.to_owned())).into_iter().collect();
         let deadline = Instant::now() + HANDOVER_TIMEOUT;
         loop {
-            match Server::start(options.clone()).await {
-                Ok(server) => {
+            match start_server(&options, known.existing()).await {
+                Ok((server, _)) => {
                     let key_file = Some(KeyFile::created(&data));
-                    let info = ServerInfo::new(&server, false, key_file);
+                    let models = [known.existing(), options.models.clone()].concat();
+                    let info = ServerInfo::new(&server, false, key_file).with_models(models);
                     info.write(&data)?;
+                    if model.is_some() {
+                        LocalModels::store(&data, &options.models)?;
+                    }
                     let own = Arc::new(Mutex::new(Some(server)));
                     return Ok(Self { info, data, own, takeover: None });
                 }
@@ -253,6 +273,32 @@ impl LocalServer {
         self.info.key()
     }
 
+    /// Returns the name under which the server serves the model at a path.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if it does not serve the model, with the command that does.
+    pub(crate) fn model_name(&self, path: &Path) -> Result<String, CommandError> {
+        let served = self.info.models.iter().rev().find(|(_, known)| known == path);
+        if let Some((name, _)) = served {
+            return Ok(name.clone());
+        }
+        let ServerInfo { url, pid, permanent, .. } = &self.info;
+        let shown = path.display();
+        let message =
+            format!("the local server at {url} (process {pid}) does not serve the model {shown}");
+        let name = LocalModels::read(&self.data).name_for(path);
+        let model = crate::format::shell_quote(&format!("{name}={shown}"));
+        let hint = match permanent {
+            true => format!("Stop the server, and restart it with: tinkex serve --model {model}"),
+            false => format!(
+                "Wait until the command that runs the server ends; or, to share one server between \
+                 commands, first start: tinkex serve --model {model}"
+            ),
+        };
+        Err(CommandError::new(Exit::Failed, message).hint(hint))
+    }
+
     /// Returns the URL of the dashboard with a one-time code, if this process runs the server.
     pub(crate) fn dashboard_url(&self) -> Option<String> {
         let own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
@@ -282,13 +328,16 @@ fn spawn_takeover(
     // The client of this command goes on with the key of the other server, which an older version
     // may have started without one.
     options.create_api_key = info.key_created;
+    options.models.clear();
     tokio::spawn(async move {
         loop {
             sleep(RETRY_INTERVAL).await;
-            if let Ok(server) = Server::start(options.clone()).await {
+            let models = LocalModels::read(&options.data_dir).existing();
+            if let Ok((server, _)) = start_server(&options, models.clone()).await {
                 // Without the file, other commands wait until this one ends.
                 let key = options.create_api_key.then(|| KeyFile::created(&options.data_dir));
-                let _ = ServerInfo::new(&server, false, key).write(&options.data_dir);
+                let info = ServerInfo::new(&server, false, key).with_models(models);
+                let _ = info.write(&options.data_dir);
                 *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
                 return;
             }

@@ -32,6 +32,10 @@ pub(crate) enum Record {
         ids: Vec<SessionId>,
     },
     Run(RunRecord),
+    /// Removes a run with its checkpoints and its history.
+    RunDeleted {
+        id: ModelId,
+    },
     Sampler(SamplerRecord),
     Checkpoint(CheckpointRecord),
     CheckpointDeleted {

@@ -224,6 +224,8 @@ routes! {
     [extensions]
     /// Imports a PEFT adapter as checkpoints.
     ImportAdapter: Put "/api/v1/imports/{import_id}", Binary => Json;
+    /// Deletes a training run and its checkpoints.
+    DeleteTrainingRun: Delete "/api/v1/training_runs/{run_id}", Empty => Ignored;
     /// Samples completions through the OpenAI-compatible endpoint, which can stream their tokens.
     Completions: Post "/oai/api/v1/completions", Json => EventStream;
     /// Removes a model from memory, on servers of older protocols.

@@ -18,17 +18,15 @@ use tokio::sync::watch;
 use crate::args::{FormatOption, export_or_output_format};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
-use crate::id_cache;
 use crate::progress::{Progress, ProgressUnit};
+use crate::reference::{self, CheckpointReference, CheckpointUse};
 use crate::table::Table;
-
-use super::weights::parse_path;
 
 /// Arguments of `tinkex export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
-    /// Checkpoint path (tinker://RUN/weights/NAME), or a folder with a PEFT adapter
-    #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
+    /// Checkpoint (tinker://RUN/weights/NAME, RUN/NAME or RUN), or a folder with a PEFT adapter
+    #[arg(add = ArgValueCandidates::new(reference::checkpoint_candidates))]
     checkpoint: String,
     /// Folder to create
     #[arg(long, value_name = "FOLDER")]
@@ -81,18 +79,16 @@ pub(super) async fn run(
     let built_in = tempfile::tempdir()
         .map_err(|error| CommandError::file("create", "a temporary folder", &error))?;
     let interrupt = context.environment.interrupt.clone();
-    let export = if args.checkpoint.starts_with("tinker://") {
-        let path = parse_path(&args.checkpoint)?;
+    let folder = context.environment.path(Path::new(&args.checkpoint));
+    let export = if folder.is_dir() && !folder.join("run.json").exists() {
+        CheckpointExport::from_adapter(folder, &target, &context.environment.variables)
+    } else {
+        let reference: CheckpointReference =
+            args.checkpoint.parse().map_err(CommandError::usage)?;
+        let find = reference.resolve(context, CheckpointUse::Download);
+        let path = interrupt.run_until(1, find).await?;
         let client = interrupt.run_until(1, context.client()).await?;
         client.rest().export(path, &target)
-    } else {
-        let folder = context.environment.path(Path::new(&args.checkpoint));
-        if !folder.is_dir() {
-            let message = format!("{} is neither a checkpoint path nor a folder", args.checkpoint);
-            return Err(CommandError::usage(message)
-                .hint("Pass tinker://RUN/weights/NAME, or a folder with a PEFT adapter."));
-        }
-        CheckpointExport::from_adapter(folder, &target, &context.environment.variables)
     };
     let mut export = export.format(args.export_format()).replace(args.force);
     if let Some(dtype) = args.dtype {

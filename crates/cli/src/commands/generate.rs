@@ -34,6 +34,9 @@ pub(crate) struct ManArgs {
     dir: Option<PathBuf>,
 }
 
+/// Completion script for bash.
+const BASH_COMPLETION: &str = include_str!("completion.bash");
+
 /// Returns the script that registers this program as the source of completions in a shell.
 pub(super) fn completions(args: CompletionsArgs) -> Result<String, CommandError> {
     let name = match args.shell {
@@ -43,6 +46,9 @@ pub(super) fn completions(args: CompletionsArgs) -> Result<String, CommandError>
         ShellKind::Powershell => "powershell",
         ShellKind::Elvish => "elvish",
     };
+    if args.shell == ShellKind::Bash {
+        return Ok(BASH_COMPLETION.to_owned());
+    }
     let mut text = Vec::new();
     if let Some(shell) = Shells::builtins().completer(name) {
         shell.write_registration("COMPLETE", "tinkex", "tinkex", "tinkex", &mut text)?;

@@ -44,10 +44,10 @@ struct ScoredToken {
 
 pub(super) async fn run(
     context: &mut CommandContext<'_>,
-    args: LogprobsArgs,
+    mut args: LogprobsArgs,
 ) -> Result<(), CommandError> {
     let source = args.prompt.read(context).await?;
-    let service = context.client().await?;
+    let service = args.weights.connect(context).await?;
     let (sampler, model) = args.weights.open(context, &service).await?;
     let tokenizer = args.weights.tokenizer(&context.environment.variables, &sampler).await?;
     let input = args.prompt.input(context.environment, source, || Ok(tokenizer.clone()))?;

@@ -17,6 +17,7 @@ mod prompt;
 mod quickstart;
 mod rl;
 mod run;
+mod run_args;
 mod sample;
 mod save;
 mod serve;
@@ -76,7 +77,7 @@ pub(crate) enum CliCommand {
     /// Convert text to tokens and back
     #[command(subcommand, arg_required_else_help = true)]
     Tokenizer(tokenizer::TokenizerCommand),
-    /// Show training runs
+    /// Show and delete training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(run::RunCommand),
     /// List, download, publish and delete checkpoints
@@ -93,6 +94,7 @@ folder appears when it is complete; existing folders are kept unless --force is 
 
 Examples:
   tinkex export tinker://RUN/weights/final --to my-model
+  tinkex export animals --to my-model                    the latest checkpoint of the run animals
   tinkex export tinker://RUN/weights/final --to my-model --dtype f16 --base models/Qwen3-0.6B
   tinkex export tinker://RUN/weights/final --to my-model --format gguf --dtype q4_k_m
   tinkex export adapter-folder --to my-model")]

@@ -1,12 +1,14 @@
 //! `tinkex model`: base models.
 
 use clap::Subcommand;
+use clap_complete::ArgValueCandidates;
 use serde::Serialize;
 use tinkex::{ServiceClient, SupportedModel};
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
+use crate::id_cache;
 use crate::list::{ListColumn, SortKey, ViewArgs};
 use crate::table::Table;
 
@@ -30,6 +32,7 @@ Columns: name, context, trainable, sampleable.")]
   tinkex model info Qwen/Qwen3-8B")]
     Info {
         /// Name of the model
+        #[arg(add = ArgValueCandidates::new(id_cache::models))]
         name: String,
     },
 }
@@ -99,6 +102,8 @@ async fn list(
     let client = context.client().await?;
     let mut models = client.server_capabilities().await?.supported_models;
     let total = models.len();
+    let names = models.iter().filter_map(|model| model.model_name.clone());
+    id_cache::store(&context.environment.variables, id_cache::IdKind::Model, names);
     if let Some(part) = substring {
         models.retain(|model| name_contains(model, &part));
         if models.is_empty() {

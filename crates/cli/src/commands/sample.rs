@@ -27,7 +27,7 @@ Examples:
   tinkex sample --local --chat --prompt 'What does a cow say?'  ask a question
   tinkex sample Qwen/Qwen3-8B -p 'Two words:' --num-samples 4   generate several samples
   tinkex sample tinker://RUN/sampler_weights/final -p Hello --json
-  tinkex sample --run RUN_ID --prompt-file question.txt --output answer.txt
+  tinkex sample animals --prompt-file question.txt --output answer.txt
   tinkex sample --local --prompt 'Once upon a time' --stream    print tokens as they are sampled
   echo Hello | tinkex sample --local                            read the prompt from a pipe")]
 pub(crate) struct SampleArgs {
@@ -131,10 +131,10 @@ struct TokenReport<'a> {
 
 pub(super) async fn run(
     context: &mut CommandContext<'_>,
-    args: SampleArgs,
+    mut args: SampleArgs,
 ) -> Result<(), CommandError> {
     let source = args.prompt.read(context).await?;
-    let service = context.client().await?;
+    let service = args.weights.connect(context).await?;
     context.announce_dashboard();
     let (sampler, model) = args.weights.open(context, &service).await?;
     // Token ids can be sampled and printed without a tokenizer.

@@ -10,11 +10,10 @@ use clap::Args;
 use futures_util::future::{Either, select};
 use serde_json::json;
 use tinkex_server::{
-    BUILT_IN, DropUndone, HistoryOptions, MemorySize, QuantizeRule, Server, ServerLimits,
-    ServerOptions,
+    BUILT_IN, DropUndone, HistoryOptions, MemorySize, QuantizeRule, ServerLimits, ServerOptions,
 };
 
-use crate::args::{number_between, positive, whole_number};
+use crate::args::{duration, number_between, positive, whole_number};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
@@ -22,6 +21,7 @@ use crate::inference_endpoints::{
     anthropic_url, curl_chat, curl_completion, export_variables, openai_url,
 };
 use crate::local::{self, KeyFile, ServerInfo};
+use crate::local_models::{LocalModels, start_server};
 use crate::log::{LogFormat, LogLevel, ServerLog};
 use crate::startup_error::{Starter, startup_error};
 
@@ -175,6 +175,19 @@ pub(crate) struct ServeArgs {
     /// Data folder [default: the folder that --local uses]
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     data_dir: Option<PathBuf>,
+    /// Compute time on a model after which its state is saved, such as 20s; a restart repeats at
+    /// most about this much
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "20s",
+        value_parser = duration,
+        help_heading = "Data"
+    )]
+    snapshot_after: Duration,
+    /// Do not save the unsaved models of sessions that expire
+    #[arg(long, help_heading = "Data")]
+    no_autosave: bool,
     /// Fail pending requests at the start: those whose base model is missing, which otherwise
     /// prevents the start, or all [default: missing]
     #[arg(
@@ -337,6 +350,8 @@ pub(super) async fn run(
     options.bf16 = args.bf16;
     options = args.quantize.into_iter().fold(options, ServerOptions::quantize_rule);
     options.raw_logprobs = args.raw_logprobs;
+    options.timeouts.snapshot_after = args.snapshot_after;
+    options.autosave_on_expiry = !args.no_autosave;
     options.drop_undone = args.drop_undone.unwrap_or_default();
     options.limits = ServerLimits::for_this_process();
     if let Some(size) = args.training_memory {
@@ -357,9 +372,11 @@ pub(super) async fn run(
     let created = (!args.no_key).then(|| KeyFile::created(&data));
     let key_file = key_file.map(KeyFile::Given).or(created);
 
-    let server =
-        Server::start(options).await.map_err(|error| startup_error(&error, Starter::Serve))?;
-    let info = ServerInfo::new(&server, true, key_file.clone());
+    let kept = LocalModels::read(&data).existing();
+    let started = start_server(&options, kept.clone()).await;
+    let (server, skipped) = started.map_err(|error| startup_error(&error, Starter::Serve))?;
+    let models = [kept, options.models].concat();
+    let info = ServerInfo::new(&server, true, key_file.clone()).with_models(models);
     info.write(&data)?;
     let (url, models) = (info.url.as_str(), server.models());
     let ready = json!({
@@ -377,6 +394,12 @@ pub(super) async fn run(
             context.notice(text);
         }
     };
+    for name in skipped {
+        notice(
+            context,
+            &format!("model {name} of an earlier command is skipped: its files changed"),
+        );
+    }
     notice(context, &format!("serving {} from {}", models.join(", "), data.display()));
     notice(context, &format!("dashboard: {}", server.dashboard_url()));
     let key_file = key_file.as_ref().map(KeyFile::path);
@@ -489,4 +512,28 @@ fn readable_by_others(path: &Path) -> bool {
 #[cfg(not(unix))]
 fn readable_by_others(_: &Path) -> bool {
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    /// The programs `tinkex serve` and `tinkex-server` have the same options.
+    #[test]
+    fn every_option_of_the_server_is_documented() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src/main.rs");
+        let source = std::fs::read_to_string(path).unwrap();
+        let help = source.split("const HELP").nth(1).unwrap().split("\";").next().unwrap();
+        let lines = help.lines().filter_map(|line| line.trim_start().strip_prefix("--"));
+        let is_end = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
+        let options: Vec<&str> = lines.map(|line| line.split(is_end).next().unwrap()).collect();
+        assert!(options.len() > 20, "{options:?}");
+        let command = crate::args::Args::command();
+        let serve = command.find_subcommand("serve").unwrap();
+        let known = serve.get_arguments().chain(command.get_arguments());
+        let known: Vec<&str> = known.filter_map(clap::Arg::get_long).collect();
+        for option in options {
+            assert!(known.contains(&option), "tinkex serve has no --{option}");
+        }
+    }
 }

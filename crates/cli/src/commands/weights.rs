@@ -1,23 +1,30 @@
 //! Arguments that select a model or checkpoint to sample from, and its tokenizer.
 
 use clap::Args;
-use tinkex::rest::AccessScope;
+use clap_complete::ArgValueCandidates;
 use tinkex::wire::CheckpointKind;
-use tinkex::{Env, Error, Hub, RestoreMode, SamplingClient, ServiceClient, TinkerPath, Tokenizer};
+use tinkex::{Env, Hub, RestoreMode, SamplingClient, ServiceClient, TinkerPath, Tokenizer};
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::local;
+use crate::reference::{self, CheckpointReference, CheckpointUse, RunReference};
 
 /// Selects the weights to sample from.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WeightsArgs {
-    /// Base model or checkpoint path (tinker://…) [default with --local: tinkex/tiny]
-    #[arg(value_name = "MODEL")]
+    /// Base model, training run or checkpoint: NAME, RUN, RUN/NAME or tinker://…; with --local, also
+    /// a model folder or GGUF file [default with --local: tinkex/tiny]
+    #[arg(value_name = "MODEL", add = ArgValueCandidates::new(reference::weights_candidates))]
     model: Option<String>,
-    /// Use the latest checkpoint of this training run
-    #[arg(long, value_name = "RUN_ID", conflicts_with = "model")]
-    run: Option<String>,
+    /// Use the latest checkpoint of this training run: id, name, folder or latest
+    #[arg(
+        long,
+        value_name = "RUN",
+        conflicts_with = "model",
+        add = ArgValueCandidates::new(reference::run_candidates)
+    )]
+    run: Option<RunReference>,
     /// Use another tokenizer: a model name on the hub, or a folder
     #[arg(long, value_name = "NAME")]
     pub(crate) tokenizer: Option<String>,
@@ -39,6 +46,21 @@ impl WeightsArgs {
         [&self.model, &self.base_model, &self.model_path].into_iter().flatten().next().map(|n| &**n)
     }
 
+    /// Creates a client. If the model is the path of a folder or file, lets the local server serve
+    /// it first.
+    pub(crate) async fn connect(
+        &mut self,
+        context: &mut CommandContext<'_>,
+    ) -> Result<ServiceClient, CommandError> {
+        let models = [&mut self.model, &mut self.base_model];
+        for model in models.into_iter().flatten() {
+            if let Some(name) = context.serve_model(model).await? {
+                *model = name;
+            }
+        }
+        context.client().await
+    }
+
     /// Creates a sampling client. Also returns the name of the model or the path of the checkpoint.
     pub(crate) async fn open(
         &self,
@@ -46,7 +68,8 @@ impl WeightsArgs {
         service: &ServiceClient,
     ) -> Result<(SamplingClient, String), CommandError> {
         if let Some(run) = &self.run {
-            let path = latest_checkpoint(service, run).await?;
+            let latest = CheckpointReference::latest_of(run);
+            let path = latest.resolve(context, CheckpointUse::Sample).await?;
             return Ok((sample_checkpoint(context, service, &path).await?, path.to_string()));
         }
         let name = match self.name() {
@@ -54,17 +77,12 @@ impl WeightsArgs {
             None if context.settings.local => tinkex_server::BUILT_IN,
             None => {
                 return Err(CommandError::usage("no model given").hint(
-                    "Pass a base model (see `tinkex model list`), a tinker:// path, or --run RUN_ID; \
-                     with --local, the default is the built-in model.",
+                    "Pass a base model (see `tinkex model list`), a run or checkpoint (see `tinkex \
+                     run list`); with --local, the default is the built-in model.",
                 ));
             }
         };
-        let sampler = if name.starts_with("tinker://") {
-            sample_checkpoint(context, service, &parse_path(name)?).await?
-        } else {
-            service.create_sampling_client(name).await?
-        };
-        Ok((sampler, name.to_owned()))
+        open_weights(context, service, name).await
     }
 
     /// Returns the tokenizer of the option, or that of the sampled model.
@@ -83,21 +101,51 @@ impl WeightsArgs {
     }
 }
 
-/// Parses a tinker:// path.
-pub(crate) fn parse_path(text: &str) -> Result<TinkerPath, CommandError> {
-    Ok(text.parse().map_err(Error::from)?)
+/// Creates a sampling client for a base model, a run or a checkpoint. Also returns the name of the
+/// model or the path of the checkpoint.
+pub(crate) async fn open_weights(
+    context: &mut CommandContext<'_>,
+    service: &ServiceClient,
+    name: &str,
+) -> Result<(SamplingClient, String), CommandError> {
+    let reference: CheckpointReference = name.parse().map_err(CommandError::usage)?;
+    let is_path = matches!(reference, CheckpointReference::Path(_));
+    if !is_path && is_base_model(context, service, name).await? {
+        return Ok((service.create_sampling_client(name).await?, name.to_owned()));
+    }
+    let unknown = match reference.look_up(context, &service.rest(), CheckpointUse::Sample).await? {
+        Ok(path) => {
+            return Ok((sample_checkpoint(context, service, &path).await?, path.to_string()));
+        }
+        Err(unknown) => unknown,
+    };
+    // A server may have models that it does not list.
+    let sampler = service.create_sampling_client(name).await.map_err(|error| {
+        let error = CommandError::from(error);
+        match unknown.suggestion() {
+            Some(suggestion) if error.is_rejected_request() => {
+                let message =
+                    format!("no base model, training run or checkpoint has the name {name:?}");
+                CommandError::new(Exit::NotFound, message).hint(suggestion)
+            }
+            _ => error,
+        }
+    })?;
+    Ok((sampler, name.to_owned()))
 }
 
-/// Returns the latest sampler checkpoint of a run, or its latest checkpoint of another kind.
-async fn latest_checkpoint(service: &ServiceClient, run: &str) -> Result<TinkerPath, CommandError> {
-    let run = service.rest().get_training_run(run, AccessScope::Accessible).await?;
-    let last = run.last_sampler_checkpoint.or(run.last_checkpoint);
-    let Some(last) = last else {
-        let message = format!("run {} has no checkpoint", run.training_run_id);
-        return Err(CommandError::new(Exit::NotFound, message)
-            .hint("Save one first; `tinkex train` saves one when it is stopped with Ctrl-C."));
-    };
-    parse_path(&last.tinker_path)
+/// Returns whether the server lists a base model with this name.
+async fn is_base_model(
+    context: &CommandContext<'_>,
+    service: &ServiceClient,
+    name: &str,
+) -> Result<bool, CommandError> {
+    let models = service.server_capabilities().await?.supported_models;
+    let names: Vec<String> = models.into_iter().filter_map(|model| model.model_name).collect();
+    let found = names.iter().any(|known| known == name);
+    let variables = &context.environment.variables;
+    crate::id_cache::store(variables, crate::id_cache::IdKind::Model, names.into_iter());
+    Ok(found)
 }
 
 /// Creates a sampling client for a checkpoint. A training checkpoint is loaded into a new training

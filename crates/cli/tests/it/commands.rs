@@ -357,6 +357,34 @@ fn shell_completion_offers_listed_ids() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         assert!(run(&["completions", shell], &[]).contains("COMPLETE"), "{shell}");
     }
+    // Bash passes words that it split at colons, and replaces only the part behind the last one.
+    let script = "source <(tinkex completions bash)\n\
+         COMP_LINE='tinkex checkpoint info tinker://ru' COMP_POINT=34 COMP_TYPE=9\n\
+         COMP_WORDS=(tinkex checkpoint info tinker : //ru) COMP_CWORD=5\n\
+         _tinkex_complete; printf '%s ' \"${COMPREPLY[@]}\"\n\
+         COMP_LINE='tinkex run info run' COMP_POINT=19\n\
+         COMP_WORDS=(tinkex run info run) COMP_CWORD=3\n\
+         _tinkex_complete; printf '%s ' \"${COMPREPLY[@]}\"";
+    let list = "{\"lists\":[{\"kind\":\"checkpoint\",\"written\":99999999999,\
+                \"ids\":[\"tinker://run-1/weights/a\"]},{\"kind\":\"run\",\
+                \"written\":99999999999,\"ids\":[\"run-1\",\"run-3\"]}]}";
+    let cache = home.path().join(".cache/tinkex/ids.json");
+    assert!(cache.exists());
+    std::fs::write(cache, list).unwrap();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_tinkex")).parent().unwrap();
+    let output = Command::new("bash")
+        .args(["-c", script])
+        .env("PATH", format!("{}:/usr/bin:/bin", program.display()))
+        .env("HOME", home.path())
+        .output()
+        .unwrap();
+    let offered = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(
+        offered,
+        "//run-1/weights/a run-1 run-3 ",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(run(&["man"], &[]).contains(".TH tinkex 1"));
     let dir = home.path().join("man");
     run(&["man", "--dir", dir.to_str().unwrap()], &[]);

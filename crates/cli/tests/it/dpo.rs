@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::sandbox::{Sandbox, lines};
-use crate::train::{block, local_commands};
+use crate::train::{block, run_guide};
 
 /// Returns preference pairs: texts, and every third a conversation.
 fn pairs(count: usize) -> String {
@@ -90,17 +90,7 @@ async fn invalid_pairs_and_options_are_rejected() {
 async fn the_commands_of_the_guide_work() {
     let sandbox = Sandbox::new();
     sandbox.write("pairs.jsonl", &block("docs/dpo.md", "json", 0));
-    let commands = local_commands("docs/dpo.md");
-    assert!(commands.len() >= 3, "{commands:?}");
-    for command in commands {
-        let (command, quoted) = match command.split_once('\'') {
-            Some((before, text)) => (before.to_owned(), text.split_once('\'')),
-            None => (command, None),
-        };
-        let (quoted, rest) = quoted.map_or((None, ""), |(quoted, rest)| (Some(quoted), rest));
-        let line = command.split_whitespace().chain(quoted).chain(rest.split_whitespace());
-        sandbox.run_args(line).await.ok();
-    }
+    run_guide(&sandbox, "docs/dpo.md").await;
 }
 
 /// With arbitrary labels there is nothing to learn: the accuracy on held-out pairs stays near 0.5.

@@ -67,9 +67,9 @@ async fn errors_of_an_export_say_what_to_do() {
     let again = sandbox.run("export adapter --to adapter").await;
     again.fails(1, &["adapter already exists", "hint: Pass --force"]);
     sandbox
-        .run("export nowhere --to x")
+        .run("export nowhere --to x --local")
         .await
-        .fails(2, &["nowhere is neither a checkpoint path nor a folder"]);
+        .fails(4, &["no training run has the name, id or folder \"nowhere\""]);
     let reason = "format peft keeps the element type of the adapter";
     let refused = sandbox.run("export adapter --to x --format peft --dtype f16").await;
     let refused = refused.fails(2, &[reason]);

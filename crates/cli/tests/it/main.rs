@@ -20,6 +20,7 @@ mod local;
 mod local_commands;
 #[cfg(unix)]
 mod local_key;
+mod names;
 mod outage;
 mod replay;
 mod replay_cases;

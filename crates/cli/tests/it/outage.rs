@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use tinkex_server::{Server, ServerOptions};
 
 use crate::scripted_cli::ScriptedCli;
+#[cfg(unix)]
+use crate::serve::RestartedServer;
 use crate::train::{TRAIN, losses, sandbox};
 
 #[tokio::test]
@@ -78,25 +80,10 @@ async fn start(options: ServerOptions) -> Server {
 #[cfg(unix)]
 #[tokio::test]
 async fn outage_and_recovery_are_reported_once_each() {
-    use crate::serve::ServeProcess;
-
     let mut sandbox = sandbox();
     sandbox.key = Some("tml-any");
-    let serving = ServeProcess::start(&sandbox, &["--port", "0", "--no-key"]);
-    let url = serving.url.clone();
-    let serving = Arc::new(Mutex::new(Some(serving)));
-    let (restarted, port) = (Arc::clone(&serving), url.rsplit(':').next().unwrap().to_owned());
-    let shared = sandbox.share_folder();
-    let restart_server = move || {
-        restarted.lock().unwrap().take().unwrap().kill();
-        let (restarted, port, shared) =
-            (Arc::clone(&restarted), port.clone(), shared.share_folder());
-        std::thread::spawn(move || {
-            *restarted.lock().unwrap() =
-                Some(ServeProcess::start(&shared, &["--port", &port, "--no-key"]));
-        });
-    };
-    sandbox.on_stderr = Some(("step 5/8", Arc::new(restart_server)));
+    let serving = RestartedServer::start(&mut sandbox, "step 5/8");
+    let url = &serving.url;
     // Saving and evaluating at every step keeps several requests in flight.
     let line = TRAIN.replace("--local", &format!("--model tinkex/tiny --base-url {url}"));
     let line = line.replace("--save-every 3", "--save-every 1 --eval-every 1");
@@ -104,7 +91,6 @@ async fn outage_and_recovery_are_reported_once_each() {
     let count = |text: &str| trained.err.lines().filter(|line| line.contains(text)).count();
     let counts = (count("no connection to the server"), count("the server responds again"));
     assert_eq!(counts, (1, 1), "{}", trained.err);
-    let serving = serving.lock().unwrap().take().unwrap();
     serving.end();
 }
 

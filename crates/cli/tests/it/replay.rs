@@ -92,7 +92,10 @@ pub(crate) async fn run_as(capture: &Capture, line: &[String], interactive: bool
 fn distinct_requests(requests: &[Value]) -> BTreeSet<String> {
     let relevant = |request: &&Value| {
         let path = request["path"].as_str().unwrap();
-        !path.ends_with("/telemetry") && !path.ends_with("/session_heartbeat")
+        // A download deletes the run of its export, on servers that can.
+        let deletes_run = request["method"] == "DELETE" && !path.contains("/checkpoints/");
+        let deletes_run = deletes_run && path.contains("/training_runs/");
+        !path.ends_with("/telemetry") && !path.ends_with("/session_heartbeat") && !deletes_run
     };
     let describe = |request: &Value| {
         let text = |key: &str| match &request[key] {

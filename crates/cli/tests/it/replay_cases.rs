@@ -167,6 +167,12 @@ const fn rejected(name: &'static str, exit: u8, messages: &'static [&'static str
     fails(name, exit, messages).requests(ExpectedRequests::None)
 }
 
+/// Creates the case of a command whose argument the Python CLI rejects, and we read as the name of a
+/// run, which does not exist.
+const fn unknown_run(name: &'static str, messages: &'static [&'static str]) -> ReplayCase {
+    fails(name, 4, messages).requests(ExpectedRequests::Unchecked).without_server_message()
+}
+
 /// All exceptions from the default replay, sorted by name.
 pub(crate) const CASES: &[ReplayCase] = &[
     fails("auth-credential-cmd-plain-server", 3, &["TINKER_API_KEY"]),
@@ -200,7 +206,8 @@ pub(crate) const CASES: &[ReplayCase] = &[
     // We print an empty table with title and columns.
     succeeds("billing-usage-empty").table(ExpectedTable::Unchecked),
     rejected("checkpoint-delete-bad-date", 2, &["yesterday"]),
-    rejected("checkpoint-delete-bad-prefix", 2, &["run-1/weights/0001"]),
+    // Names of runs are accepted, so the run is searched.
+    unknown_run("checkpoint-delete-bad-prefix", &["\"run-1\""]),
     rejected("checkpoint-delete-bad-structure", 2, &["tinker://run-1/0001"]),
     rejected("checkpoint-delete-bad-type", 2, &["bogus", "sampler_weights"]),
     rejected("checkpoint-delete-both", 2, &["--run-id"]),
@@ -217,7 +224,7 @@ pub(crate) const CASES: &[ReplayCase] = &[
     succeeds("checkpoint-delete-prompt-y").at_terminal(),
     succeeds("checkpoint-delete-run-id").at_terminal(),
     fails("checkpoint-download-404", 4, &[]),
-    rejected("checkpoint-download-bad-path", 2, &["run-1/weights/0001"]),
+    unknown_run("checkpoint-download-bad-path", &["\"run-1\""]),
     fails("checkpoint-download-blob-404", 4, &[]),
     rejected("checkpoint-download-exists", 1, &["run-1_external_weights_hf", "--force"]),
     succeeds("checkpoint-download-external").raw(),
@@ -229,14 +236,16 @@ pub(crate) const CASES: &[ReplayCase] = &[
         .requests(ExpectedRequests::Unchecked),
     fails("checkpoint-download-unsafe", 1, &["../../evil"]),
     rejected("checkpoint-info-bad-kind", 2, &["tinker://run-1/foo/0001"]),
-    rejected("checkpoint-info-bad-prefix", 2, &["run-1/weights/0001"]),
+    unknown_run("checkpoint-info-bad-prefix", &["\"run-1\""]),
     rejected("checkpoint-info-bad-structure", 2, &["tinker://run-1/0001"]),
     fails("checkpoint-info-not-found", 4, &["tinker://run-1/weights/9999"]),
     fails("checkpoint-info-run-404", 4, &["run-9"]),
+    // An id without checkpoints may be a name, so the runs are listed too.
+    succeeds("checkpoint-list-run-id-empty").requests(ExpectedRequests::Unchecked),
     // Without a terminal, cells are not truncated.
     succeeds("checkpoint-list-80col").table(ExpectedTable::Of("checkpoint-list")),
     fails("checkpoint-publish-404", 4, &[]),
-    rejected("checkpoint-publish-bad-prefix", 2, &["weights/0001"]),
+    unknown_run("checkpoint-publish-bad-prefix", &["\"weights\""]),
     rejected("checkpoint-publish-bad-structure", 2, &["tinker://run-1"]),
     succeeds("checkpoint-push-hf")
         .with_valid_adapter()

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use crate::sandbox::{Sandbox, lines};
 #[cfg(unix)]
-use crate::train::{block, local_commands};
+use crate::serve::RestartedServer;
+#[cfg(unix)]
+use crate::train::{block, run_guide};
 
 /// Returns prompts as JSON Lines.
 fn prompts() -> String {
@@ -53,7 +55,7 @@ async fn resumed_run_has_the_results_of_an_uninterrupted_one() {
 
     sandbox.interrupt_at = Some(("step 1/3", 1));
     let stopped = run(&sandbox, &format!("{RL} --dir parts"), "length:10").await;
-    stopped.fails(130, &["saving a checkpoint", "stopped at step 1", "tinkex rl --resume"]);
+    stopped.fails(130, &["saving a checkpoint", "stopped at step ", "tinkex rl --resume"]);
     sandbox.interrupt_at = None;
     sandbox.run("rl --resume parts --local").await.ok();
     let expected = results(&sandbox, "whole");
@@ -160,7 +162,7 @@ async fn invalid_prompts_and_options_are_rejected_before_the_run_starts() {
         sandbox.run(line).await.fails(2, &[message]);
     }
     assert!(!sandbox.path("prompts-run").exists());
-    sandbox.run("rl --resume nowhere --local").await.fails(1, &["cannot lock "]);
+    sandbox.run("rl --resume nowhere --local").await.fails(4, &["no run folder has"]);
 }
 
 /// Runs the `--local` commands of the guide in order, with its files.
@@ -170,17 +172,7 @@ async fn the_commands_of_the_guide_work() {
     let sandbox = Sandbox::new();
     sandbox.write("prompts.jsonl", &block("docs/rl.md", "json", 0));
     sandbox.write("reward.py", &block("docs/rl.md", "python", 0));
-    let commands = local_commands("docs/rl.md");
-    assert!(commands.len() >= 3, "{commands:?}");
-    for command in commands {
-        let (command, quoted) = match command.split_once('\'') {
-            Some((before, text)) => (before.to_owned(), text.split_once('\'')),
-            None => (command, None),
-        };
-        let (quoted, rest) = quoted.map_or((None, ""), |(quoted, rest)| (Some(quoted), rest));
-        let line = command.split_whitespace().chain(quoted).chain(rest.split_whitespace());
-        sandbox.run_args(line).await.ok();
-    }
+    run_guide(&sandbox, "docs/rl.md").await;
 }
 
 #[tokio::test]
@@ -221,31 +213,13 @@ fn an_aborted_run_loses_only_the_running_batch() {
 #[cfg(unix)]
 #[tokio::test]
 async fn a_run_continues_after_its_server_was_killed() {
-    use std::sync::{Arc, Mutex};
-
-    use crate::serve::ServeProcess;
-
     let mut sandbox = sandbox();
     sandbox.key = Some("tml-any");
-    let serving = ServeProcess::start(&sandbox, &["--port", "0", "--no-key"]);
-    let url = serving.url.clone();
-    let serving = Arc::new(Mutex::new(Some(serving)));
-    let (restarted, port) = (Arc::clone(&serving), url.rsplit(':').next().unwrap().to_owned());
-    let shared = sandbox.share_folder();
-    let restart_server = move || {
-        restarted.lock().unwrap().take().unwrap().kill();
-        let (restarted, port, shared) =
-            (Arc::clone(&restarted), port.clone(), shared.share_folder());
-        std::thread::spawn(move || {
-            *restarted.lock().unwrap() =
-                Some(ServeProcess::start(&shared, &["--port", &port, "--no-key"]));
-        });
-    };
-    sandbox.on_stderr = Some(("step 1/3", Arc::new(restart_server)));
-    let line = RL.replace("--local", &format!("--model tinkex/tiny --base-url {url} --dir run"));
+    let serving = RestartedServer::start(&mut sandbox, "step 1/3");
+    let server = format!("--model tinkex/tiny --base-url {} --dir run", serving.url);
+    let line = RL.replace("--local", &server);
     run(&sandbox, &line, "length:10").await.ok();
     assert_eq!(results(&sandbox, "run").len(), 3);
-    let serving = serving.lock().unwrap().take().unwrap();
     serving.end();
 }
 

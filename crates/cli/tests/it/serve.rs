@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::{Arc, Mutex};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -59,6 +60,41 @@ impl Drop for ServeProcess {
     fn drop(&mut self) {
         // The process has already ended unless the test failed.
         let _ = self.child.kill();
+    }
+}
+
+/// `tinkex serve` without a key that is killed and started again on the same port once standard error
+/// of a command contains a text.
+pub(crate) struct RestartedServer {
+    pub(crate) url: String,
+    serving: Arc<Mutex<Option<ServeProcess>>>,
+}
+
+impl RestartedServer {
+    /// Starts the server. The next command in the sandbox that prints `trigger` restarts it.
+    pub(crate) fn start(sandbox: &mut Sandbox, trigger: &'static str) -> Self {
+        let serving = ServeProcess::start(sandbox, &["--port", "0", "--no-key"]);
+        let url = serving.url.clone();
+        let serving = Arc::new(Mutex::new(Some(serving)));
+        let (restarted, port) = (Arc::clone(&serving), url.rsplit(':').next().unwrap().to_owned());
+        let shared = sandbox.share_folder();
+        let restart = move || {
+            restarted.lock().unwrap().take().unwrap().kill();
+            let (restarted, port, shared) =
+                (Arc::clone(&restarted), port.clone(), shared.share_folder());
+            std::thread::spawn(move || {
+                *restarted.lock().unwrap() =
+                    Some(ServeProcess::start(&shared, &["--port", &port, "--no-key"]));
+            });
+        };
+        sandbox.on_stderr = Some((trigger, Arc::new(restart)));
+        Self { url, serving }
+    }
+
+    /// Stops the server and returns its standard error.
+    pub(crate) fn end(self) -> String {
+        let serving = self.serving.lock().unwrap().take().unwrap();
+        serving.end()
     }
 }
 

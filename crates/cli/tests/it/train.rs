@@ -34,13 +34,29 @@ pub(crate) fn sandbox() -> Sandbox {
 }
 
 /// Returns the `tinkex` commands with `--local` in the shell blocks of a page of the documentation.
-pub(crate) fn local_commands(page: &str) -> Vec<String> {
+fn local_commands(page: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page);
     let text = std::fs::read_to_string(path).unwrap();
     let blocks = text.split("```").skip(1).step_by(2).filter(|block| block.starts_with("sh\n"));
     let lines = blocks.flat_map(str::lines).map(|line| line.split("  #").next().unwrap().trim());
     let local = lines.filter(|line| line.starts_with("tinkex ") && line.contains("--local"));
     local.map(|line| line["tinkex ".len()..].to_owned()).collect()
+}
+
+/// Runs the `--local` commands of a page of the documentation in order. An argument may be in single
+/// quotes.
+pub(crate) async fn run_guide(sandbox: &Sandbox, page: &str) {
+    let commands = local_commands(page);
+    assert!(commands.len() >= 3, "{page}: {commands:?}");
+    for command in commands {
+        let (command, quoted) = match command.split_once('\'') {
+            Some((before, text)) => (before.to_owned(), text.split_once('\'')),
+            None => (command, None),
+        };
+        let (quoted, rest) = quoted.map_or((None, ""), |(quoted, rest)| (Some(quoted), rest));
+        let line = command.split_whitespace().chain(quoted).chain(rest.split_whitespace());
+        sandbox.run_args(line).await.ok();
+    }
 }
 
 /// Returns a block of a page of the documentation, which the page asks the reader to save.
@@ -58,28 +74,12 @@ async fn the_commands_of_the_training_guide_work() {
     for page in ["docs/train.md", "README.md"] {
         let mut sandbox = Sandbox::new();
         sandbox.write("examples.jsonl", &examples(20));
+        sandbox.write("more.jsonl", &examples(5));
+        let folder = sandbox.path("models/my-model");
+        std::fs::create_dir_all(&folder).unwrap();
+        tinkex_server::write_built_in_model(&folder).unwrap();
         sandbox.input = "Who are you?\n".to_owned();
-        let (mut run_id, mut checkpoint) = (String::new(), String::new());
-        let commands = local_commands(page);
-        assert!(commands.len() >= 2, "{page}: {commands:?}");
-        for command in commands {
-            // The pages use placeholders for the run, and for its last checkpoint.
-            let command = command
-                .replace("tinker://RUN/sampler_weights/step-000070", &checkpoint)
-                .replace("RUN_ID", &run_id)
-                .replace("RUN", &run_id);
-            let (command, quoted) = match command.split_once('\'') {
-                Some((before, text)) => (before, text.strip_suffix('\'')),
-                None => (&*command, None),
-            };
-            sandbox.run_args(command.split_whitespace().chain(quoted)).await.ok();
-            if sandbox.path("examples-run/run.json").exists() {
-                let state = state(&sandbox, "examples-run");
-                run_id = state["run_id"].as_str().unwrap().to_owned();
-                checkpoint = state["sampler"].as_str().unwrap().to_owned();
-            }
-        }
-        assert!(!run_id.is_empty(), "{page}: no training run was created");
+        run_guide(&sandbox, page).await;
     }
 }
 
@@ -116,7 +116,7 @@ async fn resumed_run_has_the_losses_of_an_uninterrupted_one() {
 
     sandbox.interrupt_at = None;
     let resumed = sandbox.run("train --resume parts --local").await.ok();
-    assert!(resumed.out.contains("tinkex chat tinker://"), "{}", resumed.out);
+    assert!(resumed.out.contains("tinkex chat data-2 --local"), "{}", resumed.out);
     // The printed command downloads the adapter.
     let command =
         resumed.out.lines().find_map(|line| line.trim().strip_prefix("tinkex checkpoint "));
@@ -196,15 +196,21 @@ async fn invalid_train_options_are_rejected() {
     ] {
         sandbox.run(line).await.fails(2, &[message]);
     }
-    let rejected = sandbox.run("train --resume run --steps 3 --local").await;
+    let rejected = sandbox.run("train --resume run --seed 3 --local").await;
     let rejected =
-        rejected.fails(2, &["cannot be used with", "hint: ", "Omit --steps <N> to resume"]);
+        rejected.fails(2, &["cannot be used with", "hint: ", "Omit --seed <N> to resume"]);
     assert!(!rejected.err.contains("--rank"), "{}", rejected.err);
     let rejected = sandbox.run("train data.jsonl --resume run --local --json").await.fails(2, &[]);
     let document: Value = serde_json::from_str(&rejected.err).unwrap();
     let hint = document["error"]["hint"].as_str().unwrap();
     assert!(hint.contains("Omit [FILE] to resume"), "{hint}");
-    sandbox.run("train --resume nowhere --local").await.fails(4, &["cannot read ", "run.json: "]);
+    let nowhere = sandbox.run("train --resume nowhere --local").await;
+    nowhere.fails(4, &["no run folder has the path, name or id \"nowhere\"", "--from nowhere"]);
+    sandbox.run("train --resume . --local").await.fails(4, &["run.json is missing"]);
+    for (name, reason) in [("latest", "newest run"), ("a/b", "without '/'"), ("a:b", "without ':'")]
+    {
+        sandbox.run(&format!("train data.jsonl --local --name {name}")).await.fails(2, &[reason]);
+    }
 }
 
 /// Regression: the hint was to resume the run, which would repeat the rejected request.
@@ -232,11 +238,8 @@ async fn rejected_key_is_explained_before_the_command_to_start_again() {
     let failed = cli.run(line).await;
     assert_eq!(failed.exit, 3, "{}", failed.err);
     let hint = failed.err.lines().find_map(|line| line.strip_prefix("hint: ")).unwrap();
-    let resume = format!("tinkex train --resume {}", cli.home.path().join("run").display());
-    let expected = format!(
-        "Check the API key (TINKER_API_KEY), or run `tinkex auth login`. Nothing was saved. Start \
-         again with: {resume}"
-    );
+    let expected = "Check the API key (TINKER_API_KEY), or run `tinkex auth login`. Nothing was \
+                    saved. Start again with: tinkex train --resume data";
     assert_eq!(hint, expected);
 }
 
@@ -322,5 +325,5 @@ async fn keep_option_limits_the_number_of_checkpoints() {
     assert!(figures["sampler"].as_str().unwrap().ends_with("/sampler_weights/step-000005"));
     // The next run gets a new folder.
     sandbox.run("train data.jsonl --local --steps 1").await.ok();
-    assert!(sandbox.path("data-run-2/metrics.jsonl").exists());
+    assert!(sandbox.path("data-2-run/metrics.jsonl").exists());
 }

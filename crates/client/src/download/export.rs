@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tinkex_wire::{JsonObject, TinkerPath};
+use tinkex_wire::{JsonObject, ModelId, TinkerPath};
 
 use crate::error::Result;
 use crate::service::ServiceClient;
@@ -16,32 +16,44 @@ pub(super) const TTL: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub(super) struct Export {
     service: ServiceClient,
+    /// Client that stays open when the session of the export ends.
+    parent: ServiceClient,
     pub(super) path: TinkerPath,
 }
 
 impl Export {
     /// Loads the checkpoint into a model of a new session and saves it as external weights.
-    pub(super) async fn create(service: &ServiceClient, path: &TinkerPath) -> Result<Self> {
-        let service = service.with_new_session();
-        match Self::save(&service, path).await {
-            Ok(path) => Ok(Self { service, path }),
+    pub(super) async fn create(parent: &ServiceClient, path: &TinkerPath) -> Result<Self> {
+        let (service, parent) = (parent.with_new_session(), parent.clone());
+        let mut run = None;
+        match Self::save(&service, path, &mut run).await {
+            Ok(path) => Ok(Self { service, parent, path }),
             failed @ Err(_) => {
                 service.finish(&failed).await;
-                failed.map(|path| Self { service, path })
+                if let Some(run) = run {
+                    delete_run(&parent, run).await;
+                }
+                failed.map(|path| Self { service, parent, path })
             }
         }
     }
 
-    async fn save(service: &ServiceClient, path: &TinkerPath) -> Result<TinkerPath> {
+    async fn save(
+        service: &ServiceClient,
+        path: &TinkerPath,
+        run: &mut Option<ModelId>,
+    ) -> Result<TinkerPath> {
         let creator = ("created_by".to_owned(), Value::from("tinkex checkpoint download"));
         let metadata: JsonObject = std::iter::once(creator).collect();
         let create = service.create_training_client_from(path, RestoreMode::WeightsOnly);
         let model = create.user_metadata(metadata).create().await?;
+        *run = Some(model.model_id().clone());
         Ok(model.save_weights_external(SaveOptions::new("download").ttl(TTL)).await?.path)
     }
 
-    /// Deletes the export and closes its session. Failures are only logged: the server deletes the
-    /// export when it expires, and ends a session without heartbeats.
+    /// Deletes the export, closes its session, and deletes its run if the server can. Failures are
+    /// only logged: the server deletes the export when it expires, and ends a session without
+    /// heartbeats.
     pub(super) async fn remove(self, success: bool) {
         if let Err(error) = self.service.rest().delete_checkpoint(&self.path).await {
             let path = &self.path;
@@ -49,5 +61,14 @@ impl Export {
         }
         let result = if success { Ok(()) } else { Err("the download failed") };
         self.service.finish(&result).await;
+        delete_run(&self.parent, self.path.run().clone()).await;
+    }
+}
+
+/// Deletes the run that an export was saved from, after the end of its session. Only `tinkex`
+/// servers can: on others, the empty run remains.
+async fn delete_run(service: &ServiceClient, run: ModelId) {
+    if let Err(error) = service.rest().delete_training_run(run.clone()).await {
+        tracing::debug!(%error, %run, "cannot delete the run of an export");
     }
 }

@@ -2,8 +2,8 @@
 
 use futures_util::Stream;
 use tinkex_wire::rest::{
-    AccessScope, GetSampler, GetTrainingRun, ListTrainingRuns, SamplerInfo, TrainingRun,
-    TrainingRunPage,
+    AccessScope, DeleteTrainingRun, GetSampler, GetTrainingRun, ListTrainingRuns, SamplerInfo,
+    TrainingRun, TrainingRunPage,
 };
 use tinkex_wire::{ModelId, SamplerId, TinkerPath};
 
@@ -47,6 +47,16 @@ impl RestClient {
     ) -> Result<TrainingRun> {
         let request = GetTrainingRun::new(run_id).query(access_scope);
         self.call("get_training_run", &request).await
+    }
+
+    /// Deletes a training run and all its checkpoints, permanently. Only `tinkex` servers can.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) if a client still trains the run;
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the run does not exist, or if the
+    /// server cannot delete runs.
+    pub async fn delete_training_run(&self, run_id: impl Into<ModelId>) -> Result<()> {
+        self.call("delete_training_run", &DeleteTrainingRun::new(run_id)).await
     }
 
     /// Returns the training run of a checkpoint.

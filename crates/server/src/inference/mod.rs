@@ -18,7 +18,6 @@ mod error;
 mod events;
 mod generation;
 mod model_name;
-mod nearest_names;
 pub(crate) mod openai;
 mod parameters;
 mod request;

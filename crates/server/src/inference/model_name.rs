@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use tinkex_text::Tokenizer;
+use tinkex_text::{Tokenizer, nearest_names};
 use tinkex_wire::{CheckpointKind, ModelId, SamplerId, SessionId, TinkerPath};
 
 use super::error::InferenceError;
-use super::nearest_names::nearest;
 use crate::admit::require_session;
 use crate::error::ServerError;
 use crate::models::BaseModel;
@@ -139,6 +138,13 @@ fn latest_checkpoint<'a>(
              session"
         ))
     })
+}
+
+/// Returns `"; nearest: a, b"` with the names that are most similar to `name`, or an empty string
+/// if none is similar.
+fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let names = nearest_names(name, names);
+    if names.is_empty() { String::new() } else { format!("; nearest: {}", names.join(", ")) }
 }
 
 /// Creates the error for a name that is no model.

@@ -229,6 +229,7 @@ async fn call_handler(
 
         Route::ListTrainingRuns => run::list(state, query),
         Route::GetTrainingRun => run::get(state, param(0)),
+        Route::DeleteTrainingRun => run::delete(state, param(0)).await,
         Route::ListCheckpoints => checkpoint::list_of_run(state, param(0)),
         Route::ListUserCheckpoints => checkpoint::list(state, query),
         Route::WeightsInfo => checkpoint::info(state, &body),

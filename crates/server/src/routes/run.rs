@@ -12,7 +12,7 @@ use tinkex_wire::{
 };
 
 use super::session::{OWNER, page, string_metadata};
-use super::{RouteResult, from_query, to_json};
+use super::{RouteResult, empty, from_query, to_json};
 use crate::admit::require_session;
 use crate::clock::timestamp;
 use crate::durable;
@@ -66,6 +66,30 @@ pub(super) fn get(state: &ServerState, id: &str) -> RouteResult {
     let id = ModelId::from(id);
     let store = state.store();
     to_json(&to_wire(&store, store.runs.get(&id).ok_or_else(|| no_run(&id))?))
+}
+
+/// Deletes a run with its checkpoints and metrics. The files are removed at the next expiry
+/// interval, as those of deleted checkpoints.
+pub(super) async fn delete(state: &Arc<ServerState>, id: &str) -> RouteResult {
+    let id = ModelId::from(id);
+    let folders = durable::change(state, |store| {
+        let run = &store.runs.get(&id).ok_or_else(|| no_run(&id))?.row;
+        if store.is_in_use(run) {
+            return Err(ServerError::Conflict(format!(
+                "training run {id} is in use: a client trains it; stop the client first"
+            )));
+        }
+        let snapshot = run.snapshot.as_ref().map(|snapshot| snapshot.folder.clone());
+        let checkpoints = store.checkpoints_of(&id).into_iter().map(|row| row.folder.clone());
+        let folders: Vec<String> = checkpoints.chain(snapshot).collect();
+        Ok((vec![Record::RunDeleted { id: id.clone() }], folders))
+    })
+    .await?;
+    let in_use = state.store().folders();
+    for folder in folders.into_iter().filter(|folder| !in_use.contains(folder)) {
+        state.backends.discard(folder);
+    }
+    empty()
 }
 
 fn to_wire(store: &Store, entry: &Tracked<RunRecord>) -> TrainingRun {

@@ -44,6 +44,9 @@ pub(crate) struct Store {
     pub(crate) usage: BTreeMap<UsageKey, u64>,
     /// Names of folders that are being written and that no record refers to yet.
     pub(crate) unfinished_folders: HashSet<String>,
+    /// [Running time](Clock::running) at the end of the replay. A session that was used later has a
+    /// client.
+    pub(crate) replayed_at: Duration,
     /// Size of the results in memory, in bytes.
     pub(crate) result_bytes: usize,
     /// Limit on `result_bytes`.
@@ -165,6 +168,19 @@ impl Store {
             .chain(snapshots)
             .chain(self.unfinished_folders.iter().cloned())
             .collect()
+    }
+
+    /// Returns whether a client trains a run: its session is open, and the client has sent something
+    /// since the start of the server or waits for a result.
+    pub(crate) fn is_in_use(&self, run: &RunRecord) -> bool {
+        let Some(session) = self.sessions.get(&run.session) else { return false };
+        let scope = SequenceScope::Model(run.id.clone());
+        let waits = || {
+            let requests = self.sequences.get(&scope).into_iter().flat_map(BTreeMap::values);
+            let entries = requests.filter_map(|id| self.requests.get(id));
+            entries.into_iter().any(|entry| entry.finished_at().is_none())
+        };
+        session.row.end.is_none() && (session.last_used > self.replayed_at || waits())
     }
 
     /// Queues a compaction of the payload file if it has at least `min_bytes` bytes.

@@ -48,10 +48,12 @@ impl Store {
             feeds: Default::default(),
             usage: Default::default(),
             unfinished_folders: Default::default(),
+            replayed_at: Default::default(),
             result_bytes: 0,
             result_limit,
         };
         store.replay(rows);
+        store.replayed_at = store.clock.running();
         store.save_clock();
         Ok(store)
     }
@@ -148,6 +150,10 @@ impl Store {
                 }
             }
             Record::Run(row) => self.apply_run(row),
+            Record::RunDeleted { id } => {
+                self.runs.remove(&id);
+                self.checkpoints.retain(|path, _| *path.run() != id);
+            }
             Record::Sampler(row) => {
                 if let Some(folder) = &row.folder {
                     self.unfinished_folders.remove(folder);

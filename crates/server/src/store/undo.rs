@@ -22,6 +22,16 @@ impl Store {
                     let (id, old) = (row.id.clone(), self.runs.get(&row.id).cloned());
                     undo.push(Box::new(move |store| restore(store.runs.entry(id), old)));
                 }
+                Record::RunDeleted { id } => {
+                    let (id, old) = (id.clone(), self.runs.get(id).cloned());
+                    let of_run = self.checkpoints.iter().filter(|(path, _)| *path.run() == id);
+                    let checkpoints: Vec<_> =
+                        of_run.map(|(path, entry)| (path.clone(), entry.clone())).collect();
+                    undo.push(Box::new(move |store| {
+                        restore(store.runs.entry(id), old);
+                        store.checkpoints.extend(checkpoints);
+                    }));
+                }
                 Record::Sampler(row) => {
                     let (id, old) = (row.id.clone(), self.samplers.get(&row.id).cloned());
                     undo.push(Box::new(move |store| restore(store.samplers.entry(id), old)));

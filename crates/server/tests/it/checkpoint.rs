@@ -222,3 +222,35 @@ async fn a_retried_load_gets_the_same_id_after_its_checkpoint_is_deleted() {
     assert_eq!(http.send("DELETE", &checkpoint, &[], vec![]).await.0, 200);
     assert_eq!(http.post("/load_weights", load).await, (200, loaded));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_deleted_with_its_checkpoints_unless_a_client_trains_it() {
+    let test_server = TestServer::new().await;
+    let other = test_server.client();
+    let service = test_server.client();
+    let model = training_client(&service).await;
+    train(&model, 1).await;
+    let path = model.save_state("a").await.unwrap();
+    let kept = training_client(&other).await;
+    let id = model.model_id().clone();
+    let error = other.rest().delete_training_run(id.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    service.finish(&Ok::<(), tinkex::Error>(())).await;
+    other.rest().delete_training_run(id.clone()).await.unwrap();
+    let again = other.rest().delete_training_run(id.clone()).await.unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::NotFound, "{again}");
+
+    // The deletion survives a restart, and other runs do too.
+    test_server.server.stop().await;
+    let data = test_server.data;
+    let server = tinkex_server::Server::start(crate::harness::options(data.path())).await.unwrap();
+    let rest = crate::harness::client(&server.base_url()).rest();
+    let runs = rest.list_training_runs(&ListTrainingRuns::default()).await.unwrap();
+    let ids: Vec<_> = runs.training_runs.iter().map(|run| run.training_run_id.clone()).collect();
+    assert_eq!(ids, [kept.model_id().clone()]);
+    let error = rest.get_weights_info(&path).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    // The session of the other run is open, but its client has not been heard since the start.
+    rest.delete_training_run(kept.model_id().clone()).await.unwrap();
+    server.stop().await;
+}

@@ -85,6 +85,21 @@ impl GetTrainingRun {
 
 setters!(GetTrainingRun { query: impl Into<ScopeQuery> => query.into(); });
 
+/// Deletes a training run and its checkpoints. An extension of `tinkex` servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeleteTrainingRun {
+    /// Id of the run.
+    pub run_id: ModelId,
+}
+
+impl DeleteTrainingRun {
+    /// Requests the deletion of the run `run_id`.
+    pub fn new(run_id: impl Into<ModelId>) -> Self {
+        Self { run_id: run_id.into() }
+    }
+}
+
 /// A training run: one model, from its creation on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -197,5 +212,6 @@ json_response!(TrainingRunPage, TrainingRun, SamplerInfo);
 bare_request! {
     ListTrainingRuns: ListTrainingRuns => TrainingRunPage, |r| params [], query r;
     GetTrainingRun: GetTrainingRun => TrainingRun, |r| params [r.run_id.as_str()], query &r.query;
+    DeleteTrainingRun: DeleteTrainingRun => (), |r| params [r.run_id.as_str()];
     GetSampler: GetSampler => SamplerInfo, |r| params [r.sampler_id.as_str()];
 }

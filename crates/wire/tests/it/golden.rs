@@ -184,7 +184,10 @@ impl Exchange {
             Route::AuditLog => self.same(&self.query::<AuditLogRequest>()),
             Route::GetApiKey => self.same(&ApiKeyRequest),
             Route::DeleteApiKey => self.same(&DeleteApiKey),
-            Route::ImportAdapter | Route::Completions | Route::UnloadModel => {
+            Route::ImportAdapter
+            | Route::DeleteTrainingRun
+            | Route::Completions
+            | Route::UnloadModel => {
                 panic!("{}: the API does not have the route", self.name)
             }
         }
@@ -253,7 +256,10 @@ impl Exchange {
                 self.response::<CheckpointPage>();
             }
             Route::ExternalWeightsUrls => self.response::<ExternalWeightsUrls>(),
-            Route::ImportAdapter | Route::Completions | Route::UnloadModel => {
+            Route::ImportAdapter
+            | Route::DeleteTrainingRun
+            | Route::Completions
+            | Route::UnloadModel => {
                 panic!("{}: the API does not have the route", self.name)
             }
             Route::ListSessions => self.response::<SessionPage>(),

@@ -21,7 +21,7 @@ use line_reader::{InputLine, LineReader};
 
 const COMMANDS: &str = "\
   /system TEXT   set the system message; without TEXT, remove it
-  /model NAME    switch to another model or checkpoint (tinker://…) and keep the conversation
+  /model NAME    switch to another model, run or checkpoint and keep the conversation
   /save FILE     append the conversation to a file, as a line that `tinkex train` accepts
   /reset         clear the conversation
   /help          show this list
@@ -36,8 +36,10 @@ ends the chat.
 
 Examples:
   tinkex chat --local                                       chat with the built-in model
-  tinkex chat tinker://RUN/sampler_weights/final            chat with a checkpoint
-  tinkex chat --run RUN_ID --system 'You are a pirate.'     chat with the latest checkpoint of a run
+  tinkex chat animals                                       chat with the run animals
+  tinkex chat animals/step-30 --system 'You are a pirate.'  chat with a checkpoint of the run
+  tinkex chat tinker://RUN/sampler_weights/final            chat with a checkpoint by its path
+  tinkex chat models/Qwen3-0.6B --local                     chat with a model folder or GGUF file
   printf 'Hello!\\nWho are you?\\n' | tinkex chat --local      one response per line")]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
@@ -51,10 +53,10 @@ pub(crate) struct ChatArgs {
 
 pub(super) async fn run(
     context: &mut CommandContext<'_>,
-    args: ChatArgs,
+    mut args: ChatArgs,
 ) -> Result<Exit, CommandError> {
     let interrupt = context.environment.interrupt.clone();
-    let service = interrupt.run_until(1, context.client()).await?;
+    let service = interrupt.run_until(1, args.weights.connect(context)).await?;
     context.announce_dashboard();
     let opened = open(context, &service, &args.weights);
     let (mut conversation, name) = interrupt.run_until(1, opened).await?;
@@ -185,10 +187,11 @@ async fn run_chat_command(
         ("save", file) => save(context, conversation, file)?,
         ("model", "") => {
             return Err(CommandError::usage("/model requires a name")
-                .hint("Type /model NAME or /model tinker://…"));
+                .hint("Type /model and the name of a model, run or checkpoint."));
         }
         ("model", name) => {
-            let (new, name) = open(context, service, &weights.with_model(name.to_owned())).await?;
+            let name = context.serve_model(name).await?.unwrap_or_else(|| name.to_owned());
+            let (new, name) = open(context, service, &weights.with_model(name)).await?;
             (conversation.sampler, conversation.chat) = (new.sampler, new.chat);
             context.notice(&format!("(chatting with {name})"));
         }

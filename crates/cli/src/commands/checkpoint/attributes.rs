@@ -5,20 +5,19 @@ use std::time::Duration;
 use clap::Args;
 use clap_complete::ArgValueCandidates;
 use serde_json::json;
-use tinkex::TinkerPath;
 
 use crate::args::duration;
 use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
-use crate::id_cache;
+use crate::reference::{self, CheckpointReference, CheckpointUse};
 
 /// Arguments of `tinkex checkpoint set-ttl`.
 #[derive(Debug, Args)]
 pub(crate) struct SetTtlArgs {
-    /// Checkpoint path: tinker://RUN/weights/NAME
-    #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
-    path: TinkerPath,
+    /// Checkpoint: tinker://RUN/weights/NAME, or RUN/NAME with the name of a run
+    #[arg(value_name = "CHECKPOINT", add = ArgValueCandidates::new(reference::checkpoint_candidates))]
+    path: CheckpointReference,
     /// Time until the checkpoint is deleted, such as 7d; a bare number is seconds
     #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = ttl, required_unless_present = "remove")]
     ttl: Option<u64>,
@@ -37,15 +36,16 @@ pub(super) fn ttl(text: &str) -> Result<u64, String> {
 
 pub(super) async fn publish(
     context: &mut CommandContext<'_>,
-    path: &TinkerPath,
+    checkpoint: &CheckpointReference,
     public: bool,
 ) -> Result<(), CommandError> {
+    let path = checkpoint.resolve(context, CheckpointUse::Any).await?;
     let rest = context.client().await?.rest();
     let visibility = if public {
-        rest.publish_checkpoint(path).await?;
+        rest.publish_checkpoint(&path).await?;
         "public"
     } else {
-        rest.unpublish_checkpoint(path).await?;
+        rest.unpublish_checkpoint(&path).await?;
         "private"
     };
     let json = json!({ "tinker_path": path, "public": public });
@@ -56,9 +56,9 @@ pub(super) async fn set_ttl(
     context: &mut CommandContext<'_>,
     args: SetTtlArgs,
 ) -> Result<(), CommandError> {
+    let path = args.path.resolve(context, CheckpointUse::Any).await?;
     let rest = context.client().await?.rest();
-    rest.set_checkpoint_ttl(&args.path, args.ttl.map(Duration::from_secs)).await?;
-    let path = &args.path;
+    rest.set_checkpoint_ttl(&path, args.ttl.map(Duration::from_secs)).await?;
     let text = match args.ttl {
         Some(seconds) => format!("{path} expires in {}", format::duration_in_words(seconds)),
         None => format!("{path} does not expire"),

@@ -6,20 +6,20 @@ use std::time::Duration;
 use clap::Args;
 use clap_complete::ArgValueCandidates;
 use serde_json::json;
-use tinkex::{CopyCheckpoint, TinkerPath};
+use tinkex::CopyCheckpoint;
 
 use crate::context::CommandContext;
 use crate::error::CommandError;
-use crate::id_cache;
+use crate::reference::{self, CheckpointReference, CheckpointUse};
 
 use super::attributes::ttl;
 
 /// Arguments of `tinkex checkpoint copy`.
 #[derive(Debug, Args)]
 pub(crate) struct CopyArgs {
-    /// Checkpoint path: tinker://RUN/weights/NAME
-    #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
-    path: TinkerPath,
+    /// Checkpoint: tinker://RUN/weights/NAME, or RUN/NAME with the name of a run
+    #[arg(value_name = "CHECKPOINT", add = ArgValueCandidates::new(reference::checkpoint_candidates))]
+    path: CheckpointReference,
     /// Time until the copy is deleted, such as 7d [default: never]
     #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = ttl)]
     ttl: Option<u64>,
@@ -32,7 +32,8 @@ pub(super) async fn copy(
     context: &mut CommandContext<'_>,
     args: CopyArgs,
 ) -> Result<(), CommandError> {
-    let mut copy = CopyCheckpoint::new(args.path.clone());
+    let path = args.path.resolve(context, CheckpointUse::Any).await?;
+    let mut copy = CopyCheckpoint::new(path.clone());
     if let Some(seconds) = args.ttl {
         copy = copy.ttl(Duration::from_secs(seconds));
     }
@@ -43,6 +44,6 @@ pub(super) async fn copy(
         copy = copy.source_token(key.trim());
     }
     let created = context.client().await?.rest().copy_weights(copy).await?;
-    let json = json!({ "source": args.path, "tinker_path": created });
+    let json = json!({ "source": path, "tinker_path": created });
     context.text(&created.to_string(), &json)
 }

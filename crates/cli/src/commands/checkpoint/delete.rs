@@ -12,14 +12,14 @@ use serde::Serialize;
 use serde_json::json;
 use tinkex::rest::Checkpoint;
 use tinkex::wire::CheckpointKind;
-use tinkex::{ModelId, Timestamp, TinkerPath};
+use tinkex::{Timestamp, TinkerPath};
 
 use crate::args::timestamp;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
-use crate::id_cache;
 use crate::progress::{Progress, ProgressUnit};
+use crate::reference::{self, CheckpointReference, CheckpointUse, RunReference};
 
 /// Maximum number of concurrent deletions.
 const CONCURRENCY: usize = 32;
@@ -27,12 +27,16 @@ const CONCURRENCY: usize = 32;
 /// Arguments of `tinkex checkpoint delete`.
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
-    /// Checkpoint paths: tinker://RUN/weights/NAME
-    #[arg(conflicts_with = "run_id", add = ArgValueCandidates::new(id_cache::checkpoints))]
-    paths: Vec<TinkerPath>,
-    /// Delete the checkpoints of this run
-    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(id_cache::runs))]
-    run_id: Option<ModelId>,
+    /// Checkpoints: tinker://RUN/weights/NAME, or RUN/NAME with the name of a run
+    #[arg(
+        value_name = "CHECKPOINTS",
+        conflicts_with = "run_id",
+        add = ArgValueCandidates::new(reference::checkpoint_candidates)
+    )]
+    paths: Vec<CheckpointReference>,
+    /// Delete the checkpoints of this run: id, name, folder or latest
+    #[arg(long, alias = "run", value_name = "RUN", add = ArgValueCandidates::new(reference::run_candidates))]
+    run_id: Option<RunReference>,
     /// With --run-id, only this kind: weights, sampler_weights or external_weights
     #[arg(long = "type", value_name = "TYPE", value_parser = super::kind)]
     kind: Option<CheckpointKind>,
@@ -99,13 +103,17 @@ async fn select_targets(
 ) -> Result<ControlFlow<Exit, Vec<DeletionTarget>>, CommandError> {
     let targets = match &args.run_id {
         None => {
-            let mut seen = HashSet::new();
-            let unique = args.paths.iter().filter(|path| seen.insert(path.to_string()));
-            unique.map(|path| DeletionTarget { path: path.clone(), details: None }).collect()
+            let (mut targets, mut seen) = (Vec::new(), HashSet::new());
+            for reference in &args.paths {
+                let path = reference.resolve(context, CheckpointUse::Any).await?;
+                if seen.insert(path.clone()) {
+                    targets.push(DeletionTarget { path, details: None });
+                }
+            }
+            targets
         }
         Some(run) => {
-            let rest = context.client().await?.rest();
-            let mut found = rest.list_checkpoints(run.clone()).await?.checkpoints;
+            let (_, mut found) = super::list::of_run(context, run).await?;
             found.retain(|checkpoint| args.matches(checkpoint));
             DeletionTarget::from_list(found)?
         }

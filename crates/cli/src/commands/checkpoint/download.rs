@@ -5,23 +5,22 @@ use std::path::PathBuf;
 use clap::Args;
 use clap_complete::ArgValueCandidates;
 use serde_json::json;
-use tinkex::TinkerPath;
 use tinkex::wire::CheckpointKind;
 
 use crate::args::number_between;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
-use crate::id_cache;
 use crate::progress;
+use crate::reference::{self, CheckpointReference, CheckpointUse};
 use crate::table::Table;
 
 /// Arguments of `tinkex checkpoint download`.
 #[derive(Debug, Args)]
 pub(crate) struct DownloadArgs {
-    /// Checkpoint path: tinker://RUN/weights/NAME, or of kind sampler_weights or external_weights
-    #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
-    path: TinkerPath,
+    /// Checkpoint: tinker://RUN/weights/NAME, RUN/NAME, or RUN for its latest checkpoint
+    #[arg(value_name = "CHECKPOINT", add = ArgValueCandidates::new(reference::checkpoint_candidates))]
+    path: CheckpointReference,
     /// Parent of the download folder, which is named after the checkpoint [default: the current folder]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
@@ -49,7 +48,9 @@ pub(super) async fn download(
     context: &mut CommandContext<'_>,
     args: DownloadArgs,
 ) -> Result<(), CommandError> {
-    let name = args.path.to_string().trim_start_matches("tinker://").replace('/', "_");
+    let path = args.path.resolve(context, CheckpointUse::Download).await?;
+    // Some file systems and many programs do not accept colons.
+    let name = path.to_string().trim_start_matches("tinker://").replace(['/', ':'], "_");
     let parent = || args.output.clone().unwrap_or_else(|| context.environment.folder.clone());
     let shown = args.to.clone().unwrap_or_else(|| parent().join(&name));
     let target = context.environment.path(&shown);
@@ -62,14 +63,13 @@ pub(super) async fn download(
         std::fs::create_dir_all(folder)
             .map_err(|error| CommandError::file("create", folder.display(), &error))?;
     }
-    if args.path.kind() == CheckpointKind::Training {
+    if path.kind() == CheckpointKind::Training {
         context.notice(&format!(
-            "Exporting {} as external weights (this starts a training session on the checkpoint's \
-             base model)...",
-            args.path
+            "Exporting {path} as external weights (this starts a training session on the \
+             checkpoint's base model)..."
         ));
     }
-    let mut download = context.client().await?.rest().download(args.path.clone(), target);
+    let mut download = context.client().await?.rest().download(path.clone(), target);
     download = download.replace(args.force).parallel(usize::from(args.parallel)).raw(args.raw);
     download = args.include.into_iter().fold(download, tinkex::CheckpointDownload::include);
     download = args.exclude.into_iter().fold(download, tinkex::CheckpointDownload::exclude);
@@ -83,14 +83,14 @@ pub(super) async fn download(
         )),
         _ => failure,
     })?;
-    let mut table = Table::of_properties().title(format!("Checkpoint Download: {}", args.path));
-    table.property("Checkpoint Path", args.path.to_string());
+    let mut table = Table::of_properties().title(format!("Checkpoint Download: {path}"));
+    table.property("Checkpoint Path", path.to_string());
     if downloaded.bytes > 0 {
         table.property("Total Size", format::bytes(downloaded.bytes));
     }
     table.property("Downloaded to", shown.display().to_string());
     let mut json = json!({
-        "checkpoint_path": args.path, "destination": shown.display().to_string(),
+        "checkpoint_path": path, "destination": shown.display().to_string(),
         "files": downloaded.files,
     });
     if downloaded.bytes > 0 {
@@ -102,10 +102,11 @@ pub(super) async fn download(
 /// Prints the signed URL of every file of external weights.
 pub(super) async fn print_urls(
     context: &mut CommandContext<'_>,
-    path: &TinkerPath,
+    checkpoint: &CheckpointReference,
 ) -> Result<(), CommandError> {
+    let path = checkpoint.resolve(context, CheckpointUse::External).await?;
     let rest = context.client().await?.rest();
-    let response = rest.get_external_weights_urls(path).await?;
+    let response = rest.get_external_weights_urls(&path).await?;
     let mut table = Table::new(["File", "URL"]).title(format!("Files of {path}"));
     for (name, url) in &response.urls {
         table.row([name, url]);

@@ -8,13 +8,13 @@ use clap::Args;
 use clap_complete::ArgValueCandidates;
 use tinkex::rest::Checkpoint;
 use tinkex::wire::CheckpointKind;
-use tinkex::{ModelId, Timestamp, TinkerPath};
+use tinkex::{Timestamp, TinkerPath};
 
 use crate::args::{duration, whole_number};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
-use crate::id_cache;
 use crate::list::PageArgs;
+use crate::reference::{self, RunReference};
 
 use super::delete::{self, DeletionTarget};
 
@@ -27,9 +27,9 @@ pub(crate) struct GcArgs {
     /// Only checkpoints older than this, such as 30d
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     older_than: Option<Duration>,
-    /// Only checkpoints of this run; repeatable
-    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(id_cache::runs))]
-    run_id: Vec<ModelId>,
+    /// Only checkpoints of this run: id, name, folder or latest; repeatable
+    #[arg(long, alias = "run", value_name = "RUN", add = ArgValueCandidates::new(reference::run_candidates))]
+    run_id: Vec<RunReference>,
     /// Only this kind: weights, sampler_weights or external_weights
     #[arg(long = "type", value_name = "TYPE", value_parser = super::kind)]
     kind: Option<CheckpointKind>,
@@ -65,9 +65,8 @@ async fn select_targets(
     if args.run_id.is_empty() {
         all = super::list::fetch(context, PageArgs::ALL).await?.0;
     } else {
-        let rest = context.client().await?.rest();
         for run in &args.run_id {
-            all.extend(rest.list_checkpoints(run.clone()).await?.checkpoints);
+            all.extend(super::list::of_run(context, run).await?.1);
         }
     }
     let targets = DeletionTarget::from_list(args.choose(all, Timestamp::now()))?;

@@ -6,21 +6,23 @@ use clap::Args;
 use clap_complete::ArgValueCandidates;
 use serde::Serialize;
 use tinkex::rest::{AccessScope, Checkpoint, ListUserCheckpoints};
-use tinkex::{ModelId, Timestamp, TinkerPath};
+use tinkex::{ModelId, Timestamp};
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::id_cache;
 use crate::list::{self, ListColumn, PageArgs, SortKey, ViewArgs};
+use crate::reference::{self, CheckpointReference, CheckpointUse, RunReference};
 use crate::table::Table;
 
 /// Arguments of `tinkex checkpoint list`.
 #[derive(Debug, Args)]
 pub(crate) struct ListCheckpointsArgs {
-    /// List all checkpoints of this run; --limit and --offset do not apply
-    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(id_cache::runs))]
-    run_id: Option<ModelId>,
+    /// List all checkpoints of this run (id, name, folder or latest); --limit and --offset do not
+    /// apply
+    #[arg(long, alias = "run", value_name = "RUN", add = ArgValueCandidates::new(reference::run_candidates))]
+    run_id: Option<RunReference>,
     #[command(flatten)]
     page: PageArgs,
     #[command(flatten)]
@@ -102,14 +104,16 @@ pub(super) async fn list(
     }
 
     let view = args.view.resolve(context, &COLUMNS)?;
-    let (rows, total) = match &args.run_id {
+    let (run_id, rows, total) = match &args.run_id {
         Some(run) => {
-            let rest = context.client().await?.rest();
-            let rows = rest.list_checkpoints(run.clone()).await?.checkpoints;
+            let (id, rows) = of_run(context, run).await?;
             let total = rows.len() as u64;
-            (rows, total)
+            (Some(id), rows, total)
         }
-        None => fetch(context, args.page).await?,
+        None => {
+            let (rows, total) = fetch(context, args.page).await?;
+            (None, rows, total)
+        }
     };
     let paths = rows.iter().map(|checkpoint| checkpoint.tinker_path.clone());
     id_cache::store(&context.environment.variables, id_cache::IdKind::Checkpoint, paths);
@@ -118,13 +122,24 @@ pub(super) async fn list(
     if let Some(run) = &args.run_id {
         title += &format!(" for run {run}");
     }
-    let run_id = args.run_id;
     view.print(context, title, rows, |checkpoints| CheckpointList {
         run_id,
         checkpoints,
         total,
         shown,
     })
+}
+
+/// Fetches the checkpoints of a run and returns them with its id. If several runs have the name,
+/// because the run was resumed, these are the checkpoints of all of them and the id of the newest.
+pub(super) async fn of_run(
+    context: &mut CommandContext<'_>,
+    run: &RunReference,
+) -> Result<(ModelId, Vec<Checkpoint>), CommandError> {
+    let rest = context.client().await?.rest();
+    let runs = run.find_with_checkpoints(context, &rest).await?;
+    let id = runs.first().map_or_else(|| run.to_string().into(), |(id, _)| id.clone());
+    Ok((id, runs.into_iter().flat_map(|(_, checkpoints)| checkpoints).collect()))
 }
 
 /// Fetches the user's checkpoints. Also returns the number of checkpoints that exist.
@@ -150,7 +165,7 @@ pub(super) async fn fetch(
 
 pub(super) async fn info(
     context: &mut CommandContext<'_>,
-    path: &TinkerPath,
+    checkpoint: &CheckpointReference,
 ) -> Result<(), CommandError> {
     #[derive(Serialize)]
     struct CheckpointInfo {
@@ -161,6 +176,7 @@ pub(super) async fn info(
         lora_rank: Option<u32>,
     }
 
+    let path = checkpoint.resolve(context, CheckpointUse::Any).await?;
     let rest = context.client().await?.rest();
     let response = rest.list_checkpoints(path.run().clone()).await;
     let response = response.map_err(|error| {

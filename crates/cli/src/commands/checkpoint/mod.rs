@@ -10,12 +10,11 @@ mod push;
 
 use clap::Subcommand;
 use clap_complete::ArgValueCandidates;
-use tinkex::TinkerPath;
 use tinkex::wire::CheckpointKind;
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
-use crate::id_cache;
+use crate::reference::{self, CheckpointReference};
 
 use super::save;
 
@@ -24,34 +23,36 @@ pub(crate) enum CheckpointCommand {
     /// List checkpoints, newest first
     #[command(after_help = "Examples:
   tinkex checkpoint list
-  tinkex checkpoint list --run-id RUN --sort -size
+  tinkex checkpoint list --run-id animals                the checkpoints of the run animals
+  tinkex checkpoint list --run-id latest --sort -size
   tinkex checkpoint list --limit 0 --columns path --format plain
 
 Columns: id, type, size, public, created, expires, path.")]
     List(list::ListCheckpointsArgs),
     /// Show a checkpoint
-    #[command(after_help = "Example:
-  tinkex checkpoint info tinker://RUN/weights/0001")]
+    #[command(after_help = "Examples:
+  tinkex checkpoint info tinker://RUN/weights/0001
+  tinkex checkpoint info animals/weights/step-30         a checkpoint of the run animals")]
     Info {
-        /// Checkpoint path: tinker://RUN/weights/NAME
-        #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
-        path: TinkerPath,
+        /// Checkpoint: tinker://RUN/weights/NAME, or RUN/NAME with the name of a run
+        #[arg(value_name = "CHECKPOINT", add = ArgValueCandidates::new(reference::checkpoint_candidates))]
+        path: CheckpointReference,
     },
     /// Make a checkpoint public
     #[command(after_help = "Example:
   tinkex checkpoint publish tinker://RUN/sampler_weights/final")]
     Publish {
-        /// Checkpoint path: tinker://RUN/weights/NAME
-        #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
-        path: TinkerPath,
+        /// Checkpoint: tinker://RUN/weights/NAME, or RUN/NAME with the name of a run
+        #[arg(value_name = "CHECKPOINT", add = ArgValueCandidates::new(reference::checkpoint_candidates))]
+        path: CheckpointReference,
     },
     /// Make a public checkpoint private again
     #[command(after_help = "Example:
   tinkex checkpoint unpublish tinker://RUN/sampler_weights/final")]
     Unpublish {
-        /// Checkpoint path: tinker://RUN/weights/NAME
-        #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
-        path: TinkerPath,
+        /// Checkpoint: tinker://RUN/weights/NAME, or RUN/NAME with the name of a run
+        #[arg(value_name = "CHECKPOINT", add = ArgValueCandidates::new(reference::checkpoint_candidates))]
+        path: CheckpointReference,
     },
     /// Set or remove the expiry of a checkpoint
     #[command(after_help = "Examples:
@@ -71,6 +72,7 @@ renamed when all are complete. Run the command again to continue an interrupted 
 
 Examples:
   tinkex checkpoint download tinker://RUN/external_weights/hf
+  tinkex checkpoint download animals                     the latest checkpoint of the run animals
   tinkex checkpoint download tinker://RUN/weights/0001 --output models
   tinkex checkpoint download tinker://RUN/weights/0001 --to adapter
   tinkex checkpoint download tinker://RUN/weights/0001 --include '*.json'"
@@ -91,9 +93,9 @@ Examples:
 Example:
   tinkex checkpoint urls tinker://RUN/external_weights/hf --format plain")]
     Urls {
-        /// Checkpoint path: tinker://RUN/external_weights/NAME
-        #[arg(value_parser = external_path, add = ArgValueCandidates::new(id_cache::checkpoints))]
-        path: TinkerPath,
+        /// Checkpoint: tinker://RUN/external_weights/NAME, or RUN/NAME with the name of a run
+        #[arg(value_name = "CHECKPOINT", add = ArgValueCandidates::new(reference::checkpoint_candidates))]
+        path: CheckpointReference,
     },
     /// Upload a checkpoint to a repository of the Hugging Face hub
     #[command(after_help = "Examples:
@@ -108,7 +110,7 @@ Example:
 Examples:
   tinkex checkpoint gc --keep-last 3                     list what would be deleted
   tinkex checkpoint gc --older-than 30d --type weights
-  tinkex checkpoint gc --run-id RUN --keep-last 1 --delete --yes"
+  tinkex checkpoint gc --run-id animals --keep-last 1 --delete --yes"
     )]
     Gc(gc::GcArgs),
 }
@@ -139,16 +141,6 @@ pub(super) async fn run(
         CheckpointCommand::Gc(args) => return gc::gc(context, args).await,
     }
     Ok(Exit::Success)
-}
-
-/// Parses the path of an external checkpoint.
-fn external_path(text: &str) -> Result<TinkerPath, String> {
-    let path: TinkerPath =
-        text.parse().map_err(|error: tinkex::wire::InvalidInput| error.to_string())?;
-    if path.kind() == CheckpointKind::External {
-        return Ok(path);
-    }
-    Err("expected a path of external weights: tinker://RUN/external_weights/NAME".to_owned())
 }
 
 /// Parses a kind of checkpoint, as in paths or as in lists.

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use clap::Args;
+use clap_complete::ArgValueCandidates;
 use serde_json::{Map, Value, json};
 use tinkex::wire::WeightsInfo;
 use tinkex::{Commit, Hub, HubRepo, TinkerPath};
@@ -11,6 +12,7 @@ use tinkex::{Commit, Hub, HubRepo, TinkerPath};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
+use crate::reference::{self, CheckpointReference, CheckpointUse};
 use crate::table::Table;
 
 /// Configuration file of a PEFT adapter.
@@ -27,8 +29,9 @@ const BASE: &str = "base_model_name_or_path";
 /// Arguments of `tinkex checkpoint push-hf`.
 #[derive(Debug, Args)]
 pub(crate) struct PushArgs {
-    /// Checkpoint path: tinker://RUN/weights/NAME, or of kind sampler_weights or external_weights
-    path: TinkerPath,
+    /// Checkpoint: tinker://RUN/weights/NAME, RUN/NAME, or RUN for its latest checkpoint
+    #[arg(value_name = "CHECKPOINT", add = ArgValueCandidates::new(reference::checkpoint_candidates))]
+    path: CheckpointReference,
     /// Repository [default: named after the model and the run]
     #[arg(short, long, value_name = "OWNER/NAME")]
     repo: Option<String>,
@@ -62,10 +65,10 @@ pub(super) async fn push(
     context: &mut CommandContext<'_>,
     args: PushArgs,
 ) -> Result<(), CommandError> {
-    let path = &args.path;
     let service = context.client().await?;
     let hub = with_token(context, &args, service.hub()?)?;
     hub.whoami().await?;
+    let path = &args.path.resolve(context, CheckpointUse::Download).await?;
 
     let folder = tempfile::tempdir()
         .map_err(|error| CommandError::file("create", "a temporary folder", &error))?;

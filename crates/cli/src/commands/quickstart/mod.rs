@@ -10,7 +10,8 @@ use clap::Args;
 use serde::Serialize;
 use tinkex::recipes::{Schedule, TrainEvent, TrainExample, TrainLoop, TrainPlan};
 use tinkex::{
-    Chat, Message, ModelInput, SamplingClient, SamplingParams, SaveOptions, TooLong, TrainingClient,
+    Chat, Message, ModelInput, SamplingClient, SamplingParams, SaveOptions, ServiceClient, TooLong,
+    TrainingClient,
 };
 
 use crate::args::positive;
@@ -19,6 +20,7 @@ use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::inference_endpoints::curl_chat;
 use crate::local;
+use crate::reference::{RunName, choose_name, run_metadata};
 
 use super::train::progress::{TrainProgress, thousands};
 
@@ -73,6 +75,7 @@ struct QuickstartReport {
     losses: Vec<f64>,
     held_out_loss: BeforeAfter<f64>,
     samples: Vec<PromptComparison>,
+    name: String,
     run_id: String,
     checkpoint: String,
     sampler: String,
@@ -126,7 +129,8 @@ pub(super) async fn run(
         tinkex_server::BUILT_IN
     ));
     let new = service.create_lora_training_client(tinkex_server::BUILT_IN).rank(16).seed(0);
-    let model = new.create().await?;
+    let name = run_name(context, &service, "quickstart").await?;
+    let model = new.user_metadata(run_metadata(Some(name.as_str()))).create().await?;
     let metrics = train_model(context, &model, (train, eval), steps).await?;
 
     let checkpoint = model.save_state(SaveOptions::new("quickstart")).await?;
@@ -148,6 +152,7 @@ pub(super) async fn run(
         losses: metrics.losses,
         held_out_loss: metrics.held_out,
         samples: samples.collect(),
+        name: name.to_string(),
         run_id: model.model_id().to_string(),
         checkpoint: checkpoint.to_string(),
         sampler: sampler.to_string(),
@@ -156,6 +161,16 @@ pub(super) async fn run(
     // Separates the notices from the result on a terminal.
     context.notice("");
     context.text(&text, &report)
+}
+
+/// Chooses the name of the run: `wanted`, or `wanted` with a number.
+async fn run_name(
+    context: &CommandContext<'_>,
+    service: &ServiceClient,
+    wanted: &str,
+) -> Result<RunName, CommandError> {
+    let default = RunName::of_file(wanted.as_ref());
+    choose_name(context, service, None, &default, |_| false).await
 }
 
 /// Encodes bundled examples.
@@ -275,13 +290,13 @@ impl QuickstartReport {
         let data = local::data_folder(&context.environment.variables);
         let key_file = data.ok().map(tinkex_server::api_key_file);
         text += &format!(
-            "\n{}\n  # Chat with the fine-tuned model\n  tinkex chat --run {}{flags}\n  \
+            "\n{}\n  # Chat with the fine-tuned model\n  tinkex chat {}{flags}\n  \
              # Fine-tune on your own data\n  tinkex train YOUR.jsonl{flags}\n  \
              # Serve the model to your own programs and to OpenAI and Anthropic clients\n  \
              tinkex serve --alias pirate={}\n  \
              # Send it a message, while it is served\n  {}",
             bold("Next steps"),
-            self.run_id,
+            self.name,
             self.sampler,
             curl_chat(SERVE_URL, key_file.as_deref(), "pirate", "Who are you?"),
         );

@@ -7,6 +7,7 @@ use tinkex::{Chat, SamplingClient, SamplingParams, ServiceClient};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
+use crate::reference::run_metadata;
 
 use crate::commands::train::progress::{TrainProgress, thousands};
 
@@ -46,6 +47,7 @@ struct RlQuickstartReport {
     tokens_per_second: f64,
     rewards: Vec<f64>,
     samples: Vec<StoryComparison>,
+    name: String,
     run_id: String,
     checkpoint: Option<String>,
     sampler: Option<String>,
@@ -79,6 +81,7 @@ pub(super) async fn run(
          text has the word {WORD:?} once",
         tinkex_server::BUILT_IN
     ));
+    let name = super::run_name(context, service, "quickstart-rl").await?;
     let rl = Rl::new(tinkex_server::BUILT_IN)
         .tokenizer(chat.tokenizer().clone())
         .prompts(BEGINNINGS)
@@ -89,6 +92,7 @@ pub(super) async fn run(
         .learning_rate(4e-3)
         // Keeps the sentences intact: the word alone would be enough for the reward.
         .kl_coef(0.1)
+        .user_metadata(run_metadata(Some(name.as_str())))
         .steps(steps);
     let mut run = rl.start(service).await?;
     let mut progress = TrainProgress::new(context, steps, 0).label("reward");
@@ -121,6 +125,7 @@ pub(super) async fn run(
         tokens_per_second: progress.tokens_per_second(),
         rewards,
         samples: samples.collect(),
+        name: name.to_string(),
         run_id: run.run_id().to_owned(),
         checkpoint: outcome.checkpoint.map(|path| path.to_string()),
         sampler: Some(sampler.to_string()),
@@ -173,11 +178,11 @@ impl RlQuickstartReport {
         let flags = context.server_flags();
         text += &format!(
             "\n{}\n  # Sample more stories\n  \
-             tinkex sample --run {} -p 'In the garden' --max-tokens 48{flags}\n  \
+             tinkex sample {} -p 'In the garden' --max-tokens 48{flags}\n  \
              # Train with your own prompts and reward\n  \
              tinkex rl PROMPTS.jsonl --reward 'python3 reward.py'{flags}",
             bold("Next steps"),
-            self.run_id,
+            self.name,
         );
         text
     }

@@ -4,12 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use clap_complete::ArgValueCandidates;
 use serde::{Deserialize, Serialize};
 use tinkex::recipes::rl::Advantage;
-use tinkex::{LossConfig, LossFn, LossSpec, TinkerPath};
+use tinkex::{LossConfig, LossFn, LossSpec};
 
 use crate::args::{duration, positive, whole_number};
-use crate::commands::train::args::{learning_rate, number, training_path};
+use crate::commands::run_args::{ModelArgs, RunFolderArgs};
+use crate::commands::train::args::{learning_rate, number};
+use crate::reference;
 
 use super::rewards::RewardOption;
 
@@ -36,13 +39,19 @@ Examples:
   tinkex rl prompts.jsonl --local --reward 'regex:^[^a-z]+$' --chat   answer in capital letters
   tinkex rl prompts.jsonl --local --reward number --group-size 16
   tinkex rl prompts.jsonl --model Qwen/Qwen3-8B --reward 'python3 reward.py' --off-policy 1
-  tinkex rl --resume prompts-run --local                              resume an interrupted run")]
+  tinkex rl --resume prompts --local                                  resume an interrupted run")]
 pub(crate) struct RlArgs {
     #[command(flatten)]
     pub(super) run: RlRunArgs,
-    /// Resume the run in this folder with its original options
-    #[arg(long, value_name = "DIR", conflicts_with_all = FIXED_ARGS, help_heading = "Run")]
-    pub(super) resume: Option<PathBuf>,
+    /// Resume a run with its original options; with --steps, extend it
+    #[arg(
+        long,
+        value_name = "RUN",
+        conflicts_with_all = FIXED_ARGS,
+        help_heading = "Run",
+        add = ArgValueCandidates::new(reference::run_candidates)
+    )]
+    pub(super) resume: Option<String>,
     /// Total number of steps; with --resume, the new total [default: 100]
     #[arg(
         long,
@@ -72,7 +81,7 @@ pub(crate) struct RlArgs {
 }
 
 /// Arguments that a resumed run cannot change.
-const FIXED_ARGS: [&str; 24] = [
+const FIXED_ARGS: [&str; 25] = [
     "file",
     "reward",
     "chat",
@@ -96,6 +105,7 @@ const FIXED_ARGS: [&str; 24] = [
     "eval_every",
     "save_every",
     "keep",
+    "name",
     "dir",
 ];
 
@@ -116,30 +126,9 @@ pub(super) struct RlRunArgs {
     /// Send the text of "prompt" as a chat message instead of continuing it
     #[arg(long, help_heading = "Data")]
     pub(super) chat: bool,
-    /// Base model [default with --local: tinkex/tiny]
-    #[arg(short, long, alias = "base-model", value_name = "NAME", help_heading = "Model")]
-    pub(super) model: Option<String>,
-    /// Start from the weights of this checkpoint: tinker://RUN/weights/NAME
-    #[arg(
-        long,
-        value_name = "PATH",
-        value_parser = training_path,
-        conflicts_with_all = ["model", "rank"],
-        help_heading = "Model"
-    )]
-    pub(super) from: Option<TinkerPath>,
-    /// Use another tokenizer: a model name on the hub, or a folder
-    #[arg(long, value_name = "NAME", help_heading = "Model")]
-    pub(super) tokenizer: Option<String>,
-    /// LoRA rank
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 16,
-        value_parser = positive::<u32>,
-        help_heading = "Model"
-    )]
-    pub(super) rank: u32,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(super) model: ModelArgs,
     /// Learning rate [default: depends on the model]
     #[arg(
         long,
@@ -271,9 +260,9 @@ pub(super) struct RlRunArgs {
         help_heading = "Evaluation and checkpoints"
     )]
     pub(super) keep: usize,
-    /// Run folder [default: FILE-run]
-    #[arg(long, value_name = "DIR", help_heading = "Run")]
-    pub(super) dir: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(super) folder: RunFolderArgs,
 }
 
 /// Value of `--loss`.

@@ -29,9 +29,14 @@ use tinkex_files::FileLock;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
+use crate::reference::{
+    CheckpointReference, CheckpointUse, find_folder, remember_folder, run_metadata,
+};
 
+use super::run_args::resume_text;
 use super::train::data::{self, DataFile};
 use super::train::progress::TrainProgress;
+use super::train::state::SettingChange;
 use super::train::{examples, state as train_state};
 pub(crate) use args::RlArgs;
 use args::RlRunArgs;
@@ -60,8 +65,8 @@ pub(super) async fn run(
     context.settings.default_retry_for(RETRY_FOR);
     let interrupt = context.environment.interrupt.clone();
     let prepared = interrupt.run_until(1, Box::pin(prepare(context, args))).await?;
-    let folder = format::shell_quote(&prepared.folder.display().to_string());
-    let resume = format!("tinkex rl --resume {folder}{}", context.server_flags());
+    let run = resume_text(context, &prepared.folder, prepared.state.name.as_deref());
+    let resume = format!("tinkex rl --resume {run}{}", context.server_flags());
     let executed = execute(context, &prepared.folder, &prepared.service, prepared.rl);
     let done = match Box::pin(executed).await {
         Ok(done) => done,
@@ -86,9 +91,12 @@ async fn prepare(
     context: &mut CommandContext<'_>,
     args: RlArgs,
 ) -> Result<PreparedRun, CommandError> {
-    let resume = args.resume.as_ref().map(|folder| context.environment.path(folder));
+    let find = |text: &String| {
+        find_folder(&context.environment.variables, &context.environment.folder, text)
+    };
+    let resume = args.resume.as_ref().map(find).transpose()?;
     let mut new = args.run.clone();
-    for path in [&mut new.file, &mut new.eval_file, &mut new.dir].into_iter().flatten() {
+    for path in [&mut new.file, &mut new.eval_file, &mut new.folder.dir].into_iter().flatten() {
         let resolved = context.environment.path(path);
         *path = std::path::absolute(&resolved).unwrap_or(resolved);
     }
@@ -101,7 +109,8 @@ async fn prepare(
         }
         None => (new, None, None),
     };
-    config.steps = args.steps.unwrap_or(if old.is_some() { config.steps } else { 100 });
+    let old_steps = config.steps;
+    config.steps = args.steps.unwrap_or(if old.is_some() { old_steps } else { 100 });
     let (prompts, eval) =
         (read(&config, DataFile::Training)?, read(&config, DataFile::Evaluation)?);
     let reward = config.reward.clone();
@@ -111,39 +120,49 @@ async fn prepare(
         reward.check(&eval)?;
     }
 
+    if old.is_none() {
+        config.model.serve_path(context).await?;
+    }
     let service = context.client().await?;
-    let (model, rank) = match (&config.from, &old) {
-        (_, Some(state)) => (state.model.clone(), config.rank),
-        (Some(path), None) => {
-            let start = service.rest().get_weights_info(path).await?;
-            (start.base_model, start.lora_rank.unwrap_or(config.rank))
+    let start = &mut config.model;
+    let model = match (&mut start.from, &old) {
+        (_, Some(state)) => state.model.clone(),
+        (Some(from), None) => {
+            let path = from.resolve(context, CheckpointUse::Train).await?;
+            let info = service.rest().get_weights_info(&path).await?;
+            *from = CheckpointReference::Path(path);
+            start.rank = info.lora_rank.unwrap_or(start.rank);
+            info.base_model
         }
-        (None, None) => (examples::base_model(context, config.model.as_deref())?, config.rank),
+        (None, None) => examples::base_model(context, start.model.as_deref())?,
     };
-    config.rank = rank;
-    let tokenizer =
-        examples::find_tokenizer(context, &service, &model, config.tokenizer.as_deref()).await?;
+    let named = config.model.tokenizer.as_deref();
+    let tokenizer = examples::find_tokenizer(context, &service, &model, named).await?;
     config.learning_rate.get_or_insert_with(|| default_learning_rate(&model));
 
-    let folder = match resume {
-        Some(folder) => folder,
-        None => {
+    let (folder, state) = match (resume, old) {
+        (Some(folder), Some(mut state)) => {
+            if config.steps != old_steps {
+                let steps = config.steps;
+                context.notice(&format!("changing the run from {old_steps} to {steps} steps"));
+                let at = RlRunState::finished_steps(&folder);
+                state.changes.push(SettingChange::of_steps(at, old_steps, steps));
+            }
+            state.settings = config;
+            (folder, state)
+        }
+        _ => {
             let file = config.file.clone().unwrap_or_default();
-            train_state::new_folder(&context.environment.folder, config.dir.clone(), &file)?
+            let (name, folder) = config.folder.create(context, &service, &file).await?;
+            (folder, RlRunState::new(&name, config, model)?)
         }
     };
     let lock = match lock {
         Some(lock) => lock,
         None => train_state::lock(&folder)?,
     };
-    let state = match old {
-        Some(mut state) => {
-            state.settings = config;
-            state
-        }
-        None => RlRunState::new(config, model)?,
-    };
     state.store(&folder)?;
+    remember_folder(&context.environment.variables, &folder);
     let reward =
         RewardSource { reward, workers: args.reward_workers, timeout: args.reward_timeout };
     let rl = build(context, &state, reward, (prompts, eval), tokenizer, &folder);
@@ -187,7 +206,8 @@ fn build(
     let sampling =
         SamplingParams::new().max_tokens(config.max_tokens).temperature(config.temperature);
     let mut rl = Rl::new(&*state.model)
-        .rank(config.rank)
+        .rank(config.model.rank)
+        .user_metadata(run_metadata(state.name.as_deref()))
         .prompts(prompts)
         .eval_prompts(eval, config.eval_every)
         .tokenizer(tokenizer)
@@ -204,7 +224,7 @@ fn build(
         .save_every(config.save_every)
         .keep(config.keep)
         .resume_file(folder.join("resume.json"));
-    if let Some(from) = &config.from {
+    if let Some(CheckpointReference::Path(from)) = &config.model.from {
         rl = rl.from_checkpoint(from.clone());
     }
     match source.reward {

@@ -5,7 +5,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::commands::train::data;
+use crate::commands::train::state::SettingChange;
 use crate::error::{CommandError, Exit};
+use crate::reference::RunName;
 
 use super::args::RlRunArgs;
 
@@ -17,12 +19,18 @@ const VERSION: u32 = 1;
 pub(super) struct RlRunState {
     version: u32,
     method: RunMethod,
+    /// Name of the run; `None` if an older version started it.
+    #[serde(default)]
+    pub(super) name: Option<String>,
     pub(super) settings: RlRunArgs,
     /// Base model.
     pub(super) model: String,
     /// Checksums of the prompts and of the evaluation prompts at the start of the run.
     digest: String,
     eval_digest: Option<String>,
+    /// Settings that a resumption changed, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) changes: Vec<SettingChange>,
 }
 
 /// Training method of a run folder.
@@ -34,9 +42,15 @@ enum RunMethod {
 
 impl RlRunState {
     /// Creates the state of a new run, with checksums of its files.
-    pub(super) fn new(settings: RlRunArgs, model: String) -> Result<Self, CommandError> {
+    pub(super) fn new(
+        name: &RunName,
+        settings: RlRunArgs,
+        model: String,
+    ) -> Result<Self, CommandError> {
         Ok(Self {
             version: VERSION,
+            name: Some(name.to_string()),
+            changes: Vec::new(),
             method: RunMethod::Rl,
             digest: data::digest(settings.file.as_deref().unwrap_or(Path::new("")))?,
             eval_digest: settings.eval_file.as_deref().map(data::digest).transpose()?,
@@ -74,6 +88,13 @@ impl RlRunState {
             return Err(CommandError::new(Exit::Failed, message));
         }
         Ok(state)
+    }
+
+    /// Returns the number of steps after which the run was saved, according to `resume.json`.
+    pub(super) fn finished_steps(folder: &Path) -> u64 {
+        let bytes = std::fs::read(folder.join("resume.json")).unwrap_or_default();
+        let progress: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        progress["step"].as_u64().unwrap_or(0)
     }
 
     /// Replaces the file in the run folder atomically.

@@ -39,6 +39,7 @@ pub(super) fn report(
     let speed = done.tokens as f64 / done.seconds.max(1e-9);
     let json = json!({
         "finished": true,
+        "name": state.name,
         "model": state.model,
         "run_id": done.run_id,
         "steps": done.outcome.step,
@@ -75,14 +76,17 @@ pub(super) fn report(
         text += &format!("\n  best        {path} (step {step}, reward {reward:.3})");
     }
     let adapter = done.outcome.checkpoint.as_ref().map(ToString::to_string);
+    // A run of an older version has no name.
+    let name = state.name.as_deref().map(format::shell_quote);
+    let model = name.as_deref().unwrap_or(&sampler);
     text += &format!(
         "\n  metrics     {}\n  rollouts    {}\n\n\
-         Chat with the model:\n  tinkex chat {sampler}{flags}\n\
+         Chat with the model:\n  tinkex chat {model}{flags}\n\
          Download the adapter, for PEFT, vLLM and llama.cpp:\n  \
          tinkex checkpoint download {}{flags}",
         file("metrics.jsonl"),
         file("rollouts.jsonl"),
-        adapter.as_deref().unwrap_or(&sampler),
+        name.as_deref().or(adapter.as_deref()).unwrap_or(&sampler),
     );
     context.text(&text, &json)
 }

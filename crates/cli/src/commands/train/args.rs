@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use tinkex::TinkerPath;
+use clap_complete::ArgValueCandidates;
 use tinkex::recipes::Schedule;
-use tinkex::wire::CheckpointKind;
 
 use crate::args::{positive, whole_number};
+use crate::commands::run_args::{ModelArgs, RunFolderArgs};
+use crate::reference;
 
 use super::plot;
 use super::state::{LearnFrom, TrainMethod};
@@ -32,14 +33,23 @@ Examples:
   tinkex train examples.jsonl --model Qwen/Qwen3-8B --epochs 2 --eval-split 0.1
   tinkex train examples.jsonl --local --plot loss.png   plot the loss to a PNG file
   tinkex train pairs.jsonl --local --method dpo         learn from preference pairs
-  tinkex train more.jsonl --from tinker://RUN/weights/0001   continue from a checkpoint
-  tinkex train --resume examples-run --local            resume an interrupted run")]
+  tinkex train more.jsonl --from examples --local       start from the weights of the run examples
+  tinkex train --resume examples --local                resume an interrupted run
+  tinkex train --resume examples --steps 300 --local    extend a finished run to 300 steps")]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(super) run: RunArgs,
-    /// Resume the run in this folder with its original options
-    #[arg(long, value_name = "DIR", conflicts_with_all = FIXED_ARGS, help_heading = "Run")]
-    pub(super) resume: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) length: LengthArgs,
+    /// Resume a run with its original options; with --steps or --epochs, extend it
+    #[arg(
+        long,
+        value_name = "RUN",
+        conflicts_with_all = FIXED_ARGS,
+        help_heading = "Run",
+        add = ArgValueCandidates::new(reference::run_candidates)
+    )]
+    pub(super) resume: Option<String>,
     /// Plot of the loss, as .svg or .png [default: loss.svg in the run folder]
     #[arg(long, value_name = "FILE", value_parser = plot::parse_file, help_heading = "Run")]
     pub(super) plot: Option<PathBuf>,
@@ -58,12 +68,11 @@ const FIXED_ARGS: [&str; 23] = [
     "from",
     "tokenizer",
     "rank",
+    "with_optimizer",
     "learning_rate",
     "schedule",
     "warmup",
     "batch_size",
-    "epochs",
-    "steps",
     "seed",
     "max_tokens",
     "refuse_long",
@@ -73,6 +82,7 @@ const FIXED_ARGS: [&str; 23] = [
     "eval_every",
     "save_every",
     "keep",
+    "name",
     "dir",
 ];
 
@@ -98,13 +108,44 @@ pub(crate) fn usage_hint(error: &clap::Error) -> Option<String> {
     })
 }
 
-/// Parses the path of a checkpoint that can be trained further.
-pub(crate) fn training_path(text: &str) -> Result<TinkerPath, String> {
-    let path: TinkerPath =
-        text.parse().map_err(|error: tinkex::wire::InvalidInput| error.to_string())?;
-    match path.kind() {
-        CheckpointKind::Training => Ok(path),
-        _ => Err("expected a training checkpoint: tinker://RUN/weights/NAME".to_owned()),
+/// Length of a run. A resumed run can change it.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct LengthArgs {
+    /// Number of passes over the data; with --resume, the new total [default: 3]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = epochs,
+        conflicts_with = "steps",
+        help_heading = "Optimization"
+    )]
+    epochs: Option<f64>,
+    /// Total number of steps; with --resume, the new total
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = positive::<u64>,
+        help_heading = "Optimization"
+    )]
+    steps: Option<u64>,
+}
+
+impl LengthArgs {
+    /// Returns whether the command line sets the length.
+    pub(super) fn is_set(self) -> bool {
+        self.epochs.is_some() || self.steps.is_some()
+    }
+
+    /// Returns the total number of steps, for `per_epoch` steps in one pass over the data.
+    pub(super) fn total_steps(self, per_epoch: u64) -> u64 {
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a count of steps"
+        )]
+        let of_epochs = (per_epoch as f64 * self.epochs.unwrap_or(3.0)).ceil() as u64;
+        self.steps.unwrap_or(of_epochs).max(1)
     }
 }
 
@@ -126,30 +167,11 @@ pub(super) struct RunArgs {
     /// Strength of the preferences: how close DPO stays to the starting weights [default: 0.1]
     #[arg(long, value_name = "BETA", value_parser = beta, help_heading = "Optimization")]
     pub(super) beta: Option<f64>,
-    /// Base model [default with --local: tinkex/tiny]
-    #[arg(short, long, alias = "base-model", value_name = "NAME", help_heading = "Model")]
-    pub(super) model: Option<String>,
-    /// Start from the weights of this checkpoint: tinker://RUN/weights/NAME
-    #[arg(
-        long,
-        value_name = "PATH",
-        value_parser = training_path,
-        conflicts_with_all = ["model", "rank"],
-        help_heading = "Model"
-    )]
-    pub(super) from: Option<TinkerPath>,
-    /// Use another tokenizer: a model name on the hub, or a folder
-    #[arg(long, value_name = "NAME", help_heading = "Model")]
-    pub(super) tokenizer: Option<String>,
-    /// LoRA rank
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 16,
-        value_parser = positive::<u32>,
-        help_heading = "Model"
-    )]
-    pub(super) rank: u32,
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+    /// With --from, also load the optimizer state of the checkpoint
+    #[arg(long, requires = "from", help_heading = "Model")]
+    pub(super) with_optimizer: bool,
     /// Peak learning rate [default: depends on the model]
     #[arg(
         long,
@@ -189,24 +211,6 @@ pub(super) struct RunArgs {
         help_heading = "Optimization"
     )]
     pub(super) batch_size: usize,
-    /// Number of passes over the data
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 3.0,
-        value_parser = epochs,
-        conflicts_with = "steps",
-        help_heading = "Optimization"
-    )]
-    pub(super) epochs: f64,
-    /// Total number of steps; replaces --epochs
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = positive::<u64>,
-        help_heading = "Optimization"
-    )]
-    pub(super) steps: Option<u64>,
     /// Seed of the example order and the initial weights
     #[arg(
         long,
@@ -274,9 +278,8 @@ pub(super) struct RunArgs {
         help_heading = "Evaluation and checkpoints"
     )]
     pub(super) keep: usize,
-    /// Run folder [default: FILE-run]
-    #[arg(long, value_name = "DIR", help_heading = "Run")]
-    pub(super) dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) folder: RunFolderArgs,
 }
 
 pub(crate) fn number(

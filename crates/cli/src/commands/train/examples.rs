@@ -13,7 +13,7 @@ use crate::error::CommandError;
 use crate::settings::is_loopback;
 use crate::table::Table;
 
-use super::args::RunArgs;
+use super::args::{LengthArgs, RunArgs};
 use super::data::{self, DataFile};
 use super::state::{RunConfig, TrainMethod};
 
@@ -84,9 +84,10 @@ pub(super) async fn configure(
         file: args.file.as_ref().map(absolute).unwrap_or_default(),
         eval_file: args.eval_file.as_ref().map(absolute),
         eval_split: args.eval_split,
-        tokenizer: args.tokenizer.clone(),
+        tokenizer: args.model.tokenizer.clone(),
         rank,
-        from: args.from.as_ref().map(ToString::to_string),
+        from: args.model.from.as_ref().map(ToString::to_string),
+        with_optimizer: args.with_optimizer,
         learning_rate: args
             .learning_rate
             .unwrap_or_else(|| default_learning_rate(&model, args.method)),
@@ -140,11 +141,13 @@ pub(super) struct Examples {
 }
 
 impl Examples {
-    /// Reads the files. For a new run, also sets the number of steps and the intervals.
+    /// Reads the files. Also sets the number of steps, if the run is new or `length` changes it, and
+    /// the intervals of a new run.
     pub(super) fn read(
         chat: &Chat,
         mut config: RunConfig,
         args: &RunArgs,
+        length: LengthArgs,
         is_new: bool,
     ) -> Result<(Self, RunConfig), CommandError> {
         let (learn, limit) = (config.learn.into(), config.length_limit());
@@ -164,16 +167,10 @@ impl Examples {
                 (examples(&train)?, examples(&eval)?, Some((train, eval)))
             }
         };
+        if is_new || length.is_set() {
+            config.steps = length.total_steps(config.plan(train.len()).steps_per_epoch());
+        }
         if is_new {
-            let per_epoch = config.plan(train.len()).steps_per_epoch();
-            #[expect(
-                clippy::cast_precision_loss,
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a count of steps"
-            )]
-            let epoch_steps = (per_epoch as f64 * args.epochs).ceil() as u64;
-            config.steps = args.steps.unwrap_or(epoch_steps).max(1);
             let interval = config.steps.div_ceil(INTERVALS);
             config.eval_every = args.eval_every.unwrap_or(interval);
             config.save_every = args.save_every.unwrap_or(interval);

@@ -23,6 +23,8 @@ use tinkex::recipes::TrainPlan;
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
+use crate::format;
+use crate::reference::{CheckpointReference, CheckpointUse, find_folder};
 
 pub(crate) use args::{TrainArgs, usage_hint};
 use data::DataFile;
@@ -57,12 +59,14 @@ async fn prepare(
     args: TrainArgs,
 ) -> Result<Option<(ActiveRun, Examples, TrainPlan)>, CommandError> {
     let mut run_args = args.run;
-    let paths = [&mut run_args.file, &mut run_args.eval_file, &mut run_args.dir];
-    for path in paths.into_iter().flatten() {
+    for path in [&mut run_args.file, &mut run_args.eval_file].into_iter().flatten() {
         *path = context.environment.path(path);
     }
     let plot = args.plot.map(|file| context.environment.path(&file));
-    let resume = args.resume.map(|folder| context.environment.path(&folder));
+    let find = |text: &String| {
+        find_folder(&context.environment.variables, &context.environment.folder, text)
+    };
+    let resume = args.resume.as_ref().map(find).transpose()?;
     let mut old = resume.as_deref().map(RunState::load).transpose()?;
     let mut lock = None;
     if let Some(folder) = resume.as_deref().filter(|_| !args.dry_run) {
@@ -70,10 +74,8 @@ async fn prepare(
         // The previous holder of the lock may have changed the state.
         old = Some(RunState::load(folder)?);
     }
-    if let Some(state) = old.as_ref().filter(|state| state.finished) {
-        let sampler = state.sampler.clone().unwrap_or_default();
-        let text = format!("The run is already finished.\n\n{}", next_commands(context, state));
-        context.text(&text, &json!({ "finished": true, "sampler": sampler }))?;
+    if let Some(state) = old.as_ref().filter(|state| state.finished && !args.length.is_set()) {
+        report_finished(context, state)?;
         return Ok(None);
     }
     match &old {
@@ -88,16 +90,25 @@ async fn prepare(
         }
     }
 
+    if old.is_none() {
+        run_args.model.serve_path(context).await?;
+    }
     let service = context.client().await?;
-    let start = match &run_args.from {
-        Some(path) if old.is_none() => Some(service.rest().get_weights_info(path).await?),
+    let start = match &mut run_args.model.from {
+        Some(from) if old.is_none() => {
+            let path = from.resolve(context, CheckpointUse::Train).await?;
+            let info = service.rest().get_weights_info(&path).await?;
+            *from = CheckpointReference::Path(path);
+            Some(info)
+        }
         _ => None,
     };
+    let named = &run_args.model;
     let (model, tokenizer) = match (&old, &start) {
         (Some(state), _) => (state.settings.model.clone(), state.settings.tokenizer.clone()),
-        (None, Some(start)) => (start.base_model.clone(), run_args.tokenizer.clone()),
+        (None, Some(start)) => (start.base_model.clone(), named.tokenizer.clone()),
         (None, None) => {
-            (examples::base_model(context, run_args.model.as_deref())?, run_args.tokenizer.clone())
+            (examples::base_model(context, named.model.as_deref())?, named.tokenizer.clone())
         }
     };
     let tokenizer =
@@ -105,11 +116,23 @@ async fn prepare(
     let config = match &old {
         Some(state) => state.settings.clone(),
         None => {
-            let rank = start.and_then(|start| start.lora_rank).unwrap_or(run_args.rank);
+            let rank = start.and_then(|start| start.lora_rank).unwrap_or(run_args.model.rank);
             examples::configure(context, &run_args, &service, model, rank).await?
         }
     };
-    let (examples, config) = Examples::read(&tokenizer.chat()?, config, &run_args, old.is_none())?;
+    let (examples, config) =
+        Examples::read(&tokenizer.chat()?, config, &run_args, args.length, old.is_none())?;
+    if let Some(state) = &mut old {
+        let before = state.settings.steps;
+        state.change_steps(config.steps)?;
+        if before != config.steps {
+            context.notice(&format!("changing the run from {before} to {} steps", config.steps));
+        }
+        if state.finished {
+            report_finished(context, state)?;
+            return Ok(None);
+        }
+    }
     let plan = config.plan(examples.train.len());
     if args.dry_run {
         let (table, json) = examples.describe(&config, old.as_ref().map_or(0, RunState::step));
@@ -117,17 +140,16 @@ async fn prepare(
         return Ok(None);
     }
 
-    let folder = match resume {
-        Some(folder) => folder,
-        None => state::new_folder(&context.environment.folder, run_args.dir, &config.file)?,
+    let (folder, mut state) = match (resume, old) {
+        (Some(folder), Some(state)) => (folder, state),
+        _ => {
+            let (name, folder) = run_args.folder.create(context, &service, &config.file).await?;
+            (folder, RunState::new(&name, config)?)
+        }
     };
     let lock = match lock {
         Some(lock) => lock,
         None => state::lock(&folder)?,
-    };
-    let mut state = match old {
-        Some(state) => state,
-        None => RunState::new(config)?,
     };
     if let Some(plot) = plot {
         state::create_folder(plot.parent().unwrap_or(&plot))?;
@@ -137,6 +159,17 @@ async fn prepare(
     Ok(Some((ActiveRun { service, folder, _lock: lock, state, metrics }, examples, plan)))
 }
 
+/// Reports that a run has no steps left.
+fn report_finished(context: &mut CommandContext<'_>, state: &RunState) -> Result<(), CommandError> {
+    let text = format!(
+        "The run is already finished: {} steps. Pass --steps or --epochs to extend it.\n\n{}",
+        state.settings.steps,
+        next_commands(context, state)
+    );
+    let sampler = state.sampler.clone().unwrap_or_default();
+    context.text(&text, &json!({ "finished": true, "name": state.name, "sampler": sampler }))
+}
+
 /// Returns the command lines that chat with the trained model, download its adapter and export it.
 fn next_commands(context: &CommandContext<'_>, state: &RunState) -> String {
     let flags = context.server_flags();
@@ -144,7 +177,10 @@ fn next_commands(context: &CommandContext<'_>, state: &RunState) -> String {
     // Every server can export a training checkpoint. The hosted service offers no sampler weights
     // for download.
     let adapter = state.saved.last().map(|saved| saved.path.to_string());
-    let adapter = adapter.as_deref().unwrap_or(sampler);
+    // A run of an older version has no name.
+    let name = state.name.as_deref().map(format::shell_quote);
+    let sampler = name.as_deref().unwrap_or(sampler);
+    let adapter = name.as_deref().or(adapter.as_deref()).unwrap_or(sampler);
     format!(
         "Chat with the model:\n  tinkex chat {sampler}{flags}\n\
          Download the adapter, for PEFT, vLLM and llama.cpp:\n  \

@@ -9,10 +9,11 @@ use tinkex::recipes::{
 };
 use tinkex::{LossFn, RestoreMode, SaveOptions, ServiceClient, TinkerPath, TrainingClient};
 
-use crate::commands::weights;
+use crate::commands::run_args::resume_text;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
+use crate::reference::{parse_path, remember_folder, run_metadata};
 
 use super::data;
 use super::examples::Examples;
@@ -52,11 +53,13 @@ impl ActiveRun {
         let from = self.state.step();
         let config = self.state.settings.clone();
         self.state.store(&self.folder)?;
+        remember_folder(&context.environment.variables, &self.folder);
         // Draw the empty plot now, to fail before training if the file cannot be written.
         self.plot()?;
         context.notice(&format!(
-            "{} {}: {}, {}, folder {}",
+            "{} {}{}: {}, {}, folder {}",
             if from > 0 { "resuming" } else { "training" },
+            self.state.name.as_deref().map(|name| format!("{name} on ")).unwrap_or_default(),
             config.model,
             format::count(examples.train.len(), "example"),
             format::count(config.steps - from, "step"),
@@ -153,8 +156,8 @@ impl ActiveRun {
         }
         let start = match self.state.step() {
             0 => model.clone(),
-            // The model has other weights by now.
-            _ => self.create_start().await?,
+            // The model has other weights by now. The name belongs to the model that is trained.
+            _ => self.create_start(None).await?,
         };
         let pairs = [train, eval].concat();
         let reference = dpo::reference_logprobs(&start, &pairs).await?;
@@ -166,20 +169,28 @@ impl ActiveRun {
 
     /// Creates the model to train, or loads it from the last checkpoint.
     async fn create_model(&self) -> Result<TrainingClient, CommandError> {
-        let Some(saved) = self.state.saved.last() else { return self.create_start().await };
+        let name = self.state.name.as_deref();
+        let Some(saved) = self.state.saved.last() else { return self.create_start(name).await };
         let restore = RestoreMode::WithOptimizer;
-        Ok(self.service.create_training_client_from(&saved.path, restore).create().await?)
+        let model = self.service.create_training_client_from(&saved.path, restore);
+        Ok(model.user_metadata(run_metadata(name)).create().await?)
     }
 
     /// Creates a model with the starting weights.
-    async fn create_start(&self) -> Result<TrainingClient, CommandError> {
+    async fn create_start(&self, name: Option<&str>) -> Result<TrainingClient, CommandError> {
         let config = &self.state.settings;
+        let metadata = run_metadata(name);
         let Some(from) = &config.from else {
             let new = self.service.create_lora_training_client(&*config.model);
-            return Ok(new.rank(config.rank).seed(config.seed).create().await?);
+            let new = new.rank(config.rank).seed(config.seed).user_metadata(metadata);
+            return Ok(new.create().await?);
         };
-        let (path, restore) = (weights::parse_path(from)?, RestoreMode::WeightsOnly);
-        Ok(self.service.create_training_client_from(&path, restore).create().await?)
+        let restore = match config.with_optimizer {
+            true => RestoreMode::WithOptimizer,
+            false => RestoreMode::WeightsOnly,
+        };
+        let model = self.service.create_training_client_from(&parse_path(from)?, restore);
+        Ok(model.user_metadata(metadata).create().await?)
     }
 
     /// Records a new checkpoint in `run.json`, then deletes the oldest ones. In the other order, a
@@ -197,7 +208,7 @@ impl ActiveRun {
 
     /// Deletes a checkpoint. Errors are ignored: the checkpoint only takes up space.
     async fn delete_checkpoint(&self, path: &str) {
-        if let Ok(path) = weights::parse_path(path) {
+        if let Ok(path) = parse_path(path) {
             let _ = self.service.rest().delete_checkpoint(&path).await;
         }
     }
@@ -237,7 +248,8 @@ impl ActiveRun {
         outcome: Result<RunOutcome, CommandError>,
     ) -> Result<Exit, CommandError> {
         let folder = format::shell_quote(&self.folder.display().to_string());
-        let resume = format!("tinkex train --resume {folder}{}", context.server_flags());
+        let run = resume_text(context, &self.folder, self.state.name.as_deref());
+        let resume = format!("tinkex train --resume {run}{}", context.server_flags());
         let outcome = match outcome {
             Ok(outcome) => outcome,
             Err(error) => {
@@ -268,6 +280,7 @@ impl ActiveRun {
         let file = |name: &str| self.folder.join(name).display().to_string();
         let json = json!({
             "finished": true,
+            "name": self.state.name,
             "model": self.state.settings.model,
             "run_id": self.state.run_id,
             "steps": outcome.step,

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tinkex::recipes::{SavedCheckpoint, Schedule, TrainPlan};
-use tinkex::{TooLong, TrainOn};
+use tinkex::{Timestamp, TooLong, TrainOn};
 use tinkex_files::{AtomicWrite, FileLock, LockError};
 
 use crate::error::{CommandError, Exit};
+use crate::reference::RunName;
 
 use super::data;
 
@@ -16,7 +17,13 @@ use super::data;
 pub(crate) struct RunState {
     /// Version of the file format.
     version: u32,
+    /// Name of the run; `None` if an older version started it.
+    #[serde(default)]
+    pub(crate) name: Option<String>,
     pub(crate) settings: RunConfig,
+    /// Settings that a resumption changed, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) changes: Vec<SettingChange>,
     /// Checksum of the training file at the start of the run.
     digest: String,
     /// Checksum of the evaluation file, if there is one.
@@ -34,7 +41,28 @@ pub(crate) struct RunState {
     pub(crate) finished: bool,
 }
 
-/// Everything that determines what a run computes. A resumed run cannot change it.
+/// Setting that a resumption changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SettingChange {
+    /// Time of the resumption, in RFC 3339.
+    time: String,
+    /// Number of steps that were finished then.
+    at_step: u64,
+    setting: String,
+    from: u64,
+    to: u64,
+}
+
+impl SettingChange {
+    /// Records that a resumption after `at_step` steps changed the total number of steps.
+    pub(crate) fn of_steps(at_step: u64, from: u64, to: u64) -> Self {
+        let (time, setting) = (Timestamp::now().to_string(), "steps".to_owned());
+        Self { time, at_step, setting, from, to }
+    }
+}
+
+/// Everything that determines what a run computes. A resumed run can change only the number of
+/// steps.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RunConfig {
     #[serde(default)]
@@ -49,6 +77,9 @@ pub(crate) struct RunConfig {
     /// Path of the checkpoint that the run starts from; `None` starts from a new adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<String>,
+    /// Whether the run starts with the optimizer state of that checkpoint too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) with_optimizer: bool,
     pub(crate) tokenizer: Option<String>,
     pub(crate) rank: u32,
     pub(crate) learning_rate: f64,
@@ -122,9 +153,11 @@ const VERSION: u32 = 1;
 
 impl RunState {
     /// Creates the state of a new run, with checksums of its files.
-    pub(crate) fn new(settings: RunConfig) -> Result<Self, CommandError> {
+    pub(crate) fn new(name: &RunName, settings: RunConfig) -> Result<Self, CommandError> {
         Ok(Self {
             version: VERSION,
+            name: Some(name.to_string()),
+            changes: Vec::new(),
             digest: data::digest(&settings.file)?,
             eval_digest: settings.eval_file.as_deref().map(data::digest).transpose()?,
             settings,
@@ -178,6 +211,28 @@ impl RunState {
         written.map_err(|error| CommandError::file("write", path.display(), &error))
     }
 
+    /// Changes the total number of steps of a resumed run, and records the change.
+    ///
+    /// # Errors
+    ///
+    /// Returns a usage error if the run has finished as many steps already.
+    pub(crate) fn change_steps(&mut self, steps: u64) -> Result<(), CommandError> {
+        let (done, old) = (self.step(), self.settings.steps);
+        if steps == old {
+            return Ok(());
+        }
+        if steps <= done {
+            let message =
+                format!("cannot resume the run with {steps} steps: it has finished {done}");
+            return Err(CommandError::usage(message)
+                .hint(format!("Pass --steps with a number above {done}.")));
+        }
+        self.changes.push(SettingChange::of_steps(done, old, steps));
+        self.settings.steps = steps;
+        self.finished = false;
+        Ok(())
+    }
+
     /// Returns the step to resume from: that of the last checkpoint.
     pub(crate) fn step(&self) -> u64 {
         self.saved.last().map_or(0, |saved| saved.step)
@@ -204,33 +259,17 @@ pub(crate) fn create_folder(folder: &Path) -> Result<(), CommandError> {
         .map_err(|error| CommandError::file("create", folder.display(), &error))
 }
 
-/// Creates the folder of a new run: `named`, or the first unused name in `parent`.
-pub(crate) fn new_folder(
-    parent: &Path,
-    named: Option<PathBuf>,
-    file: &Path,
-) -> Result<PathBuf, CommandError> {
-    if let Some(folder) = named {
-        if RunState::path(&folder).exists() {
-            let message = format!("{} already contains a run", folder.display());
-            let hint =
-                format!("Resume it with --resume {}, or pass another --dir.", folder.display());
-            return Err(CommandError::usage(message).hint(hint));
-        }
-        create_folder(&folder)?;
-        return Ok(folder);
+/// Creates the folder of a new run.
+///
+/// # Errors
+///
+/// Returns a usage error if the folder already contains a run.
+pub(crate) fn new_folder(folder: &Path) -> Result<(), CommandError> {
+    if RunState::path(folder).exists() {
+        let shown = folder.display();
+        let message = format!("{shown} already contains a run");
+        let hint = format!("Resume it with --resume {shown}, or pass another --name or --dir.");
+        return Err(CommandError::usage(message).hint(hint));
     }
-    let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    for number in 1_u32.. {
-        let folder = match number {
-            1 => parent.join(format!("{stem}-run")),
-            _ => parent.join(format!("{stem}-run-{number}")),
-        };
-        if folder.exists() {
-            continue;
-        }
-        create_folder(&folder)?;
-        return Ok(folder);
-    }
-    Err(CommandError::usage("no unused name for the run folder").hint("Pass --dir DIR."))
+    create_folder(folder)
 }

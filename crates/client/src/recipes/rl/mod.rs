@@ -46,7 +46,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
-use tinkex_wire::{AdamParams, LossFn, SamplingParams, TinkerPath};
+use tinkex_wire::{AdamParams, JsonObject, LossFn, SamplingParams, TinkerPath};
 use tokio::sync::{mpsc, watch};
 
 use crate::chat::Chat;
@@ -76,6 +76,7 @@ pub struct Rl {
     base_model: String,
     from: Option<TinkerPath>,
     rank: u32,
+    user_metadata: Option<JsonObject>,
     prompts: Vec<RlPrompt>,
     eval_prompts: Vec<RlPrompt>,
     environment: Option<MakeEnvironment>,
@@ -94,6 +95,7 @@ impl Rl {
             base_model: base_model.into(),
             from: None,
             rank: 16,
+            user_metadata: None,
             prompts: Vec::new(),
             eval_prompts: Vec::new(),
             environment: None,
@@ -127,6 +129,12 @@ impl Rl {
     /// Sets the LoRA rank (default 16).
     pub fn rank(mut self, rank: u32) -> Self {
         self.rank = rank;
+        self
+    }
+
+    /// Stores a JSON object with the training run (default: none).
+    pub fn user_metadata(mut self, metadata: JsonObject) -> Self {
+        self.user_metadata = Some(metadata);
         self
     }
 
@@ -413,15 +421,18 @@ impl Rl {
         service: &ServiceClient,
         resume: &ResumeFile,
     ) -> Result<TrainingClient> {
+        let metadata = self.user_metadata.clone().unwrap_or_default();
         let (path, restore) = match (resume.state.saved.last(), &self.from) {
             (Some(saved), _) => (&saved.path, RestoreMode::WithOptimizer),
             (None, Some(from)) => (from, RestoreMode::WeightsOnly),
             (None, None) => {
                 let new = service.create_lora_training_client(&*self.base_model);
-                return new.rank(self.rank).seed(self.settings.seed).create().await;
+                let new = new.rank(self.rank).seed(self.settings.seed).user_metadata(metadata);
+                return new.create().await;
             }
         };
-        service.create_training_client_from(path, restore).create().await
+        let model = service.create_training_client_from(path, restore);
+        model.user_metadata(metadata).create().await
     }
 
     /// Creates the sampler of the starting weights, if there is a KL penalty.

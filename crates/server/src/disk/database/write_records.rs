@@ -48,6 +48,7 @@ fn write_record(transaction: &Transaction<'_>, record: &Record) -> rusqlite::Res
             Ok(())
         }
         Record::Run(row) => write_run(transaction, row),
+        Record::RunDeleted { id } => delete_run(transaction, id.as_str()),
         Record::Sampler(row) => write_sampler(transaction, row),
         Record::Checkpoint(row) => write_checkpoint(transaction, row),
         Record::CheckpointDeleted { path, at } => delete_checkpoint(transaction, path, *at),
@@ -100,6 +101,19 @@ fn write_run(transaction: &Transaction<'_>, row: &RunRecord) -> rusqlite::Result
     let sql = "INSERT INTO runs (id, last_used, record) VALUES (?, ?, ?) \
                ON CONFLICT DO UPDATE SET record = excluded.record";
     execute(transaction, sql, params![id, row.created_at, to_json(row)])
+}
+
+/// Deletes a run, its checkpoints, and its metrics.
+fn delete_run(transaction: &Transaction<'_>, id: &str) -> rusqlite::Result<()> {
+    execute(transaction, "DELETE FROM changes WHERE run = ?", [id])?;
+    // Ids may contain wildcards of LIKE, so the start of the path is compared.
+    let sql = "DELETE FROM checkpoints WHERE substr(path, 1, length(?1)) = ?1";
+    execute(transaction, sql, [format!("tinker://{id}/")])?;
+    let points = "DELETE FROM metric_points WHERE series IN \
+                  (SELECT id FROM metric_series WHERE run = ?)";
+    execute(transaction, points, [id])?;
+    execute(transaction, "DELETE FROM metric_series WHERE run = ?", [id])?;
+    execute(transaction, "DELETE FROM runs WHERE id = ?", [id])
 }
 
 fn write_sampler(transaction: &Transaction<'_>, row: &SamplerRecord) -> rusqlite::Result<()> {

@@ -5,11 +5,17 @@ const MAX_SUGGESTIONS: usize = 3;
 /// Maximum number of characters of a name that are compared.
 const MAX_COMPARED: usize = 200;
 
-/// Returns `"; nearest: a, b"` with the names that are most similar to `name`, or an empty string
-/// if none is similar.
-pub(super) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
+/// Returns the names that are most similar to `name`, nearest first: at most three, and none that
+/// differs in more than half of its characters.
+///
+/// ```
+/// let known = ["animals", "animals-2", "poems"];
+/// assert_eq!(tinkex_text::nearest_names("animls", known), ["animals", "animals-2"]);
+/// ```
+pub fn nearest_names<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let wanted = comparable(name);
     let mut ranked: Vec<(usize, &str)> = names
+        .into_iter()
         .filter_map(|other| {
             let candidate = comparable(other);
             let distance = edit_distance(&wanted, &candidate);
@@ -18,11 +24,7 @@ pub(super) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> S
         })
         .collect();
     ranked.sort_unstable();
-    if ranked.is_empty() {
-        return String::new();
-    }
-    let names: Vec<&str> = ranked.iter().take(MAX_SUGGESTIONS).map(|(_, name)| *name).collect();
-    format!("; nearest: {}", names.join(", "))
+    ranked.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name).collect()
 }
 
 fn comparable(name: &str) -> Vec<char> {
@@ -51,11 +53,11 @@ mod tests {
     #[test]
     fn similar_names_are_suggested_nearest_first() {
         let names = ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "tinkex/tiny"];
-        let suggestions = |name: &str| nearest(name, names.into_iter());
-        assert_eq!(suggestions("qwen/qwen3-8b"), "; nearest: Qwen/Qwen3-8B, Qwen/Qwen3-0.6B");
-        assert_eq!(suggestions("tiny"), "");
-        assert_eq!(suggestions("tinkex-tiny"), "; nearest: tinkex/tiny");
-        assert_eq!(suggestions("gpt-4"), "");
+        let suggestions = |name: &str| nearest_names(name, names);
+        assert_eq!(suggestions("qwen/qwen3-8b"), ["Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"]);
+        assert!(suggestions("tiny").is_empty());
+        assert_eq!(suggestions("tinkex-tiny"), ["tinkex/tiny"]);
+        assert!(suggestions("gpt-4").is_empty());
         assert_eq!(edit_distance(&comparable("kitten"), &comparable("sitting")), 3);
     }
 }

@@ -1,16 +1,18 @@
 //! `tinkex run`: training runs.
 
+mod delete;
+
 use clap::Subcommand;
 use clap_complete::ArgValueCandidates;
 use serde::Serialize;
+use tinkex::Timestamp;
 use tinkex::rest::{AccessScope, Checkpoint, ListTrainingRuns, TrainingRun};
-use tinkex::{ModelId, Timestamp};
 
 use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
-use crate::id_cache;
 use crate::list::{self, FetchedRows, ListColumn, PageArgs, ScopeArgs, SortKey, ViewArgs};
+use crate::reference::{self, RunReference, name_of};
 use crate::table::Table;
 
 #[derive(Debug, Subcommand)]
@@ -21,7 +23,7 @@ pub(crate) enum RunCommand {
   tinkex run list --limit 0 --columns id,checkpoint,checkpoint_time
   tinkex run list --sort -updated --format csv > runs.csv
 
-Columns: id, model, owner, lora, updated, status, checkpoint, checkpoint_time.")]
+Columns: id, name, model, owner, lora, updated, status, checkpoint, checkpoint_time.")]
     List {
         #[command(flatten)]
         page: PageArgs,
@@ -31,27 +33,47 @@ Columns: id, model, owner, lora, updated, status, checkpoint, checkpoint_time.")
         scope: ScopeArgs,
     },
     /// Show a training run
-    #[command(after_help = "Example:
-  tinkex run info 0034d8c9-0a88-52a9-b2b7-bce7cb1e6fef:train:0")]
+    #[command(after_help = "Examples:
+  tinkex run info 0034d8c9-0a88-52a9-b2b7-bce7cb1e6fef:train:0
+  tinkex run info animals                   the run with this name
+  tinkex run info 0034d8c9                  the run whose id starts with this
+  tinkex run info latest                    the newest run")]
     Info {
-        /// Id of the run
-        #[arg(add = ArgValueCandidates::new(id_cache::runs))]
-        run_id: ModelId,
+        /// Run: id or its start, name, folder or latest
+        #[arg(add = ArgValueCandidates::new(reference::run_candidates))]
+        run_id: RunReference,
         #[command(flatten)]
         scope: ScopeArgs,
     },
+    /// Delete training runs and their checkpoints from a tinkex server
+    #[command(
+        after_help = "Only tinkex servers can delete runs; of the hosted service, delete the checkpoints. A run that a
+program trains is kept. The run folder of `tinkex train` is not deleted.
+
+Examples:
+  tinkex run delete animals --local
+  tinkex run delete animals animals-2 --local --yes"
+    )]
+    Delete(delete::DeleteRunsArgs),
 }
 
 /// Number of runs per request.
 const BATCH: u64 = 100;
 
-const COLUMNS: [ListColumn<TrainingRun>; 8] = [
+const COLUMNS: [ListColumn<TrainingRun>; 9] = [
     ListColumn {
         name: "id",
         header: "Run ID",
         by_default: true,
         cell: |run, _| run.training_run_id.to_string(),
         key: |run| SortKey::text(run.training_run_id.as_str()),
+    },
+    ListColumn {
+        name: "name",
+        header: "Name",
+        by_default: true,
+        cell: |run, _| name_of(run).unwrap_or_default().to_owned(),
+        key: |run| name_of(run).map_or(SortKey::Missing, SortKey::text),
     },
     ListColumn {
         name: "model",
@@ -128,12 +150,10 @@ pub(super) async fn run(
         }
         RunCommand::Info { run_id, scope } => {
             let rest = context.client().await?.rest();
-            let run = rest.get_training_run(run_id.clone(), scope.access_scope).await;
-            let run = run.map_err(|error| {
-                CommandError::from(error).context(&format!("cannot show run {run_id}"))
-            })?;
+            let run = run_id.find(context, &rest, scope.access_scope).await?;
             context.table(&properties(&run, Timestamp::now()), &run)
         }
+        RunCommand::Delete(args) => delete::delete(context, args).await,
     }
 }
 
@@ -150,7 +170,7 @@ async fn list(
         shown: usize,
     }
 
-    let view = view.resolve(context, &COLUMNS)?;
+    let mut view = view.resolve(context, &COLUMNS)?;
     let rest = context.client().await?.rest();
     let fetched = list::fetch_pages(context, "training runs", page, BATCH, |offset, limit| {
         let request =
@@ -163,8 +183,10 @@ async fn list(
     })
     .await?;
     let FetchedRows { rows, total } = fetched;
-    let ids = rows.iter().map(|run| run.training_run_id.to_string());
-    id_cache::store(&context.environment.variables, id_cache::IdKind::Run, ids);
+    reference::store_candidates(context, &rows);
+    if rows.iter().all(|run| name_of(run).is_none()) {
+        view.hide("name");
+    }
     let shown = rows.len();
     let title = list::title(shown, total, "training run", "training runs");
     view.print(context, title, rows, |runs| RunList { runs, total, shown })
@@ -174,6 +196,9 @@ fn properties(run: &TrainingRun, now: Timestamp) -> Table {
     let id = run.training_run_id.as_str();
     let mut table = Table::of_properties().title(format!("Training Run: {id}"));
     table.property("Run ID", id);
+    if let Some(name) = name_of(run) {
+        table.property("Name", name);
+    }
     table.property("Base Model", &run.base_model);
     table.property("Owner", &run.model_owner);
     table.property("LoRA", format::lora(run.is_lora, run.lora_rank));

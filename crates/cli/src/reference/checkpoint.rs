@@ -1,0 +1,345 @@
+//! [`CheckpointReference`]: a checkpoint that a command line names.
+
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tinkex::recipes::checkpoint_name;
+use tinkex::rest::{AccessScope, Checkpoint, TrainingRun};
+use tinkex::wire::CheckpointKind;
+use tinkex::{RestClient, TinkerPath};
+
+use crate::context::CommandContext;
+use crate::environment::Environment;
+use crate::error::{CommandError, Exit};
+
+use super::folder::RunFolder;
+use super::run::{self, FoundRuns, RunReference, UnknownRun};
+use super::{LATEST, did_you_mean, name_of};
+
+/// Checkpoint that a command line names: a `tinker://` path, a run, or a name below a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CheckpointReference {
+    Path(TinkerPath),
+    /// Any other form. It is split when it is resolved, because the path of a run folder may
+    /// contain slashes.
+    Text(String),
+}
+
+impl FromStr for CheckpointReference {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with("tinker:") {
+            let path: Result<TinkerPath, tinkex::wire::InvalidInput> = text.parse();
+            return path.map(Self::Path).map_err(|error| error.to_string());
+        }
+        if text.is_empty() {
+            return Err(
+                "expected a tinker:// path, or a run and the name of a checkpoint".to_owned()
+            );
+        }
+        Ok(Self::Text(text.to_owned()))
+    }
+}
+
+impl std::fmt::Display for CheckpointReference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Path(path) => path.fmt(f),
+            Self::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+impl Serialize for CheckpointReference {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for CheckpointReference {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What a checkpoint is used for, which determines the kinds that a reference may name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CheckpointUse {
+    /// Sampling: sampler weights, or else a training checkpoint.
+    Sample,
+    /// Training: a training checkpoint.
+    Train,
+    /// Download: a training checkpoint, or else other weights.
+    Download,
+    /// Download of external weights.
+    External,
+    /// Anything that applies to all kinds, such as publishing.
+    Any,
+}
+
+impl CheckpointUse {
+    /// Returns the kinds, preferred ones first.
+    fn kinds(self) -> &'static [CheckpointKind] {
+        use CheckpointKind::{External, Sampler, Training};
+        match self {
+            Self::Sample => &[Sampler, Training],
+            Self::Train => &[Training],
+            Self::Download | Self::Any => &[Training, Sampler, External],
+            Self::External => &[External],
+        }
+    }
+
+    /// Describes the kind of checkpoint in an error message.
+    fn noun(self) -> &'static str {
+        match self {
+            Self::Train => "training checkpoint",
+            Self::External => "external weights",
+            Self::Sample | Self::Download | Self::Any => "checkpoint",
+        }
+    }
+}
+
+/// Parts of a reference.
+struct CheckpointParts {
+    run: RunReference,
+    kind: Option<CheckpointKind>,
+    /// Name of the checkpoint; `None` is the latest.
+    name: Option<String>,
+}
+
+impl CheckpointReference {
+    /// Returns a reference to the latest checkpoint of a run.
+    pub(crate) fn latest_of(run: &RunReference) -> Self {
+        Self::Text(run.to_string())
+    }
+
+    /// Finds the checkpoint on the server. A `tinker://` path needs no request.
+    pub(crate) async fn resolve(
+        &self,
+        context: &mut CommandContext<'_>,
+        wanted: CheckpointUse,
+    ) -> Result<TinkerPath, CommandError> {
+        if let Self::Path(path) = self {
+            return check_kind(path, wanted);
+        }
+        let rest = context.client().await?.rest();
+        match self.look_up(context, &rest, wanted).await? {
+            Ok(path) => Ok(path),
+            Err(unknown) => Err(unknown.error()),
+        }
+    }
+
+    /// Finds the checkpoint, or reports that there is no such run.
+    pub(crate) async fn look_up(
+        &self,
+        context: &CommandContext<'_>,
+        rest: &RestClient,
+        wanted: CheckpointUse,
+    ) -> Result<Result<TinkerPath, UnknownRun>, CommandError> {
+        let text = match self {
+            Self::Path(path) => return check_kind(path, wanted).map(Ok),
+            Self::Text(text) => text,
+        };
+        let Some(parts) = split(context.environment, text) else {
+            let message = format!("{text:?} is not a reference to a checkpoint");
+            return Err(CommandError::usage(message)
+                .hint("Pass a tinker:// path, RUN, RUN/NAME or RUN/weights/NAME."));
+        };
+        if let (true, Some(kind), Some(name)) = (parts.run.is_id(), parts.kind, &parts.name) {
+            let path =
+                TinkerPath::new(parts.run.0.as_str(), kind, name).map_err(tinkex::Error::from)?;
+            return check_kind(&path, wanted).map(Ok);
+        }
+        let scope = AccessScope::Accessible;
+        let runs = if parts.run.is_latest() && parts.name.is_none() {
+            let accept = |run: &TrainingRun| latest_of(run, parts.kind, wanted).is_some();
+            run::newest(context, rest, scope, accept).await?
+        } else {
+            parts.run.look_up(context, rest, scope).await?
+        };
+        match runs {
+            Ok(runs) => parts.choose(rest, &runs, wanted).await.map(Ok),
+            Err(unknown) => Ok(Err(unknown)),
+        }
+    }
+}
+
+/// Parses the `tinker://` path of a checkpoint, as servers and run folders contain it.
+pub(crate) fn parse_path(text: &str) -> Result<TinkerPath, CommandError> {
+    Ok(text.parse().map_err(tinkex::Error::from)?)
+}
+
+/// Splits a reference into the run, the kind and the name.
+fn split(environment: &Environment, text: &str) -> Option<CheckpointParts> {
+    let whole: Vec<&str> = text.trim_end_matches('/').split('/').collect();
+    // The longest start that is a run folder.
+    let is_folder = |count: &usize| {
+        RunFolder::open(&environment.path(whole[..*count].join("/").as_ref())).is_some()
+    };
+    let count = (1..=whole.len()).rev().find(is_folder).unwrap_or(1);
+    let run = RunReference(whole[..count].join("/"));
+    let segment = |text: &str| CheckpointKind::from_segment(text);
+    let (kind, name) = match whole[count..] {
+        [] => (None, None),
+        [kind] if segment(kind).is_some() => (segment(kind), None),
+        [name] => (None, Some(name)),
+        [kind, name] => (Some(segment(kind)?), Some(name)),
+        _ => return None,
+    };
+    let name = name.filter(|name| *name != LATEST).map(str::to_owned);
+    (!run.0.is_empty()).then_some(CheckpointParts { run, kind, name })
+}
+
+/// Checks that a checkpoint has a kind that the command can use.
+fn check_kind(path: &TinkerPath, wanted: CheckpointUse) -> Result<TinkerPath, CommandError> {
+    let expected = match wanted {
+        CheckpointUse::Train => "a training checkpoint: tinker://RUN/weights/NAME",
+        CheckpointUse::External => "external weights: tinker://RUN/external_weights/NAME",
+        CheckpointUse::Sample | CheckpointUse::Download | CheckpointUse::Any => {
+            return Ok(path.clone());
+        }
+    };
+    if wanted.kinds().contains(&path.kind()) {
+        return Ok(path.clone());
+    }
+    Err(CommandError::usage(format!("cannot use {path}: expected {expected}")))
+}
+
+/// Returns the latest checkpoint of a run, of `kind` if it is given.
+fn latest_of(
+    run: &TrainingRun,
+    kind: Option<CheckpointKind>,
+    wanted: CheckpointUse,
+) -> Option<&Checkpoint> {
+    let of_kind = |kind: &CheckpointKind| match kind {
+        CheckpointKind::Training => run.last_checkpoint.as_ref(),
+        CheckpointKind::Sampler => run.last_sampler_checkpoint.as_ref(),
+        CheckpointKind::External => None,
+    };
+    let kinds = wanted.kinds().iter().filter(|one| kind.is_none_or(|kind| kind == **one));
+    let mut checkpoints = kinds.filter_map(of_kind);
+    match wanted {
+        CheckpointUse::Any => checkpoints.max_by_key(|one| one.time.unix_micros()),
+        _ => checkpoints.next(),
+    }
+}
+
+impl CheckpointParts {
+    /// Chooses the checkpoint of the runs with the same name, newest first.
+    async fn choose(
+        &self,
+        rest: &RestClient,
+        runs: &FoundRuns,
+        wanted: CheckpointUse,
+    ) -> Result<TinkerPath, CommandError> {
+        if self.name.is_none()
+            && let Some(latest) = runs.iter().find_map(|run| latest_of(run, self.kind, wanted))
+        {
+            return parse_path(&latest.tinker_path);
+        }
+        let mut names = Vec::new();
+        for run in runs {
+            let mut listed = rest.list_checkpoints(run.training_run_id.clone()).await?.checkpoints;
+            let is_usable = |one: &Checkpoint| {
+                let kind = one.checkpoint_type;
+                wanted.kinds().contains(&kind) && self.kind.is_none_or(|wanted| wanted == kind)
+            };
+            listed.retain(is_usable);
+            names.extend(listed.iter().filter_map(|one| name_in(one).map(str::to_owned)));
+            if let Some(found) = self.pick(&listed, wanted)? {
+                return parse_path(&found.tinker_path);
+            }
+        }
+        Err(self.missing(&runs[0], wanted, names))
+    }
+
+    /// Picks the checkpoint with the name, or the latest one.
+    fn pick<'c>(
+        &self,
+        listed: &'c [Checkpoint],
+        wanted: CheckpointUse,
+    ) -> Result<Option<&'c Checkpoint>, CommandError> {
+        let Some(name) = &self.name else {
+            return Ok(listed.iter().max_by_key(|one| one.time.unix_micros()));
+        };
+        let has_name = |one: &&Checkpoint| name_in(one).is_some_and(|known| is_same(known, name));
+        let mut found: Vec<&Checkpoint> = listed.iter().filter(has_name).collect();
+        if wanted == CheckpointUse::Any && found.len() > 1 {
+            let list: String = found.iter().map(|one| format!("\n  {}", one.tinker_path)).collect();
+            let message = format!("{}/{name} names {} checkpoints:{list}", self.run, found.len());
+            let hint = format!("Name the kind too: {}/weights/{name}.", self.run);
+            return Err(CommandError::usage(message).hint(hint));
+        }
+        let order =
+            |one: &&Checkpoint| wanted.kinds().iter().position(|kind| *kind == one.checkpoint_type);
+        found.sort_by_key(order);
+        Ok(found.first().copied())
+    }
+
+    /// Returns the error of a run without the checkpoint. `names` are those that it has.
+    fn missing(
+        &self,
+        run: &TrainingRun,
+        wanted: CheckpointUse,
+        mut names: Vec<String>,
+    ) -> CommandError {
+        names.sort();
+        names.dedup();
+        let id = &run.training_run_id;
+        let shown = name_of(run).unwrap_or(id.as_str());
+        let noun = wanted.noun();
+        let Some(name) = &self.name else {
+            let message = format!("run {shown} has no {noun}");
+            return CommandError::new(Exit::NotFound, message)
+                .hint("Save one first; `tinkex train` saves one when it is stopped with Ctrl-C.");
+        };
+        let nearest = tinkex_text::nearest_names(name, names.iter().map(String::as_str));
+        let nearest: Vec<String> = nearest.iter().map(|name| format!("{shown}/{name}")).collect();
+        let other = match &names[..] {
+            [] => "The run has no checkpoints yet.".to_owned(),
+            names => {
+                let newest: Vec<&str> = names.iter().rev().take(5).map(String::as_str).collect();
+                let more = if names.len() > newest.len() { ", …" } else { "" };
+                format!("The run has: {}{more}.", newest.join(", "))
+            }
+        };
+        CommandError::new(Exit::NotFound, format!("run {shown} has no {noun} {name}"))
+            .hint(did_you_mean(&nearest, other))
+    }
+}
+
+/// Returns the name of a listed checkpoint.
+fn name_in(checkpoint: &Checkpoint) -> Option<&str> {
+    checkpoint.tinker_path.rsplit('/').next()
+}
+
+/// Returns whether `text` names the checkpoint `known`: `step-30` names `step-000030` too.
+fn is_same(known: &str, text: &str) -> bool {
+    let step = || text.strip_prefix("step-")?.parse().ok().map(checkpoint_name);
+    known == text || step().is_some_and(|name| name == known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_named_without_leading_zeros() {
+        assert!(is_same("step-000030", "step-30"));
+        assert!(is_same("step-000030", "step-000030"));
+        assert!(is_same("final", "final"));
+        assert!(!is_same("step-000030", "step-3"));
+        assert!(!is_same("step-000030", "30"));
+    }
+
+    #[test]
+    fn invalid_paths_are_rejected_before_a_request() {
+        let parse = |text: &str| text.parse::<CheckpointReference>();
+        assert!(parse("tinker://run-1/0001").is_err());
+        assert!(parse("tinker://run-1").is_err());
+        assert!(parse("").is_err());
+        assert!(matches!(parse("tinker://r/weights/1"), Ok(CheckpointReference::Path(_))));
+        assert!(matches!(parse("animals/step-30"), Ok(CheckpointReference::Text(_))));
+    }
+}
