@@ -6,7 +6,7 @@ use std::pin::pin;
 
 use futures_util::future::select;
 use serde::Serialize;
-use tinkex::ServiceClient;
+use tinkex::{BaseUrl, ServiceClient};
 
 use crate::args::{Globals, OutputFormat};
 use crate::console::Console;
@@ -80,14 +80,17 @@ impl<'e> CommandContext<'e> {
     /// `None` if `text` is the name of a model. Call it before [`client`](Self::client): it starts
     /// the server with the model.
     pub(crate) async fn serve_model(&mut self, text: &str) -> Result<Option<String>, CommandError> {
+        let is_hosted = self.settings.server(self.environment) == BaseUrl::production().to_string();
+        if !self.settings.local && !is_hosted {
+            // Some servers, such as SkyRL, name their models by paths.
+            return Ok(None);
+        }
         let Some(path) = model_path(self.environment, text)? else { return Ok(None) };
         if !self.settings.local {
-            let server = self.settings.server(self.environment);
-            let message =
-                format!("{text} is a model on this machine, which {server} does not serve");
+            let message = format!("{text} is a model on this machine, not of the hosted service");
             return Err(CommandError::usage(message).hint(
                 "Pass --local to use the server on this machine, or the name of a model of the \
-                 server (see `tinkex model list`).",
+                 service (see `tinkex model list`).",
             ));
         }
         self.start_local_with(Some(&path)).await?;
@@ -101,7 +104,8 @@ impl<'e> CommandContext<'e> {
 
     async fn start_local_with(&mut self, model: Option<&Path>) -> Result<(), CommandError> {
         if self.settings.local && self.local.is_none() {
-            let local = LocalServer::open(&self.environment.variables, model).await?;
+            // Boxed: every command contains this future.
+            let local = Box::pin(LocalServer::open(&self.environment.variables, model)).await?;
             self.settings.use_server(local.url()?, local.key()?);
             self.local = Some(local);
         }

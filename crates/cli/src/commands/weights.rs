@@ -113,7 +113,9 @@ pub(crate) async fn open_weights(
     if !is_path && is_base_model(context, service, name).await? {
         return Ok((service.create_sampling_client(name).await?, name.to_owned()));
     }
-    let unknown = match reference.look_up(context, &service.rest(), CheckpointUse::Sample).await? {
+    let rest = service.rest();
+    let found = reference.look_up(context, &rest, CheckpointUse::Sample);
+    let unknown = match Box::pin(found).await? {
         Ok(path) => {
             return Ok((sample_checkpoint(context, service, &path).await?, path.to_string()));
         }

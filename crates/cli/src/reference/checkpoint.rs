@@ -124,7 +124,7 @@ impl CheckpointReference {
             return check_kind(path, wanted);
         }
         let rest = context.client().await?.rest();
-        match self.look_up(context, &rest, wanted).await? {
+        match Box::pin(self.look_up(context, &rest, wanted)).await? {
             Ok(path) => Ok(path),
             Err(unknown) => Err(unknown.error()),
         }
@@ -142,9 +142,7 @@ impl CheckpointReference {
             Self::Text(text) => text,
         };
         let Some(parts) = split(context.environment, text) else {
-            let message = format!("{text:?} is not a reference to a checkpoint");
-            return Err(CommandError::usage(message)
-                .hint("Pass a tinker:// path, RUN, RUN/NAME or RUN/weights/NAME."));
+            return Ok(Err(UnknownRun::new(text)));
         };
         if let (true, Some(kind), Some(name)) = (parts.run.is_id(), parts.kind, &parts.name) {
             let path =
@@ -156,7 +154,7 @@ impl CheckpointReference {
             let accept = |run: &TrainingRun| latest_of(run, parts.kind, wanted).is_some();
             run::newest(context, rest, scope, accept).await?
         } else {
-            parts.run.look_up(context, rest, scope).await?
+            Box::pin(parts.run.look_up(context, rest, scope)).await?
         };
         match runs {
             Ok(runs) => parts.choose(rest, &runs, wanted).await.map(Ok),

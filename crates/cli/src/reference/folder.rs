@@ -118,7 +118,7 @@ pub(crate) fn all_folders(variables: &Env, here: &Path) -> Vec<RunFolder> {
     paths.dedup();
     let mut folders: Vec<RunFolder> =
         paths.iter().filter_map(|path| RunFolder::open(path)).collect();
-    folders.sort_by(|a, b| b.changed.cmp(&a.changed));
+    folders.sort_by_key(|folder| std::cmp::Reverse(folder.changed));
     folders
 }
 

@@ -61,6 +61,11 @@ pub(crate) struct UnknownRun {
 }
 
 impl UnknownRun {
+    /// Reports a text that cannot name a run.
+    pub(super) fn new(text: &str) -> Self {
+        Self { text: text.to_owned(), nearest: Vec::new(), has_runs: true }
+    }
+
     /// Returns a hint with similar names, if there are any.
     pub(crate) fn suggestion(&self) -> Option<String> {
         (!self.nearest.is_empty()).then(|| did_you_mean(&self.nearest, ""))
@@ -95,7 +100,7 @@ impl RunReference {
         rest: &RestClient,
         scope: AccessScope,
     ) -> Result<TrainingRun, CommandError> {
-        match self.look_up(context, rest, scope).await? {
+        match Box::pin(self.look_up(context, rest, scope)).await? {
             Ok(mut runs) => Ok(runs.swap_remove(0)),
             Err(unknown) => Err(unknown.error()),
         }
@@ -107,7 +112,7 @@ impl RunReference {
         context: &CommandContext<'_>,
         rest: &RestClient,
     ) -> Result<Vec<TrainingRun>, CommandError> {
-        let found = self.look_up(context, rest, AccessScope::Owned).await?;
+        let found = Box::pin(self.look_up(context, rest, AccessScope::Owned)).await?;
         found.map_err(|unknown| unknown.error())
     }
 
@@ -133,7 +138,8 @@ impl RunReference {
         if !is_empty || (self.is_id() && listed.is_some()) {
             return Ok(listed.unwrap_or_default());
         }
-        let runs = match self.look_up(context, rest, AccessScope::Accessible).await? {
+        let found = Box::pin(self.look_up(context, rest, AccessScope::Accessible)).await?;
+        let runs = match found {
             Ok(runs) => runs,
             Err(unknown) => return listed.ok_or_else(|| unknown.error()),
         };

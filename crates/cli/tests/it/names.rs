@@ -145,7 +145,7 @@ async fn models_are_named_by_their_paths() {
     let broken = sandbox.run("sample models/mine --local --max-tokens 1 -p Hi").await;
     broken.fails(1, &["cannot use base model \"local/mine\""]);
 
-    let remote = sandbox.run("sample models/mine -p Hi --base-url http://127.0.0.1:1").await;
+    let remote = sandbox.run("sample models/mine -p Hi").await;
     remote.fails(2, &["is a model on this machine", "--local"]);
     sandbox.run("chat ./nothing --local").await.fails(4, &["model ./nothing does not exist"]);
     sandbox.run("chat x.gguf --local").await.fails(4, &["model x.gguf does not exist"]);
