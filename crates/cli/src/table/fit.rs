@@ -48,8 +48,7 @@ pub(super) fn break_cell(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let mut word = word.to_owned();
-        loop {
-            let Some(line) = lines.last_mut() else { break };
+        while let Some(line) = lines.last_mut() {
             let space = usize::from(!line.is_empty());
             if line.width() + space + word.width() <= width {
                 line.extend((space == 1).then_some(' '));
