@@ -19,8 +19,8 @@ use crate::commands::{CliCommand, GROUPS};
     infer_long_args = false,
     after_help = "Exit codes:
   0  success                3  missing or rejected credential   6  partial success
-  1  failure                4  not found                        130  interrupted
-  2  invalid command line   5  temporary failure, retry later
+  1  failure                4  not found                        7  rejected by the server
+  2  invalid command line   5  temporary failure, retry later   130  interrupted
 
 Examples:
   tinkex quickstart                         fine-tune the built-in model, without a key
@@ -62,7 +62,7 @@ impl Args {
             "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}Global options:\n\
              {{options}}{{after-help}}"
         );
-        command.help_template(template)
+        accept_negative_numbers(command.help_template(template))
     }
 
     /// Parses a command line, program name first.
@@ -71,6 +71,16 @@ impl Args {
         let matches = definition.try_get_matches_from_mut(line)?;
         Self::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))
     }
+}
+
+/// Lets every value start with a minus sign and a digit, so that the parser of the value rejects `-1`
+/// with what it expects. The argument parser would call `-1` an unknown option.
+fn accept_negative_numbers(command: clap::Command) -> clap::Command {
+    let with_numbers = command.mut_args(|arg| match arg.get_action().takes_values() {
+        true => arg.allow_negative_numbers(true),
+        false => arg,
+    });
+    with_numbers.mut_subcommands(accept_negative_numbers)
 }
 
 /// Options that every command accepts, before or after its name.
@@ -118,7 +128,7 @@ pub(crate) struct Globals {
     #[arg(long, global = true, value_name = "ID")]
     pub(crate) project_id: Option<String>,
     /// Timeout of one request, such as 30s; a bare number is seconds [default: 60s]
-    #[arg(long, global = true, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
     pub(crate) timeout: Option<Duration>,
     /// Retry temporary failures for this long, such as 90s or 5m; 0 disables [default: 60s, for train 5m]
     #[arg(long, global = true, value_name = "DURATION", value_parser = duration)]
@@ -202,6 +212,18 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| invalid())
 }
 
+/// Parses the timeout of a request or of a reward: a [`duration`] above 0.
+pub(crate) fn timeout(text: &str) -> Result<Duration, String> {
+    match duration(text) {
+        Ok(Duration::ZERO) => {
+            Err("a timeout of 0 would fail every request; pass a duration such as \
+                                   30s, or omit the option for the default of 60s"
+                .to_owned())
+        }
+        parsed => parsed,
+    }
+}
+
 /// Parses a whole number. Unlike the standard library's, the error says what is expected.
 pub(crate) fn whole_number<N: TryFrom<i128>>(text: &str) -> Result<N, String> {
     number(text, "expected a whole number", |_| true)
@@ -236,6 +258,15 @@ fn number<N: TryFrom<i128>>(
 pub(crate) fn timestamp(text: &str) -> Result<Timestamp, String> {
     let expected = "expected a time such as 2026-07-13 or 2026-07-13T12:00:00Z";
     text.parse().map_err(|_| expected.to_owned())
+}
+
+/// Returns the color options of a command line that cannot be parsed.
+pub(crate) fn color_flags(line: &[OsString]) -> Globals {
+    let words: Vec<_> = line.iter().filter_map(|word| word.to_str()).collect();
+    let joined = words.iter().find_map(|word| word.strip_prefix("--color="));
+    let pair = || words.windows(2).find(|pair| pair[0] == "--color").map(|pair| pair[1]);
+    let color = joined.or_else(pair).and_then(|word| ColorChoice::from_str(word, false).ok());
+    Globals { color, no_color: words.contains(&"--no-color"), ..Globals::default() }
 }
 
 /// Returns whether a command line that cannot be parsed asks for JSON errors.

@@ -145,6 +145,15 @@ impl Input {
         .await
     }
 
+    /// Copies the remaining bytes to `file`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the stream cannot be read or the file cannot be written.
+    pub async fn copy_to(&self, mut file: std::fs::File) -> io::Result<u64> {
+        self.read(move |stream| io::copy(stream, &mut file)).await
+    }
+
     /// Prompts for a secret and echoes a star for each character through `echo`.
     ///
     /// If the stream is not a terminal, an ordinary line is read. Returns `None` at the end of the

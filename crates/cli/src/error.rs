@@ -9,6 +9,7 @@ use tinkex::{Error, ErrorKind, Hint};
 
 use crate::commands;
 use crate::environment::Environment;
+use crate::style::Style;
 
 /// Exit status of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,9 @@ pub enum Exit {
     Temporary,
     /// A part of the command succeeded, for example some of several deletions.
     Partial,
+    /// The failure is permanent: the server rejected the request or cannot use the model, and the
+    /// same command would fail again.
+    Rejected,
     /// The user interrupted the command.
     Interrupted,
 }
@@ -44,6 +48,7 @@ impl Exit {
             Self::NotFound => 4,
             Self::Temporary => 5,
             Self::Partial => 6,
+            Self::Rejected => 7,
             Self::Interrupted => 130,
         }
     }
@@ -73,6 +78,9 @@ pub(crate) struct ErrorReport {
     hints: Vec<ErrorHint>,
     /// Method and path of the failed request.
     request: Option<String>,
+    /// Base URL of the server. Printed with the request.
+    #[serde(skip)]
+    server: Option<String>,
     #[serde(skip)]
     exit: Exit,
 }
@@ -144,6 +152,7 @@ impl CommandError {
             Exit::NotFound => "not_found",
             Exit::Temporary => "temporary",
             Exit::Partial => "partly_done",
+            Exit::Rejected => "rejected",
             Exit::Interrupted => "interrupted",
             Exit::Success | Exit::Failed => "failed",
         };
@@ -154,6 +163,7 @@ impl CommandError {
             detail: None,
             hints: Vec::new(),
             request: None,
+            server: None,
             exit,
         }))
     }
@@ -163,12 +173,41 @@ impl CommandError {
         Self::new(Exit::Usage, message)
     }
 
-    /// Converts an error of the argument parser.
+    /// Converts an error of the argument parser: the message with all arguments that it names, and
+    /// the usage line as the hint.
     pub(crate) fn from_clap(error: &clap::Error) -> Self {
         let text = error.to_string();
-        let first = text.lines().next().unwrap_or_default();
-        let hint = commands::usage_hint(error).unwrap_or_else(|| "Run with --help.".to_owned());
-        Self::usage(first.trim_start_matches("error: ")).hint(hint)
+        if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            let list = text.split("Commands:\n").nth(1).and_then(|rest| rest.split("\n\n").next());
+            let names = list.unwrap_or_default().lines().filter_map(|line| {
+                line.strip_prefix("  ").filter(|line| !line.starts_with(' '))?.split(' ').next()
+            });
+            let names: Vec<_> = names.filter(|name| *name != "help").collect();
+            let expected = match names[..] {
+                [] => String::new(),
+                _ => format!("; expected one of: {}", names.join(", ")),
+            };
+            return Self::usage(format!("no command given{expected}")).hint("Run with --help.");
+        }
+        let mut paragraphs = text.split("\n\n");
+        let mut lines = paragraphs.next().unwrap_or_default().lines().map(str::trim);
+        let mut message = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        let rest = lines.collect::<Vec<_>>().join(", ");
+        if !rest.is_empty() {
+            message = format!("{message} {rest}");
+        }
+        let mut hint = commands::usage_hint(error).unwrap_or_default();
+        if hint.is_empty() {
+            for paragraph in paragraphs.map(str::trim) {
+                if let Some(tip) = paragraph.strip_prefix("tip: ") {
+                    hint += &format!("Note: {tip}. ");
+                } else if let Some(usage) = paragraph.strip_prefix("Usage: ") {
+                    hint += &format!("Usage: {usage}; ");
+                }
+            }
+            hint += if hint.ends_with("; ") { "run with --help." } else { "Run with --help." };
+        }
+        Self::usage(message).hint(hint)
     }
 
     /// Creates the error of a command that the user interrupted.
@@ -178,7 +217,8 @@ impl CommandError {
 
     /// Creates an error about a file: `cannot {action} {path}: {error}`.
     pub(crate) fn file(action: &str, path: impl fmt::Display, error: &io::Error) -> Self {
-        Self::new(Exit::Failed, format!("cannot {action} {path}: {error}"))
+        let reason = without_code(&error.to_string()).to_owned();
+        Self::new(Exit::Failed, format!("cannot {action} {path}: {reason}"))
     }
 
     /// Sets the hint. Replaces earlier hints.
@@ -214,6 +254,7 @@ impl CommandError {
     /// of the local server if a resource does not exist there.
     pub(crate) fn with_server(mut self, server: &str, local: bool) -> Self {
         let Self::Report(report) = &mut self else { return self };
+        report.server = Some(server.to_owned());
         for hint in &mut report.hints {
             match hint {
                 ErrorHint::Sdk(Hint::CheckNetwork) => {
@@ -225,6 +266,30 @@ impl CommandError {
                 ErrorHint::Sdk(Hint::StartServer) => {
                     *hint = ErrorHint::Text(format!(
                         "Start the server (tinkex serve), or check that {server} is the right \
+                         one (--base-url, TINKER_BASE_URL)."
+                    ));
+                }
+                ErrorHint::Sdk(Hint::CheckScheme) => {
+                    *hint = ErrorHint::Text(match server.strip_prefix("https://") {
+                        Some(rest) => format!(
+                            "Use http://{rest} (--base-url, TINKER_BASE_URL) if the server has no TLS, \
+                             such as a local one."
+                        ),
+                        None => format!(
+                            "Use {} (--base-url, TINKER_BASE_URL) if the server expects TLS.",
+                            server.replacen("http://", "https://", 1)
+                        ),
+                    });
+                }
+                ErrorHint::Sdk(Hint::CheckServer) => {
+                    *hint = ErrorHint::Text(format!(
+                        "Check that {server} is a Tinker server (--base-url, TINKER_BASE_URL), and \
+                         that no proxy answers for it (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)."
+                    ));
+                }
+                ErrorHint::Sdk(Hint::CheckEndpoint) => {
+                    *hint = ErrorHint::Text(format!(
+                        "This server may not support the command; check that {server} is the right \
                          one (--base-url, TINKER_BASE_URL)."
                     ));
                 }
@@ -277,36 +342,58 @@ impl fmt::Display for CommandError {
 
 impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
-        let source = root_cause(&error).map(ToString::to_string);
         let detail = error.body().and_then(|body| ErrorBody::message(body.as_bytes()));
-        let message = match source.filter(|_| error.status().is_none()) {
-            // An error of files repeats the text of its source.
-            Some(source)
-                if error.kind() != ErrorKind::Decode
-                    && !error.to_string().ends_with(source.as_str()) =>
-            {
-                format!("{error}: {source}")
-            }
-            _ if is_html(&error) => {
-                error.to_string().replace(detail.as_deref().unwrap_or_default(), "an HTML page")
-            }
-            _ => error.to_string(),
-        };
         Self::Report(Box::new(ErrorReport {
             kind: kind_name(error.kind()),
-            message,
+            message: message(&error, detail.as_deref()),
             status: error.status(),
             detail,
             hints: hint(&error).into_iter().collect(),
             request: error.operation().map(str::to_owned),
+            server: None,
             exit: exit(&error),
         }))
     }
 }
 
-/// Returns whether the body is an HTML page. A Tinker server never sends one.
-fn is_html(error: &Error) -> bool {
-    error.body().is_some_and(|body| body.trim_start().starts_with('<'))
+/// Returns the text of an I/O error without the number of the operating system.
+fn without_code(text: &str) -> &str {
+    text.split(" (os error ").next().unwrap_or_default()
+}
+
+/// Returns whether an operation is a request: method and path.
+fn is_request(operation: &str) -> bool {
+    operation.split_once(' ').is_some_and(|(_, path)| path.starts_with('/'))
+}
+
+/// Returns the message of an error. It starts with the reason: the request is printed with `-v` only.
+/// Other operations, such as loading a tokenizer, are named.
+fn message(error: &Error, detail: Option<&str>) -> String {
+    let mut message = match error.operation().filter(|operation| !is_request(operation)) {
+        Some(operation) => format!("{operation} failed: {}", error.message()),
+        None => error.message().to_owned(),
+    };
+    if let (Some(status), Some(detail)) = (error.status(), detail) {
+        let response = format!("server responded with status {status}: {detail}");
+        message = message.replace(&response, &format!("{detail} (status {status})"));
+    }
+    let source = root_cause(error).map(ToString::to_string);
+    if let Some(source) = source
+        && error.status().is_none()
+        && error.kind() != ErrorKind::Decode
+        // An error of files repeats the text of its source.
+        && !message.ends_with(source.as_str())
+    {
+        message = format!("{message}: {}", without_code(&source));
+    }
+    // The gradients that the server holds after a partly failed batch.
+    let printed = error.to_string();
+    message += printed.split_once(error.message()).map_or("", |(_, rest)| rest);
+    if error.attempts() > 1 {
+        let seconds = error.elapsed().as_secs_f64();
+        message += &format!(", after {} attempts ({seconds:.1} s)", error.attempts());
+    }
+    message
 }
 
 /// Returns the last error of the source chain, the only one that names the cause.
@@ -330,6 +417,10 @@ fn exit(error: &Error) -> Exit {
         ErrorKind::NotFound => Exit::NotFound,
         ErrorKind::InvalidInput => Exit::Usage,
         ErrorKind::Conflict => Exit::Failed,
+        // A 408 is of this kind and temporary.
+        ErrorKind::Rejected | ErrorKind::Connect if !error.is_retryable() => Exit::Rejected,
+        ErrorKind::WorkFailed if error.is_user_error() => Exit::Rejected,
+        ErrorKind::Server if error.status() == Some(501) => Exit::Rejected,
         _ if error.is_retryable() => Exit::Temporary,
         _ => Exit::Failed,
     }
@@ -337,9 +428,6 @@ fn exit(error: &Error) -> Exit {
 
 /// Chooses the hint: the SDK's, or advice to retry a temporary failure.
 fn hint(error: &Error) -> Option<ErrorHint> {
-    if is_html(error) {
-        return Some(ErrorHint::Sdk(Hint::CheckServer));
-    }
     let is_temporary = error.is_retryable() && error.kind() != ErrorKind::Conflict;
     error.hint().map(ErrorHint::Sdk).or(is_temporary.then_some(ErrorHint::RetryLater))
 }
@@ -368,7 +456,15 @@ fn kind_name(kind: ErrorKind) -> &'static str {
 }
 
 /// Prints an error, as text or as a JSON document, and returns the exit status.
-pub(crate) fn report(environment: &mut Environment, error: &CommandError, json: bool) -> Exit {
+///
+/// With `verbose`, the text names the failed request, which a JSON document always does.
+pub(crate) fn report(
+    environment: &mut Environment,
+    error: &CommandError,
+    json: bool,
+    verbose: bool,
+    style: Style,
+) -> Exit {
     if let CommandError::Report(report) = error {
         #[derive(Serialize)]
         struct ErrorDocument<'a> {
@@ -379,7 +475,15 @@ pub(crate) fn report(environment: &mut Environment, error: &CommandError, json: 
             _ => {
                 let message = crate::format::escape_controls_in_lines(&report.message);
                 let hint = join_hints(&report.hints).map(|hint| format!("\nhint: {hint}"));
-                format!("error: {message}{}", hint.unwrap_or_default())
+                let request = report.request.as_ref().filter(|_| verbose);
+                let request = request.map(|request| match &report.server {
+                    Some(server) if is_request(request) => {
+                        format!("\nrequest: {request} to {server}")
+                    }
+                    _ => format!("\nrequest: {request}"),
+                });
+                let (request, hint) = (request.unwrap_or_default(), hint.unwrap_or_default());
+                style.message(&format!("error: {message}{request}{hint}"))
             }
         };
         // The cursor may be behind a prompt or an echoed `^C`.
@@ -392,8 +496,13 @@ pub(crate) fn report(environment: &mut Environment, error: &CommandError, json: 
 }
 
 /// Prints an error of the argument parser.
-pub(crate) fn report_usage(environment: &mut Environment, error: &clap::Error) -> Exit {
+pub(crate) fn report_usage(
+    environment: &mut Environment,
+    error: &clap::Error,
+    style: Style,
+) -> Exit {
     let hint = commands::usage_hint(error).map(|hint| format!("hint: {hint}\n"));
-    let _ = write!(environment.err, "{error}{}", hint.unwrap_or_default());
+    let text = style.message(&format!("{error}{}", hint.unwrap_or_default()));
+    let _ = environment.err.write_all(text.as_bytes());
     Exit::Usage
 }

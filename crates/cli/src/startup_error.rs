@@ -23,6 +23,8 @@ pub(crate) fn startup_error(error: &StartError, starter: Starter) -> CommandErro
         | StartError::EmptyApiKey
         | StartError::InvalidOrigin(_)
         | StartError::UnknownModel { .. } => Exit::Usage,
+        // Models that are missing, damaged or not supported.
+        _ if error.model_hint().is_some() => Exit::Rejected,
         _ => Exit::Failed,
     };
     let message = format!("cannot start the server: {error}");

@@ -86,17 +86,26 @@ impl Error {
 
     /// Creates the error for a response with an error status.
     pub(crate) fn from_response(status: u16, body: &[u8], retry_after: Option<Duration>) -> Self {
-        let detail = ErrorBody::message(body);
-        let message = match &detail {
-            Some(detail) => format!("server responded with status {status}: {detail}"),
-            None => format!("server responded with status {status}"),
+        let page = html_title(body);
+        let detail = ErrorBody::message(body).filter(|_| page.is_none());
+        let message = match (&detail, &page) {
+            (Some(detail), _) => format!("server responded with status {status}: {detail}"),
+            (None, Some(title)) => {
+                format!("server responded with status {status} and an HTML page{title}")
+            }
+            (None, None) => format!("server responded with status {status}"),
         };
         let kind = match ErrorCode::of_body(body) {
             Some(ErrorCode::Conflict) => ErrorKind::Conflict,
             _ => ErrorKind::from_status(status),
         };
         let mut error = Self::new(kind, message);
-        error.0.hint = Hint::for_response(status, detail.as_deref());
+        error.0.hint = match page {
+            // The gateway in front of a server that does not respond.
+            Some(_) if (502..=504).contains(&status) => None,
+            Some(_) => Some(Hint::CheckServer),
+            None => Hint::for_response(status, detail.as_deref()),
+        };
         error.0.status = Some(status);
         error.0.retry_after = retry_after;
         error.0.body = (!body.is_empty()).then(|| String::from_utf8_lossy(body).into_owned());
@@ -180,8 +189,10 @@ impl Error {
         self
     }
 
-    /// Returns the message without the operation.
-    pub(crate) fn message(&self) -> &str {
+    /// Returns the cause of the error, without the operation that failed and the number of attempts,
+    /// which `Display` puts before it.
+    #[must_use]
+    pub fn message(&self) -> &str {
         &self.0.message
     }
 
@@ -393,6 +404,25 @@ pub(crate) fn convert<T>(call: &str, value: impl TryInto<T, Error: Into<Error>>)
     value.try_into().map_err(|error| error.into().during(call))
 }
 
+/// Returns the title of an HTML page as ` ("TITLE")`, or an empty text if the page has none; `None`
+/// if the body is not HTML. A Tinker server never sends HTML: the page is that of a proxy or of
+/// another web server.
+fn html_title(body: &[u8]) -> Option<String> {
+    /// Longest title in characters.
+    const MAX_TITLE: usize = 80;
+    let start = body.trim_ascii_start();
+    // Titles are at the start of a page, which may be long.
+    let text = String::from_utf8_lossy(&start[..start.len().min(4096)]);
+    let lower = text.to_ascii_lowercase();
+    if !["<!doctype html", "<html", "<head"].iter().any(|tag| lower.starts_with(tag)) {
+        return None;
+    }
+    let title = lower.find("<title>").map(|at| &text[at + "<title>".len()..]);
+    let title = title.and_then(|rest| rest.split('<').next()).map(str::trim).unwrap_or_default();
+    let title: String = title.chars().filter(|c| !c.is_control()).take(MAX_TITLE).collect();
+    Some(if title.is_empty() { String::new() } else { format!(" ({title:?})") })
+}
+
 /// Returns the message of a panic with `payload`.
 pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
@@ -457,6 +487,15 @@ impl From<InvalidInput> for Error {
 impl From<Infallible> for Error {
     fn from(never: Infallible) -> Self {
         match never {}
+    }
+}
+
+impl Error {
+    /// Creates the error for a successful response whose body cannot be decoded.
+    pub(crate) fn from_body(error: DecodeError, body: &[u8]) -> Self {
+        let Some(title) = html_title(body) else { return error.into() };
+        let message = format!("server responded with an HTML page{title} instead of JSON");
+        Self::new(ErrorKind::Decode, message).with_hint(Hint::CheckServer).with_source(error)
     }
 }
 

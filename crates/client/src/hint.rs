@@ -37,6 +37,8 @@ pub enum Hint {
     CheckNetwork,
     /// No server listens at a loopback address.
     StartServer,
+    /// The server speaks HTTP and the base URL says HTTPS, or the other way round.
+    CheckScheme,
     /// The server's TLS certificate was rejected.
     CheckCertificate,
     /// The response is not that of a Tinker server.
@@ -79,6 +81,10 @@ impl Hint {
             Self::StartServer => {
                 "Start the server, for example with `tinkex serve`, or correct the base URL \
                  (TINKER_BASE_URL)."
+            }
+            Self::CheckScheme => {
+                "Check the scheme of the base URL (TINKER_BASE_URL): http:// for a server without TLS, \
+                 https:// for one with it."
             }
             Self::CheckCertificate => {
                 "Check the base URL (TINKER_BASE_URL), the system's trusted certificates and its \

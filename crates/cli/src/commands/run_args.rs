@@ -94,8 +94,8 @@ pub(crate) struct RunFolderArgs {
 }
 
 impl RunFolderArgs {
-    /// Chooses the name of a new run on `file`, and creates its folder.
-    pub(crate) async fn create(
+    /// Chooses the name and the folder of a new run on `file`. Creates nothing.
+    pub(crate) async fn choose(
         &self,
         context: &CommandContext<'_>,
         service: &ServiceClient,
@@ -109,7 +109,7 @@ impl RunFolderArgs {
         let default = RunName::of_file(file);
         let name = choose_name(context, service, self.name.as_ref(), &default, is_taken).await?;
         let folder = folder_of(&name);
-        state::new_folder(&folder)?;
+        state::check_unused(&folder)?;
         Ok((name, folder))
     }
 }

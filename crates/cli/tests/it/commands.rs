@@ -17,9 +17,17 @@ async fn html_error_page_is_not_printed() {
     let page = "<!DOCTYPE HTML>\n<html>\n<h1>Error response</h1>\n</html>\n";
     let page = json!({ "status": 501, "page": page });
     let cli = ScriptedCli::new(&[("GET", "/api/v1/training_runs", page)]);
-    let output = cli.run("run list --retry-for 0").await;
-    assert!(output.err.contains("status 501: an HTML page\n"), "{}", output.err);
-    assert!(output.err.contains("hint: Check that the base URL"), "{}", output.err);
+    let output = cli.run("run list").await;
+    let requests = cli.server.requests();
+    let lists = requests.iter().filter(|request| request.to_string().contains("training_runs"));
+    assert_eq!((output.exit, lists.count()), (7, 1), "a 501 is permanent: {requests:?}");
+    let message = "server responded with status 501 and an HTML page\n";
+    assert!(output.err.contains(message), "{}", output.err);
+    assert!(
+        output.err.contains("hint: Check that http://a.test is a Tinker server"),
+        "{}",
+        output.err
+    );
     assert!(!output.err.contains("<h1>"), "{}", output.err);
 }
 

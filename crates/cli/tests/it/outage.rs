@@ -129,3 +129,23 @@ async fn outages_of_file_host_and_hub_name_the_host() {
         assert!(!notices.is_empty(), "{line}: {}", verbose.err);
     }
 }
+
+#[tokio::test]
+async fn first_contact_fails_at_once_with_address_and_reason() {
+    let mut sandbox = sandbox();
+    sandbox.key = Some("tml-any");
+    // Bind and release a port, so that no program listens there.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let refused = sandbox.run(&format!("run list --base-url http://{closed}")).await;
+    let message = format!("error: connection to http://{closed} failed: Connection refused\n");
+    let refused = refused.fails(5, &[&message, "tinkex serve"]);
+    assert!(!refused.err.contains("attempts"), "{}", refused.err);
+
+    let server = Server::start(ServerOptions::new(sandbox.path("other"))).await.unwrap();
+    let address = server.address();
+    let tls = sandbox.run(&format!("run list --base-url https://{address}")).await;
+    let hint = format!("Use http://{address}");
+    let tls = tls.fails(7, &["failed: the server speaks HTTP without TLS\n", &hint]);
+    assert!(!tls.err.contains("attempts"), "{}", tls.err);
+    server.stop().await;
+}

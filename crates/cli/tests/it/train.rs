@@ -8,16 +8,14 @@ use serde_json::{Value, json};
 use crate::sandbox::{Sandbox, lines};
 use crate::scripted_cli::ScriptedCli;
 
-/// Returns training examples as JSON Lines: conversations, and every fourth a prompt with a
-/// completion.
-fn examples(count: usize) -> String {
-    let line = |at: usize| match at % 4 {
-        0 => json!({ "prompt": format!("{at} and"), "completion": " so on" }).to_string(),
-        _ => json!({ "messages": [
+/// Returns training examples as JSON Lines: conversations.
+pub(crate) fn examples(count: usize) -> String {
+    let line = |at: usize| {
+        json!({ "messages": [
             { "role": "user", "content": format!("What comes after {at}?") },
             { "role": "assistant", "content": format!("After {at} comes {}.", at + 1) },
         ] })
-        .to_string(),
+        .to_string()
     };
     (0..count).map(|at| line(at) + "\n").collect()
 }
@@ -44,18 +42,24 @@ fn local_commands(page: &str) -> Vec<String> {
 }
 
 /// Runs the `--local` commands of a page of the documentation in order. An argument may be in single
-/// quotes.
+/// quotes, and `< FILE` at the end is the input.
 pub(crate) async fn run_guide(sandbox: &Sandbox, page: &str) {
     let commands = local_commands(page);
     assert!(commands.len() >= 3, "{page}: {commands:?}");
     for command in commands {
+        let mut runner = sandbox.share_folder();
+        let (command, input) = match command.split_once(" < ") {
+            Some((command, file)) => (command.to_owned(), sandbox.read(file)),
+            None => (command, sandbox.input.clone()),
+        };
+        runner.input = input;
         let (command, quoted) = match command.split_once('\'') {
             Some((before, text)) => (before.to_owned(), text.split_once('\'')),
             None => (command, None),
         };
         let (quoted, rest) = quoted.map_or((None, ""), |(quoted, rest)| (Some(quoted), rest));
         let line = command.split_whitespace().chain(quoted).chain(rest.split_whitespace());
-        sandbox.run_args(line).await.ok();
+        runner.run_args(line).await.ok();
     }
 }
 
@@ -75,6 +79,12 @@ async fn the_commands_of_the_training_guide_work() {
         let mut sandbox = Sandbox::new();
         sandbox.write("examples.jsonl", &examples(20));
         sandbox.write("more.jsonl", &examples(5));
+        if page == "docs/train.md" {
+            for (at, name) in ["examples.jsonl", "capitals.jsonl", "alpaca.json"].iter().enumerate()
+            {
+                sandbox.write(name, &block(page, "json", at));
+            }
+        }
         let folder = sandbox.path("models/my-model");
         std::fs::create_dir_all(&folder).unwrap();
         tinkex_server::write_built_in_model(&folder).unwrap();
@@ -167,7 +177,7 @@ async fn invalid_training_files_are_rejected_before_the_run_starts() {
     let long = long.fails(2, &["exceed the limit of 3", "Raise --max-tokens"]);
     assert!(!long.err.contains("messages"), "{}", long.err);
     sandbox.write("data.jsonl", "\n");
-    sandbox.run(TRAIN).await.fails(2, &["the file is empty"]);
+    sandbox.run(TRAIN).await.fails(2, &["it contains no examples"]);
     sandbox
         .run("train missing.jsonl --local")
         .await
@@ -192,6 +202,12 @@ async fn invalid_train_options_are_rejected() {
         ("train data.jsonl --local --learning-rate 0", "2e-4"),
         ("train data.jsonl --local --batch-size 0", "above 0"),
         ("train data.jsonl --local --rank abc", "expected a whole number above 0"),
+        ("train data.jsonl --local --steps -1", "expected a whole number above 0"),
+        ("train data.jsonl --local --seed -1", "the number must not be negative"),
+        ("train data.jsonl --local --epochs -0.5", "a number above 0, such as 3 or 0.5"),
+        ("train data.jsonl --local --timeout 0", "a timeout of 0 would fail every request"),
+        ("train data.jsonl --local --price 1", "--dry-run"),
+        ("train - - --local", "standard input (-) is given twice"),
         ("train data.jsonl --local --steps 3 --epochs 1", "cannot be used with"),
     ] {
         sandbox.run(line).await.fails(2, &[message]);
@@ -203,7 +219,7 @@ async fn invalid_train_options_are_rejected() {
     let rejected = sandbox.run("train data.jsonl --resume run --local --json").await.fails(2, &[]);
     let document: Value = serde_json::from_str(&rejected.err).unwrap();
     let hint = document["error"]["hint"].as_str().unwrap();
-    assert!(hint.contains("Omit [FILE] to resume"), "{hint}");
+    assert!(hint.contains("Omit [FILE]... to resume"), "{hint}");
     let nowhere = sandbox.run("train --resume nowhere --local").await;
     nowhere.fails(4, &["no run folder has the path, name or id \"nowhere\"", "--from nowhere"]);
     sandbox.run("train --resume . --local").await.fails(4, &["run.json is missing"]);
@@ -215,19 +231,30 @@ async fn invalid_train_options_are_rejected() {
 
 /// Regression: the hint was to resume the run, which would repeat the rejected request.
 #[tokio::test]
-async fn run_with_a_rejected_rank_is_not_offered_for_resumption() {
+async fn rejected_rank_is_permanent_and_leaves_no_run_folder() {
     let sandbox = sandbox();
-    let rejected = sandbox.run("train data.jsonl --local --rank 7").await;
-    let rejected = rejected.fails(
-        1,
-        &["7 is not a power of two", "hint: Start a new run with other options", "data-run"],
-    );
-    assert!(!rejected.err.contains("--resume"), "{}", rejected.err);
+    for command in
+        ["train data.jsonl --local --rank 7", "train data.jsonl --local --rank 7 --dry-run"]
+    {
+        let rejected = sandbox.run(command).await;
+        let rejected =
+            rejected.fails(7, &["error: lora_config.rank: 7 is not a power of two", "--rank 16"]);
+        assert!(!rejected.err.contains("--resume"), "{}", rejected.err);
+        assert!(!rejected.err.contains("again"), "{}", rejected.err);
+        assert!(!rejected.err.contains("POST"), "{}", rejected.err);
+        assert!(!sandbox.path("data-run").exists());
+    }
+    let verbose = sandbox.run("train data.jsonl --local --rank 7 -v").await;
+    verbose.fails(7, &["request: POST /api/v1/create_model to http://127.0.0.1:"]);
+    sandbox.write("prompts.jsonl", "{\"prompt\": \"Hi\", \"answer\": \"Yes\"}\n");
+    let rl = sandbox.run("rl prompts.jsonl --local --reward exact --rank 7").await;
+    rl.fails(7, &["error: lora_config.rank: 7 is not a power of two"]);
+    assert!(!sandbox.path("prompts-run").exists());
 }
 
 /// Regression: the hint to start again replaced the hint about the API key.
 #[tokio::test(start_paused = true)]
-async fn rejected_key_is_explained_before_the_command_to_start_again() {
+async fn rejected_key_is_explained_and_leaves_no_run_folder() {
     let cli = ScriptedCli::new(&[
         ("GET", "/api/v1/get_server_capabilities", json!({ "supported_models": [] })),
         ("POST", "/api/v1/create_session", json!({ "session_id": "s", "type": "create_session" })),
@@ -238,9 +265,8 @@ async fn rejected_key_is_explained_before_the_command_to_start_again() {
     let failed = cli.run(line).await;
     assert_eq!(failed.exit, 3, "{}", failed.err);
     let hint = failed.err.lines().find_map(|line| line.strip_prefix("hint: ")).unwrap();
-    let expected = "Check the API key (TINKER_API_KEY), or run `tinkex auth login`. Nothing was \
-                    saved. Start again with: tinkex train --resume data";
-    assert_eq!(hint, expected);
+    assert_eq!(hint, "Check the API key (TINKER_API_KEY), or run `tinkex auth login`.");
+    assert!(!cli.home.path().join("run").exists());
 }
 
 #[tokio::test]
@@ -296,14 +322,15 @@ async fn plot_option_sets_path_and_format() {
     sandbox.interrupt_at = None;
     let size = || {
         let image = std::fs::read(sandbox.path("pictures/loss.png")).unwrap();
-        let reader = png::Decoder::new(std::io::Cursor::new(image)).read_info().unwrap();
-        (reader.info().width, reader.info().height)
+        assert!(image.starts_with(b"\x89PNG\r\n"), "not a PNG file");
+        let number = |at: usize| u32::from_be_bytes(image[at..at + 4].try_into().unwrap());
+        (number(16), number(20))
     };
-    assert_eq!(size(), (1600, 880));
+    assert_eq!(size(), (1600, 920));
     std::fs::write(sandbox.path("pictures/loss.png"), "").unwrap();
     let figures = sandbox.run("train --resume run --local --json").await.ok().json();
     assert!(figures["plot"].as_str().unwrap().ends_with("pictures/loss.png"), "{figures}");
-    assert_eq!(size(), (1600, 880), "a resumed run must write the same file");
+    assert_eq!(size(), (1600, 920), "a resumed run must write the same file");
     assert!(!sandbox.path("run/loss.svg").exists());
 }
 

@@ -46,6 +46,8 @@ pub struct JsonlReader<R> {
     limit: Option<(usize, TooLong)>,
     /// Examples of the current line.
     ready: VecDeque<Datum>,
+    /// Number of examples that were truncated.
+    truncated: usize,
     done: bool,
 }
 
@@ -81,6 +83,7 @@ impl Chat {
             train_on: TrainOn::default(),
             limit: None,
             ready: VecDeque::new(),
+            truncated: 0,
             done: false,
         }
     }
@@ -113,6 +116,11 @@ impl<R: BufRead> JsonlReader<R> {
         self
     }
 
+    /// Returns the number of examples so far that had too many tokens and were truncated.
+    pub fn truncated(&self) -> usize {
+        self.truncated
+    }
+
     /// Reads the next line that is not empty into the buffer. Returns false at the end.
     fn next_line(&mut self) -> Result<bool> {
         loop {
@@ -141,9 +149,11 @@ impl<R: BufRead> JsonlReader<R> {
     }
 
     /// Converts the line in the buffer to data.
-    fn datums(&self) -> std::result::Result<VecDeque<Datum>, JsonlError> {
+    fn datums(&mut self) -> std::result::Result<VecDeque<Datum>, JsonlError> {
+        let mut truncated = 0;
         let invalid = |error, too_long| JsonlError { line: self.line, error, too_long };
-        self.chat
+        let datums = self
+            .chat
             .examples_of_line(self.buffer.trim_ascii(), self.train_on)
             .map_err(|error| invalid(error, false))?
             .into_iter()
@@ -151,9 +161,12 @@ impl<R: BufRead> JsonlReader<R> {
                 let too_long = self.limit.is_some_and(|(max, _)| example.tokens.len() > max);
                 let datum =
                     apply_limit(example, self.limit).and_then(|example| example.into_datum());
+                truncated += usize::from(too_long);
                 datum.map_err(|error| invalid(error, too_long))
             })
-            .collect()
+            .collect::<std::result::Result<_, _>>()?;
+        self.truncated += truncated;
+        Ok(datums)
     }
 }
 

@@ -1,6 +1,8 @@
 //! Tests of errors: classification, texts and bodies.
 
+use bytes::Bytes;
 use serde_json::json;
+use tinkex_wire::{ApiResponse as _, SubmitResponse};
 
 use super::*;
 use crate::fixture;
@@ -113,6 +115,22 @@ fn the_body_is_available_as_text_and_as_json() {
     let page = Error::from_response(502, b"<html>bad gateway</html>", None);
     assert_eq!((page.body(), page.body_json()), (Some("<html>bad gateway</html>"), None));
     assert_eq!(Error::from_response(500, b"", None).body_json(), None);
+}
+
+#[test]
+fn an_html_page_is_named_by_its_title() {
+    let page = b"\n<!DOCTYPE html><html><head><TITLE>502 Bad Gateway</TITLE></head></html>";
+    let error = Error::from_response(502, page, None);
+    let text = "server responded with status 502 and an HTML page (\"502 Bad Gateway\")";
+    assert_eq!((error.to_string().as_str(), error.hint()), (text, None));
+    let error = Error::from_response(404, b"<html><body>no</body></html>", None);
+    assert_eq!(error.to_string(), "server responded with status 404 and an HTML page");
+    assert_eq!(error.hint(), Some(Hint::CheckServer));
+    let decode = || SubmitResponse::from_body(&Bytes::from_static(b"<")).unwrap_err();
+    let error = Error::from_body(decode(), page);
+    let text = "server responded with an HTML page (\"502 Bad Gateway\") instead of JSON";
+    assert_eq!((error.to_string().as_str(), error.kind()), (text, ErrorKind::Decode));
+    assert!(Error::from_body(decode(), b"<1").to_string().starts_with("cannot decode"));
 }
 
 #[test]

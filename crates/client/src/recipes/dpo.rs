@@ -46,6 +46,8 @@ pub struct DpoPair {
     pub chosen: TrainingExample,
     /// Other completion, with its prompt.
     pub rejected: TrainingExample,
+    /// Whether a completion had too many tokens and was truncated.
+    pub truncated: bool,
 }
 
 /// Log-probabilities of the completions of a pair under the reference model.
@@ -86,7 +88,7 @@ impl DpoPair {
     /// Creates a pair from two training examples.
     #[must_use]
     pub fn new(chosen: TrainingExample, rejected: TrainingExample) -> Self {
-        Self { chosen, rejected }
+        Self { chosen, rejected, truncated: false }
     }
 
     /// Reads pairs from JSON Lines.
@@ -138,15 +140,18 @@ impl DpoPair {
             let reason = error.to_string().replace(" at line 1 column ", " at column ");
             format!("expected \"prompt\", \"chosen\" and \"rejected\": {reason}")
         })?;
-        let example = |name: &str, completion| {
+        let mut truncated = false;
+        let mut example = |name: &str, completion| {
             encode(chat, line.prompt.as_ref(), completion)
-                .and_then(|example| apply_limit(example, limit))
+                .and_then(|example| {
+                    truncated |= limit.is_some_and(|(max, _)| example.tokens.len() > max);
+                    apply_limit(example, limit)
+                })
                 .map_err(|error| format!("{name:?}: {}", error.message()))
         };
-        let pair = Self {
-            chosen: example("chosen", &line.chosen)?,
-            rejected: example("rejected", &line.rejected)?,
-        };
+        let (chosen, rejected) =
+            (example("chosen", &line.chosen)?, example("rejected", &line.rejected)?);
+        let pair = Self { chosen, rejected, truncated };
         if pair.chosen == pair.rejected {
             return Err("\"chosen\" and \"rejected\" are equal".to_owned());
         }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tinkex_wire::Secret;
 
 use super::encode::{EncodedBody, EncodedRequest};
-use super::failed_attempt::FailedAttempt;
+use super::failed_attempt::{FailedAttempt, FirstContact};
 use super::http::{HttpFailure, HttpFailureKind};
 use super::instrument::RequestEvents;
 use super::receive::Receive;
@@ -126,16 +126,27 @@ impl Transport {
     /// Converts the failure of a request to `uri` that received no response. If the connection
     /// failed, the error names the server's address.
     fn no_response(&self, failure: HttpFailure, uri: &Uri) -> FailedAttempt {
-        let refused = failure.is_connection_refused() && is_loopback(uri);
+        let (refused, local) = (failure.is_connection_refused(), is_loopback(uri));
+        let unreachable = refused || failure.is_unknown_host();
+        let mismatch = failure.kind() == HttpFailureKind::WrongProtocol;
         let mut error = Error::from(failure);
-        if error.kind() == ErrorKind::Connect {
+        if mismatch {
+            let cause = match uri.scheme_str() {
+                Some("https") => "the server speaks HTTP without TLS",
+                _ => "the server does not speak HTTP; it may expect HTTPS",
+            };
+            error = error.with_message(format!("connection to {} failed: {cause}", origin(uri)));
+        } else if error.kind() == ErrorKind::Connect {
             error = error.with_message(format!("connection to {} failed", origin(uri)));
         }
-        if refused {
+        if refused && local {
             error = error.with_hint(Hint::StartServer);
         }
         let mut failed = FailedAttempt::from(error);
-        failed.server_not_started = refused && !self.responded.load(Ordering::Relaxed);
+        if unreachable && !self.responded.load(Ordering::Relaxed) {
+            failed.first_contact =
+                Some(if local { FirstContact::Loopback } else { FirstContact::Remote });
+        }
         failed
     }
 }

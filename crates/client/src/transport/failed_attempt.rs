@@ -20,8 +20,18 @@ pub(crate) struct FailedAttempt {
     pub(crate) should_retry: Option<bool>,
     /// Whether the failure is not temporary, even if the error is of a retryable kind.
     pub(crate) permanent: bool,
-    /// Whether a loopback address refused the connection and the server has never responded.
-    pub(crate) server_not_started: bool,
+    /// Set if the server cannot be reached and has never responded: the connection is refused, or
+    /// the name of the host is unknown.
+    pub(crate) first_contact: Option<FirstContact>,
+}
+
+/// Address of a server that has never responded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FirstContact {
+    /// An address of this machine.
+    Loopback,
+    /// Any other address.
+    Remote,
 }
 
 impl FailedAttempt {
@@ -73,13 +83,7 @@ impl FailedAttempt {
 
 impl From<Error> for FailedAttempt {
     fn from(error: Error) -> Self {
-        Self {
-            error,
-            retry_after: None,
-            should_retry: None,
-            permanent: false,
-            server_not_started: false,
-        }
+        Self { error, retry_after: None, should_retry: None, permanent: false, first_contact: None }
     }
 }
 

@@ -300,6 +300,9 @@ pub enum HttpFailureKind {
     Connect,
     /// The server's TLS certificate was rejected.
     Certificate,
+    /// The server does not speak the protocol of the URL: it has no TLS at an `https` URL, or expects
+    /// TLS at an `http` URL.
+    WrongProtocol,
     /// The response arrived, but its body could not be decompressed or is too large.
     Decode,
     /// The request could not be built, for example because of its URL. It was not sent.
@@ -328,6 +331,12 @@ impl HttpFailure {
     #[must_use]
     pub fn kind(&self) -> HttpFailureKind {
         self.kind
+    }
+
+    /// Returns whether the name of the host cannot be resolved.
+    pub(crate) fn is_unknown_host(&self) -> bool {
+        // The resolver's error has no type of its own.
+        any_cause(&*self.source, |cause| cause.to_string() == "dns error")
     }
 
     /// Returns whether no program listens at the address.
@@ -362,6 +371,7 @@ impl fmt::Display for HttpFailure {
             HttpFailureKind::Timeout => "request timed out",
             HttpFailureKind::Connect => "connection to the server failed",
             HttpFailureKind::Certificate => "server certificate was rejected",
+            HttpFailureKind::WrongProtocol => "server does not speak the protocol of the URL",
             HttpFailureKind::Decode => "cannot decode the response body",
             HttpFailureKind::InvalidRequest => "cannot build the request",
             HttpFailureKind::Panicked => "HTTP service panicked",
@@ -381,6 +391,11 @@ impl From<HttpFailure> for Error {
             HttpFailureKind::Timeout => (ErrorKind::Timeout, None),
             HttpFailureKind::Connect => (ErrorKind::Connect, Some(Hint::CheckNetwork)),
             HttpFailureKind::Certificate => (ErrorKind::Certificate, Some(Hint::CheckCertificate)),
+            HttpFailureKind::WrongProtocol => {
+                let error = Self::new(ErrorKind::Connect, failure.to_string()).not_retryable();
+                // The source is an error of the parser, which does not name the cause.
+                return error.with_hint(Hint::CheckScheme);
+            }
             HttpFailureKind::Decode => (ErrorKind::Decode, Some(Hint::CheckServer)),
             HttpFailureKind::InvalidRequest => (ErrorKind::InvalidInput, None),
             HttpFailureKind::Panicked => {
@@ -399,6 +414,13 @@ impl From<HttpFailure> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wrong_protocol_is_not_retryable() {
+        let error = Error::from(HttpFailure::new(HttpFailureKind::WrongProtocol, "scripted"));
+        assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Connect, false));
+        assert_eq!(error.hint(), Some(Hint::CheckScheme));
+    }
 
     #[test]
     fn only_timeouts_and_lost_connections_are_retryable() {

@@ -359,7 +359,7 @@ impl Transport {
 /// Decodes a successful response.
 fn decode<R: ApiRequest>(response: &Response<Bytes>) -> Result<R::Response> {
     R::Response::from_body(response.body())
-        .map_err(|error| Error::from(error).during(operation::<R>()))
+        .map_err(|error| Error::from_body(error, response.body()).during(operation::<R>()))
 }
 
 /// Returns the operation named in errors: method and path template.

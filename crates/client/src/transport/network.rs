@@ -200,6 +200,8 @@ fn classify(error: reqwest::Error) -> HttpFailure {
         HttpFailureKind::InvalidRequest
     } else if any_cause(&error, is_certificate_error) {
         HttpFailureKind::Certificate
+    } else if any_cause(&error, is_protocol_mismatch) {
+        HttpFailureKind::WrongProtocol
     } else if error.is_decode() && is_decompression_error(&error) {
         HttpFailureKind::Decode
     } else {
@@ -210,6 +212,18 @@ fn classify(error: reqwest::Error) -> HttpFailure {
 
 fn is_certificate_error(error: &(dyn StdError + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
+}
+
+/// Returns whether the server speaks HTTP where the URL says HTTPS, or the other way round.
+fn is_protocol_mismatch(error: &(dyn StdError + 'static)) -> bool {
+    use rustls::{Error, InvalidMessage};
+    match error.downcast_ref() {
+        Some(Error::InvalidMessage(message)) => {
+            matches!(message, InvalidMessage::InvalidContentType)
+        }
+        // The first bytes of a TLS alert, parsed as an HTTP response.
+        _ => error.to_string() == "invalid HTTP version parsed",
+    }
 }
 
 /// Returns whether decompressing the body failed, as opposed to receiving it. reqwest reports both

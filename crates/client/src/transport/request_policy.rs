@@ -27,8 +27,9 @@ pub(crate) struct RequestPolicy {
     pub(crate) billing_wait: bool,
     /// Longest `retry-after` that is honoured.
     pub(crate) max_retry_after: Duration,
-    /// How long a refused connection to a loopback address is retried before the first response.
-    pub(crate) first_contact_timeout: Duration,
+    /// How long an address that cannot be reached is retried before the first response, if the
+    /// caller has set it.
+    pub(crate) first_contact_timeout: Option<Duration>,
 }
 
 /// Secret that a request is authenticated with.
@@ -56,7 +57,7 @@ impl RequestPolicy {
         give_up_after: None,
         billing_wait: true,
         max_retry_after: delay::MAX_RETRY_AFTER,
-        first_contact_timeout: Duration::MAX,
+        first_contact_timeout: None,
     };
 
     /// Returns the policy of a route, as the protocol defines it.

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | final | [not temporary](FailedAttempt::is_final), or declined with `x-should-retry: false` | none |
 //! | attempts | the call has no attempts left | none |
-//! | user | a 402 if the policy does not wait for billing; a 409 if it has a time limit | none |
+//! | user | a 402 if the policy does not wait for billing; a 409 or 501 if it has a time limit | none |
 //! | retry | [retryable](FailedAttempt::is_retryable), and the round has retries left | same round, after [`delay::before_retry`] |
 //! | billing | a 402, until the server's maximum wait is over | new round, 5 seconds later or after the shared backoff |
 //! | rate limit | a 429 of a request that shares a [`Backoff`](super::backoff::Backoff) | new round, after the backoff |
@@ -17,14 +17,15 @@
 //!
 //! No new round follows if the protocol does not repeat rounds of the request. The time limit of
 //! the policy, if set, ends the retry, rate limit and round rules: the request fails if the next
-//! attempt would start later. If the server has never responded and a loopback address refuses the
-//! connection, the shorter time limit for the first contact applies.
+//! attempt would start later. If the server has never responded and cannot be reached, the shorter
+//! time limit for the first contact applies.
 
 use std::time::Duration;
 
 use super::delay;
-use super::failed_attempt::FailedAttempt;
+use super::failed_attempt::{FailedAttempt, FirstContact};
 use super::request_policy::RequestPolicy;
+use super::retry_policy::LOOPBACK_CONTACT_TIMEOUT;
 
 /// Time after the start of a request during which new rounds are started.
 const ROUNDS_TIMEOUT: Duration = Duration::from_secs(300);
@@ -148,7 +149,9 @@ impl RetryContext<'_> {
     fn needs_user(&self) -> bool {
         match self.failed.error.status() {
             Some(402) => !self.policy.billing_wait,
-            Some(409) => self.policy.give_up_after.is_some(),
+            // Whoever sets a time limit waits for the call. A server does not gain an endpoint while
+            // the call is repeated.
+            Some(409 | 501) => self.policy.give_up_after.is_some(),
             _ => false,
         }
     }
@@ -193,8 +196,13 @@ impl RetryContext<'_> {
 
     /// Returns whether an attempt after `delay` would start after the time limit.
     fn exceeds_timeout(&self, delay: Duration) -> bool {
-        let first_contact = self.policy.first_contact_timeout;
-        let first_contact = self.failed.server_not_started.then_some(first_contact);
+        let first_contact = match self.failed.first_contact {
+            Some(FirstContact::Loopback) => {
+                Some(self.policy.first_contact_timeout.unwrap_or(LOOPBACK_CONTACT_TIMEOUT))
+            }
+            Some(FirstContact::Remote) => self.policy.first_contact_timeout,
+            None => None,
+        };
         let limit = first_contact.into_iter().chain(self.policy.give_up_after).min();
         limit.is_some_and(|limit| self.call_elapsed.saturating_add(delay) > limit)
     }
@@ -277,7 +285,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
 
-        for status in [402, 409] {
+        for status in [402, 409, 501] {
             assert_eq!(reason(&first(&train, &failure(status))), GiveUpReason::NeedsUser);
         }
         let late = RetryContext { call_elapsed: SECOND, ..first(&train, &unavailable) };
@@ -344,14 +352,25 @@ mod tests {
 
     #[test]
     fn the_first_contact_has_a_time_limit_of_its_own() {
-        let train = policy(Route::OptimStep);
+        let default = policy(Route::OptimStep);
+        let at_once = RetryPolicy::default().first_contact_timeout(Duration::ZERO);
+        let at_once = at_once.apply(RequestPolicy::for_route(Route::OptimStep));
         let mut failed = FailedAttempt::from(Error::new(ErrorKind::Connect, "refused"));
-        for (server_not_started, expected) in [(false, false), (true, true)] {
-            failed.server_not_started = server_not_started;
-            let context = RetryContext { call_elapsed: 2 * SECOND, ..first(&train, &failed) };
+        let (loopback, remote) = (Some(FirstContact::Loopback), Some(FirstContact::Remote));
+        for (train, elapsed, first_contact, expected) in [
+            (&default, 2 * SECOND, None, false),
+            (&default, 2 * SECOND, remote, false),
+            (&default, 2 * SECOND, loopback, true),
+            (&default, SECOND, loopback, false),
+            (&at_once, Duration::ZERO, None, false),
+            (&at_once, Duration::ZERO, remote, true),
+            (&at_once, Duration::ZERO, loopback, true),
+        ] {
+            failed.first_contact = first_contact;
+            let context = RetryContext { call_elapsed: elapsed, ..first(train, &failed) };
             let decision = context.decide(not_called);
             let late = decision == RetryDecision::GiveUp(GiveUpReason::RetryTooLate);
-            assert_eq!(late, expected, "{decision:?}");
+            assert_eq!(late, expected, "{first_contact:?} {decision:?}");
         }
     }
 }

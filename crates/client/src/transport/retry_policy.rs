@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::delay;
 use super::request_policy::RequestPolicy;
 
-/// Default of [`RetryPolicy::first_contact_timeout`].
-const FIRST_CONTACT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Default of [`RetryPolicy::first_contact_timeout`] for loopback addresses.
+pub(super) const LOOPBACK_CONTACT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Limits how often and how long the requests of one call are repeated after failures.
 ///
@@ -41,7 +41,7 @@ pub struct RetryPolicy {
     billing_wait: bool,
     max_retry_after: Duration,
     retry_rejected_polls: bool,
-    first_contact_timeout: Duration,
+    first_contact_timeout: Option<Duration>,
 }
 
 impl Default for RetryPolicy {
@@ -54,7 +54,7 @@ impl Default for RetryPolicy {
             billing_wait: false,
             max_retry_after: delay::MAX_RETRY_AFTER,
             retry_rejected_polls: true,
-            first_contact_timeout: FIRST_CONTACT_TIMEOUT,
+            first_contact_timeout: None,
         }
     }
 }
@@ -120,11 +120,12 @@ impl RetryPolicy {
         self
     }
 
-    /// Sets how long a refused connection to a loopback address is retried before the server has
-    /// responded for the first time. Defaults to 2 seconds: a local server that does not run is
-    /// reported soon. Later outages, for example a restart, are waited for.
+    /// Sets how long a refused connection, or a host whose name is unknown, is retried before the
+    /// server has responded for the first time; zero reports it at once. Later outages, for example
+    /// a restart, are waited for. Defaults to 2 seconds for loopback addresses, because a local
+    /// server that does not run should be reported soon, and to the usual time for all others.
     pub fn first_contact_timeout(mut self, timeout: Duration) -> Self {
-        self.first_contact_timeout = timeout;
+        self.first_contact_timeout = Some(timeout);
         self
     }
 

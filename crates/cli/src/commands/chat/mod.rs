@@ -14,7 +14,7 @@ use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::local;
 
-use super::sample::SamplingArgs;
+use super::sample::{CHAT_TEMPERATURE, SamplingArgs};
 use super::weights::WeightsArgs;
 use conversation::Conversation;
 use line_reader::{InputLine, LineReader};
@@ -94,14 +94,14 @@ pub(super) async fn run(
                 Ok(false) => {}
                 // On a terminal the user can try again; a script must fail.
                 Err(failure) if interactive => {
-                    crate::error::report(context.environment, &failure, false);
+                    report(context, &failure);
                 }
                 Err(failure) => return Err(failure),
             }
             continue;
         }
         conversation.messages.push(Message::user(line));
-        let params = args.sampling.params(true);
+        let params = args.sampling.params(CHAT_TEMPERATURE);
         match interrupt.run_until(interruptions + 1, respond(context, &conversation, params)).await
         {
             Ok(text) => conversation.messages.push(Message::assistant(text)),
@@ -113,7 +113,7 @@ pub(super) async fn run(
             }
             Err(failure) if interactive && failure.exit() != Exit::Success => {
                 conversation.messages.pop();
-                crate::error::report(context.environment, &failure, false);
+                report(context, &failure);
             }
             Err(failure) => return Err(failure),
         }
@@ -129,6 +129,13 @@ async fn open(
     let tokenizer = weights.tokenizer(&context.environment.variables, &sampler).await?;
     let chat = tokenizer.chat()?;
     Ok((Conversation { sampler, chat, system: None, messages: Vec::new() }, name))
+}
+
+/// Prints an error after which the chat continues.
+fn report(context: &mut CommandContext<'_>, failure: &CommandError) {
+    let verbose = context.globals.verbose > 0;
+    let style = context.console().style();
+    crate::error::report(context.environment, failure, false, verbose, style);
 }
 
 /// Prints a response while it is sampled, and returns it.

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 use tinkex::recipes::rl::Advantage;
 use tinkex::{LossConfig, LossFn, LossSpec};
 
-use crate::args::{duration, positive, whole_number};
+use crate::args::{positive, timeout, whole_number};
 use crate::commands::run_args::{ModelArgs, RunFolderArgs};
 use crate::commands::train::args::{learning_rate, number};
+use crate::commands::train::source::one_or_many;
 use crate::reference;
 
 use super::rewards::RewardOption;
@@ -74,7 +75,7 @@ pub(crate) struct RlArgs {
         long,
         value_name = "DURATION",
         default_value = "60s",
-        value_parser = duration,
+        value_parser = timeout,
         help_heading = "Reward"
     )]
     pub(super) reward_timeout: Duration,
@@ -82,7 +83,7 @@ pub(crate) struct RlArgs {
 
 /// Arguments that a resumed run cannot change.
 const FIXED_ARGS: [&str; 25] = [
-    "file",
+    "files",
     "reward",
     "chat",
     "model",
@@ -112,9 +113,10 @@ const FIXED_ARGS: [&str; 25] = [
 /// Arguments that determine a run. Stored in `run.json`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(super) struct RlRunArgs {
-    /// Prompts: JSON Lines
+    /// Prompts: JSON Lines or a JSON array, also compressed; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "resume")]
-    pub(super) file: Option<PathBuf>,
+    #[serde(rename = "file", with = "one_or_many")]
+    pub(super) files: Vec<PathBuf>,
     /// Reward: exact, number, regex[:PATTERN], length[:N], or a shell command
     #[arg(
         long,

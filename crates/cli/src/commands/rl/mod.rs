@@ -13,12 +13,11 @@
 
 mod args;
 mod logs;
-mod rewards;
+pub(super) mod rewards;
 mod state;
 mod summary;
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use tinkex::recipes::RewardProgram;
@@ -34,12 +33,12 @@ use crate::reference::{
 };
 
 use super::run_args::resume_text;
-use super::train::data::{self, DataFile};
+use super::train::data;
 use super::train::progress::TrainProgress;
+use super::train::source::{DataFile, RunInputs, STDIN_COPY};
 use super::train::state::SettingChange;
 use super::train::{examples, state as train_state};
 pub(crate) use args::RlArgs;
-use args::RlRunArgs;
 use logs::RunLogs;
 use rewards::RewardOption;
 use state::RlRunState;
@@ -56,6 +55,8 @@ struct PreparedRun {
     folder: PathBuf,
     /// Prevents other processes from resuming the run.
     _lock: FileLock,
+    /// Whether this command has created the run.
+    is_new: bool,
 }
 
 pub(super) async fn run(
@@ -70,6 +71,10 @@ pub(super) async fn run(
     let executed = execute(context, &prepared.folder, &prepared.service, prepared.rl);
     let done = match Box::pin(executed).await {
         Ok(done) => done,
+        Err(error) if prepared.is_new && error.exit() == Exit::Rejected => {
+            remove_unstarted(&prepared.folder);
+            return Err(error);
+        }
         Err(error) => {
             return Err(error.add_hint(format!("Resume from the last checkpoint with: {resume}")));
         }
@@ -96,23 +101,36 @@ async fn prepare(
     };
     let resume = args.resume.as_ref().map(find).transpose()?;
     let mut new = args.run.clone();
-    for path in [&mut new.file, &mut new.eval_file, &mut new.folder.dir].into_iter().flatten() {
-        let resolved = context.environment.path(path);
-        *path = std::path::absolute(&resolved).unwrap_or(resolved);
+    if let Some(dir) = &mut new.folder.dir {
+        let resolved = context.environment.path(dir);
+        *dir = std::path::absolute(&resolved).unwrap_or(resolved);
     }
-    let (mut config, old, lock) = match &resume {
+    let (mut config, inputs, old, lock) = match &resume {
         Some(folder) => {
             let lock = train_state::lock(folder)?;
             let state = RlRunState::load(folder)?;
             state.check_files()?;
-            (state.settings.clone(), Some(state), Some(lock))
+            let config = state.settings.clone();
+            let eval = config.eval_file.as_deref();
+            let inputs = RunInputs::of_paths(DataFile::Prompts, &config.files, eval);
+            (config, inputs, Some(state), Some(lock))
         }
-        None => (new, None, None),
+        None => {
+            let eval = new.eval_file.as_mut();
+            let inputs = RunInputs::open(context, DataFile::Prompts, &mut new.files, eval).await?;
+            (new, inputs, None, None)
+        }
     };
     let old_steps = config.steps;
     config.steps = args.steps.unwrap_or(if old.is_some() { old_steps } else { 100 });
-    let (prompts, eval) =
-        (read(&config, DataFile::Training)?, read(&config, DataFile::Evaluation)?);
+    let mut prompts = Vec::new();
+    for file in &inputs.train {
+        prompts.extend(data::read_prompts(file, config.chat)?);
+    }
+    let eval = match &inputs.eval {
+        Some(file) => data::read_prompts(file, config.chat)?,
+        None => Vec::new(),
+    };
     let reward = config.reward.clone();
     let reward = reward.ok_or_else(|| CommandError::usage("no reward given"))?;
     if let RewardOption::BuiltIn(reward) = &reward {
@@ -140,6 +158,7 @@ async fn prepare(
     let tokenizer = examples::find_tokenizer(context, &service, &model, named).await?;
     config.learning_rate.get_or_insert_with(|| default_learning_rate(&model));
 
+    let is_new = old.is_none();
     let (folder, state) = match (resume, old) {
         (Some(folder), Some(mut state)) => {
             if config.steps != old_steps {
@@ -152,8 +171,10 @@ async fn prepare(
             (folder, state)
         }
         _ => {
-            let file = config.file.clone().unwrap_or_default();
-            let (name, folder) = config.folder.create(context, &service, &file).await?;
+            let file = inputs.first_path();
+            let (name, folder) = config.folder.choose(context, &service, &file).await?;
+            train_state::new_folder(&folder)?;
+            inputs.keep_stdin(&folder, config.files.iter_mut().chain(&mut config.eval_file))?;
             (folder, RlRunState::new(&name, config, model)?)
         }
     };
@@ -166,19 +187,19 @@ async fn prepare(
     let reward =
         RewardSource { reward, workers: args.reward_workers, timeout: args.reward_timeout };
     let rl = build(context, &state, reward, (prompts, eval), tokenizer, &folder);
-    Ok(PreparedRun { service, rl, state, folder, _lock: lock })
+    Ok(PreparedRun { service, rl, state, folder, _lock: lock, is_new })
 }
 
-/// Reads the prompts of a run, or its evaluation prompts.
-fn read(config: &RlRunArgs, kind: DataFile) -> Result<Vec<RlPrompt>, CommandError> {
-    let file = match kind {
-        DataFile::Training => &config.file,
-        DataFile::Evaluation => &config.eval_file,
-    };
-    match file {
-        Some(file) => data::read_prompts(kind, file, config.chat),
-        None => Ok(Vec::new()),
+/// Removes the files of a run that the server rejected, and the folder if nothing else is in it.
+/// Keeps a run that has started: it has a file to resume from.
+fn remove_unstarted(folder: &Path) {
+    if folder.join("resume.json").exists() {
+        return;
     }
+    for name in ["run.json", STDIN_COPY, "lock"] {
+        let _ = std::fs::remove_file(folder.join(name));
+    }
+    let _ = std::fs::remove_dir(folder);
 }
 
 /// Returns the default learning rate. The built-in model is small and needs a high one.
@@ -230,16 +251,11 @@ fn build(
     match source.reward {
         RewardOption::BuiltIn(reward) => rl.reward(reward.function()),
         RewardOption::Program(command) => {
-            let writer = Mutex::new(context.prompt_writer());
             let program = RewardProgram::new(command)
                 .current_dir(&context.environment.folder)
                 .workers(source.workers)
                 .timeout(source.timeout)
-                .on_stderr(move |line| {
-                    if let Ok(mut write) = writer.lock() {
-                        write(&format!("reward: {}\n", format::escape_controls(line)));
-                    }
-                });
+                .on_stderr(context.line_writer("reward"));
             rl.reward_program(program)
         }
     }
@@ -274,7 +290,7 @@ async fn execute(
             None => {
                 stopping = true;
                 run.stop_handle().stop();
-                progress.clear();
+                progress.clear(context);
                 context.notice("saving a checkpoint; press Ctrl-C again to stop immediately");
                 continue;
             }
@@ -282,7 +298,7 @@ async fn execute(
         let Some(report) = next else { break };
         let report = report?;
         if let Some(reward) = report.eval_reward {
-            progress.set_eval_loss(reward);
+            progress.set_eval_loss(context, report.step, reward);
         }
         if report.step > from {
             tokens += report.tokens;
@@ -290,7 +306,7 @@ async fn execute(
         }
         logs.add(report)?;
     }
-    progress.clear();
+    progress.clear(context);
     let Some(outcome) = run.outcome() else {
         return Err(CommandError::new(Exit::Failed, "the run ended without an outcome"));
     };

@@ -52,8 +52,12 @@ impl RlRunState {
             name: Some(name.to_string()),
             changes: Vec::new(),
             method: RunMethod::Rl,
-            digest: data::digest(settings.file.as_deref().unwrap_or(Path::new("")))?,
-            eval_digest: settings.eval_file.as_deref().map(data::digest).transpose()?,
+            digest: data::digest(&settings.files)?,
+            eval_digest: settings
+                .eval_file
+                .as_ref()
+                .map(|file| data::digest(&[file]))
+                .transpose()?,
             settings,
             model,
         })
@@ -61,13 +65,11 @@ impl RlRunState {
 
     /// Checks that the files have not changed since the run started.
     pub(super) fn check_files(&self) -> Result<(), CommandError> {
-        let train = (self.settings.file.as_ref(), Some(&self.digest));
-        let eval = (self.settings.eval_file.as_ref(), self.eval_digest.as_ref());
-        for (file, digest) in [train, eval] {
-            let (Some(file), Some(digest)) = (file, digest) else { continue };
-            data::check_unchanged(file, digest)?;
+        data::check_unchanged(&self.settings.files, &self.digest)?;
+        match (&self.settings.eval_file, &self.eval_digest) {
+            (Some(file), Some(digest)) => data::check_unchanged(&[file], digest),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Reads the state of the run in a folder.

@@ -9,18 +9,22 @@ use clap_complete::ArgValueCandidates;
 use tinkex::recipes::Schedule;
 
 use crate::args::{positive, whole_number};
+use crate::commands::plot;
 use crate::commands::run_args::{ModelArgs, RunFolderArgs};
 use crate::reference;
 
-use super::plot;
-use super::state::{LearnFrom, TrainMethod};
+use super::state::{LearnFrom, LogTarget, TrainMethod};
 
 /// Arguments of `tinkex train`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each line of FILE is a conversation or a prompt with its completion:
+FILE is JSON Lines or a JSON array, plain or compressed with gzip or Zstandard; - is standard input.
+All examples of a file have one of these formats:
   {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"Hello!\"}]}
   {\"prompt\": \"The capital of France is\", \"completion\": \" Paris.\"}
+  {\"text\": \"All of this text is learned.\"}
+  {\"instruction\": \"Translate to French\", \"input\": \"cheese\", \"output\": \"fromage\"}       Alpaca
+  {\"conversations\": [{\"from\": \"human\", \"value\": \"Hi\"}, {\"from\": \"gpt\", \"value\": \"Hello!\"}]}  ShareGPT
 With --method dpo, each line is a prompt with a chosen and a rejected completion:
   {\"prompt\": \"The capital of France is\", \"chosen\": \" Paris.\", \"rejected\": \" Rome.\"}
 
@@ -29,9 +33,12 @@ Ctrl-C saves a checkpoint and stops; a second Ctrl-C stops immediately.
 
 Examples:
   tinkex train examples.jsonl --local                   fine-tune the built-in model on this machine
-  tinkex train examples.jsonl --local --dry-run         show the number of examples, tokens and steps
+  tinkex train examples.jsonl --local --dry-run         show the plan, and the time from a measured step
+  zcat *.jsonl.gz | tinkex train - --local              train on standard input
   tinkex train examples.jsonl --model Qwen/Qwen3-8B --epochs 2 --eval-split 0.1
   tinkex train examples.jsonl --local --plot loss.png   plot the loss to a PNG file
+  tinkex train examples.jsonl --local --sample-prompts prompts.jsonl   show answers during training
+  tinkex train examples.jsonl --local --log-to tensorboard   write an event file for TensorBoard
   tinkex train pairs.jsonl --local --method dpo         learn from preference pairs
   tinkex train more.jsonl --from examples --local       start from the weights of the run examples
   tinkex train --resume examples --local                resume an interrupted run
@@ -53,15 +60,24 @@ pub(crate) struct TrainArgs {
     /// Plot of the loss, as .svg or .png [default: loss.svg in the run folder]
     #[arg(long, value_name = "FILE", value_parser = plot::parse_file, help_heading = "Run")]
     pub(super) plot: Option<PathBuf>,
-    /// Show what the run would do without starting it
+    /// Show what the run would do without starting it; on this machine, measure a step
     #[arg(long, help_heading = "Run")]
     pub(super) dry_run: bool,
+    /// Price of a million training tokens in USD, for the cost that --dry-run shows
+    #[arg(
+        long,
+        value_name = "USD",
+        value_parser = price,
+        requires = "dry_run",
+        help_heading = "Run"
+    )]
+    pub(super) price: Option<f64>,
 }
 
 /// Arguments that a resumed run cannot change. They are listed one by one, not as a group, so that
 /// an error names only the ones that were given.
-const FIXED_ARGS: [&str; 23] = [
-    "file",
+const FIXED_ARGS: [&str; 26] = [
+    "files",
     "method",
     "beta",
     "model",
@@ -81,7 +97,10 @@ const FIXED_ARGS: [&str; 23] = [
     "eval_split",
     "eval_every",
     "save_every",
+    "sample_prompts",
+    "sample_every",
     "keep",
+    "log_to",
     "name",
     "dir",
 ];
@@ -152,9 +171,9 @@ impl LengthArgs {
 /// Arguments that determine a run.
 #[derive(Clone, Debug, Args)]
 pub(super) struct RunArgs {
-    /// Training data: JSON Lines with conversations or prompt/completion pairs
+    /// Training data: JSON Lines or a JSON array, also compressed; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "resume")]
-    pub(super) file: Option<PathBuf>,
+    pub(super) files: Vec<PathBuf>,
     /// Training method: sft (supervised), or dpo (preference pairs)
     #[arg(
         long,
@@ -269,6 +288,18 @@ pub(super) struct RunArgs {
         help_heading = "Evaluation and checkpoints"
     )]
     pub(super) save_every: Option<u64>,
+    /// Answer the prompts of this file during training; JSON Lines as for `tinkex rl`
+    #[arg(long, value_name = "FILE", help_heading = "Evaluation and checkpoints")]
+    pub(super) sample_prompts: Option<PathBuf>,
+    /// Interval of the answers [default: one tenth of the run]
+    #[arg(
+        long,
+        value_name = "STEPS",
+        value_parser = positive::<u64>,
+        requires = "sample_prompts",
+        help_heading = "Evaluation and checkpoints"
+    )]
+    pub(super) sample_every: Option<u64>,
     /// Number of checkpoints to keep
     #[arg(
         long,
@@ -278,6 +309,15 @@ pub(super) struct RunArgs {
         help_heading = "Evaluation and checkpoints"
     )]
     pub(super) keep: usize,
+    /// Also log the metrics for another program: tensorboard
+    #[arg(
+        long,
+        value_enum,
+        value_name = "PROGRAM",
+        hide_possible_values = true,
+        help_heading = "Run"
+    )]
+    pub(super) log_to: Option<LogTarget>,
     #[command(flatten)]
     pub(super) folder: RunFolderArgs,
 }
@@ -297,6 +337,10 @@ pub(crate) fn learning_rate(text: &str) -> Result<f64, String> {
 
 fn beta(text: &str) -> Result<f64, String> {
     number(text, |beta| beta > 0.0 && beta <= 1e3, "a number above 0, such as 0.1")
+}
+
+fn price(text: &str) -> Result<f64, String> {
+    number(text, |price| (0.0..1e9).contains(&price), "a price in USD, such as 0.4")
 }
 
 fn epochs(text: &str) -> Result<f64, String> {

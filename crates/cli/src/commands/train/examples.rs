@@ -1,7 +1,6 @@
 //! Training and evaluation examples of a run, and the configuration that follows from them.
 
-use std::path::{Path, PathBuf};
-
+use serde::Serialize;
 use serde_json::{Value, json};
 use tinkex::recipes::TrainExample;
 use tinkex::recipes::dpo::{DpoPair, DpoReference};
@@ -10,11 +9,15 @@ use tinkex::{Chat, ServiceClient, Tokenizer};
 use crate::commands::weights;
 use crate::context::CommandContext;
 use crate::error::CommandError;
+use crate::format;
 use crate::settings::is_loopback;
 use crate::table::Table;
 
 use super::args::{LengthArgs, RunArgs};
-use super::data::{self, DataFile};
+use super::data::{self, FileExamples};
+use super::estimate::RunEstimate;
+use super::example_format::ExampleFormat;
+use super::source::{InputFile, RunInputs};
 use super::state::{RunConfig, TrainMethod};
 
 /// Default number of checkpoints and of evaluations in a run.
@@ -56,23 +59,26 @@ pub(crate) async fn find_tokenizer(
     }
 }
 
+/// Returns the context length of a base model in tokens, if the server reports it.
+pub(crate) async fn context_length(
+    service: &ServiceClient,
+    model: &str,
+) -> Result<Option<usize>, CommandError> {
+    let models = service.server_capabilities().await?.supported_models;
+    let supported = models.iter().find(|one| one.model_name.as_deref() == Some(model));
+    let tokens = supported.and_then(|one| one.max_context_length);
+    Ok(tokens.and_then(|tokens| usize::try_from(tokens).ok()))
+}
+
 /// Builds the configuration of a new run from the arguments and the server's defaults. The number of
 /// steps is set later, once the examples are known.
 pub(super) async fn configure(
-    context: &CommandContext<'_>,
     args: &RunArgs,
     service: &ServiceClient,
     model: String,
     rank: u32,
 ) -> Result<RunConfig, CommandError> {
-    let models = service.server_capabilities().await?.supported_models;
-    let supported = models.iter().find(|one| one.model_name.as_deref() == Some(&*model));
-    let context_length = supported.and_then(|one| one.max_context_length);
-    let context_length = context_length.and_then(|tokens| usize::try_from(tokens).ok());
-    let absolute = |path: &PathBuf| {
-        let path = context.environment.path(path);
-        std::path::absolute(&path).unwrap_or(path)
-    };
+    let context_length = context_length(service, &model).await?;
     if args.beta.is_some() && args.method != TrainMethod::Dpo {
         return Err(CommandError::usage("--beta applies to --method dpo only")
             .hint("Omit --beta, or pass --method dpo."));
@@ -81,8 +87,8 @@ pub(super) async fn configure(
     Ok(RunConfig {
         method: args.method,
         beta,
-        file: args.file.as_ref().map(absolute).unwrap_or_default(),
-        eval_file: args.eval_file.as_ref().map(absolute),
+        files: args.files.clone(),
+        eval_file: args.eval_file.clone(),
         eval_split: args.eval_split,
         tokenizer: args.model.tokenizer.clone(),
         rank,
@@ -101,6 +107,9 @@ pub(super) async fn configure(
         learn: args.learn,
         eval_every: 0,
         save_every: 0,
+        sample_prompts: args.sample_prompts.clone(),
+        sample_every: 0,
+        log_to: args.log_to,
         keep: args.keep,
         model,
     })
@@ -119,15 +128,67 @@ fn default_learning_rate(model: &str, method: TrainMethod) -> f64 {
 /// Default β of DPO.
 const DEFAULT_BETA: f64 = 0.1;
 
-/// Reads the training file and the evaluation file, or holds out a part of the training file.
+/// Examples of all files, and what the plan says about them.
+struct SplitExamples<T> {
+    train: Vec<T>,
+    eval: Vec<T>,
+    formats: Vec<FileFormat>,
+    truncated: TruncatedCounts,
+}
+
+/// Reads the training files and the evaluation file, or holds out a part of the training examples.
+/// `is_truncated` tells whether an example was truncated.
 fn read_split<T>(
     config: &RunConfig,
-    read: impl Fn(DataFile, &Path) -> Result<Vec<T>, CommandError>,
-) -> Result<(Vec<T>, Vec<T>), CommandError> {
-    let train = read(DataFile::Training, &config.file)?;
-    match &config.eval_file {
-        Some(file) => Ok((train, read(DataFile::Evaluation, file)?)),
-        None => data::split(train, config.eval_split, config.seed),
+    inputs: &RunInputs,
+    read: impl Fn(&InputFile) -> Result<FileExamples<T>, CommandError>,
+) -> Result<SplitExamples<T>, CommandError> {
+    let (mut train, mut formats) = (Vec::new(), Vec::new());
+    let mut truncated = TruncatedCounts::default();
+    let mut add = |file: &InputFile| -> Result<(Vec<T>, usize), CommandError> {
+        let read = read(file)?;
+        formats.extend(read.format.map(|format| FileFormat { file: file.name.clone(), format }));
+        Ok((read.examples, read.truncated))
+    };
+    for file in &inputs.train {
+        let (examples, count) = add(file)?;
+        train.extend(examples);
+        truncated.train += count;
+    }
+    let eval = match &inputs.eval {
+        Some(file) => {
+            let (examples, count) = add(file)?;
+            truncated.eval = count;
+            examples
+        }
+        None => {
+            let (kept, held_out) = data::split(train, config.eval_split, config.seed)?;
+            train = kept;
+            held_out
+        }
+    };
+    Ok(SplitExamples { train, eval, formats, truncated })
+}
+
+/// Format of a file.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct FileFormat {
+    file: String,
+    format: ExampleFormat,
+}
+
+/// Number of examples that had too many tokens and were truncated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct TruncatedCounts {
+    /// In the training files, also of the examples that are held out.
+    pub(super) train: usize,
+    /// In the evaluation file.
+    pub(super) eval: usize,
+}
+
+impl TruncatedCounts {
+    pub(super) fn total(self) -> usize {
+        self.train + self.eval
     }
 }
 
@@ -138,6 +199,8 @@ pub(super) struct Examples {
     pub(super) eval: Vec<TrainExample>,
     /// Preference pairs of `train` and `eval`, for DPO.
     pub(super) pairs: Option<(Vec<DpoPair>, Vec<DpoPair>)>,
+    pub(super) formats: Vec<FileFormat>,
+    pub(super) truncated: TruncatedCounts,
 }
 
 impl Examples {
@@ -146,25 +209,28 @@ impl Examples {
     pub(super) fn read(
         chat: &Chat,
         mut config: RunConfig,
+        inputs: &RunInputs,
         args: &RunArgs,
         length: LengthArgs,
         is_new: bool,
     ) -> Result<(Self, RunConfig), CommandError> {
         let (learn, limit) = (config.learn.into(), config.length_limit());
-        let read = |kind, file: &Path| data::read(chat, kind, file, learn, limit);
-        let read_pairs = |kind, file: &Path| data::read_pairs(chat, kind, file, limit);
-        let (train, eval, pairs) = match config.method {
+        let read = |file: &InputFile| data::read(chat, file, learn, limit);
+        let read_pairs = |file: &InputFile| data::read_pairs(chat, file, limit);
+        let (train, eval, pairs, formats, truncated) = match config.method {
             TrainMethod::Sft => {
-                let (train, eval) = read_split(&config, read)?;
-                (train, eval, None)
+                let SplitExamples { train, eval, formats, truncated } =
+                    read_split(&config, inputs, read)?;
+                (train, eval, None, formats, truncated)
             }
             TrainMethod::Dpo => {
-                let (train, eval) = read_split(&config, read_pairs)?;
+                let SplitExamples { train, eval, formats, truncated } =
+                    read_split(&config, inputs, read_pairs)?;
                 // The plan needs the sizes only; the run replaces the log-probabilities.
                 let unknown = [DpoReference { chosen: 0.0, rejected: 0.0 }; 1];
                 let examples =
                     |pairs: &[DpoPair]| data::pair_examples(pairs, &unknown.repeat(pairs.len()));
-                (examples(&train)?, examples(&eval)?, Some((train, eval)))
+                (examples(&train)?, examples(&eval)?, Some((train, eval)), formats, truncated)
             }
         };
         if is_new || length.is_set() {
@@ -174,19 +240,68 @@ impl Examples {
             let interval = config.steps.div_ceil(INTERVALS);
             config.eval_every = args.eval_every.unwrap_or(interval);
             config.save_every = args.save_every.unwrap_or(interval);
+            config.sample_every = args.sample_every.unwrap_or(interval);
         }
-        Ok((Self { train, eval, pairs }, config))
+        Ok((Self { train, eval, pairs, formats, truncated }, config))
+    }
+
+    /// Describes the formats: one for all files, or each with its file.
+    fn format_text(&self) -> String {
+        match &self.formats[..] {
+            [] => "preference pairs".to_owned(),
+            [first, rest @ ..] if rest.iter().all(|other| other.format == first.format) => {
+                first.format.to_string()
+            }
+            all => {
+                let list = all.iter().map(|one| format!("{}: {}", one.file, one.format));
+                list.collect::<Vec<_>>().join(", ")
+            }
+        }
+    }
+
+    /// Describes how many examples were truncated.
+    fn truncated_text(&self, max_tokens: Option<usize>) -> String {
+        match (self.truncated.total(), max_tokens) {
+            (0, _) | (_, None) => "none".to_owned(),
+            (count, Some(max)) => format!("{count}, to {max} tokens"),
+        }
+    }
+
+    /// Returns a warning about truncated examples, if there are any.
+    pub(super) fn warning(&self, config: &RunConfig) -> Option<String> {
+        let (count, max) = (self.truncated.total(), config.max_tokens?);
+        let total = self.train.len() + self.eval.len();
+        let verb = if count == 1 { "is" } else { "are" };
+        (count > 0).then(|| {
+            format!(
+                "warning: {count} of {} {verb} longer than {max} tokens and truncated; pass \
+                 --refuse-long to reject them",
+                format::count(total, "example")
+            )
+        })
+    }
+
+    /// Returns the number of tokens to train on from step `from` on.
+    pub(super) fn remaining_tokens(&self, config: &RunConfig, from: u64) -> usize {
+        let plan = config.plan(self.train.len());
+        let step_tokens = |step| plan.batch(step).into_iter().map(|index| self.train[index].tokens);
+        (from..config.steps).flat_map(step_tokens).sum()
     }
 
     /// Describes what the run would do from step `from` on.
-    pub(super) fn describe(&self, config: &RunConfig, from: u64) -> (Table, Value) {
+    pub(super) fn describe(
+        &self,
+        config: &RunConfig,
+        estimate: &RunEstimate,
+        from: u64,
+    ) -> (Table, Value) {
         let plan = config.plan(self.train.len());
         let tokens: usize = self.train.iter().map(|example| example.tokens).sum();
         let learned: f64 = self.train.iter().map(|example| example.weight).sum();
         let longest = self.train.iter().map(|example| example.tokens).max().unwrap_or(0);
-        let step_tokens = |step| plan.batch(step).into_iter().map(|index| self.train[index].tokens);
-        let remaining: usize = (from..config.steps).flat_map(step_tokens).sum();
-        let mut table = Table::of_properties().title(format!("Plan: {}", config.file.display()));
+        let remaining = self.remaining_tokens(config, from);
+        let names: Vec<_> = config.files.iter().map(|file| file.display().to_string()).collect();
+        let mut table = Table::of_properties().title(format!("Plan: {}", names.join(", ")));
         table.property("Base model", &config.model);
         if let Some(beta) = config.beta {
             table.property("Method", format!("DPO, beta {beta}"));
@@ -194,8 +309,10 @@ impl Examples {
         if let Some(from) = &config.from {
             table.property("Start", from);
         }
+        table.property("Format", self.format_text());
         table.property("Examples", self.train.len().to_string());
         table.property("Held out", self.eval.len().to_string());
+        table.property("Truncated", self.truncated_text(config.max_tokens));
         table.property(
             "Tokens",
             match config.method {
@@ -213,6 +330,7 @@ impl Examples {
         table.property("Learning rate", rate.to_lowercase());
         let interval = |steps: u64| match steps {
             0 => "never".to_owned(),
+            1 => "every step".to_owned(),
             steps => format!("every {steps} steps"),
         };
         table.property(
@@ -223,10 +341,13 @@ impl Examples {
             "Checkpoints",
             format!("{}, keeping the last {}", interval(config.save_every), config.keep),
         );
+        estimate.describe(&mut table);
         let json = json!({
             "settings": config,
             "examples": self.train.len(),
             "held_out": self.eval.len(),
+            "formats": self.formats,
+            "truncated": self.truncated,
             "tokens": tokens,
             "tokens_learned": learned,
             "longest_example": longest,
@@ -234,6 +355,7 @@ impl Examples {
             "steps_done": from,
             "epochs": epochs,
             "tokens_to_train_on": remaining,
+            "estimate": estimate,
         });
         (table, json)
     }

@@ -3,17 +3,25 @@
 //! | Module | Contents |
 //! |---|---|
 //! | `args` | the arguments |
+//! | `source`, `records`, `example_format` | files, the JSON values in them, and the formats of these |
+//! | `estimate` | time and cost for `--dry-run` |
 //! | `data`, `examples` | reading and checking the training data |
 //! | `run`, `state`, `metrics_log` | the run and its files, from which it can be resumed |
-//! | `progress`, `plot` | the progress bar and the plot of the loss |
+//! | `progress`, `samples` | the progress bar, and answers during training |
+//! | `event_log` | the metrics for TensorBoard |
 
 pub(super) mod args;
 pub(super) mod data;
+mod estimate;
+mod event_log;
+mod example_format;
 pub(super) mod examples;
 mod metrics_log;
-mod plot;
 pub(super) mod progress;
+mod records;
 mod run;
+mod samples;
+pub(super) mod source;
 pub(super) mod state;
 
 use std::time::Duration;
@@ -27,11 +35,13 @@ use crate::format;
 use crate::reference::{CheckpointReference, CheckpointUse, find_folder};
 
 pub(crate) use args::{TrainArgs, usage_hint};
-use data::DataFile;
+use estimate::RunEstimate;
 use examples::Examples;
 use metrics_log::MetricsLog;
 use run::ActiveRun;
-use state::RunState;
+use samples::{SAMPLES_FILE, TrainingSamples};
+use source::{DataFile, InputFile, RunInputs};
+use state::{LogTarget, RunState};
 
 /// Default time to retry temporary failures for. It is longer than for other commands, because a run
 /// is often unattended and expensive to repeat.
@@ -59,8 +69,9 @@ async fn prepare(
     args: TrainArgs,
 ) -> Result<Option<(ActiveRun, Examples, TrainPlan)>, CommandError> {
     let mut run_args = args.run;
-    for path in [&mut run_args.file, &mut run_args.eval_file].into_iter().flatten() {
-        *path = context.environment.path(path);
+    if let Some(dir) = &mut run_args.folder.dir {
+        *dir = context.environment.path(dir);
+        state::check_unused(dir)?;
     }
     let plot = args.plot.map(|file| context.environment.path(&file));
     let find = |text: &String| {
@@ -78,17 +89,23 @@ async fn prepare(
         report_finished(context, state)?;
         return Ok(None);
     }
-    match &old {
-        Some(state) => state.check_files()?,
+    let inputs = match &old {
+        Some(state) => {
+            state.check_files()?;
+            let eval = state.settings.eval_file.as_deref();
+            RunInputs::of_paths(DataFile::Training, &state.settings.files, eval)
+        }
         // Checked now, because starting a local server takes longer than reporting a missing file.
         None => {
-            let train = run_args.file.iter().map(|file| (DataFile::Training, file));
-            let eval = run_args.eval_file.iter().map(|file| (DataFile::Evaluation, file));
-            for (kind, file) in train.chain(eval) {
-                data::check_readable(kind, file)?;
+            if let Some(path) = &mut run_args.sample_prompts {
+                let resolved = context.environment.path(path);
+                *path = std::path::absolute(&resolved).unwrap_or(resolved);
+                InputFile::new(DataFile::Prompts, path).check()?;
             }
+            let eval = run_args.eval_file.as_mut();
+            RunInputs::open(context, DataFile::Training, &mut run_args.files, eval).await?
         }
-    }
+    };
 
     if old.is_none() {
         run_args.model.serve_path(context).await?;
@@ -117,11 +134,17 @@ async fn prepare(
         Some(state) => state.settings.clone(),
         None => {
             let rank = start.and_then(|start| start.lora_rank).unwrap_or(run_args.model.rank);
-            examples::configure(context, &run_args, &service, model, rank).await?
+            examples::configure(&run_args, &service, model, rank).await?
         }
     };
-    let (examples, config) =
-        Examples::read(&tokenizer.chat()?, config, &run_args, args.length, old.is_none())?;
+    let chat = tokenizer.chat()?;
+    let prompts = match &config.sample_prompts {
+        Some(file) => Some(data::read_prompts(&InputFile::new(DataFile::Prompts, file), false)?),
+        None => None,
+    };
+    let is_new = old.is_none();
+    let (examples, mut config) =
+        Examples::read(&chat, config, &inputs, &run_args, args.length, is_new)?;
     if let Some(state) = &mut old {
         let before = state.settings.steps;
         state.change_steps(config.steps)?;
@@ -135,16 +158,35 @@ async fn prepare(
     }
     let plan = config.plan(examples.train.len());
     if args.dry_run {
-        let (table, json) = examples.describe(&config, old.as_ref().map_or(0, RunState::step));
+        let from = old.as_ref().map_or(0, RunState::step);
+        let estimate =
+            RunEstimate::new(context, &service, &config, &examples, args.price, from).await?;
+        let (table, json) = examples.describe(&config, &estimate, from);
+        if let Some(warning) = examples.warning(&config) {
+            context.notice(&warning);
+        }
         context.table(&table, &json)?;
         return Ok(None);
     }
 
-    let (folder, mut state) = match (resume, old) {
-        (Some(folder), Some(state)) => (folder, state),
+    if let Some(plot) = &plot {
+        state::create_folder(plot.parent().unwrap_or(plot))?;
+    }
+    // The model is created before the folder: one that the server rejects leaves nothing behind.
+    let (folder, model, mut state) = match (resume, old) {
+        (Some(folder), Some(state)) => {
+            let (name, saved) = (state.name.as_deref(), state.saved.last());
+            let model = run::create_model(context, &service, &config, name, saved).await?;
+            (folder, model, state)
+        }
         _ => {
-            let (name, folder) = run_args.folder.create(context, &service, &config.file).await?;
-            (folder, RunState::new(&name, config)?)
+            let file = inputs.first_path();
+            let (name, folder) = run_args.folder.choose(context, &service, &file).await?;
+            let text = name.to_string();
+            let model = run::create_model(context, &service, &config, Some(&text), None).await?;
+            state::new_folder(&folder)?;
+            inputs.keep_stdin(&folder, config.files.iter_mut().chain(&mut config.eval_file))?;
+            (folder, model, RunState::new(&name, config)?)
         }
     };
     let lock = match lock {
@@ -152,11 +194,21 @@ async fn prepare(
         None => state::lock(&folder)?,
     };
     if let Some(plot) = plot {
-        state::create_folder(plot.parent().unwrap_or(&plot))?;
         state.plot = Some(plot);
     }
-    let metrics = MetricsLog::open(&folder.join("metrics.jsonl"), state.step())?;
-    Ok(Some((ActiveRun { service, folder, _lock: lock, state, metrics }, examples, plan)))
+    let from = state.step();
+    let mut metrics = MetricsLog::open(&folder.join("metrics.jsonl"), from)?;
+    if let Some(LogTarget::Tensorboard) = state.settings.log_to {
+        metrics = metrics.with_events(&folder, from)?;
+    }
+    let samples = match prompts {
+        Some(prompts) => {
+            Some(TrainingSamples::new(prompts, chat, &folder.join(SAMPLES_FILE), from)?)
+        }
+        None => None,
+    };
+    let run = ActiveRun { service, model, folder, _lock: lock, state, metrics, samples };
+    Ok(Some((run, examples, plan)))
 }
 
 /// Reports that a run has no steps left.

@@ -1,6 +1,8 @@
 //! [`ActiveRun`]: executes a run and stores its progress in the run folder.
 
 use std::path::PathBuf;
+use std::pin::pin;
+use std::time::Duration;
 
 use serde_json::json;
 use tinkex::recipes::dpo::{self, DpoPair, DpoReference};
@@ -9,6 +11,8 @@ use tinkex::recipes::{
 };
 use tinkex::{LossFn, RestoreMode, SaveOptions, ServiceClient, TinkerPath, TrainingClient};
 
+use crate::args::OutputFormat;
+use crate::commands::plot::{Plot, TerminalPlot};
 use crate::commands::run_args::resume_text;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
@@ -16,21 +20,25 @@ use crate::format;
 use crate::reference::{parse_path, remember_folder, run_metadata};
 
 use super::data;
-use super::examples::Examples;
+use super::event_log::EVENT_FILE;
+use super::examples::{Examples, TruncatedCounts};
 use super::metrics_log::{EvalLine, MetricsLog, StepLine};
 use super::next_commands;
-use super::plot;
 use super::progress::{TrainProgress, thousands};
-use super::state::RunState;
+use super::samples::{SAMPLES_FILE, TrainingSamples};
+use super::state::{RunConfig, RunState, TrainMethod};
 
 /// Run in progress.
 pub(super) struct ActiveRun {
     pub(super) service: ServiceClient,
+    pub(super) model: TrainingClient,
     pub(super) folder: PathBuf,
     /// Prevents other processes from resuming the run.
     pub(super) _lock: tinkex_files::FileLock,
     pub(super) state: RunState,
     pub(super) metrics: MetricsLog,
+    /// Answers during training, if the run has prompts for them.
+    pub(super) samples: Option<TrainingSamples>,
 }
 
 /// Outcome of a run that ended without an error.
@@ -40,6 +48,59 @@ pub(super) struct RunOutcome {
     tokens_per_second: f64,
     /// Whether the user stopped the run before its last step.
     stopped: bool,
+    truncated: TruncatedCounts,
+}
+
+/// Creates the model to train, or loads it from the last checkpoint. Loading a large base model takes
+/// a while, which a notice says.
+pub(super) async fn create_model(
+    context: &mut CommandContext<'_>,
+    service: &ServiceClient,
+    config: &RunConfig,
+    name: Option<&str>,
+    saved: Option<&SavedCheckpoint>,
+) -> Result<TrainingClient, CommandError> {
+    let create = async {
+        let Some(saved) = saved else { return create_start(service, config, name).await };
+        let restore = RestoreMode::WithOptimizer;
+        let model = service.create_training_client_from(&saved.path, restore);
+        Ok(model.user_metadata(run_metadata(name)).create().await?)
+    };
+    let mut create = pin!(create);
+    let created = match tokio::time::timeout(QUIET_LOAD, &mut create).await {
+        Ok(created) => created,
+        Err(_) => {
+            context.notice(&format!("loading {}", config.model));
+            create.await
+        }
+    };
+    created.map_err(|error| match error.to_string().starts_with("lora_config.rank") {
+        true => error.hint("Pass a rank that the message allows, such as --rank 16."),
+        false => error,
+    })
+}
+
+/// Time after which a notice says that the model is being loaded.
+const QUIET_LOAD: Duration = Duration::from_secs(2);
+
+/// Creates a model with the starting weights.
+async fn create_start(
+    service: &ServiceClient,
+    config: &RunConfig,
+    name: Option<&str>,
+) -> Result<TrainingClient, CommandError> {
+    let metadata = run_metadata(name);
+    let Some(from) = &config.from else {
+        let new = service.create_lora_training_client(&*config.model);
+        let new = new.rank(config.rank).seed(config.seed).user_metadata(metadata);
+        return Ok(new.create().await?);
+    };
+    let restore = match config.with_optimizer {
+        true => RestoreMode::WithOptimizer,
+        false => RestoreMode::WeightsOnly,
+    };
+    let model = service.create_training_client_from(&parse_path(from)?, restore);
+    Ok(model.user_metadata(metadata).create().await?)
 }
 
 impl ActiveRun {
@@ -52,6 +113,7 @@ impl ActiveRun {
     ) -> Result<RunOutcome, CommandError> {
         let from = self.state.step();
         let config = self.state.settings.clone();
+        self.state.run_id = Some(self.model.model_id().to_string());
         self.state.store(&self.folder)?;
         remember_folder(&context.environment.variables, &self.folder);
         // Draw the empty plot now, to fail before training if the file cannot be written.
@@ -65,11 +127,12 @@ impl ActiveRun {
             format::count(config.steps - from, "step"),
             self.folder.display()
         ));
+        if let Some(warning) = examples.warning(&config) {
+            context.notice(&warning);
+        }
         context.announce_dashboard();
         let interrupt = context.environment.interrupt.clone();
-        let model = interrupt.run_until(1, self.create_model()).await?;
-        self.state.run_id = Some(model.model_id().to_string());
-        self.state.store(&self.folder)?;
+        let model = self.model.clone();
 
         let loss = match (&examples.pairs, config.beta) {
             (Some((train, eval)), Some(beta)) => {
@@ -82,11 +145,16 @@ impl ActiveRun {
             }
             _ => LossFn::CrossEntropy.into(),
         };
+        let truncated = examples.truncated;
         let mut progress = TrainProgress::new(context, config.steps, from);
+        if !examples.eval.is_empty() {
+            progress = progress.evaluates(config.eval_every);
+        }
         let mut training = TrainLoop::new(model.clone(), plan.clone(), examples.train)
             .eval(examples.eval)
             .loss(loss)
             .intervals(config.eval_every, config.save_every)
+            .sample_every(if self.samples.is_some() { config.sample_every } else { 0 })
             .resume_at(from);
         let (mut step, mut stopped) = (from, false);
         loop {
@@ -96,7 +164,7 @@ impl ActiveRun {
                 None => {
                     stopped = true;
                     training.stop();
-                    progress.clear();
+                    progress.clear(context);
                     context.notice("saving a checkpoint; press Ctrl-C again to stop immediately");
                     continue;
                 }
@@ -117,15 +185,24 @@ impl ActiveRun {
                     })?;
                 }
                 Some(TrainEvent::Evaluated(result)) => {
-                    progress.set_eval_loss(result.loss);
+                    progress.set_eval_loss(context, result.step, result.loss);
                     let (step, eval_loss) = (result.step, result.loss);
                     self.metrics.add_eval(EvalLine { step, eval_loss, metrics: result.metrics })?;
                 }
                 Some(TrainEvent::Saved { step, path }) => self.add_checkpoint(step, &path).await?,
+                Some(TrainEvent::SamplerReady { step, sampler }) => {
+                    if let Some(samples) = &mut self.samples {
+                        let presses = 1 + u32::from(stopped);
+                        let added = Box::pin(samples.add(context, &sampler, step));
+                        if let Some(added) = interrupt.race(presses, added).await {
+                            added?;
+                        }
+                    }
+                }
                 Some(_) => {}
             }
         }
-        progress.clear();
+        progress.clear(context);
         interrupt.run_until(2, self.save(&model, step)).await?;
         let finished = step == config.steps;
         self.state.finished = finished;
@@ -135,6 +212,7 @@ impl ActiveRun {
             seconds: progress.seconds(),
             tokens_per_second: progress.tokens_per_second(),
             stopped: stopped && !finished,
+            truncated,
         })
     }
 
@@ -157,7 +235,7 @@ impl ActiveRun {
         let start = match self.state.step() {
             0 => model.clone(),
             // The model has other weights by now. The name belongs to the model that is trained.
-            _ => self.create_start(None).await?,
+            _ => create_start(&self.service, &self.state.settings, None).await?,
         };
         let pairs = [train, eval].concat();
         let reference = dpo::reference_logprobs(&start, &pairs).await?;
@@ -165,32 +243,6 @@ impl ActiveRun {
         let written = tinkex_files::write(&path, text);
         written.map_err(|error| CommandError::file("write", path.display(), &error))?;
         Ok(reference)
-    }
-
-    /// Creates the model to train, or loads it from the last checkpoint.
-    async fn create_model(&self) -> Result<TrainingClient, CommandError> {
-        let name = self.state.name.as_deref();
-        let Some(saved) = self.state.saved.last() else { return self.create_start(name).await };
-        let restore = RestoreMode::WithOptimizer;
-        let model = self.service.create_training_client_from(&saved.path, restore);
-        Ok(model.user_metadata(run_metadata(name)).create().await?)
-    }
-
-    /// Creates a model with the starting weights.
-    async fn create_start(&self, name: Option<&str>) -> Result<TrainingClient, CommandError> {
-        let config = &self.state.settings;
-        let metadata = run_metadata(name);
-        let Some(from) = &config.from else {
-            let new = self.service.create_lora_training_client(&*config.model);
-            let new = new.rank(config.rank).seed(config.seed).user_metadata(metadata);
-            return Ok(new.create().await?);
-        };
-        let restore = match config.with_optimizer {
-            true => RestoreMode::WithOptimizer,
-            false => RestoreMode::WeightsOnly,
-        };
-        let model = self.service.create_training_client_from(&parse_path(from)?, restore);
-        Ok(model.user_metadata(metadata).create().await?)
     }
 
     /// Records a new checkpoint in `run.json`, then deletes the oldest ones. In the other order, a
@@ -232,9 +284,28 @@ impl ActiveRun {
     }
 
     fn plot(&self) -> Result<(), CommandError> {
-        let name = self.state.settings.file.file_name().unwrap_or_default().to_string_lossy();
-        let title = format!("{} on {name}", self.state.settings.model);
-        plot::draw(&self.metrics, &title, &self.plot_file())
+        let files = self.state.settings.files.iter().filter_map(|file| file.file_name());
+        let names: Vec<_> = files.map(|name| name.to_string_lossy()).collect();
+        let title = format!("{} on {}", self.state.settings.model, names.join(", "));
+        self.plot_of(title).write(&self.plot_file())
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "coordinates of a plot")]
+    fn plot_of(&self, title: String) -> Plot {
+        let y_title = match self.state.settings.method {
+            TrainMethod::Sft => "loss per token",
+            TrainMethod::Dpo => "loss per pair",
+        };
+        let steps = self.metrics.steps.iter().map(|line| (line.step as f64, line.loss));
+        let evals = self.metrics.evals.iter().map(|line| (line.step as f64, line.eval_loss));
+        Plot::new(title, y_title, steps, evals)
+    }
+
+    /// Returns the curve of the loss for a terminal; `None` if the result goes elsewhere.
+    fn curve(&self, context: &CommandContext<'_>) -> Option<String> {
+        let wanted = !context.globals.quiet && context.settings.format == OutputFormat::Table;
+        context.environment.terminals.out.filter(|_| wanted)?;
+        Some(TerminalPlot::for_output(context).draw(&self.plot_of(String::new())))
     }
 
     fn plot_file(&self) -> PathBuf {
@@ -247,18 +318,12 @@ impl ActiveRun {
         context: &mut CommandContext<'_>,
         outcome: Result<RunOutcome, CommandError>,
     ) -> Result<Exit, CommandError> {
-        let folder = format::shell_quote(&self.folder.display().to_string());
         let run = resume_text(context, &self.folder, self.state.name.as_deref());
         let resume = format!("tinkex train --resume {run}{}", context.server_flags());
         let outcome = match outcome {
             Ok(outcome) => outcome,
             Err(error) => {
                 let hint = match self.state.step() {
-                    // The model was not created. A resumed run would send the same request.
-                    0 if self.state.run_id.is_none() && error.is_rejected_request() => format!(
-                        "Start a new run with other options; {folder} contains no checkpoint and \
-                         can be deleted."
-                    ),
                     0 => format!("Nothing was saved. Start again with: {resume}"),
                     step => format!("Resume from step {step} with: {resume}"),
                 };
@@ -287,6 +352,7 @@ impl ActiveRun {
             "tokens": self.metrics.tokens(),
             "seconds": outcome.seconds,
             "tokens_per_second": outcome.tokens_per_second,
+            "truncated": outcome.truncated,
             "loss": { "first": first.map(|line| line.loss), "last": last.map(|line| line.loss) },
             "eval_loss": {
                 "first": evals.0.map(|line| line.eval_loss),
@@ -299,11 +365,14 @@ impl ActiveRun {
             "folder": self.folder,
             "metrics": file("metrics.jsonl"),
             "plot": self.plot_file(),
+            "samples": self.samples.as_ref().map(|_| file(SAMPLES_FILE)),
+            "events": self.state.settings.log_to.map(|_| file(EVENT_FILE)),
         });
         let loss =
             |line: Option<&StepLine>| format::or_na(line.map(|line| format!("{:.3}", line.loss)));
+        let curve = self.curve(context).map(|curve| curve + "\n").unwrap_or_default();
         let mut text = format!(
-            "Trained {} in {} ({} tokens/s): loss {} → {}",
+            "{curve}Trained {} in {} ({} tokens/s): loss {} → {}",
             format::count(outcome.step, "step"),
             format::short_duration(outcome.seconds),
             thousands(outcome.tokens_per_second),
@@ -320,12 +389,22 @@ impl ActiveRun {
             let held_out = if evals.1.is_some() { "held-out " } else { "" };
             text += &format!(", {held_out}accuracy {accuracy:.2}, margin {margin:.2}");
         }
+        if outcome.truncated.total() > 0 {
+            let count = format::count(outcome.truncated.total(), "example");
+            text += &format!("; {count} truncated");
+        }
         text += &format!(
-            "\n  checkpoint  {sampler}\n  metrics     {}\n  plot        {}\n\n{}",
+            "\n  checkpoint  {sampler}\n  metrics     {}\n  plot        {}",
             file("metrics.jsonl"),
             self.plot_file().display(),
-            next_commands(context, &self.state),
         );
+        if self.samples.is_some() {
+            text += &format!("\n  samples     {}", file(SAMPLES_FILE));
+        }
+        if self.state.settings.log_to.is_some() {
+            text += &format!("\n  events      {}", file(EVENT_FILE));
+        }
+        text += &format!("\n\n{}", next_commands(context, &self.state));
         context.text(&text, &json)?;
         Ok(Exit::Success)
     }

@@ -11,6 +11,7 @@ use crate::error::{CommandError, Exit};
 use crate::reference::RunName;
 
 use super::data;
+use super::source::one_or_many;
 
 /// Configuration and progress of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -70,7 +71,9 @@ pub(crate) struct RunConfig {
     /// β of DPO.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) beta: Option<f64>,
-    pub(crate) file: PathBuf,
+    /// Training files.
+    #[serde(rename = "file", with = "one_or_many")]
+    pub(crate) files: Vec<PathBuf>,
     pub(crate) eval_file: Option<PathBuf>,
     pub(crate) eval_split: f64,
     pub(crate) model: String,
@@ -93,6 +96,15 @@ pub(crate) struct RunConfig {
     pub(crate) learn: LearnFrom,
     pub(crate) eval_every: u64,
     pub(crate) save_every: u64,
+    /// Prompts that are answered during training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sample_prompts: Option<PathBuf>,
+    /// Interval of the answers in steps.
+    #[serde(default)]
+    pub(crate) sample_every: u64,
+    /// Program that the metrics are also logged for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) log_to: Option<LogTarget>,
     pub(crate) keep: usize,
 }
 
@@ -105,6 +117,14 @@ pub(crate) enum TrainMethod {
     Sft,
     /// Direct preference optimization
     Dpo,
+}
+
+/// Program that the metrics of a run are logged for, besides `metrics.jsonl`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogTarget {
+    /// An event file, which other programs import as well
+    Tensorboard,
 }
 
 /// Assistant messages of a conversation to learn.
@@ -158,8 +178,12 @@ impl RunState {
             version: VERSION,
             name: Some(name.to_string()),
             changes: Vec::new(),
-            digest: data::digest(&settings.file)?,
-            eval_digest: settings.eval_file.as_deref().map(data::digest).transpose()?,
+            digest: data::digest(&settings.files)?,
+            eval_digest: settings
+                .eval_file
+                .as_ref()
+                .map(|file| data::digest(&[file]))
+                .transpose()?,
             settings,
             run_id: None,
             saved: Vec::new(),
@@ -171,13 +195,11 @@ impl RunState {
 
     /// Checks that the files have not changed since the run started.
     pub(crate) fn check_files(&self) -> Result<(), CommandError> {
-        let train = (Some(&self.settings.file), Some(&self.digest));
-        let eval = (self.settings.eval_file.as_ref(), self.eval_digest.as_ref());
-        for (file, digest) in [train, eval] {
-            let (Some(file), Some(digest)) = (file, digest) else { continue };
-            data::check_unchanged(file, digest)?;
+        data::check_unchanged(&self.settings.files, &self.digest)?;
+        match (&self.settings.eval_file, &self.eval_digest) {
+            (Some(file), Some(digest)) => data::check_unchanged(&[file], digest),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn path(folder: &Path) -> PathBuf {
@@ -259,17 +281,23 @@ pub(crate) fn create_folder(folder: &Path) -> Result<(), CommandError> {
         .map_err(|error| CommandError::file("create", folder.display(), &error))
 }
 
+/// Checks that a folder contains no run yet.
+pub(crate) fn check_unused(folder: &Path) -> Result<(), CommandError> {
+    if !RunState::path(folder).exists() {
+        return Ok(());
+    }
+    let shown = folder.display();
+    let message = format!("{shown} already contains a run");
+    let hint = format!("Resume it with --resume {shown}, or pass another --name or --dir.");
+    Err(CommandError::usage(message).hint(hint))
+}
+
 /// Creates the folder of a new run.
 ///
 /// # Errors
 ///
 /// Returns a usage error if the folder already contains a run.
 pub(crate) fn new_folder(folder: &Path) -> Result<(), CommandError> {
-    if RunState::path(folder).exists() {
-        let shown = folder.display();
-        let message = format!("{shown} already contains a run");
-        let hint = format!("Resume it with --resume {shown}, or pass another --name or --dir.");
-        return Err(CommandError::usage(message).hint(hint));
-    }
+    check_unused(folder)?;
     create_folder(folder)
 }

@@ -1,0 +1,346 @@
+//! [`InputFile`]: a file of examples, plain or compressed, or standard input.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read as _, Seek as _};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+use tinkex_files::AtomicWrite;
+
+use crate::context::CommandContext;
+use crate::error::CommandError;
+
+/// Name of the file in a run folder that keeps what was read from standard input.
+pub(crate) const STDIN_COPY: &str = "stdin.jsonl";
+
+/// What the examples of a file are used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DataFile {
+    Training,
+    Evaluation,
+    /// Prompts of `tinkex rl` and of `train --sample-prompts`.
+    Prompts,
+}
+
+impl DataFile {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Training => "training file",
+            Self::Evaluation => "evaluation file",
+            Self::Prompts => "prompts file",
+        }
+    }
+}
+
+/// File of examples, and its name in messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InputFile {
+    pub(crate) path: PathBuf,
+    /// Path as the user knows it: `standard input` for a copy of it.
+    pub(crate) name: String,
+    kind: DataFile,
+}
+
+impl InputFile {
+    pub(crate) fn new(kind: DataFile, path: &Path) -> Self {
+        Self { path: path.to_owned(), name: path.display().to_string(), kind }
+    }
+
+    /// Creates the input of a file that contains what was read from standard input.
+    pub(crate) fn of_stdin(kind: DataFile, copy: &Path) -> Self {
+        Self { path: copy.to_owned(), name: "standard input".to_owned(), kind }
+    }
+
+    /// Describes the file in a message: `training file examples.jsonl`.
+    pub(crate) fn describe(&self) -> String {
+        format!("{} {}", self.kind.as_str(), self.name)
+    }
+
+    /// Creates an error about the file: `cannot read {file}: {reason}`.
+    pub(crate) fn error(&self, reason: &str) -> CommandError {
+        CommandError::usage(format!("cannot read {}: {reason}", self.describe()))
+    }
+
+    /// Checks that the file exists, can be read and contains text.
+    pub(crate) fn check(&self) -> Result<(), CommandError> {
+        self.open().map(|_| ())
+    }
+
+    /// Opens the file. gzip and Zstandard are recognized by their first bytes and decompressed.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be read, and for files that are certainly not JSON, with
+    /// the way to convert them.
+    pub(crate) fn open(&self) -> Result<Box<dyn BufRead>, CommandError> {
+        let failed = |error: io::Error| {
+            CommandError::file("read", self.describe(), &error)
+                .hint("Pass the path of a JSON Lines file, or - for standard input.")
+        };
+        // Before the file is opened: opening a pipe waits for its writer.
+        let metadata = std::fs::metadata(&self.path).map_err(failed)?;
+        if metadata.is_dir() {
+            return Err(self.error("it is a folder").hint(
+                "Pass a JSON Lines file. To resume the run in a folder, pass --resume DIR.",
+            ));
+        }
+        if !metadata.is_file() {
+            return Err(self
+                .error("it is a pipe or a device")
+                .hint("Pass - to read a pipe: COMMAND | tinkex train - …"));
+        }
+        let mut file = File::open(&self.path).map_err(failed)?;
+        let mut start = Vec::new();
+        (&mut file).take(8).read_to_end(&mut start).map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        if let Some((found, advice)) = self.unsupported(&start) {
+            return Err(self.error(found).hint(advice));
+        }
+        let file = BufReader::new(file);
+        Ok(if start.starts_with(&[0x1F, 0x8B]) {
+            // A file may have several members, for example if it was appended to.
+            Box::new(BufReader::new(flate2::bufread::MultiGzDecoder::new(file)))
+        } else if start.starts_with(&ZSTD) {
+            let decoder = zstd::stream::read::Decoder::with_buffer(file).map_err(failed)?;
+            Box::new(BufReader::new(decoder))
+        } else {
+            Box::new(file)
+        })
+    }
+
+    /// Recognizes files that are not text: what was found, and how to convert it.
+    fn unsupported(&self, start: &[u8]) -> Option<(&'static str, String)> {
+        let name = crate::format::shell_quote(&self.name);
+        let pandas = |function: &str| {
+            format!(
+                "Convert it to JSON Lines, for example with pandas: python3 -c 'import pandas, sys; \
+                 pandas.{function}(sys.argv[1]).to_json(sys.argv[2], orient=\"records\", \
+                 lines=True)' {name} examples.jsonl"
+            )
+        };
+        let extension = self.path.extension().unwrap_or_default().to_string_lossy();
+        Some(match start {
+            [b'P', b'A', b'R', b'1', ..] => ("it is a Parquet file", pandas("read_parquet")),
+            [b'A', b'R', b'R', b'O', b'W', b'1', ..] => {
+                ("it is an Arrow file", pandas("read_feather"))
+            }
+            [b'P', b'K', 3 | 5, 4 | 6, ..] if extension == "xlsx" => {
+                ("it is an Excel file", pandas("read_excel"))
+            }
+            [b'P', b'K', 3 | 5, 4 | 6, ..] => {
+                ("it is a ZIP archive", format!("Extract it first: unzip {name}"))
+            }
+            [0xFD, b'7', b'z', b'X', b'Z', ..] => (
+                "it is compressed with xz",
+                format!("Decompress it and read standard input: xz -dc {name} | tinkex train - …"),
+            ),
+            [b'B', b'Z', b'h', ..] => (
+                "it is compressed with bzip2",
+                format!(
+                    "Decompress it and read standard input: bzip2 -dc {name} | tinkex train - …"
+                ),
+            ),
+            [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..] => (
+                "it is UTF-16",
+                format!("Convert it to UTF-8: iconv -f utf-16 -t utf-8 {name} > examples.jsonl"),
+            ),
+            _ if matches!(&*extension, "csv" | "tsv") && !matches!(start, [b'{' | b'[', ..]) => {
+                ("it is a table, not JSON Lines", pandas("read_csv"))
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// Path that stands for standard input.
+const STDIN: &str = "-";
+
+/// Files of a run: those to train on, and the one to evaluate on.
+#[derive(Debug, Default)]
+pub(crate) struct RunInputs {
+    pub(crate) train: Vec<InputFile>,
+    pub(crate) eval: Option<InputFile>,
+    /// Copy of standard input, if it is one of the files.
+    stdin: Option<NamedTempFile>,
+}
+
+impl RunInputs {
+    /// Creates the inputs of a run whose files are known by their paths.
+    pub(crate) fn of_paths(kind: DataFile, train: &[PathBuf], eval: Option<&Path>) -> Self {
+        let train = train.iter().map(|path| InputFile::new(kind, path)).collect();
+        let eval = eval.map(|path| InputFile::new(DataFile::Evaluation, path));
+        Self { train, eval, stdin: None }
+    }
+
+    /// Makes the paths of a new run absolute and checks that the files can be read. The path `-` is
+    /// standard input, which is read to its end here.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file cannot be read, or if standard input is given twice.
+    pub(crate) async fn open(
+        context: &mut CommandContext<'_>,
+        kind: DataFile,
+        train: &mut [PathBuf],
+        eval: Option<&mut PathBuf>,
+    ) -> Result<Self, CommandError> {
+        let mut inputs = Self::default();
+        let train = train.iter_mut().map(|path| (kind, path));
+        for (kind, path) in train.chain(eval.map(|path| (DataFile::Evaluation, path))) {
+            let file = if path.as_os_str() != STDIN {
+                let resolved = context.environment.path(path);
+                *path = std::path::absolute(&resolved).unwrap_or(resolved);
+                InputFile::new(kind, path)
+            } else if inputs.stdin.is_none() {
+                let copy = inputs.stdin.insert(copy_stdin(context).await?);
+                InputFile::of_stdin(kind, copy.path())
+            } else {
+                return Err(CommandError::usage("standard input (-) is given twice")
+                    .hint("Pass - once, and the paths of the other files."));
+            };
+            file.check()?;
+            match kind {
+                DataFile::Evaluation => inputs.eval = Some(file),
+                DataFile::Training | DataFile::Prompts => inputs.train.push(file),
+            }
+        }
+        Ok(inputs)
+    }
+
+    /// Returns the path that the run is named after.
+    pub(crate) fn first_path(&self) -> PathBuf {
+        match self.train.first() {
+            Some(file) if self.stdin.as_ref().is_some_and(|copy| copy.path() == file.path) => {
+                STDIN_COPY.into()
+            }
+            Some(file) => file.path.clone(),
+            None => PathBuf::new(),
+        }
+    }
+
+    /// Keeps the copy of standard input in the run folder, so that the run can be resumed, and
+    /// replaces `-` in the paths by its path.
+    pub(crate) fn keep_stdin<'a>(
+        &self,
+        folder: &Path,
+        paths: impl Iterator<Item = &'a mut PathBuf>,
+    ) -> Result<(), CommandError> {
+        let Some(copy) = &self.stdin else { return Ok(()) };
+        let kept = folder.join(STDIN_COPY);
+        let kept = std::path::absolute(&kept).unwrap_or(kept);
+        let failed = |error: io::Error| CommandError::file("write", kept.display(), &error);
+        let mut copy = File::open(copy.path()).map_err(failed)?;
+        let write = AtomicWrite::new(&kept).single_writer();
+        write.write_with(|file| io::copy(&mut copy, file).map(|_| ())).map_err(failed)?;
+        for path in paths.filter(|path| path.as_os_str() == STDIN) {
+            path.clone_from(&kept);
+        }
+        Ok(())
+    }
+}
+
+/// Copies standard input to a temporary file, which may be larger than the memory.
+async fn copy_stdin(context: &mut CommandContext<'_>) -> Result<NamedTempFile, CommandError> {
+    let failed = |error: io::Error| CommandError::file("read", "standard input", &error);
+    if context.environment.terminals.input {
+        context.notice("reading examples from standard input; end them with Ctrl-D");
+    }
+    let copy = NamedTempFile::new().map_err(failed)?;
+    let file = copy.reopen().map_err(failed)?;
+    context.environment.input.clone().copy_to(file).await.map_err(failed)?;
+    Ok(copy)
+}
+
+/// Writes a list of paths as one string if it has one path, as run folders of earlier versions have
+/// it.
+pub(crate) mod one_or_many {
+    use std::path::PathBuf;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(PathBuf),
+        Many(Vec<PathBuf>),
+    }
+
+    pub(crate) fn serialize<S: Serializer>(
+        paths: &[PathBuf],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match paths {
+            [one] => one.serialize(serializer),
+            many => many.serialize(serializer),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<PathBuf>, D::Error> {
+        Ok(match OneOrMany::deserialize(deserializer)? {
+            OneOrMany::One(path) => vec![path],
+            OneOrMany::Many(paths) => paths,
+        })
+    }
+}
+
+/// First bytes of a Zstandard frame.
+const ZSTD: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    fn input(folder: &Path, name: &str, bytes: &[u8]) -> InputFile {
+        let path = folder.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        InputFile::new(DataFile::Training, &path)
+    }
+
+    #[test]
+    fn compressed_files_are_recognized_by_their_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |file: &InputFile| {
+            let mut text = String::new();
+            file.open().unwrap().read_to_string(&mut text).map(|_| text)
+        };
+        let gzip = |text: &[u8]| {
+            let mut encoder =
+                flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+            encoder.write_all(text).unwrap();
+            encoder.finish().unwrap()
+        };
+        let members = [gzip(b"first\n"), gzip(b"second\n")].concat();
+        assert_eq!(read(&input(folder.path(), "a.jsonl", &members)).unwrap(), "first\nsecond\n");
+        let cut = &members[..members.len() - 5];
+        assert!(read(&input(folder.path(), "a.gz", cut)).is_err(), "a truncated file was accepted");
+        let frame = zstd::encode_all(&b"text\n"[..], 1).unwrap();
+        assert_eq!(read(&input(folder.path(), "a.zst", &frame)).unwrap(), "text\n");
+        assert!(read(&input(folder.path(), "a.zst", &frame[..frame.len() - 3])).is_err());
+        assert_eq!(read(&input(folder.path(), "empty", b"")).unwrap(), "");
+    }
+
+    #[test]
+    fn other_formats_are_named_with_the_way_to_convert_them() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, start, found, advice) in [
+            ("a.parquet", &b"PAR1xxxx"[..], "it is a Parquet file", "pandas.read_parquet("),
+            ("a.arrow", b"ARROW1xx", "it is an Arrow file", "pandas.read_feather("),
+            ("a.xlsx", b"PK\x03\x04xx", "it is an Excel file", "pandas.read_excel("),
+            ("a.zip", b"PK\x03\x04xx", "it is a ZIP archive", "unzip "),
+            ("a.jsonl.xz", b"\xFD7zXZ\0", "it is compressed with xz", "xz -dc "),
+            ("a.bz2", b"BZh91AY", "it is compressed with bzip2", "bzip2 -dc "),
+            ("a.jsonl", b"\xFF\xFE{\0", "it is UTF-16", "iconv -f utf-16"),
+            ("a.csv", b"prompt,c", "it is a table, not JSON Lines", "pandas.read_csv("),
+        ] {
+            let error = input(folder.path(), name, start).check().unwrap_err();
+            assert!(error.to_string().ends_with(&format!(": {found}")), "{error}");
+            assert!(error.hint_text().unwrap().contains(advice), "{error:?}");
+        }
+        // Only the content decides whether a table is JSON.
+        input(folder.path(), "b.csv", b"{\"text\": 1}").check().unwrap();
+    }
+}
