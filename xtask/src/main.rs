@@ -92,6 +92,7 @@ Usage: cargo xtask <command>
                     --gateway        Only through the gateway
                     --seeds N        Runs of `kills` in which the gateway is killed [default: 10];
                                      SkyRL is killed in half as many
+                    --check NAME     Run only the checks whose names contain this; repeatable
                     --record         Record the exchanges that the tests replay
   simulate        Run clients and a server in simulated time with random faults (crates/simulation)
                     --seeds N    Number of scenarios [default: 1000]

@@ -260,6 +260,15 @@ pub(crate) fn timestamp(text: &str) -> Result<Timestamp, String> {
     text.parse().map_err(|_| expected.to_owned())
 }
 
+/// Returns the color options of a command line that cannot be parsed.
+pub(crate) fn color_flags(line: &[OsString]) -> Globals {
+    let words: Vec<_> = line.iter().filter_map(|word| word.to_str()).collect();
+    let joined = words.iter().find_map(|word| word.strip_prefix("--color="));
+    let pair = || words.windows(2).find(|pair| pair[0] == "--color").map(|pair| pair[1]);
+    let color = joined.or_else(pair).and_then(|word| ColorChoice::from_str(word, false).ok());
+    Globals { color, no_color: words.contains(&"--no-color"), ..Globals::default() }
+}
+
 /// Returns whether a command line that cannot be parsed asks for JSON errors.
 pub(crate) fn wants_json(line: &[OsString], variables: &Env) -> bool {
     let words: Vec<_> = line.iter().filter_map(|word| word.to_str()).collect();

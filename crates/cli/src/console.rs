@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use indicatif::{ProgressBar, ProgressDrawTarget, TermLike};
 use tracing_subscriber::fmt::MakeWriter;
 
+use crate::style::Style;
+
 /// Maximum number of times per second that a progress bar is drawn.
 const REDRAWS_PER_SECOND: u8 = 12;
 /// Escape sequence that returns to the first column and erases the line.
@@ -25,11 +27,14 @@ pub(crate) struct Console {
     stream: Arc<Mutex<Box<dyn Write + Send>>>,
     bar: Arc<Mutex<Option<ProgressBar>>>,
     log_closed: Arc<AtomicBool>,
+    style: Style,
 }
 
 impl Console {
-    pub(crate) fn new(stream: Box<dyn Write + Send>) -> Self {
+    /// Creates a console. `style` applies to messages, not to text that is written unchanged.
+    pub(crate) fn new(stream: Box<dyn Write + Send>, style: Style) -> Self {
         Self {
+            style,
             stream: Arc::new(Mutex::new(stream)),
             bar: Arc::default(),
             log_closed: Arc::default(),
@@ -71,8 +76,14 @@ impl Console {
     /// The line is one write, so that lines of different threads do not mix.
     pub(crate) fn log_line(&self, line: &str) {
         if !self.log_closed.load(Ordering::Relaxed) {
-            let _ = self.write_around_bar(format!("{line}\n").as_bytes());
+            let line = self.style.message(&format!("{line}\n"));
+            let _ = self.write_around_bar(line.as_bytes());
         }
+    }
+
+    /// Returns the style of messages.
+    pub(crate) fn style(&self) -> Style {
+        self.style
     }
 
     /// Discards all later events of the log. Notices and errors are still written.
@@ -237,7 +248,7 @@ mod tests {
     #[test]
     fn log_lines_are_written_above_the_bar() {
         let captured = Captured::default();
-        let console = Console::new(Box::new(captured.clone()));
+        let console = Console::new(Box::new(captured.clone()), Style::default());
         let bar = console.progress_bar(Some(10), Some(60));
         bar.tick();
         console.log_line("warning: slow");
@@ -255,7 +266,7 @@ mod tests {
     #[test]
     fn a_stream_that_is_no_terminal_has_no_bar_and_no_escapes() {
         let captured = Captured::default();
-        let mut console = Console::new(Box::new(captured.clone()));
+        let mut console = Console::new(Box::new(captured.clone()), Style::default());
         let bar = console.progress_bar(Some(10), None);
         bar.inc(5);
         console.write_all(b"a notice\n").unwrap();

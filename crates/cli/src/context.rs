@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::path::Path;
 use std::pin::pin;
+use std::sync::{Mutex, PoisonError};
 
 use futures_util::future::select;
 use serde::Serialize;
@@ -17,7 +18,8 @@ use crate::local::LocalServer;
 use crate::local_models::model_path;
 use crate::output::{hyperlink, to_json};
 use crate::settings::CommandSettings;
-use crate::table::{Style, Table};
+use crate::style::Style;
+use crate::table::Table;
 
 /// Context of a running command: its environment, its settings, and the local server it uses.
 pub(crate) struct CommandContext<'e> {
@@ -43,6 +45,11 @@ impl<'e> CommandContext<'e> {
     /// Prints tables without truncating cells to the width of the terminal.
     pub(crate) fn widen(&mut self) {
         self.style.width = None;
+    }
+
+    /// Returns the colors and the width of results.
+    pub(crate) fn style(&self) -> Style {
+        self.style
     }
 
     /// Builds a client from the settings. With `--local`, finds or starts the server first.
@@ -170,6 +177,7 @@ impl<'e> CommandContext<'e> {
     /// Prints a line on standard error, unless `--quiet` or `--json` is given.
     pub(crate) fn notice(&mut self, text: &str) {
         if !self.globals.quiet && !self.is_json() {
+            let text = self.console.style().message(text);
             self.prompt(&format!("{text}\n"));
         }
     }
@@ -230,6 +238,16 @@ impl<'e> CommandContext<'e> {
         let mut console = self.console.clone();
         move |text| {
             let _ = console.write_all(text.as_bytes()).and_then(|()| console.flush());
+        }
+    }
+
+    /// Returns a function that writes the lines of another program to standard error, each after
+    /// `label`.
+    pub(crate) fn line_writer(&self, label: &'static str) -> impl Fn(&str) + Send + Sync + use<> {
+        let writer = Mutex::new(self.prompt_writer());
+        move |line| {
+            let mut write = writer.lock().unwrap_or_else(PoisonError::into_inner);
+            write(&format!("{label}: {}\n", format::escape_controls(line)));
         }
     }
 

@@ -9,6 +9,7 @@ use tinkex::{Error, ErrorKind, Hint};
 
 use crate::commands;
 use crate::environment::Environment;
+use crate::style::Style;
 
 /// Exit status of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -462,6 +463,7 @@ pub(crate) fn report(
     error: &CommandError,
     json: bool,
     verbose: bool,
+    style: Style,
 ) -> Exit {
     if let CommandError::Report(report) = error {
         #[derive(Serialize)]
@@ -481,7 +483,7 @@ pub(crate) fn report(
                     _ => format!("\nrequest: {request}"),
                 });
                 let (request, hint) = (request.unwrap_or_default(), hint.unwrap_or_default());
-                format!("error: {message}{request}{hint}")
+                style.message(&format!("error: {message}{request}{hint}"))
             }
         };
         // The cursor may be behind a prompt or an echoed `^C`.
@@ -494,8 +496,13 @@ pub(crate) fn report(
 }
 
 /// Prints an error of the argument parser.
-pub(crate) fn report_usage(environment: &mut Environment, error: &clap::Error) -> Exit {
+pub(crate) fn report_usage(
+    environment: &mut Environment,
+    error: &clap::Error,
+    style: Style,
+) -> Exit {
     let hint = commands::usage_hint(error).map(|hint| format!("hint: {hint}\n"));
-    let _ = write!(environment.err, "{error}{}", hint.unwrap_or_default());
+    let text = style.message(&format!("{error}{}", hint.unwrap_or_default()));
+    let _ = environment.err.write_all(text.as_bytes());
     Exit::Usage
 }

@@ -9,6 +9,11 @@ const MINUTE: i64 = 60;
 const HOUR: i64 = 3600;
 const DAY: i64 = 86_400;
 
+/// Returns whether a cell says that there is no value.
+pub(crate) fn is_placeholder(text: &str) -> bool {
+    matches!(text, NOT_AVAILABLE | "None" | "Never")
+}
+
 pub(crate) fn yes_no(value: bool) -> &'static str {
     if value { "Yes" } else { "No" }
 }

@@ -10,6 +10,7 @@
 //! | `context` | settings, client and output of a running command |
 //! | `local`, `local_models`, `startup_error` | the server on this machine: started, found, or taken over; models that commands name by their paths |
 //! | `output`, `list`, `table`, `format` | results: tables, JSON, CSV, plain text |
+//! | `style`, `wrap` | colors, and line breaks between words |
 //! | `console`, `progress`, `log` | standard error: notices, progress bars, log events |
 //! | `error` | error messages, hints and exit codes |
 //! | `reference` | arguments that name runs and checkpoints: ids, names, folders, `latest` |
@@ -45,7 +46,9 @@ mod progress;
 mod reference;
 mod settings;
 mod startup_error;
+mod style;
 mod table;
+mod wrap;
 
 use std::ffi::OsString;
 use std::future::pending;
@@ -96,21 +99,26 @@ impl ParsedCommand {
     /// error was reported.
     pub fn parse(environment: &mut Environment, line: Vec<OsString>) -> Result<Self, Exit> {
         let wants_json = args::wants_json(&line, &environment.variables);
+        let globals = args::color_flags(&line);
+        let style = settings::message_style(environment, &globals);
         let args = match args::Args::parse_line(alias::translate(line)) {
             Ok(args) => args,
             Err(error) if error.use_stderr() => {
                 return Err(if wants_json {
-                    error::report(environment, &CommandError::from_clap(&error), true, false)
+                    error::report(environment, &CommandError::from_clap(&error), true, false, style)
                 } else {
-                    error::report_usage(environment, &error)
+                    error::report_usage(environment, &error, style)
                 });
             }
-            Err(help) => return Err(output::print_help(environment, &help.to_string())),
+            Err(help) => {
+                let style = settings::help_style(environment, &globals);
+                return Err(output::print_help(environment, &style.help(&help.to_string())));
+            }
         };
         match commands::run_offline(environment, &args.globals, &args.command) {
             Ok(false) => Ok(Self(args)),
             Ok(true) => Err(Exit::Success),
-            Err(failure) => Err(error::report(environment, &failure, wants_json, false)),
+            Err(failure) => Err(error::report(environment, &failure, wants_json, false, style)),
         }
     }
 
@@ -137,17 +145,22 @@ impl ParsedCommand {
             Err(_) if command.repairs_settings() => {
                 CommandSettings::without_profile(environment, globals)
             }
-            Err(failure) => return error::report(environment, &failure, wants_json, verbose),
+            Err(failure) => {
+                let style = settings::message_style(environment, globals);
+                return error::report(environment, &failure, wants_json, verbose, style);
+            }
         };
         let format = settings.format;
-        let console = Console::new(mem::replace(&mut environment.err, Box::new(std::io::sink())));
+        let style = settings.messages;
+        let stream = mem::replace(&mut environment.err, Box::new(std::io::sink()));
+        let console = Console::new(stream, style);
         environment.err = Box::new(console.clone());
         let server_log = command.server_log(settings.colors);
         let _log = log::install(&console, environment, globals, format, server_log);
         match execute(environment, console, self.0, settings).await {
             Ok(exit) => exit,
             Err(failure) => {
-                error::report(environment, &failure, format == OutputFormat::Json, verbose)
+                error::report(environment, &failure, format == OutputFormat::Json, verbose, style)
             }
         }
     }

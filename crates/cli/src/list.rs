@@ -10,8 +10,9 @@ use tinkex::{Error, Timestamp};
 use crate::args::whole_number;
 use crate::context::CommandContext;
 use crate::error::CommandError;
+use crate::format;
 use crate::progress::{Progress, ProgressUnit};
-use crate::table::Table;
+use crate::table::{Table, TableCell};
 
 /// Paging options of a list command.
 #[derive(Clone, Copy, Debug, ArgGroup)]
@@ -72,6 +73,10 @@ pub(crate) struct ListColumn<T> {
 pub(crate) enum SortKey {
     Missing,
     Number(i64),
+    /// Microseconds since the Unix epoch.
+    Time(i64),
+    /// Bytes.
+    Size(u64),
     Text(String),
 }
 
@@ -81,11 +86,24 @@ impl SortKey {
     }
 
     pub(crate) fn time(time: Option<Timestamp>) -> Self {
-        time.map_or(Self::Missing, |time| Self::Number(time.unix_micros()))
+        time.map_or(Self::Missing, |time| Self::Time(time.unix_micros()))
     }
 
     pub(crate) fn size(bytes: Option<u64>) -> Self {
-        bytes.map_or(Self::Missing, |bytes| Self::Number(i64::try_from(bytes).unwrap_or(i64::MAX)))
+        bytes.map_or(Self::Missing, Self::Size)
+    }
+
+    /// Returns the cell of a value that the table shows as `text`.
+    fn cell(self, text: String) -> TableCell {
+        match self {
+            Self::Missing if format::is_placeholder(&text) => TableCell::with_value(text, ""),
+            Self::Size(bytes) => TableCell::with_value(text, bytes.to_string()),
+            Self::Time(micros) => match Timestamp::from_unix_micros(micros) {
+                Ok(time) => TableCell::with_value(text, time.to_string()),
+                Err(_) => text.into(),
+            },
+            Self::Missing | Self::Number(_) | Self::Text(_) => text.into(),
+        }
     }
 }
 
@@ -160,7 +178,7 @@ impl<T> ListView<'_, T> {
     ) -> Result<(), CommandError> {
         self.sort(&mut rows);
         // A truncated tinker:// path cannot be copied into another command.
-        let mut table = self.table(&rows, Timestamp::now()).untruncated("Path");
+        let mut table = self.table(&rows, Timestamp::now()).untruncated("Path").shorten_ids();
         if let Some(title) = title.into() {
             table = table.title(title);
         }
@@ -170,7 +188,8 @@ impl<T> ListView<'_, T> {
     fn table(&self, rows: &[T], now: Timestamp) -> Table {
         let mut table = Table::new(self.columns.iter().map(|column| column.header));
         for row in rows {
-            table.row(self.columns.iter().map(|column| (column.cell)(row, now)));
+            let cell = |column: &&ListColumn<T>| (column.key)(row).cell((column.cell)(row, now));
+            table.row(self.columns.iter().map(cell));
         }
         table
     }

@@ -12,6 +12,7 @@ use crate::config::{ConfigFile, Profile};
 use crate::environment::Environment;
 use crate::error::CommandError;
 use crate::key_source::KeySource;
+use crate::style::Style;
 
 /// Default time to retry temporary failures for.
 const RETRY_FOR: Duration = Duration::from_secs(60);
@@ -22,6 +23,8 @@ pub(crate) struct CommandSettings {
     pub(crate) format: OutputFormat,
     /// Whether results may contain colors and other escapes.
     pub(crate) colors: bool,
+    /// Colors and width of messages on standard error.
+    pub(crate) messages: Style,
     /// Whether standard error supports redrawing, which progress bars need.
     pub(crate) redraws: bool,
     /// Whether to use the server on this machine.
@@ -70,6 +73,7 @@ impl CommandSettings {
                 &profile,
                 environment.terminals.out.is_some(),
             ),
+            messages: stream_style(environment, globals, &profile, environment.terminals.err),
             redraws: allows_escapes(
                 environment,
                 globals,
@@ -239,6 +243,27 @@ pub(crate) fn output_format(
         },
         (false, None, None) => Ok(None),
     }
+}
+
+/// Returns the style of messages on standard error, without a profile.
+pub(crate) fn message_style(environment: &Environment, globals: &Globals) -> Style {
+    stream_style(environment, globals, &Profile::default(), environment.terminals.err)
+}
+
+/// Returns the style of help on standard output, without a profile.
+pub(crate) fn help_style(environment: &Environment, globals: &Globals) -> Style {
+    stream_style(environment, globals, &Profile::default(), environment.terminals.out)
+}
+
+/// Returns the style of a stream. `terminal` is its width if it is a terminal.
+fn stream_style(
+    environment: &Environment,
+    globals: &Globals,
+    profile: &Profile,
+    terminal: Option<usize>,
+) -> Style {
+    let colors = allows_escapes(environment, globals, profile, terminal.is_some());
+    Style { colors, width: terminal }
 }
 
 /// Returns whether a stream may contain colors and other escapes.

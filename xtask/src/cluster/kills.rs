@@ -1,8 +1,12 @@
 //! `cargo xtask cluster kills`: training runs of sixty steps while the gateway or the upstream is
 //! killed. Their losses must equal those of an undisturbed run bit for bit.
+//!
+//! Several runs share one SkyRL server at the same time, each with a gateway of its own: SkyRL's own
+//! waits take most of the time of a step.
 
 use std::path::PathBuf;
 use std::process::Child;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::step::{XtaskError, target};
@@ -44,13 +48,6 @@ pub(super) enum TrainingProgram<'a> {
     Sdk(&'a SdkPrograms),
     /// `tinkex train`.
     Tinkex,
-}
-
-/// Process to kill.
-enum Victim<'a> {
-    Nothing,
-    Gateway,
-    Upstream(&'a mut SkyrlServer),
 }
 
 /// A training program that runs.
@@ -153,44 +150,6 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Runs the program through a new gateway, and kills the victim at moments that follow from `seed`.
-fn run(
-    trainer: TrainingProgram<'_>,
-    gateway: &mut Gateway,
-    model: &str,
-    seed: u64,
-    mut victim: Victim<'_>,
-) -> Result<Numbers, XtaskError> {
-    let mut random = KillRng(seed);
-    let kills = match victim {
-        Victim::Nothing => 0,
-        Victim::Gateway => GATEWAY_KILLS,
-        Victim::Upstream(_) => UPSTREAM_KILLS,
-    };
-    let steps = STEPS as u64;
-    let mut moments: Vec<u64> = (0..kills).map(|_| random.below(steps - 1)).collect();
-    moments.sort_unstable();
-    let mut running = Running::start(trainer, "run", gateway.url(), model)?;
-    for moment in moments {
-        running.wait_for(usize::try_from(moment).unwrap_or(STEPS))?;
-        if running.has_ended()? {
-            return Err(XtaskError::new("the run ended before all kills"));
-        }
-        // Somewhere within the next step.
-        std::thread::sleep(Duration::from_millis(random.below(400)));
-        match &mut victim {
-            Victim::Nothing => {}
-            Victim::Gateway => gateway.kill_and_start_again()?,
-            Victim::Upstream(upstream) => {
-                upstream.kill();
-                std::thread::sleep(Duration::from_millis(random.below(2_000)));
-                upstream.start_again()?;
-            }
-        }
-    }
-    running.finish()
-}
-
 /// Compares the numbers of a run with those of the undisturbed one.
 pub(super) fn compare(found: &Numbers, expected: &Numbers) -> Result<(), XtaskError> {
     if found == expected {
@@ -204,50 +163,179 @@ pub(super) fn compare(found: &Numbers, expected: &Numbers) -> Result<(), XtaskEr
     Err(XtaskError::new(format!("the run differs from the undisturbed one: {difference}")))
 }
 
-/// Kills the gateway during one run for each of `seeds` seeds, and the upstream during half as many.
-pub(super) fn check(
-    upstream: &mut SkyrlServer,
-    sdk: &SdkPrograms,
-    port: u16,
-    seeds: u64,
-) -> Result<String, XtaskError> {
-    let (url, model) = (upstream.url().to_owned(), upstream.model());
-    let gateway = |name: &str| Gateway::start(name, port, std::slice::from_ref(&url));
-    let trainers = [TrainingProgram::Sdk(sdk), TrainingProgram::Tinkex];
-    let mut undisturbed = Vec::new();
-    for trainer in trainers {
-        let run = || run(trainer, &mut gateway("undisturbed")?, &model, 0, Victim::Nothing);
-        let numbers = run()?;
-        compare(&run()?, &numbers)?;
-        println!("    undisturbed, twice: {} equal numbers", numbers.0.len());
-        undisturbed.push(numbers);
+/// Moments at which a process is killed during a run.
+fn moments(random: &mut KillRng, kills: u64) -> Vec<usize> {
+    let mut moments: Vec<usize> = (0..kills)
+        .map(|_| usize::try_from(random.below(STEPS as u64 - 1)).unwrap_or_default())
+        .collect();
+    moments.sort_unstable();
+    moments
+}
+
+/// Waits for a moment of the run.
+fn wait_for_moment(
+    running: &mut Running<'_>,
+    moment: usize,
+    random: &mut KillRng,
+) -> Result<(), XtaskError> {
+    running.wait_for(moment)?;
+    if running.has_ended()? {
+        return Err(XtaskError::new("the run ended before all kills"));
     }
-    let of = |seed: u64| usize::from(seed.is_multiple_of(2));
-    for seed in 1..=seeds {
-        let mut gateway = gateway(&format!("gateway-{seed}"))?;
-        let failed = |error, log| XtaskError::new(format!("seed {seed}: {error}\n  log: {log}"));
-        let start = Instant::now();
-        run(trainers[of(seed)], &mut gateway, &model, seed, Victim::Gateway)
-            .and_then(|numbers| compare(&numbers, &undisturbed[of(seed)]))
-            .map_err(|error| failed(error, gateway.log_path()))?;
+    // Somewhere within the next step.
+    std::thread::sleep(Duration::from_millis(random.below(400)));
+    Ok(())
+}
+
+/// Training runs against one SkyRL server.
+pub(super) struct Kills<'a> {
+    trainers: [TrainingProgram<'a>; 2],
+    /// Numbers of undisturbed runs of the trainers.
+    undisturbed: [Numbers; 2],
+    /// Upstream of the gateways.
+    url: String,
+    model: String,
+    /// Number of runs at the same time.
+    at_once: usize,
+}
+
+impl<'a> Kills<'a> {
+    /// Trains twice with each program and requires equal numbers.
+    pub(super) fn new(
+        upstream: &SkyrlServer,
+        sdk: &'a SdkPrograms,
+        port: u16,
+        at_once: usize,
+    ) -> Result<Self, XtaskError> {
+        let (url, model) = (upstream.url().to_owned(), upstream.model());
+        let trainers = [TrainingProgram::Sdk(sdk), TrainingProgram::Tinkex];
+        let undisturbed = [Numbers(Vec::new()), Numbers(Vec::new())];
+        let mut kills = Self { trainers, undisturbed, url, model, at_once };
+        let gateway = kills.gateway("undisturbed", port)?;
+        let runs = [0, 1, 2, 3].map(|n| (n, trainers[n % 2]));
+        let mut numbers = Vec::new();
+        for runs in runs.chunks(at_once) {
+            let start = |&(n, trainer): &(usize, _)| {
+                Running::start(trainer, &format!("undisturbed-{n}"), gateway.url(), &kills.model)
+            };
+            let runs = runs.iter().map(start).collect::<Result<Vec<_>, _>>()?;
+            for running in runs {
+                numbers.push(running.finish()?);
+            }
+        }
+        for (n, repeated) in numbers.drain(2..).collect::<Vec<_>>().iter().enumerate() {
+            compare(repeated, &numbers[n])?;
+            println!("    undisturbed, twice: {} equal numbers", repeated.0.len());
+        }
+        for (n, numbers) in numbers.into_iter().enumerate() {
+            kills.undisturbed[n] = numbers;
+        }
+        Ok(kills)
+    }
+
+    fn gateway(&self, name: &str, port: u16) -> Result<Gateway, XtaskError> {
+        Gateway::start(name, port, std::slice::from_ref(&self.url))
+    }
+
+    /// Returns the index of the program that trains with a seed.
+    fn trainer(seed: u64) -> usize {
+        usize::from(seed.is_multiple_of(2))
+    }
+
+    fn start(&self, name: &str, seed: u64, url: &str) -> Result<Running<'a>, XtaskError> {
+        Running::start(self.trainers[Self::trainer(seed)], name, url, &self.model)
+    }
+
+    /// Requires that a run with a seed has the numbers of the undisturbed one.
+    fn finish(&self, running: Running<'_>, seed: u64) -> Result<(), XtaskError> {
+        compare(&running.finish()?, &self.undisturbed[Self::trainer(seed)])
+    }
+
+    /// Kills the gateway during one run for each seed from 1 to `seeds`.
+    pub(super) fn of_gateway(&self, port: u16, seeds: u64) -> Result<String, XtaskError> {
+        let next = AtomicU64::new(1);
+        let work = |port: u16| loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed > seeds {
+                return Ok(());
+            }
+            self.kill_gateway(port, seed)?;
+        };
+        std::thread::scope(|scope| {
+            let workers = (port..).take(self.at_once).map(|port| scope.spawn(move || work(port)));
+            let workers: Vec<_> = workers.collect();
+            let failed = |_| Err(XtaskError::new("a run panicked"));
+            workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(failed))
+        })?;
+        let kills = seeds * GATEWAY_KILLS;
+        Ok(format!("{kills} times in {seeds} runs of {STEPS} steps: losses equal bit for bit"))
+    }
+
+    /// Kills the gateway during a run, at moments that follow from `seed`.
+    fn kill_gateway(&self, port: u16, seed: u64) -> Result<(), XtaskError> {
+        let (start, name) = (Instant::now(), format!("gateway-{seed}"));
+        let mut gateway = self.gateway(&name, port)?;
+        let mut random = KillRng(seed);
+        let mut run = || {
+            let mut running = self.start(&name, seed, gateway.url())?;
+            for moment in moments(&mut random, GATEWAY_KILLS) {
+                wait_for_moment(&mut running, moment, &mut random)?;
+                gateway.kill_and_start_again()?;
+            }
+            self.finish(running, seed)
+        };
+        let run = run();
+        run.map_err(|error| seed_failed(seed, &error, &gateway))?;
         let seconds = start.elapsed().as_secs_f64();
         println!("    seed {seed}: gateway killed {GATEWAY_KILLS} times, equal, {seconds:.0} s");
+        Ok(())
     }
-    let upstream_seeds = seeds.div_ceil(2);
-    for seed in 1..=upstream_seeds {
-        let mut gateway = gateway(&format!("upstream-{seed}"))?;
-        let failed = |error, log| XtaskError::new(format!("seed {seed}: {error}\n  log: {log}"));
-        let start = Instant::now();
-        run(trainers[of(seed)], &mut gateway, &model, seed, Victim::Upstream(upstream))
-            .and_then(|numbers| compare(&numbers, &undisturbed[of(seed)]))
-            .map_err(|error| failed(error, gateway.log_path()))?;
-        let seconds = start.elapsed().as_secs_f64();
-        println!("    seed {seed}: SkyRL killed {UPSTREAM_KILLS} times, equal, {seconds:.0} s");
+
+    /// Kills SkyRL during `seeds` runs, some of them at the same time through one gateway.
+    pub(super) fn of_upstream(
+        &self,
+        upstream: &mut SkyrlServer,
+        port: u16,
+        seeds: u64,
+    ) -> Result<String, XtaskError> {
+        let seeds: Vec<u64> = (1..=seeds).collect();
+        let mut kills = 0;
+        for seeds in seeds.chunks(self.at_once) {
+            let (start, first) = (Instant::now(), seeds[0]);
+            let gateway = self.gateway(&format!("upstream-{first}"), port)?;
+            self.kill_upstream(upstream, &gateway, seeds)
+                .map_err(|error| seed_failed(first, &error, &gateway))?;
+            let seconds = start.elapsed().as_secs_f64();
+            println!(
+                "    seeds {seeds:?} at once: SkyRL killed {UPSTREAM_KILLS} times, equal, \
+                 {seconds:.0} s"
+            );
+            kills += UPSTREAM_KILLS;
+        }
+        let runs = seeds.len();
+        Ok(format!("{kills} times in {runs} runs of {STEPS} steps: losses equal bit for bit"))
     }
-    let kills = seeds * GATEWAY_KILLS;
-    let upstream_kills = upstream_seeds * UPSTREAM_KILLS;
-    Ok(format!(
-        "{STEPS} steps; gateway killed {kills} times in {seeds} runs, SkyRL {upstream_kills} times \
-         in {upstream_seeds} runs: all losses equal bit for bit"
-    ))
+
+    /// Kills SkyRL while it trains the runs of `seeds`, at moments of the first.
+    fn kill_upstream(
+        &self,
+        upstream: &mut SkyrlServer,
+        gateway: &Gateway,
+        seeds: &[u64],
+    ) -> Result<(), XtaskError> {
+        let start = |seed: &u64| self.start(&format!("upstream-{seed}"), *seed, gateway.url());
+        let mut runs = seeds.iter().map(start).collect::<Result<Vec<_>, _>>()?;
+        let mut random = KillRng(seeds[0]);
+        for moment in moments(&mut random, UPSTREAM_KILLS) {
+            wait_for_moment(&mut runs[0], moment, &mut random)?;
+            upstream.kill();
+            std::thread::sleep(Duration::from_millis(random.below(2_000)));
+            upstream.start_again()?;
+        }
+        runs.into_iter().zip(seeds).try_for_each(|(running, seed)| self.finish(running, *seed))
+    }
+}
+
+fn seed_failed(seed: u64, error: &XtaskError, gateway: &Gateway) -> XtaskError {
+    XtaskError::new(format!("seed {seed}: {error}\n  log: {}", gateway.log_path()))
 }

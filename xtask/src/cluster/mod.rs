@@ -28,15 +28,22 @@ use server::{SkyrlServer, SkyrlSettings};
 struct Release {
     version: &'static str,
     port: u16,
+    /// What the official SDK completes without a gateway, before it fails.
+    sdk_completes: &'static str,
+    /// Number of runs at once whose losses do not depend on each other. 0.3.0 computes the passes
+    /// of all models in one batch.
+    at_once: usize,
 }
 
 /// Releases to check. `--record` records the exchanges of the first.
-const RELEASES: [Release; 2] =
-    [Release { version: "0.4.0", port: 8391 }, Release { version: "0.3.0", port: 8392 }];
-/// Port of the gateway.
-const GATEWAY_PORT: u16 = 8393;
+const RELEASES: [Release; 2] = [
+    Release { version: "0.4.0", port: 8391, sdk_completes: "train", at_once: 3 },
+    Release { version: "0.3.0", port: 8392, sdk_completes: "", at_once: 1 },
+];
 /// Port of a second server.
-const SECOND_PORT: u16 = 8394;
+const SECOND_PORT: u16 = 8393;
+/// Port of the gateway. Further gateways have the next ports.
+const GATEWAY_PORT: u16 = 8394;
 /// Number of runs in which the gateway is killed.
 const SEEDS: u64 = 10;
 
@@ -77,12 +84,20 @@ struct Options {
     direct: bool,
     gateway: bool,
     seeds: u64,
+    /// Parts of the names of the checks to run; empty for all checks.
+    checks: Vec<String>,
 }
 
 impl Options {
     fn parse(arguments: &[&str]) -> Result<Self, XtaskError> {
-        let mut options =
-            Self { version: None, record: false, direct: true, gateway: true, seeds: SEEDS };
+        let mut options = Self {
+            version: None,
+            record: false,
+            direct: true,
+            gateway: true,
+            seeds: SEEDS,
+            checks: Vec::new(),
+        };
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             match *argument {
@@ -101,6 +116,10 @@ impl Options {
                     let error = || XtaskError::new("cluster: --seeds: expected a whole number");
                     options.seeds = seeds.ok_or_else(error)?;
                 }
+                "--check" => {
+                    let error = || XtaskError::new("cluster: --check needs the name of a check");
+                    options.checks.push((*arguments.next().ok_or_else(error)?).to_owned());
+                }
                 other => {
                     return Err(XtaskError::new(format!("cluster: unknown option {other}")));
                 }
@@ -118,30 +137,60 @@ impl Options {
 }
 
 /// Rows of the final table.
-#[derive(Default)]
-struct Table(Vec<String>);
+struct Table {
+    rows: Vec<String>,
+    failures: usize,
+    /// Parts of the names of the checks to run; empty for all checks.
+    checks: Vec<String>,
+}
 
 impl Table {
-    /// Runs a check and adds a row with its result and its time.
+    fn new(checks: Vec<String>) -> Self {
+        Self { rows: Vec::new(), failures: 0, checks }
+    }
+
+    /// Runs a check and adds a row with its result and its time. A check that fails does not end
+    /// the command: the others run, too.
     fn check(
         &mut self,
         release: &str,
         server: &str,
         name: &str,
         run: impl FnOnce() -> Result<String, XtaskError>,
-    ) -> Result<(), XtaskError> {
+    ) {
+        if !self.checks.is_empty() && !self.checks.iter().any(|part| name.contains(part)) {
+            return;
+        }
         let start = Instant::now();
-        let result = run()?;
+        let result = run();
         let seconds = start.elapsed().as_secs_f64();
+        let result = result.unwrap_or_else(|error| {
+            println!("    {error}");
+            self.failures += 1;
+            "FAILED".to_owned()
+        });
         println!("    {name}: {result} ({seconds:.0} s)");
-        self.0.push(format!("| {release} | {server} | {name} | {result} | {seconds:.0} |"));
-        Ok(())
+        self.rows.push(format!("| {release} | {server} | {name} | {result} | {seconds:.0} |"));
     }
 
-    fn print(&self) {
+    /// Prints the table.
+    ///
+    /// # Errors
+    /// If a check has failed, or there was none.
+    fn finish(&self) -> Result<(), XtaskError> {
         println!("\n| SkyRL | Through | Check | Result | Seconds |\n|---|---|---|---|---|");
-        for row in &self.0 {
+        for row in &self.rows {
             println!("{row}");
+        }
+        match (self.rows.len(), self.failures) {
+            (0, _) => {
+                let names = self.checks.join(", ");
+                Err(XtaskError::new(format!("cluster: there is no check {names}")))
+            }
+            (_, 0) => Ok(()),
+            (checks, failures) => {
+                Err(XtaskError::new(format!("cluster: {failures} of {checks} checks failed")))
+            }
         }
     }
 }
@@ -154,7 +203,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), XtaskError> {
     let options = Options::parse(arguments)?;
     cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
     let sdk = SdkPrograms::install()?;
-    let mut table = Table::default();
+    let mut table = Table::new(options.checks.clone());
     for release in options.releases() {
         match command {
             Some("kills") => check_kills(release, &options, &sdk, &mut table)?,
@@ -162,19 +211,19 @@ pub(crate) fn run(arguments: &[&str]) -> Result<(), XtaskError> {
             None => check_all(release, &options, &sdk, &mut table)?,
         }
     }
-    table.print();
+    let finished = table.finish();
     if command.is_none() {
         print_differences("Contract suite, directly", DIRECT_DIFFERENCES);
         print_differences("Contract suite, through the gateway", GATEWAY_DIFFERENCES);
         print_differences("Conformance, through the gateway", CONFORMANCE_DIFFERENCES);
     }
     println!("\nLogs and environments: {}", target().join("cluster").display());
-    Ok(())
+    finished
 }
 
 /// Starts a server with the small model.
 fn start_server(release: &Release) -> Result<SkyrlServer, XtaskError> {
-    let Release { version, port } = *release;
+    let Release { version, port, .. } = *release;
     SkyrlServer::start(SkyrlSettings { version, port, model: model::create("tiny")? })
 }
 
@@ -187,8 +236,7 @@ fn check_all(
 ) -> Result<(), XtaskError> {
     let server = start_server(release)?;
     if options.direct {
-        check_directly(&server, release.version, sdk, table)
-            .map_err(|error| with_log(&error, &server.log_path()))?;
+        check_directly(&server, release, sdk, table)?;
     }
     if options.record && release.version == RELEASES[0].version {
         let test = "recorded_server::record_skyrl_0_4";
@@ -199,33 +247,29 @@ fn check_all(
     if options.gateway {
         let upstream = [server.url().to_owned()];
         let gateway = Gateway::start(release.version, GATEWAY_PORT, &upstream)?;
-        check_gateway(&gateway, &server, release.version, sdk, table)
-            .map_err(|error| with_log(&error, &server.log_path()))
-            .map_err(|error| with_log(&error, &gateway.log_path()))?;
+        check_gateway(&gateway, &server, release.version, sdk, table)?;
+        println!("\nLogs: {}\n      {}", gateway.log_path(), server.log_path());
     }
     Ok(())
-}
-
-fn with_log(error: &XtaskError, log: &str) -> XtaskError {
-    XtaskError::new(format!("{error}\n  log: {log}"))
 }
 
 /// Runs the checks against SkyRL itself.
 fn check_directly(
     server: &SkyrlServer,
-    version: &str,
+    release: &Release,
     sdk: &SdkPrograms,
     table: &mut Table,
 ) -> Result<(), XtaskError> {
-    let (url, model) = (server.url(), server.model());
+    let (url, model, version) = (server.url(), server.model(), release.version);
     let mut check = |name: &str, run: &dyn Fn() -> _| table.check(version, "nothing", name, run);
-    check("contract suite", &|| contract_suite(url, &model, DIRECT_DIFFERENCES))?;
     let folder = target().join("cluster").join(version).join("direct");
     let program = Program::new(folder, url, &model)?;
-    check("tinkex train", &|| program.train())?;
-    check("tinkex sample", &|| program.sample())?;
-    check("tinkex train --resume", &|| program.resume())?;
-    check("official SDK", &|| sdk.lifecycle_fails(url, &model))
+    check("official SDK", &|| sdk.lifecycle_fails(url, &model, release.sdk_completes));
+    check("tinkex train", &|| program.train());
+    check("tinkex sample", &|| program.sample());
+    check("tinkex train --resume", &|| program.resume());
+    check("contract suite", &|| contract_suite(url, &model, DIRECT_DIFFERENCES));
+    Ok(())
 }
 
 /// Runs the checks through the gateway.
@@ -238,16 +282,17 @@ fn check_gateway(
 ) -> Result<(), XtaskError> {
     let (url, model) = (gateway.url(), server.model());
     let mut check = |name: &str, run: &dyn Fn() -> _| table.check(version, "gateway", name, run);
-    check("official SDK", &|| sdk.lifecycle(url, &model))?;
-    check("contract suite", &|| contract_suite(url, &model, GATEWAY_DIFFERENCES))?;
-    let names: Vec<&str> = CONFORMANCE_DIFFERENCES.iter().map(|(name, _)| *name).collect();
-    check("conformance", &|| sdk.conformance(url, &model, &names))?;
     let folder = target().join("cluster").join(version).join("gateway");
     let program = Program::new(folder, url, &model)?;
-    check("tinkex train", &|| program.train())?;
-    check("tinkex sample", &|| program.sample())?;
-    check("tinkex train --resume", &|| program.resume())?;
-    check("openai chat", &|| sdk.chat(url, &model))
+    let names: Vec<&str> = CONFORMANCE_DIFFERENCES.iter().map(|(name, _)| *name).collect();
+    check("official SDK", &|| sdk.lifecycle(url, &model));
+    check("tinkex train", &|| program.train());
+    check("tinkex sample", &|| program.sample());
+    check("tinkex train --resume", &|| program.resume());
+    check("openai chat", &|| sdk.chat(url, &model));
+    check("contract suite", &|| contract_suite(url, &model, GATEWAY_DIFFERENCES));
+    check("conformance", &|| sdk.conformance(url, &model, &names));
+    Ok(())
 }
 
 fn check_kills(
@@ -257,12 +302,15 @@ fn check_kills(
     table: &mut Table,
 ) -> Result<(), XtaskError> {
     let mut server = start_server(release)?;
-    let log = server.log_path();
-    table
-        .check(release.version, "gateway", "kills", || {
-            kills::check(&mut server, sdk, GATEWAY_PORT, options.seeds)
-        })
-        .map_err(|error| with_log(&error, &log))
+    let kills = kills::Kills::new(&server, sdk, GATEWAY_PORT, release.at_once)?;
+    table.check(release.version, "gateway", "gateway killed", || {
+        kills.of_gateway(GATEWAY_PORT, options.seeds)
+    });
+    table.check(release.version, "gateway", "SkyRL killed", || {
+        kills.of_upstream(&mut server, GATEWAY_PORT, options.seeds.div_ceil(2))
+    });
+    println!("\nLog: {}", server.log_path());
+    Ok(())
 }
 
 fn check_upstreams(
@@ -275,10 +323,11 @@ fn check_upstreams(
     table.check(release.version, "gateway", "two models", || {
         let models = [model.clone(), other];
         upstreams::different_models(release.version, ports, models, sdk)
-    })?;
+    });
     table.check(release.version, "gateway", "two servers with one model", || {
         upstreams::same_model(release.version, ports, &model, sdk)
-    })
+    });
+    Ok(())
 }
 
 /// Runs the contract suite and returns a summary.

@@ -1,6 +1,7 @@
 //! [`SdkPrograms`]: the official SDK and the package `openai`, with the programs in `xtask/gateway`.
 
 use std::fs::File;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -52,8 +53,14 @@ impl SdkPrograms {
         Ok(format!("SDK {VERSION}: {}", stages(&ended.stdout)))
     }
 
-    /// Requires that the program of [`lifecycle`](Self::lifecycle) fails, and reports where.
-    pub(super) fn lifecycle_fails(&self, url: &str, model: &str) -> Result<String, XtaskError> {
+    /// Requires that the program of [`lifecycle`](Self::lifecycle) fails after the stages
+    /// `completes`, and reports the error.
+    pub(super) fn lifecycle_fails(
+        &self,
+        url: &str,
+        model: &str,
+        completes: &str,
+    ) -> Result<String, XtaskError> {
         let ended = self.run("lifecycle", url, model)?;
         if ended.succeeded {
             let message = "the official SDK completes directly against SkyRL; the documentation \
@@ -61,11 +68,17 @@ impl SdkPrograms {
             return Err(XtaskError::new(message));
         }
         let error: String = ended.error().chars().take(90).collect();
-        let done = match stages(&ended.stdout) {
-            none if none.is_empty() => "nothing".to_owned(),
-            stages => stages,
-        };
-        Ok(format!("SDK {VERSION} fails as expected after {done}: {error}"))
+        let completed = stages(&ended.stdout);
+        if completed != completes {
+            let message = format!(
+                "the official SDK fails after other stages than the documentation says: \
+                 {completed:?} instead of {completes:?}\n{}",
+                ended.stderr
+            );
+            return Err(XtaskError::new(message));
+        }
+        let after = if completed.is_empty() { "nothing" } else { &completed };
+        Ok(format!("SDK {VERSION} fails as documented after {after}: {error}"))
     }
 
     /// Chats with the package `openai`.
@@ -85,17 +98,26 @@ impl SdkPrograms {
         differences: &[&str],
     ) -> Result<String, XtaskError> {
         let numbers = target().join("cluster/numbers.json");
-        let status = Command::new(&self.python)
+        let mut process = Command::new(&self.python)
             .arg(root().join(CONFORMANCE))
             .args([url, model])
             .arg(numbers)
             .env("TINKEX_EXPECTED_FAILURES", differences.join(","))
-            .status()
+            .stdout(Stdio::piped())
+            .spawn()
             .map_err(|error| self.cannot_run(&error))?;
+        let (mut passed, mut differ) = (0, 0);
+        for line in process.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
+            let line = line.map_err(|error| self.cannot_run(&error))?;
+            println!("{line}");
+            passed += usize::from(line.starts_with("ok "));
+            differ += usize::from(line.starts_with("differs "));
+        }
+        let status = process.wait().map_err(|error| self.cannot_run(&error))?;
         if !status.success() {
             return Err(XtaskError::new(format!("conformance failed: {status}")));
         }
-        Ok(format!("SDK {VERSION}: all checks but {} pass", differences.len()))
+        Ok(format!("SDK {VERSION}: {passed} passed, {differ} differ"))
     }
 
     /// Starts the program that trains and prints exact losses to the file `output`.

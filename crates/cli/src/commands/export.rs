@@ -20,7 +20,7 @@ use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::progress::{Progress, ProgressUnit};
 use crate::reference::{self, CheckpointReference, CheckpointUse};
-use crate::table::Table;
+use crate::table::{Table, TableCell};
 
 /// Arguments of `tinkex export`.
 #[derive(Debug, Args)]
@@ -175,7 +175,7 @@ fn print(
     // Without --dtype, the tensors keep their types, which may differ.
     let dtype = exported.dtype.map_or("mixed", ExportDType::as_str);
     table.property("Element Type", dtype);
-    table.property("Total Size", crate::format::bytes(exported.bytes));
+    table.property("Total Size", TableCell::size(exported.bytes));
     table.property("Written to", args.to.display().to_string());
     let json = json!({
         "checkpoint": args.checkpoint, "format": format.as_str(),

@@ -9,7 +9,7 @@ use crate::format;
 use crate::table::Table;
 
 use super::prompt::PromptArgs;
-use super::sample::token_text;
+use super::sample::{quoted_token, token_text};
 use super::weights::WeightsArgs;
 
 /// Arguments of `tinkex logprobs`.
@@ -37,7 +37,8 @@ struct LogprobsReport<'a> {
 #[derive(Serialize)]
 struct ScoredToken {
     id: u32,
-    text: String,
+    /// Text of the token; `None` if the tokenizer does not have it.
+    text: Option<String>,
     /// `None` for the first token, which has no preceding tokens.
     logprob: Option<f32>,
 }
@@ -62,7 +63,7 @@ pub(super) async fn run(
         .enumerate()
         .map(|(at, id)| ScoredToken {
             id: *id,
-            text: token_text(Some(&tokenizer), *id),
+            text: token_text(&tokenizer, *id),
             logprob: logprobs.get(at),
         })
         .collect();
@@ -73,13 +74,13 @@ pub(super) async fn run(
     let perplexity = logprob_mean.map(|mean| (-mean).exp());
     let report = LogprobsReport { model: &model, tokens, logprob_sum, logprob_mean, perplexity };
     let mut table = Table::new(["Token", "Text", "Logprob"]).title(format!(
-        "{} tokens, sum {logprob_sum:.3}, perplexity {}",
-        report.tokens.len(),
+        "{}, sum {logprob_sum:.3}, perplexity {}",
+        format::count(report.tokens.len(), "token"),
         format::or_na(perplexity.map(|perplexity| format!("{perplexity:.3}"))),
     ));
     for token in &report.tokens {
         let logprob = format::or_na(token.logprob.map(|logprob| format!("{logprob:.4}")));
-        table.row([token.id.to_string(), token.text.clone(), logprob]);
+        table.row([token.id.to_string(), quoted_token(Some(&tokenizer), token.id), logprob]);
     }
     context.table(&table, &report)
 }

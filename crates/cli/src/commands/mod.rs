@@ -8,11 +8,13 @@ mod checkpoint;
 mod config;
 mod dashboard;
 mod doctor;
+mod eval;
 mod export;
 mod generate;
 mod import;
 mod logprobs;
 mod model;
+mod plot;
 mod prompt;
 mod quickstart;
 mod rl;
@@ -44,7 +46,7 @@ pub(crate) const GROUPS: &[(&str, &[&str])] = &[
         "Getting started",
         &["quickstart", "train", "rl", "chat", "sample", "serve", "dashboard", "ui"],
     ),
-    ("Models and text", &["model", "logprobs", "tokenizer"]),
+    ("Models and text", &["model", "eval", "logprobs", "tokenizer"]),
     ("Resources on the server", &["run", "checkpoint", "export", "import", "session"]),
     ("Account", &["auth", "billing", "audit"]),
     ("Setup", &["doctor", "config", "completions", "man", "version", "help"]),
@@ -72,6 +74,8 @@ pub(crate) enum CliCommand {
     /// Show base models
     #[command(subcommand, arg_required_else_help = true)]
     Model(model::ModelCommand),
+    /// Measure the loss and the answers of a model on a file of examples
+    Eval(Box<eval::EvalArgs>),
     /// Compute the log-probability of each token of a text
     Logprobs(logprobs::LogprobsArgs),
     /// Convert text to tokens and back
@@ -223,6 +227,7 @@ pub(crate) async fn run(
         CliCommand::Billing(command) => billing::run(context, command).await?,
         CliCommand::Audit(command) => audit::run(context, command).await?,
         CliCommand::Sample(args) => Box::pin(sample::run(context, *args)).await?,
+        CliCommand::Eval(args) => return Box::pin(eval::run(context, *args)).await,
         CliCommand::Logprobs(args) => logprobs::run(context, args).await?,
         CliCommand::Tokenizer(command) => tokenizer::run(context, command).await?,
         CliCommand::Doctor(_) => return doctor::run(context).await,

@@ -60,7 +60,8 @@ pub(crate) struct SamplingArgs {
     /// Maximum number of tokens to generate
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive::<u32>)]
     pub(crate) max_tokens: u32,
-    /// Sampling temperature; 0 always takes the most likely token [default: 1, for chat 0.7]
+    /// Sampling temperature; 0 always takes the most likely token [default: 1, for chat 0.7, for
+    /// eval 0]
     #[arg(short, long, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
     temperature: Option<f64>,
     /// Sample from the K most likely tokens only
@@ -77,6 +78,9 @@ pub(crate) struct SamplingArgs {
     pub(crate) stop: Vec<String>,
 }
 
+/// Default temperature of answers in a chat.
+pub(crate) const CHAT_TEMPERATURE: f64 = 0.7;
+
 fn temperature(text: &str) -> Result<f64, String> {
     let parsed = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
     parsed.ok_or_else(|| "expected a number of at least 0".to_owned())
@@ -88,11 +92,10 @@ fn probability(text: &str) -> Result<f64, String> {
 }
 
 impl SamplingArgs {
-    pub(crate) fn params(&self, chat: bool) -> SamplingParams {
-        let default = if chat { 0.7 } else { 1.0 };
+    pub(crate) fn params(&self, default_temperature: f64) -> SamplingParams {
         let mut params = SamplingParams::new()
             .max_tokens(self.max_tokens)
-            .temperature(self.temperature.unwrap_or(default))
+            .temperature(self.temperature.unwrap_or(default_temperature))
             .top_p(self.top_p);
         params.top_k = self.top_k;
         params.seed = self.seed;
@@ -146,7 +149,8 @@ pub(super) async fn run(
     let missing = || CommandError::usage("no tokenizer to encode the prompt");
     let input =
         args.prompt.input(context.environment, source, || tokenizer.clone().ok_or_else(missing))?;
-    let mut params = args.sampling.params(args.prompt.is_chat());
+    let default_temperature = if args.prompt.is_chat() { CHAT_TEMPERATURE } else { 1.0 };
+    let mut params = args.sampling.params(default_temperature);
     if let (true, None, Some(tokenizer)) = (args.prompt.is_chat(), &params.stop, &tokenizer) {
         params.stop = Some(tokenizer.chat()?.stop()?);
     }
@@ -255,11 +259,11 @@ fn table(response: &SampleResponse, tokenizer: Option<&Tokenizer>) -> Table {
             let top = top
                 .into_iter()
                 .flatten()
-                .map(|(token, logprob)| format!("{} {logprob:.2}", token_text(tokenizer, token)));
+                .map(|(token, logprob)| format!("{} {logprob:.2}", quoted_token(tokenizer, token)));
             table.row([
                 (number + 1).to_string(),
                 token.to_string(),
-                token_text(tokenizer, *token),
+                quoted_token(tokenizer, *token),
                 format::or_na(logprob.map(|logprob| format!("{logprob:.4}"))),
                 top.collect::<Vec<_>>().join("  "),
             ]);
@@ -269,12 +273,15 @@ fn table(response: &SampleResponse, tokenizer: Option<&Tokenizer>) -> Table {
 }
 
 /// Returns the text of a token in quotes, or its id in angle brackets.
-pub(crate) fn token_text(tokenizer: Option<&Tokenizer>, token: u32) -> String {
-    let bytes = tokenizer.and_then(|tokenizer| tokenizer.token_bytes(token));
-    bytes.map_or_else(
-        || format!("<{token}>"),
-        |bytes| format!("{:?}", String::from_utf8_lossy(&bytes)),
-    )
+pub(crate) fn quoted_token(tokenizer: Option<&Tokenizer>, token: u32) -> String {
+    let text = tokenizer.and_then(|tokenizer| token_text(tokenizer, token));
+    text.map_or_else(|| format!("<{token}>"), |text| format!("{text:?}"))
+}
+
+/// Returns the text of a token. Bytes that are not UTF-8 are replaced by U+FFFD.
+pub(crate) fn token_text(tokenizer: &Tokenizer, token: u32) -> Option<String> {
+    let bytes = tokenizer.token_bytes(token)?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn write(

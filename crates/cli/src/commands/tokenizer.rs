@@ -82,7 +82,7 @@ pub(super) async fn run(
             let encoded =
                 if piece { tokenizer.encode_piece(&text) } else { tokenizer.encode(&text) };
             let tokens = encoded?;
-            let pieces = tokens.iter().map(|id| sample::token_text(Some(&tokenizer), *id));
+            let pieces = tokens.iter().map(|id| sample::token_text(&tokenizer, *id));
             let pieces: Vec<_> = pieces.collect();
             let ids = tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
             let document = json!({
@@ -119,7 +119,7 @@ pub(super) async fn run(
             table.property("Vocabulary", tokenizer.vocab_size().to_string());
             for (name, id) in special {
                 let shown =
-                    id.map(|id| format!("{} ({id})", sample::token_text(Some(&tokenizer), id)));
+                    id.map(|id| format!("{} ({id})", sample::quoted_token(Some(&tokenizer), id)));
                 table.property(&format!("Token: {name}"), format::or_na(shown));
             }
             table.property("Chat template", format::yes_no(tokenizer.has_chat_template()));

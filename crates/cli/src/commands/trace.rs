@@ -9,10 +9,9 @@ use tinkex::SessionId;
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
-use crate::format;
 use crate::id_cache;
 use crate::progress;
-use crate::table::Table;
+use crate::table::{Table, TableCell};
 
 /// Arguments of `tinkex session export-trace`.
 #[derive(Debug, Args)]
@@ -65,7 +64,7 @@ pub(super) async fn run(
     table.property("Saved to", &shown);
     let mut json = json!({ "session_id": id, "destination": shown });
     if bytes > 0 {
-        table.property("Size", format::bytes(bytes));
+        table.property("Size", TableCell::size(bytes));
         json["file_size_bytes"] = bytes.into();
     }
     context.table(&table, &json)

@@ -35,10 +35,14 @@ pub(crate) struct WeightsArgs {
 }
 
 impl WeightsArgs {
+    /// Selects a base model, a run or a checkpoint.
+    pub(crate) fn of_name(name: String, tokenizer: Option<String>) -> Self {
+        Self { model: Some(name), run: None, tokenizer, base_model: None, model_path: None }
+    }
+
     /// Returns a copy that selects another model and keeps the tokenizer option.
     pub(crate) fn with_model(&self, name: String) -> Self {
-        let tokenizer = self.tokenizer.clone();
-        Self { model: Some(name), run: None, tokenizer, base_model: None, model_path: None }
+        Self::of_name(name, self.tokenizer.clone())
     }
 
     /// Returns the model name or path on the command line, if there is one.

@@ -28,6 +28,7 @@ use crate::args::{Globals, OutputFormat};
 use crate::console::Console;
 use crate::environment::{Environment, LogScope};
 use crate::format::escape_controls;
+use crate::style::Style;
 
 use connection_notices::{ConnectionNotices, Notices};
 use event_fields::EventFields;
@@ -117,7 +118,7 @@ pub(crate) fn install(
         outages: level >= LevelFilter::WARN,
     };
     let events = tracing_subscriber::fmt::layer()
-        .event_format(PlainEvents)
+        .event_format(PlainEvents(console.style()))
         .with_writer(console.clone())
         .with_filter(without_notices(own_targets(level), level));
     let active = notices.retries || notices.outages;
@@ -174,7 +175,7 @@ fn own_targets(level: LevelFilter) -> Targets {
 }
 
 /// Formats an event as `level: message field=value`, with control characters escaped.
-struct PlainEvents;
+struct PlainEvents(Style);
 
 impl<S, N> FormatEvent<S, N> for PlainEvents
 where
@@ -196,6 +197,7 @@ where
         };
         let fields = EventFields::of(event);
         let (message, rest) = (escape_controls(&fields.message), escape_controls(&fields.others));
-        writeln!(out, "{level}: {message}{rest}")
+        let line = self.0.message(&format!("{level}: {message}{rest}"));
+        writeln!(out, "{line}")
     }
 }

@@ -105,7 +105,7 @@ fn ctrl_c_prints_only_the_interrupt_error() {
     let (code, shown) = terminal.end();
     assert_eq!(code, 130, "{shown}");
     let after = shown.split("^C").nth(1).unwrap();
-    assert!(after.contains("error: interrupted"), "{shown}");
+    assert!(after.contains("error:\u{1b}[0m interrupted"), "{shown}");
     for noise in ["warning", "retrying", "no connection"] {
         assert!(!after.contains(noise), "{shown}");
     }

@@ -12,6 +12,7 @@ mod compare;
 #[cfg(unix)]
 mod dashboard;
 mod dpo;
+mod eval;
 mod export;
 #[cfg(unix)]
 mod import;
@@ -22,6 +23,7 @@ mod local_commands;
 mod local_key;
 mod names;
 mod outage;
+mod output;
 mod replay;
 mod replay_cases;
 mod rl;

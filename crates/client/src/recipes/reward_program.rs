@@ -335,13 +335,7 @@ mod tests {
     use super::*;
 
     fn completion(text: &str) -> Completion {
-        Completion {
-            prompt: Arc::new(RlPrompt::text("p").with("answer", 4)),
-            text: text.to_owned(),
-            tokens: [1].into(),
-            stop_reason: StopReason::Stop,
-            turn: 0,
-        }
+        Completion::new(RlPrompt::text("p").with("answer", 4), text)
     }
 
     #[tokio::test]

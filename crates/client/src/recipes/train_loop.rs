@@ -9,6 +9,7 @@ use tinkex_wire::{AdamParams, Datum, LossFn, TensorData, TinkerPath};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
+use crate::sampling::SamplingClient;
 use crate::training::{BatchOutput, LossSpec, SaveOptions, TrainingClient};
 
 use super::checkpoints::checkpoint_name;
@@ -65,6 +66,13 @@ pub enum TrainEvent {
         step: u64,
         /// Path of the training checkpoint.
         path: TinkerPath,
+    },
+    /// The weights can be sampled from.
+    SamplerReady {
+        /// Number of finished steps.
+        step: u64,
+        /// Client that samples from the weights after these steps.
+        sampler: SamplingClient,
     },
 }
 
@@ -133,13 +141,14 @@ pub struct TrainLoop {
     loss: LossSpec,
     eval_every: u64,
     save_every: u64,
+    sample_every: u64,
     adam: AdamParams,
     /// Next step to submit.
     next: u64,
     pending_steps: usize,
     pending: VecDeque<BoxFuture<'static, Result<TrainEvent>>>,
     stopped: bool,
-    /// Whether the starting weights are still to be evaluated.
+    /// Whether the starting weights are still to be evaluated and sampled from.
     evaluates_start: bool,
 }
 
@@ -155,6 +164,7 @@ impl TrainLoop {
             loss: LossFn::CrossEntropy.into(),
             eval_every: 0,
             save_every: 0,
+            sample_every: 0,
             adam: AdamParams::default(),
             next: 0,
             pending_steps: 0,
@@ -195,6 +205,15 @@ impl TrainLoop {
         self
     }
 
+    /// Sets the interval in steps at which the weights are published for sampling
+    /// ([`TrainEvent::SamplerReady`]); 0, the default, disables. The starting weights and those
+    /// after the last step are published, too.
+    #[must_use]
+    pub fn sample_every(mut self, steps: u64) -> Self {
+        self.sample_every = steps;
+        self
+    }
+
     /// Sets the optimizer parameters. The plan replaces the learning rate.
     #[must_use]
     pub fn adam(mut self, adam: AdamParams) -> Self {
@@ -217,6 +236,7 @@ impl TrainLoop {
     pub async fn next(&mut self) -> Result<Option<TrainEvent>> {
         if std::mem::take(&mut self.evaluates_start) {
             self.evaluate(0);
+            self.publish(0);
         }
         self.submit();
         let Some(front) = self.pending.front_mut() else { return Ok(None) };
@@ -238,6 +258,9 @@ impl TrainLoop {
             let due = |every: u64| every > 0 && done.is_multiple_of(every);
             if due(self.eval_every) || last {
                 self.evaluate(done);
+            }
+            if due(self.sample_every) || last {
+                self.publish(done);
             }
             if due(self.save_every) && !last {
                 let path = self.model.save_state(SaveOptions::new(checkpoint_name(done)));
@@ -264,6 +287,16 @@ impl TrainLoop {
         };
         self.pending.push_back(stepped.boxed());
         self.pending_steps += 1;
+    }
+
+    /// Publishes the weights for sampling, if the run does so at all.
+    fn publish(&mut self, step: u64) {
+        if self.sample_every > 0 {
+            let sampler = self.model.save_weights_and_get_sampling_client();
+            let ready =
+                async move { Ok(TrainEvent::SamplerReady { step, sampler: sampler.await? }) };
+            self.pending.push_back(ready.boxed());
+        }
     }
 
     fn evaluate(&mut self, step: u64) {

@@ -14,7 +14,7 @@ use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::local;
 
-use super::sample::SamplingArgs;
+use super::sample::{CHAT_TEMPERATURE, SamplingArgs};
 use super::weights::WeightsArgs;
 use conversation::Conversation;
 use line_reader::{InputLine, LineReader};
@@ -101,7 +101,7 @@ pub(super) async fn run(
             continue;
         }
         conversation.messages.push(Message::user(line));
-        let params = args.sampling.params(true);
+        let params = args.sampling.params(CHAT_TEMPERATURE);
         match interrupt.run_until(interruptions + 1, respond(context, &conversation, params)).await
         {
             Ok(text) => conversation.messages.push(Message::assistant(text)),
@@ -134,7 +134,8 @@ async fn open(
 /// Prints an error after which the chat continues.
 fn report(context: &mut CommandContext<'_>, failure: &CommandError) {
     let verbose = context.globals.verbose > 0;
-    crate::error::report(context.environment, failure, false, verbose);
+    let style = context.console().style();
+    crate::error::report(context.environment, failure, false, verbose, style);
 }
 
 /// Prints a response while it is sampled, and returns it.

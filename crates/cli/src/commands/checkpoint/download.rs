@@ -10,10 +10,9 @@ use tinkex::wire::CheckpointKind;
 use crate::args::number_between;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
-use crate::format;
 use crate::progress;
 use crate::reference::{self, CheckpointReference, CheckpointUse};
-use crate::table::Table;
+use crate::table::{Table, TableCell};
 
 /// Arguments of `tinkex checkpoint download`.
 #[derive(Debug, Args)]
@@ -86,7 +85,7 @@ pub(super) async fn download(
     let mut table = Table::of_properties().title(format!("Checkpoint Download: {path}"));
     table.property("Checkpoint Path", path.to_string());
     if downloaded.bytes > 0 {
-        table.property("Total Size", format::bytes(downloaded.bytes));
+        table.property("Total Size", TableCell::size(downloaded.bytes));
     }
     table.property("Downloaded to", shown.display().to_string());
     let mut json = json!({

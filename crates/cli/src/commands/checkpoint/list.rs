@@ -14,7 +14,7 @@ use crate::format;
 use crate::id_cache;
 use crate::list::{self, ListColumn, PageArgs, SortKey, ViewArgs};
 use crate::reference::{self, CheckpointReference, CheckpointUse, RunReference};
-use crate::table::Table;
+use crate::table::{Table, TableCell};
 
 /// Arguments of `tinkex checkpoint list`.
 #[derive(Debug, Args)]
@@ -199,10 +199,10 @@ pub(super) async fn info(
     table.property("Type", checkpoint.checkpoint_type.as_str());
     table.property("Tinker Path", &checkpoint.tinker_path);
     if let Some(size) = checkpoint.size_bytes {
-        table.property("Size", format::bytes(size));
+        table.property("Size", TableCell::size(size));
     }
     table.property("Public", format::yes_no(checkpoint.public));
-    table.property("Created", format::relative_time(checkpoint.time, now));
+    table.property("Created", TableCell::time(checkpoint.time, now));
     table.property("Expires", expiry(&checkpoint, now));
     table.property("Training Run ID", path.run().as_str());
     table.property("LoRA", format::lora(run.is_lora, run.lora_rank));

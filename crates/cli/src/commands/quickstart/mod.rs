@@ -1,7 +1,6 @@
 //! `tinkex quickstart`: fine-tunes the built-in model on bundled examples, with a server in this
 //! process, and compares its responses before and after.
 
-mod curve;
 mod rl;
 
 use std::io::Cursor;
@@ -21,7 +20,9 @@ use crate::format;
 use crate::inference_endpoints::curl_chat;
 use crate::local;
 use crate::reference::{RunName, choose_name, run_metadata};
+use crate::style::{BOLD, GREEN, RED};
 
+use super::plot;
 use super::train::progress::{TrainProgress, thousands};
 
 /// Training data: short answers in the voice of a pirate.
@@ -125,8 +126,9 @@ pub(super) async fn run(
     let eval = examples(&chat, HELD_OUT_DATA)?;
     let (count, steps) = (train.len(), args.steps.unwrap_or(STEPS));
     context.notice(&format!(
-        "Fine-tuning {} to talk like a pirate: {count} examples, {steps} steps",
-        tinkex_server::BUILT_IN
+        "Fine-tuning {} to talk like a pirate: {count} examples, {}",
+        tinkex_server::BUILT_IN,
+        format::count(steps, "step")
     ));
     let new = service.create_lora_training_client(tinkex_server::BUILT_IN).rank(16).seed(0);
     let name = run_name(context, &service, "quickstart").await?;
@@ -243,7 +245,7 @@ async fn train_model(
             _ => {}
         }
     }
-    progress.clear();
+    progress.clear(context);
     let (before, after) = match held_out[..] {
         [before, .., after] => (before, after),
         _ => (f64::NAN, f64::NAN),
@@ -259,18 +261,13 @@ async fn train_model(
 
 impl QuickstartReport {
     fn text(&self, context: &CommandContext<'_>) -> String {
-        let bold = |text: &str| match context.settings.colors {
-            true => format!("\u{1b}[1m{text}\u{1b}[0m"),
-            false => text.to_owned(),
-        };
-        let columns = context.environment.terminals.out.unwrap_or(80);
+        let bold = |text: &str| context.style().paint(BOLD, text);
         let held_out = &self.held_out_loss;
         let mut text = format!(
-            "{}\n{}{:>9}{} steps in {}, {} tokens/s; held-out loss {:.2} → {:.2}\n\n{}\n",
+            "{}\n{}{} in {}, {} tokens/s; held-out loss {:.2} → {:.2}\n\n{}\n",
             bold("Training loss"),
-            curve::draw(&self.losses, columns),
-            "",
-            self.steps,
+            plot::draw_numbers(context, "loss per token", &self.losses),
+            format::count(self.steps, "step"),
             format::short_duration(self.seconds),
             thousands(self.tokens_per_second),
             held_out.before,
@@ -280,9 +277,11 @@ impl QuickstartReport {
         for sample in &self.samples {
             let note = if sample.taught { "" } else { "  (not in the training data)" };
             text += &format!(
-                "  {}{note}\n    before  {}\n    after   {}\n",
+                "  {}{note}\n    {}  {}\n    {}   {}\n",
                 sample.prompt,
+                context.style().paint(RED, "before"),
                 format::escape_controls(&sample.response.before),
+                context.style().paint(GREEN, "after"),
                 format::escape_controls(&sample.response.after),
             );
         }

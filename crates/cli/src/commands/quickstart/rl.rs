@@ -8,10 +8,12 @@ use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::reference::run_metadata;
+use crate::style::{BOLD, GREEN, RED};
 
+use crate::commands::plot;
 use crate::commands::train::progress::{TrainProgress, thousands};
 
-use super::{BeforeAfter, curve};
+use super::BeforeAfter;
 
 /// Beginnings of stories to train on.
 const BEGINNINGS: [&str; 8] = [
@@ -77,9 +79,10 @@ pub(super) async fn run(
     let chat = base.tokenizer().await?.chat()?;
     let before = stories(&base, &chat).await?;
     context.notice(&format!(
-        "Training {} to tell stories of something {WORD}: {steps} steps; the reward is 1 if the \
+        "Training {} to tell stories of something {WORD}: {}; the reward is 1 if the \
          text has the word {WORD:?} once",
-        tinkex_server::BUILT_IN
+        tinkex_server::BUILT_IN,
+        format::count(steps, "step")
     ));
     let name = super::run_name(context, service, "quickstart-rl").await?;
     let rl = Rl::new(tinkex_server::BUILT_IN)
@@ -104,7 +107,7 @@ pub(super) async fn run(
         completions += report.rollouts.len();
         progress.finish_step(context, report.step, report.tokens, report.reward);
     }
-    progress.clear();
+    progress.clear(context);
     let missing = || CommandError::new(Exit::Failed, "the run saved no sampler checkpoint");
     let outcome = run.outcome().ok_or_else(missing)?;
     let sampler = outcome.sampler.clone().ok_or_else(missing)?;
@@ -145,20 +148,15 @@ async fn stories(sampler: &SamplingClient, chat: &Chat) -> Result<Vec<String>, C
 
 impl RlQuickstartReport {
     fn text(&self, context: &CommandContext<'_>) -> String {
-        let bold = |text: &str| match context.settings.colors {
-            true => format!("\u{1b}[1m{text}\u{1b}[0m"),
-            false => text.to_owned(),
-        };
-        let columns = context.environment.terminals.out.unwrap_or(80);
+        let bold = |text: &str| context.style().paint(BOLD, text);
         let (first, last) = (self.rewards.first(), self.rewards.last());
         let shown =
             |reward: Option<&f64>| format::or_na(reward.map(|reward| format!("{reward:.2}")));
         let mut text = format!(
-            "{}\n{}{:>9}{} steps in {}, {} completions, {} tokens/s; mean reward {} → {}\n\n{}\n",
+            "{}\n{}{} in {}, {} completions, {} tokens/s; mean reward {} → {}\n\n{}\n",
             bold("Reward"),
-            curve::draw(&self.rewards, columns),
-            "",
-            self.steps,
+            plot::draw_numbers(context, "reward", &self.rewards),
+            format::count(self.steps, "step"),
             format::short_duration(self.seconds),
             self.completions,
             thousands(self.tokens_per_second),
@@ -169,9 +167,11 @@ impl RlQuickstartReport {
         for sample in &self.samples {
             let note = if sample.taught { "" } else { "  (not trained on)" };
             text += &format!(
-                "  {}{note}\n    before  {}\n    after   {}\n",
+                "  {}{note}\n    {}  {}\n    {}   {}\n",
                 sample.prompt,
+                context.style().paint(RED, "before"),
                 format::escape_controls(&sample.response.before),
+                context.style().paint(GREEN, "after"),
                 format::escape_controls(&sample.response.after),
             );
         }

@@ -13,12 +13,11 @@
 
 mod args;
 mod logs;
-mod rewards;
+pub(super) mod rewards;
 mod state;
 mod summary;
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use tinkex::recipes::RewardProgram;
@@ -252,16 +251,11 @@ fn build(
     match source.reward {
         RewardOption::BuiltIn(reward) => rl.reward(reward.function()),
         RewardOption::Program(command) => {
-            let writer = Mutex::new(context.prompt_writer());
             let program = RewardProgram::new(command)
                 .current_dir(&context.environment.folder)
                 .workers(source.workers)
                 .timeout(source.timeout)
-                .on_stderr(move |line| {
-                    if let Ok(mut write) = writer.lock() {
-                        write(&format!("reward: {}\n", format::escape_controls(line)));
-                    }
-                });
+                .on_stderr(context.line_writer("reward"));
             rl.reward_program(program)
         }
     }
@@ -296,7 +290,7 @@ async fn execute(
             None => {
                 stopping = true;
                 run.stop_handle().stop();
-                progress.clear();
+                progress.clear(context);
                 context.notice("saving a checkpoint; press Ctrl-C again to stop immediately");
                 continue;
             }
@@ -304,7 +298,7 @@ async fn execute(
         let Some(report) = next else { break };
         let report = report?;
         if let Some(reward) = report.eval_reward {
-            progress.set_eval_loss(reward);
+            progress.set_eval_loss(context, report.step, reward);
         }
         if report.step > from {
             tokens += report.tokens;
@@ -312,7 +306,7 @@ async fn execute(
         }
         logs.add(report)?;
     }
-    progress.clear();
+    progress.clear(context);
     let Some(outcome) = run.outcome() else {
         return Err(CommandError::new(Exit::Failed, "the run ended without an outcome"));
     };

@@ -178,7 +178,7 @@ fn length_field(prompt: &RlPrompt) -> Option<u32> {
 }
 
 /// Returns the last number of a text, such as `-1,234.5`.
-fn last_number(text: &str) -> Option<f64> {
+pub(crate) fn last_number(text: &str) -> Option<f64> {
     let mut found = None;
     let bytes = text.as_bytes();
     let mut at = 0;

@@ -13,7 +13,7 @@ use crate::error::CommandError;
 use crate::format;
 use crate::list::{self, FetchedRows, ListColumn, PageArgs, ScopeArgs, SortKey, ViewArgs};
 use crate::reference::{self, RunReference, name_of};
-use crate::table::Table;
+use crate::table::{Table, TableCell};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RunCommand {
@@ -202,12 +202,12 @@ fn properties(run: &TrainingRun, now: Timestamp) -> Table {
     table.property("Base Model", &run.base_model);
     table.property("Owner", &run.model_owner);
     table.property("LoRA", format::lora(run.is_lora, run.lora_rank));
-    table.property("Last Update", format::relative_time(run.last_request_time, now));
+    table.property("Last Update", TableCell::time(run.last_request_time, now));
     table.property("Status", status(run));
     let mut checkpoint = |name: &str, checkpoint: Option<&Checkpoint>| {
         if let Some(checkpoint) = checkpoint {
             table.property(name, &checkpoint.checkpoint_id);
-            table.property("  - Time", format::relative_time(checkpoint.time, now));
+            table.property("  - Time", TableCell::time(checkpoint.time, now));
             table.property("  - Path", &checkpoint.tinker_path);
         }
     };

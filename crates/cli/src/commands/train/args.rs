@@ -9,11 +9,11 @@ use clap_complete::ArgValueCandidates;
 use tinkex::recipes::Schedule;
 
 use crate::args::{positive, whole_number};
+use crate::commands::plot;
 use crate::commands::run_args::{ModelArgs, RunFolderArgs};
 use crate::reference;
 
-use super::plot;
-use super::state::{LearnFrom, TrainMethod};
+use super::state::{LearnFrom, LogTarget, TrainMethod};
 
 /// Arguments of `tinkex train`.
 #[derive(Debug, Args)]
@@ -37,6 +37,8 @@ Examples:
   zcat *.jsonl.gz | tinkex train - --local              train on standard input
   tinkex train examples.jsonl --model Qwen/Qwen3-8B --epochs 2 --eval-split 0.1
   tinkex train examples.jsonl --local --plot loss.png   plot the loss to a PNG file
+  tinkex train examples.jsonl --local --sample-prompts prompts.jsonl   show answers during training
+  tinkex train examples.jsonl --local --log-to tensorboard   write an event file for TensorBoard
   tinkex train pairs.jsonl --local --method dpo         learn from preference pairs
   tinkex train more.jsonl --from examples --local       start from the weights of the run examples
   tinkex train --resume examples --local                resume an interrupted run
@@ -74,7 +76,7 @@ pub(crate) struct TrainArgs {
 
 /// Arguments that a resumed run cannot change. They are listed one by one, not as a group, so that
 /// an error names only the ones that were given.
-const FIXED_ARGS: [&str; 23] = [
+const FIXED_ARGS: [&str; 26] = [
     "files",
     "method",
     "beta",
@@ -95,7 +97,10 @@ const FIXED_ARGS: [&str; 23] = [
     "eval_split",
     "eval_every",
     "save_every",
+    "sample_prompts",
+    "sample_every",
     "keep",
+    "log_to",
     "name",
     "dir",
 ];
@@ -283,6 +288,18 @@ pub(super) struct RunArgs {
         help_heading = "Evaluation and checkpoints"
     )]
     pub(super) save_every: Option<u64>,
+    /// Answer the prompts of this file during training; JSON Lines as for `tinkex rl`
+    #[arg(long, value_name = "FILE", help_heading = "Evaluation and checkpoints")]
+    pub(super) sample_prompts: Option<PathBuf>,
+    /// Interval of the answers [default: one tenth of the run]
+    #[arg(
+        long,
+        value_name = "STEPS",
+        value_parser = positive::<u64>,
+        requires = "sample_prompts",
+        help_heading = "Evaluation and checkpoints"
+    )]
+    pub(super) sample_every: Option<u64>,
     /// Number of checkpoints to keep
     #[arg(
         long,
@@ -292,6 +309,15 @@ pub(super) struct RunArgs {
         help_heading = "Evaluation and checkpoints"
     )]
     pub(super) keep: usize,
+    /// Also log the metrics for another program: tensorboard
+    #[arg(
+        long,
+        value_enum,
+        value_name = "PROGRAM",
+        hide_possible_values = true,
+        help_heading = "Run"
+    )]
+    pub(super) log_to: Option<LogTarget>,
     #[command(flatten)]
     pub(super) folder: RunFolderArgs,
 }

@@ -59,6 +59,17 @@ pub(crate) async fn find_tokenizer(
     }
 }
 
+/// Returns the context length of a base model in tokens, if the server reports it.
+pub(crate) async fn context_length(
+    service: &ServiceClient,
+    model: &str,
+) -> Result<Option<usize>, CommandError> {
+    let models = service.server_capabilities().await?.supported_models;
+    let supported = models.iter().find(|one| one.model_name.as_deref() == Some(model));
+    let tokens = supported.and_then(|one| one.max_context_length);
+    Ok(tokens.and_then(|tokens| usize::try_from(tokens).ok()))
+}
+
 /// Builds the configuration of a new run from the arguments and the server's defaults. The number of
 /// steps is set later, once the examples are known.
 pub(super) async fn configure(
@@ -67,10 +78,7 @@ pub(super) async fn configure(
     model: String,
     rank: u32,
 ) -> Result<RunConfig, CommandError> {
-    let models = service.server_capabilities().await?.supported_models;
-    let supported = models.iter().find(|one| one.model_name.as_deref() == Some(&*model));
-    let context_length = supported.and_then(|one| one.max_context_length);
-    let context_length = context_length.and_then(|tokens| usize::try_from(tokens).ok());
+    let context_length = context_length(service, &model).await?;
     if args.beta.is_some() && args.method != TrainMethod::Dpo {
         return Err(CommandError::usage("--beta applies to --method dpo only")
             .hint("Omit --beta, or pass --method dpo."));
@@ -99,6 +107,9 @@ pub(super) async fn configure(
         learn: args.learn,
         eval_every: 0,
         save_every: 0,
+        sample_prompts: args.sample_prompts.clone(),
+        sample_every: 0,
+        log_to: args.log_to,
         keep: args.keep,
         model,
     })
@@ -229,6 +240,7 @@ impl Examples {
             let interval = config.steps.div_ceil(INTERVALS);
             config.eval_every = args.eval_every.unwrap_or(interval);
             config.save_every = args.save_every.unwrap_or(interval);
+            config.sample_every = args.sample_every.unwrap_or(interval);
         }
         Ok((Self { train, eval, pairs, formats, truncated }, config))
     }

@@ -8,6 +8,8 @@ use tinkex::recipes::StepLog;
 
 use crate::error::CommandError;
 
+use super::event_log::{EVENT_FILE, EventLog};
+
 /// Metrics of a loss besides its value, by name.
 pub(crate) type StepMetrics = BTreeMap<String, f64>;
 
@@ -16,6 +18,8 @@ pub(crate) type StepMetrics = BTreeMap<String, f64>;
 pub(crate) struct MetricsLog {
     /// Open file and its path for messages; `None` in tests of the plot.
     pub(super) file: Option<(StepLog, String)>,
+    /// The same metrics for TensorBoard.
+    events: Option<EventLog>,
     pub(crate) steps: Vec<StepLine>,
     pub(crate) evals: Vec<EvalLine>,
 }
@@ -70,16 +74,32 @@ impl MetricsLog {
         Ok(log)
     }
 
-    /// Appends the line of a step to the file and keeps it for the plot.
+    /// Also writes the metrics to an event file in `folder`.
+    pub(crate) fn with_events(mut self, folder: &Path, from: u64) -> Result<Self, CommandError> {
+        let path = folder.join(EVENT_FILE);
+        let events = EventLog::open(&path, from);
+        let events = events.map_err(|error| CommandError::file("write", path.display(), &error))?;
+        self.events = Some(events);
+        Ok(self)
+    }
+
+    /// Appends the line of a step to the files and keeps it for the plot.
     pub(crate) fn add_step(&mut self, line: StepLine) -> Result<(), CommandError> {
         self.write(&line)?;
+        let values = [
+            ("loss", line.loss),
+            ("learning_rate", line.learning_rate),
+            ("tokens_per_second", line.tokens_per_second),
+        ];
+        self.write_event(line.step, "train", &values, &line.metrics)?;
         self.steps.push(line);
         Ok(())
     }
 
-    /// Appends the line of an evaluation to the file and keeps it for the plot.
+    /// Appends the line of an evaluation to the files and keeps it for the plot.
     pub(crate) fn add_eval(&mut self, line: EvalLine) -> Result<(), CommandError> {
         self.write(&line)?;
+        self.write_event(line.step, "eval", &[("loss", line.eval_loss)], &line.metrics)?;
         self.evals.push(line);
         Ok(())
     }
@@ -87,6 +107,19 @@ impl MetricsLog {
     fn write(&mut self, line: &impl Serialize) -> Result<(), CommandError> {
         let Some((file, shown)) = &mut self.file else { return Ok(()) };
         file.append(line).map_err(|error| CommandError::file("write", shown, &error))
+    }
+
+    fn write_event(
+        &mut self,
+        step: u64,
+        prefix: &str,
+        values: &[(&str, f64)],
+        metrics: &StepMetrics,
+    ) -> Result<(), CommandError> {
+        let Some(events) = &mut self.events else { return Ok(()) };
+        let metrics = metrics.iter().map(|(name, value)| (name.as_str(), *value));
+        let written = events.append(step, prefix, values.iter().copied().chain(metrics));
+        written.map_err(|error| CommandError::file("write", EVENT_FILE, &error))
     }
 
     /// Returns the number of tokens in all steps.

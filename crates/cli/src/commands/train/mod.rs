@@ -7,18 +7,20 @@
 //! | `estimate` | time and cost for `--dry-run` |
 //! | `data`, `examples` | reading and checking the training data |
 //! | `run`, `state`, `metrics_log` | the run and its files, from which it can be resumed |
-//! | `progress`, `plot` | the progress bar and the plot of the loss |
+//! | `progress`, `samples` | the progress bar, and answers during training |
+//! | `event_log` | the metrics for TensorBoard |
 
 pub(super) mod args;
 pub(super) mod data;
 mod estimate;
+mod event_log;
 mod example_format;
 pub(super) mod examples;
 mod metrics_log;
-mod plot;
 pub(super) mod progress;
 mod records;
 mod run;
+mod samples;
 pub(super) mod source;
 pub(super) mod state;
 
@@ -37,8 +39,9 @@ use estimate::RunEstimate;
 use examples::Examples;
 use metrics_log::MetricsLog;
 use run::ActiveRun;
-use source::{DataFile, RunInputs};
-use state::RunState;
+use samples::{SAMPLES_FILE, TrainingSamples};
+use source::{DataFile, InputFile, RunInputs};
+use state::{LogTarget, RunState};
 
 /// Default time to retry temporary failures for. It is longer than for other commands, because a run
 /// is often unattended and expensive to repeat.
@@ -94,6 +97,11 @@ async fn prepare(
         }
         // Checked now, because starting a local server takes longer than reporting a missing file.
         None => {
+            if let Some(path) = &mut run_args.sample_prompts {
+                let resolved = context.environment.path(path);
+                *path = std::path::absolute(&resolved).unwrap_or(resolved);
+                InputFile::new(DataFile::Prompts, path).check()?;
+            }
             let eval = run_args.eval_file.as_mut();
             RunInputs::open(context, DataFile::Training, &mut run_args.files, eval).await?
         }
@@ -129,9 +137,14 @@ async fn prepare(
             examples::configure(&run_args, &service, model, rank).await?
         }
     };
+    let chat = tokenizer.chat()?;
+    let prompts = match &config.sample_prompts {
+        Some(file) => Some(data::read_prompts(&InputFile::new(DataFile::Prompts, file), false)?),
+        None => None,
+    };
     let is_new = old.is_none();
     let (examples, mut config) =
-        Examples::read(&tokenizer.chat()?, config, &inputs, &run_args, args.length, is_new)?;
+        Examples::read(&chat, config, &inputs, &run_args, args.length, is_new)?;
     if let Some(state) = &mut old {
         let before = state.settings.steps;
         state.change_steps(config.steps)?;
@@ -183,8 +196,18 @@ async fn prepare(
     if let Some(plot) = plot {
         state.plot = Some(plot);
     }
-    let metrics = MetricsLog::open(&folder.join("metrics.jsonl"), state.step())?;
-    let run = ActiveRun { service, model, folder, _lock: lock, state, metrics };
+    let from = state.step();
+    let mut metrics = MetricsLog::open(&folder.join("metrics.jsonl"), from)?;
+    if let Some(LogTarget::Tensorboard) = state.settings.log_to {
+        metrics = metrics.with_events(&folder, from)?;
+    }
+    let samples = match prompts {
+        Some(prompts) => {
+            Some(TrainingSamples::new(prompts, chat, &folder.join(SAMPLES_FILE), from)?)
+        }
+        None => None,
+    };
+    let run = ActiveRun { service, model, folder, _lock: lock, state, metrics, samples };
     Ok(Some((run, examples, plan)))
 }
 

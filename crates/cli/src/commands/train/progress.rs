@@ -29,6 +29,10 @@ pub(crate) struct TrainProgress {
     label: &'static str,
     loss: Option<f64>,
     eval_loss: Option<f64>,
+    /// Evaluation interval; `None` if nothing is evaluated after a step.
+    eval_every: Option<u64>,
+    /// Step of a line that is printed once the evaluation after it is finished.
+    unprinted: Option<u64>,
     bar: Option<Bar>,
 }
 
@@ -75,6 +79,8 @@ impl TrainProgress {
             label: "loss",
             loss: None,
             eval_loss: None,
+            eval_every: None,
+            unprinted: None,
             bar: None,
         }
     }
@@ -82,6 +88,12 @@ impl TrainProgress {
     /// Shows another number than the loss.
     pub(crate) fn label(mut self, label: &'static str) -> Self {
         self.label = label;
+        self
+    }
+
+    /// Sets the evaluation interval. 0 evaluates after the last step only.
+    pub(crate) fn evaluates(mut self, every: u64) -> Self {
+        self.eval_every = Some(every);
         self
     }
 
@@ -96,11 +108,19 @@ impl TrainProgress {
         self.tokens as f64 / self.seconds().max(1e-9)
     }
 
-    pub(crate) fn set_eval_loss(&mut self, loss: f64) {
+    /// Shows the loss of the held-out data after `step` steps.
+    pub(crate) fn set_eval_loss(&mut self, context: &mut CommandContext<'_>, step: u64, loss: f64) {
         self.eval_loss = Some(loss);
+        if let Some(Bar { bar, text_columns, .. }) = &self.bar {
+            bar.set_message(self.text(step, *text_columns));
+        }
+        self.print(context);
     }
 
     /// Shows that `step` steps are finished. The last one had `tokens` tokens.
+    ///
+    /// Without a bar, the line of a step that is evaluated is printed with the next call, so that
+    /// it has the held-out loss after the step.
     pub(crate) fn finish_step(
         &mut self,
         context: &mut CommandContext<'_>,
@@ -108,13 +128,15 @@ impl TrainProgress {
         tokens: usize,
         loss: f64,
     ) {
+        self.print(context);
         self.tokens += tokens;
         self.loss = Some(loss);
         self.show(context, step);
     }
 
-    /// Removes the bar.
-    pub(crate) fn clear(&mut self) {
+    /// Prints the last line and removes the bar.
+    pub(crate) fn clear(&mut self, context: &mut CommandContext<'_>) {
+        self.print(context);
         self.bar = None;
     }
 
@@ -126,6 +148,18 @@ impl TrainProgress {
         }
         let interval = self.steps.div_ceil(LINES);
         if step > self.from && (step.is_multiple_of(interval) || step == self.steps) {
+            let is_evaluated = self
+                .eval_every
+                .is_some_and(|every| step == self.steps || every > 0 && step.is_multiple_of(every));
+            self.unprinted = Some(step);
+            if !is_evaluated {
+                self.print(context);
+            }
+        }
+    }
+
+    fn print(&mut self, context: &mut CommandContext<'_>) {
+        if let Some(step) = self.unprinted.take() {
             context.notice(&self.text(step, LINE_WIDTH));
         }
     }

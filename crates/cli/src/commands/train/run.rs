@@ -11,6 +11,8 @@ use tinkex::recipes::{
 };
 use tinkex::{LossFn, RestoreMode, SaveOptions, ServiceClient, TinkerPath, TrainingClient};
 
+use crate::args::OutputFormat;
+use crate::commands::plot::{Plot, TerminalPlot};
 use crate::commands::run_args::resume_text;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
@@ -18,12 +20,13 @@ use crate::format;
 use crate::reference::{parse_path, remember_folder, run_metadata};
 
 use super::data;
+use super::event_log::EVENT_FILE;
 use super::examples::{Examples, TruncatedCounts};
 use super::metrics_log::{EvalLine, MetricsLog, StepLine};
 use super::next_commands;
-use super::plot;
 use super::progress::{TrainProgress, thousands};
-use super::state::{RunConfig, RunState};
+use super::samples::{SAMPLES_FILE, TrainingSamples};
+use super::state::{RunConfig, RunState, TrainMethod};
 
 /// Run in progress.
 pub(super) struct ActiveRun {
@@ -34,6 +37,8 @@ pub(super) struct ActiveRun {
     pub(super) _lock: tinkex_files::FileLock,
     pub(super) state: RunState,
     pub(super) metrics: MetricsLog,
+    /// Answers during training, if the run has prompts for them.
+    pub(super) samples: Option<TrainingSamples>,
 }
 
 /// Outcome of a run that ended without an error.
@@ -142,10 +147,14 @@ impl ActiveRun {
         };
         let truncated = examples.truncated;
         let mut progress = TrainProgress::new(context, config.steps, from);
+        if !examples.eval.is_empty() {
+            progress = progress.evaluates(config.eval_every);
+        }
         let mut training = TrainLoop::new(model.clone(), plan.clone(), examples.train)
             .eval(examples.eval)
             .loss(loss)
             .intervals(config.eval_every, config.save_every)
+            .sample_every(if self.samples.is_some() { config.sample_every } else { 0 })
             .resume_at(from);
         let (mut step, mut stopped) = (from, false);
         loop {
@@ -155,7 +164,7 @@ impl ActiveRun {
                 None => {
                     stopped = true;
                     training.stop();
-                    progress.clear();
+                    progress.clear(context);
                     context.notice("saving a checkpoint; press Ctrl-C again to stop immediately");
                     continue;
                 }
@@ -176,15 +185,24 @@ impl ActiveRun {
                     })?;
                 }
                 Some(TrainEvent::Evaluated(result)) => {
-                    progress.set_eval_loss(result.loss);
+                    progress.set_eval_loss(context, result.step, result.loss);
                     let (step, eval_loss) = (result.step, result.loss);
                     self.metrics.add_eval(EvalLine { step, eval_loss, metrics: result.metrics })?;
                 }
                 Some(TrainEvent::Saved { step, path }) => self.add_checkpoint(step, &path).await?,
+                Some(TrainEvent::SamplerReady { step, sampler }) => {
+                    if let Some(samples) = &mut self.samples {
+                        let presses = 1 + u32::from(stopped);
+                        let added = Box::pin(samples.add(context, &sampler, step));
+                        if let Some(added) = interrupt.race(presses, added).await {
+                            added?;
+                        }
+                    }
+                }
                 Some(_) => {}
             }
         }
-        progress.clear();
+        progress.clear(context);
         interrupt.run_until(2, self.save(&model, step)).await?;
         let finished = step == config.steps;
         self.state.finished = finished;
@@ -269,7 +287,25 @@ impl ActiveRun {
         let files = self.state.settings.files.iter().filter_map(|file| file.file_name());
         let names: Vec<_> = files.map(|name| name.to_string_lossy()).collect();
         let title = format!("{} on {}", self.state.settings.model, names.join(", "));
-        plot::draw(&self.metrics, &title, &self.plot_file())
+        self.plot_of(title).write(&self.plot_file())
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "coordinates of a plot")]
+    fn plot_of(&self, title: String) -> Plot {
+        let y_title = match self.state.settings.method {
+            TrainMethod::Sft => "loss per token",
+            TrainMethod::Dpo => "loss per pair",
+        };
+        let steps = self.metrics.steps.iter().map(|line| (line.step as f64, line.loss));
+        let evals = self.metrics.evals.iter().map(|line| (line.step as f64, line.eval_loss));
+        Plot::new(title, y_title, steps, evals)
+    }
+
+    /// Returns the curve of the loss for a terminal; `None` if the result goes elsewhere.
+    fn curve(&self, context: &CommandContext<'_>) -> Option<String> {
+        let wanted = !context.globals.quiet && context.settings.format == OutputFormat::Table;
+        context.environment.terminals.out.filter(|_| wanted)?;
+        Some(TerminalPlot::for_output(context).draw(&self.plot_of(String::new())))
     }
 
     fn plot_file(&self) -> PathBuf {
@@ -329,11 +365,14 @@ impl ActiveRun {
             "folder": self.folder,
             "metrics": file("metrics.jsonl"),
             "plot": self.plot_file(),
+            "samples": self.samples.as_ref().map(|_| file(SAMPLES_FILE)),
+            "events": self.state.settings.log_to.map(|_| file(EVENT_FILE)),
         });
         let loss =
             |line: Option<&StepLine>| format::or_na(line.map(|line| format!("{:.3}", line.loss)));
+        let curve = self.curve(context).map(|curve| curve + "\n").unwrap_or_default();
         let mut text = format!(
-            "Trained {} in {} ({} tokens/s): loss {} → {}",
+            "{curve}Trained {} in {} ({} tokens/s): loss {} → {}",
             format::count(outcome.step, "step"),
             format::short_duration(outcome.seconds),
             thousands(outcome.tokens_per_second),
@@ -355,11 +394,17 @@ impl ActiveRun {
             text += &format!("; {count} truncated");
         }
         text += &format!(
-            "\n  checkpoint  {sampler}\n  metrics     {}\n  plot        {}\n\n{}",
+            "\n  checkpoint  {sampler}\n  metrics     {}\n  plot        {}",
             file("metrics.jsonl"),
             self.plot_file().display(),
-            next_commands(context, &self.state),
         );
+        if self.samples.is_some() {
+            text += &format!("\n  samples     {}", file(SAMPLES_FILE));
+        }
+        if self.state.settings.log_to.is_some() {
+            text += &format!("\n  events      {}", file(EVENT_FILE));
+        }
+        text += &format!("\n\n{}", next_commands(context, &self.state));
         context.text(&text, &json)?;
         Ok(Exit::Success)
     }

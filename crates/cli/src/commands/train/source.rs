@@ -18,7 +18,7 @@ pub(crate) const STDIN_COPY: &str = "stdin.jsonl";
 pub(crate) enum DataFile {
     Training,
     Evaluation,
-    /// Prompts of `tinkex rl`.
+    /// Prompts of `tinkex rl` and of `train --sample-prompts`.
     Prompts,
 }
 

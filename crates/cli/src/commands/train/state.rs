@@ -96,6 +96,15 @@ pub(crate) struct RunConfig {
     pub(crate) learn: LearnFrom,
     pub(crate) eval_every: u64,
     pub(crate) save_every: u64,
+    /// Prompts that are answered during training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sample_prompts: Option<PathBuf>,
+    /// Interval of the answers in steps.
+    #[serde(default)]
+    pub(crate) sample_every: u64,
+    /// Program that the metrics are also logged for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) log_to: Option<LogTarget>,
     pub(crate) keep: usize,
 }
 
@@ -108,6 +117,14 @@ pub(crate) enum TrainMethod {
     Sft,
     /// Direct preference optimization
     Dpo,
+}
+
+/// Program that the metrics of a run are logged for, besides `metrics.jsonl`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogTarget {
+    /// An event file, which other programs import as well
+    Tensorboard,
 }
 
 /// Assistant messages of a conversation to learn.

@@ -28,6 +28,21 @@ pub struct Completion {
     pub turn: u32,
 }
 
+impl Completion {
+    /// Creates a completion without tokens, for example to score a text with a
+    /// [`RewardProgram`](crate::recipes::RewardProgram).
+    #[must_use]
+    pub fn new(prompt: impl Into<Arc<RlPrompt>>, text: impl Into<String>) -> Self {
+        Self {
+            prompt: prompt.into(),
+            text: text.into(),
+            tokens: Tokens::default(),
+            stop_reason: StopReason::Stop,
+            turn: 0,
+        }
+    }
+}
+
 /// Reward of an episode.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
