@@ -135,7 +135,7 @@ async fn models_are_named_by_their_paths() {
     sandbox.run("logprobs models/mine --local -p Hi").await.ok();
     sandbox.write("broken.gguf", "no model");
     let broken = sandbox.run("sample broken.gguf --local -p Hi").await;
-    broken.fails(1, &["cannot use base model \"local/broken\"", "broken.gguf"]);
+    broken.fails(7, &["cannot use base model \"local/broken\"", "broken.gguf"]);
     let moved = sandbox.path("models/other");
     std::fs::rename(&folder, &moved).unwrap();
     sandbox.run("sample --local --max-tokens 1 -p Hi").await.ok();

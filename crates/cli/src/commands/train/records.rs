@@ -203,8 +203,11 @@ impl<R: BufRead> Iterator for Records<R> {
 mod tests {
     use super::*;
 
-    /// Returns line and text of each record, and the error that ended the file.
-    fn records(text: &str) -> (Vec<(u64, String)>, Option<(u64, String)>) {
+    /// Line and text of a record or of an error.
+    type LineText = (u64, String);
+
+    /// Returns the records, and the error that ended the file.
+    fn records(text: &str) -> (Vec<LineText>, Option<LineText>) {
         let (mut all, mut end) = (Vec::new(), None);
         // A small buffer, so that records cross its boundaries.
         let reader = io::BufReader::with_capacity(3, text.as_bytes());
@@ -221,7 +224,7 @@ mod tests {
         (all, end)
     }
 
-    fn list(all: &[(u64, &str)]) -> Vec<(u64, String)> {
+    fn list(all: &[(u64, &str)]) -> Vec<LineText> {
         all.iter().map(|(line, text)| (*line, (*text).to_owned())).collect()
     }
 
