@@ -275,20 +275,26 @@ export function runView(root, { id, params }) {
   const content = h("div", { class: "panel", role: "tabpanel" });
   fill(root, h("p", { class: "crumbs" }, h("a", { href: "#/runs" }, "← Runs")), header, tabBar, content);
 
+  // These elements stay: a click on one that is replaced would be lost.
+  const heading = h("h1");
+  const facts = h("span", { class: "contents" });
+  const problemLine = h("p", { class: "error" });
+  fill(header, heading,
+    h("p", { class: "facts" }, facts, h("span", { class: "fact mono", title: id }, shortId(id), copyButton(id, "id"))), problemLine);
+
   function drawHeader() {
     const fact = (label, value, name) => h("span", { class: "fact", title: name }, h("span", { class: "muted" }, label), " ", value);
-    fill(header,
-      h("h1", {}, runName(run), " ", run.status && statusBadge(run.status)),
-      h("p", { class: "facts" },
-        run.base_model && fact("base model", run.base_model),
-        run.rank && fact("rank", run.rank),
-        fact("steps", integer(run.steps ?? 0) + (run.total_steps ? `/${integer(run.total_steps)}` : "")),
-        fact("loss per token", number(run.loss)),
-        run.tokens_per_second && fact("speed", `${short(run.tokens_per_second)} tok/s`),
-        run.tokens ? fact("tokens", short(run.tokens)) : null,
-        run.created && fact("started", age(run.created), exact(run.created)),
-        h("span", { class: "fact mono", title: run.id }, shortId(run.id), copyButton(run.id, "id"))),
-      run.error && h("p", { class: "error" }, run.error));
+    fill(heading, runName(run), " ", run.status && statusBadge(run.status));
+    fill(facts,
+      run.base_model && fact("base model", run.base_model),
+      run.rank && fact("rank", run.rank),
+      fact("steps", integer(run.steps ?? 0) + (run.total_steps ? `/${integer(run.total_steps)}` : "")),
+      fact("loss per token", number(run.loss)),
+      run.tokens_per_second && fact("speed", `${short(run.tokens_per_second)} tok/s`),
+      run.tokens ? fact("tokens", short(run.tokens)) : null,
+      run.created && fact("started", age(run.created), exact(run.created)));
+    problemLine.textContent = run.error ?? "";
+    problemLine.hidden = !run.error;
   }
 
   function drawTabs() {

@@ -118,12 +118,19 @@ export function runsView(root, { params }) {
     const virtual = rows.length > 200;
     const first = virtual ? Math.max(0, Math.floor(-offset / height) - 10) : 0;
     const last = virtual ? Math.min(rows.length, first + Math.ceil(innerHeight / height) + 20) : rows.length;
+    const shown = rows.slice(first, last).map((run, n) => row(run, first + n));
+    // Elements that stay are not moved: a click on one would be lost.
+    const before = [...body.children].filter((element) => element.dataset.id);
+    const same = before.length === shown.length && before.every((element, n) => element === shown[n]);
+    const layout = `${first} ${rows.length} ${height}`;
+    if (same && body.dataset.layout === layout) return;
     const focused = document.activeElement?.closest?.(".row")?.dataset.id;
+    body.dataset.layout = layout;
     fill(body,
-      first > 0 && spacer(first * height),
-      rows.slice(first, last).map((run, n) => row(run, first + n)),
+      first > 0 && spacer(first * height), shown,
       last < rows.length && spacer((rows.length - last) * height));
     if (focused) body.querySelector(`[data-id="${CSS.escape(focused)}"]`)?.querySelector("a")?.focus({ preventScroll: true });
+    for (const id of known.keys()) if (!app.runs.has(id)) known.delete(id);
   }
 
   function spacer(height) {
@@ -132,26 +139,53 @@ export function runsView(root, { params }) {
     return element;
   }
 
+  const known = new Map();
+
+  /** Returns the row of a run with its current values. The element of a run stays the same. */
   function row(run, index) {
+    let entry = known.get(run.id);
+    if (!entry) known.set(run.id, entry = createRow(run));
+    const { element, parts } = entry;
     const selected = state.selected.has(run.id);
-    const total = run.total_steps ? `/${integer(run.total_steps)}` : "";
-    return h("div", {
-      class: `row${index === state.cursor ? " cursor" : ""}${selected ? " selected" : ""}`, role: "row",
-      "data-id": run.id, "aria-rowindex": index + 2,
+    element.className = `row${index === state.cursor ? " cursor" : ""}${selected ? " selected" : ""}`;
+    element.setAttribute("aria-rowindex", index + 2);
+    parts.check.checked = selected;
+    parts.check.setAttribute("aria-label", `Select ${runName(run)}`);
+    parts.last.title = exact(run.last_used);
+    for (const [part, text] of [
+      ["link", runName(run)], ["model", run.base_model ?? "–"],
+      ["steps", integer(run.steps) + (run.total_steps ? `/${integer(run.total_steps)}` : "")],
+      ["value", number(run.loss)], ["speed", run.tokens_per_second ? `${short(run.tokens_per_second)} tok/s` : "–"],
+      ["last", age(run.last_used)], ["storage", run.storage_bytes ? bytes(run.storage_bytes) : "–"],
+    ]) {
+      if (parts[part].textContent !== text) parts[part].textContent = text;
+    }
+    if (entry.status !== run.status) fill(parts.status, statusBadge(entry.status = run.status));
+    if (entry.losses !== run.losses) {
+      entry.losses = run.losses;
+      parts.loss.firstElementChild.replaceWith(spark(run.losses ?? []));
+    }
+    return element;
+  }
+
+  function createRow(run) {
+    const cell = (name, ...children) => h("span", { role: "cell", class: name }, ...children);
+    const parts = {
+      check: h("input", { type: "checkbox", change: () => toggle(run.id) }),
+      link: h("a", { href: runLink(run.id), title: run.id }),
+      model: h("span", { role: "cell", class: "model", title: run.base_model }),
+      status: cell("state"), steps: cell("num"), value: h("span", { class: "num" }), speed: cell("num"),
+      last: h("time", { role: "cell", class: "num muted" }), storage: cell("num"),
+    };
+    parts.loss = cell("loss", h("span"), parts.value);
+    const element = h("div", {
+      role: "row", "data-id": run.id,
       click: (event) => { if (!event.target.closest("a, input, button, label")) location.hash = runLink(run.id); },
     },
-      h("span", { role: "cell", class: "check" }, h("label", {}, h("input", {
-        type: "checkbox", checked: selected, "aria-label": `Select ${runName(run)}`, change: () => toggle(run.id),
-      }))),
-      h("span", { role: "cell", class: "name" }, h("a", { href: runLink(run.id), title: run.id }, runName(run)),
-        run.name && h("span", { class: "muted mono id" }, shortId(run.id))),
-      h("span", { role: "cell", class: "model", title: run.base_model }, run.base_model ?? "–"),
-      h("span", { role: "cell" }, statusBadge(run.status)),
-      h("span", { role: "cell", class: "num" }, integer(run.steps) + total),
-      h("span", { role: "cell", class: "loss" }, spark(run.losses ?? []), h("span", { class: "num" }, number(run.loss))),
-      h("span", { role: "cell", class: "num" }, run.tokens_per_second ? `${short(run.tokens_per_second)} tok/s` : "–"),
-      h("time", { role: "cell", class: "num muted", title: exact(run.last_used) }, age(run.last_used)),
-      h("span", { role: "cell", class: "num" }, run.storage_bytes ? bytes(run.storage_bytes) : "–"));
+      cell("check", h("label", {}, parts.check)),
+      cell("name", parts.link, run.name && h("span", { class: "muted mono id" }, shortId(run.id))),
+      parts.model, parts.status, parts.steps, parts.loss, parts.speed, parts.last, parts.storage);
+    return { element, parts, status: null, losses: null };
   }
 
   async function load() {

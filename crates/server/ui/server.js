@@ -11,6 +11,7 @@ const KEPT = 120;
 export function serverView(root) {
   const history = { load: [], queued: [], trained: [], sampled: [] };
   let last = null;
+  let shownErrors = null;
   const tiles = h("div", { class: "tiles" });
   const upstreams = h("div", {});
   const memory = h("div", { class: "meters" });
@@ -63,11 +64,14 @@ export function serverView(root) {
       meter("Results in memory", value(gauges, "answer_bytes"), limits.memory.results),
       h("p", { class: "muted" }, `The process may use ${figures.process_bytes ? bytes(figures.process_bytes) : "an unknown amount of memory"}. Limits: ${
         Object.entries(limits.memory).map(([name, size]) => `${name.replaceAll("_", " ")} ${bytes(size)}`).join(", ")}.`));
-    fill(errors, failed.length ? h("table", {}, h("thead", {}, h("tr", {}, ["Time", "Request", "Run", "Error"].map((name) => h("th", { scope: "col" }, name)))),
+    // A link that is replaced would lose a click.
+    const newest = JSON.stringify(failed);
+    if (newest !== shownErrors) fill(errors, failed.length ? h("table", {}, h("thead", {}, h("tr", {}, ["Time", "Request", "Run", "Error"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, failed.map((failure) => h("tr", {},
         h("td", { class: "num", title: exact(failure.time) }, age(failure.time)), h("td", {}, failure.kind.replaceAll("_", " ")),
         h("td", {}, failure.run ? h("a", { href: runLink(failure.run) }, runName(app.runs.get(failure.run) ?? { id: failure.run })) : "–"),
         h("td", { class: "error" }, failure.error))))) : empty("No errors", "Requests that fail are listed here."));
+    shownErrors = newest;
     const open = all.open;
     fill(all, h("summary", {}, "All figures of /metrics"), h("table", {}, h("thead", {}, h("tr", {}, ["Name", "Value", "Meaning"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, [...Object.entries(counters), ...Object.entries(gauges)].map(([name, row]) => h("tr", {},
