@@ -168,7 +168,7 @@ fn resolve_sampler(
     };
     state.models.require(&base_model)?;
     let (session, model_path) = (request.session_id.clone(), request.model_path.clone());
-    Ok(SamplerRecord { id, session, base_model, model_path, folder, clients: 1 })
+    Ok(SamplerRecord { id, session, base_model, model_path, folder, run: None, clients: 1 })
 }
 
 pub(super) async fn join_sampler(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {

@@ -1,5 +1,9 @@
 //! A server in front of another one: the same results as without it, also if one of them dies.
 
+mod proxy;
+mod start;
+mod upstream_faults;
+
 use std::time::Duration;
 
 use serde_json::json;
