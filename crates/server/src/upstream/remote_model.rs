@@ -88,6 +88,21 @@ impl ModelHandle {
         }
     }
 
+    /// Removes a model that an earlier process, or an earlier attempt, created.
+    pub(super) async fn remove(upstream: &Upstream, model: &RemoteModel) {
+        match Self::adopt(upstream, model).await {
+            Ok(handle) => handle.replace(upstream).await,
+            Err(_) => upstream.slots.set_dirty(),
+        }
+    }
+
+    /// Unloads a model that another one replaces. It may have gradients of passes that are not known
+    /// to be accepted.
+    pub(super) async fn replace(mut self, upstream: &Upstream) {
+        self.gradients_pending = true;
+        self.unload(upstream).await;
+    }
+
     /// Continues with a model that an earlier process created.
     pub(super) async fn adopt(upstream: &Upstream, model: &RemoteModel) -> Result<Self, Fault> {
         upstream.require_reached()?;

@@ -55,10 +55,8 @@ impl Upstream {
         let guard = self.slots.lock().await;
         if self.is_older() && self.slots.may_be_dirty.load(Ordering::Relaxed) {
             let optimizer = tinkex::OptimizerConfig::default();
-            let mut model =
-                ModelHandle::create_in_any_slot(self, base_model, lora, &optimizer).await?;
-            model.gradients_pending = true;
-            model.unload(self).await;
+            let model = ModelHandle::create_in_any_slot(self, base_model, lora, &optimizer).await?;
+            model.replace(self).await;
         }
         Ok(guard)
     }

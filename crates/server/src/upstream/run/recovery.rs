@@ -32,20 +32,13 @@ impl RunTask {
                 self.is_adopted = true;
                 return Ok(());
             }
-            self.replace(handle).await;
+            handle.replace(&self.upstream).await;
         }
         let restored = self.restore(run).await;
         self.handle = Some(restored.map_err(|fault| self.restore_fault(fault))?);
         (self.is_adopted, self.failed_restores) = (false, 0);
         self.store_model();
         Ok(())
-    }
-
-    /// Unloads a model that another one replaces. It may have gradients of passes that are not
-    /// known to be accepted.
-    async fn replace(&self, mut handle: ModelHandle) {
-        handle.gradients_pending = true;
-        handle.unload(&self.upstream).await;
     }
 
     /// Creates the model from its last checkpoint, and repeats the requests that changed it since.
@@ -78,7 +71,7 @@ impl RunTask {
             Ok(steps) => self.steps = steps,
             Err(fault) => {
                 // A pass may have been accepted although its submission failed.
-                self.replace(handle).await;
+                handle.replace(&self.upstream).await;
                 return Err(fault);
             }
         }
@@ -142,11 +135,9 @@ impl RunTask {
     /// Removes a model that an earlier attempt created.
     pub(super) async fn drop_stored_model(&mut self, run: &RunRecord) {
         if let Some(handle) = self.handle.take() {
-            self.replace(handle).await;
-        } else if let Some(model) = run.upstream.as_ref().and_then(|run| run.model.as_ref())
-            && let Ok(handle) = ModelHandle::adopt(&self.upstream, model).await
-        {
-            self.replace(handle).await;
+            handle.replace(&self.upstream).await;
+        } else if let Some(model) = run.upstream.as_ref().and_then(|run| run.model.as_ref()) {
+            ModelHandle::remove(&self.upstream, model).await;
         }
     }
 
@@ -158,7 +149,7 @@ impl RunTask {
         }
         if let Some(handle) = self.handle.take() {
             if unload {
-                self.replace(handle).await;
+                handle.replace(&self.upstream).await;
             } else {
                 handle.leave(&self.upstream).await;
             }
@@ -173,11 +164,8 @@ impl RunTask {
     pub(in crate::upstream) async fn clean_up(upstream: Arc<Upstream>, model: ModelId) {
         let stored = |store: &Store| store.runs.get(&model).map(|entry| entry.row.clone());
         let Some(run) = stored(&upstream.state.store()) else { return };
-        if let Some(remote) = run.upstream.as_ref().and_then(|run| run.model.as_ref())
-            && let Ok(mut handle) = ModelHandle::adopt(&upstream, remote).await
-        {
-            handle.gradients_pending = true;
-            handle.unload(&upstream).await;
+        if let Some(remote) = run.upstream.as_ref().and_then(|run| run.model.as_ref()) {
+            ModelHandle::remove(&upstream, remote).await;
         }
         let mut store = upstream.state.store();
         // Read it again: the task of the model may have stored an outcome before it was aborted.

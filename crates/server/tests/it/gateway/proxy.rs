@@ -95,8 +95,8 @@ impl Drop for Proxy {
 }
 
 impl State {
-    /// Returns the change of a request, if a rule applies to it.
-    fn take_change(&self, endpoint: &str, body: &[u8]) -> Option<Change> {
+    /// Returns the change of a request, and the index of its rule, if a rule applies to it.
+    fn take_change(&self, endpoint: &str, body: &[u8]) -> Option<(usize, Change)> {
         let submitted_to = match endpoint {
             "retrieve_future" => {
                 let poll: Value = serde_json::from_slice(body).ok()?;
@@ -105,7 +105,7 @@ impl State {
             _ => None,
         };
         let mut rules = self.rules.lock().unwrap();
-        let rule = rules.iter_mut().find(|rule| {
+        let (index, rule) = rules.iter_mut().enumerate().find(|(_, rule)| {
             rule.times > 0
                 && match rule.target {
                     Target::Submission(target) => target == endpoint,
@@ -117,7 +117,7 @@ impl State {
             return None;
         }
         rule.times -= 1;
-        Some(rule.change)
+        Some((index, rule.change))
     }
 
     async fn relay(
@@ -133,7 +133,7 @@ impl State {
         let reply = |status: u16, text: &'static str| {
             Response::builder().status(status).body(Full::from(text)).unwrap()
         };
-        if let Some(Change::Refuse(status, text)) = change {
+        if let Some((_, Change::Refuse(status, text))) = change {
             return reply(status, text);
         }
         let mut relayed =
@@ -151,13 +151,9 @@ impl State {
         }
         let is_pending = body.windows(9).any(|part| part == b"try_again");
         match change {
-            Some(Change::Replace(text)) if !is_pending => return reply(200, text),
-            // Replace the next response of this result instead.
-            Some(change @ Change::Replace(_)) if endpoint == "retrieve_future" => {
-                let target = self.rules.lock().unwrap()[0].target;
-                let rule = Rule { target, skip: 0, times: 1, change };
-                self.rules.lock().unwrap().push(rule);
-            }
+            // Replace the next response instead.
+            Some((rule, _)) if is_pending => self.rules.lock().unwrap()[rule].times += 1,
+            Some((_, Change::Replace(text))) => return reply(200, text),
             _ => {}
         }
         let mut response = Response::builder().status(status);
