@@ -38,6 +38,21 @@ pub trait Scheduler: Send + Sync {
     fn spawn(&self, name: &'static str, task: SimulatedTask);
 }
 
+/// Adds an upstream whose requests `http` carries.
+#[cfg(feature = "upstream")]
+#[must_use]
+pub fn with_upstream(
+    options: ServerOptions,
+    name: &str,
+    http: Arc<dyn tinkex::HttpService>,
+) -> ServerOptions {
+    let mut options = options.upstream(name, "http://127.0.0.1:1", None);
+    if let Some(upstream) = options.upstreams.last_mut() {
+        upstream.http = Some(crate::options::UpstreamHttp(http));
+    }
+    options
+}
+
 /// A running server without listener and threads.
 ///
 /// To simulate the death of the process, drop the tasks of the scheduler and then this value.

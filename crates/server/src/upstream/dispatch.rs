@@ -1,7 +1,7 @@
 //! Takes requests from the queue of an upstream and starts a task for each of them, or wakes the
 //! task of its model.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ impl Drop for ModelTask {
 /// of it. The tasks of the models end with this one: a stopped server must send nothing to models
 /// that the next one continues with.
 pub(super) async fn run(upstream: Arc<Upstream>) -> usize {
-    let mut models: HashMap<ModelId, ModelTask> = HashMap::new();
+    let mut models: BTreeMap<ModelId, ModelTask> = BTreeMap::new();
     clean_up_ended_runs(&upstream);
     loop {
         let work = upstream.queue().take_unordered();
@@ -80,7 +80,7 @@ pub(super) async fn run(upstream: Arc<Upstream>) -> usize {
 
 /// Ends the tasks of the models, which save the models that are idle. Returns the number of saved
 /// models.
-async fn save_models(mut models: HashMap<ModelId, ModelTask>) -> usize {
+async fn save_models(mut models: BTreeMap<ModelId, ModelTask>) -> usize {
     let deadline = Instant::now() + STOP_TIMEOUT;
     for model in models.values() {
         // Sending fails if the task has panicked.
@@ -105,7 +105,10 @@ fn clean_up_ended_runs(upstream: &Arc<Upstream>) {
                 *remote.name == *upstream.name && (remote.model.is_some() || run.snapshot.is_some())
             }) && ended(&run.session)
         });
-        leftovers.map(|run| run.id.clone()).collect()
+        let mut leftovers: Vec<ModelId> = leftovers.map(|run| run.id.clone()).collect();
+        // The order of the requests to the upstream does not depend on the map.
+        leftovers.sort();
+        leftovers
     };
     for model in leftovers {
         let cleanup = RunTask::clean_up(Arc::clone(upstream), model);
@@ -114,7 +117,7 @@ fn clean_up_ended_runs(upstream: &Arc<Upstream>) {
 }
 
 /// Tells the task of a model that there are requests, and starts it if there is none.
-fn wake(upstream: &Arc<Upstream>, models: &mut HashMap<ModelId, ModelTask>, model: ModelId) {
+fn wake(upstream: &Arc<Upstream>, models: &mut BTreeMap<ModelId, ModelTask>, model: ModelId) {
     // A task ends by itself only if it panics, which is a bug.
     if models.get(&model).is_some_and(|model| model.task.is_finished()) {
         models.remove(&model);

@@ -60,7 +60,11 @@ impl Upstream {
             .give_up_after(CALL_PATIENCE)
             .first_contact_timeout(Duration::ZERO)
             .retry_rejected_polls(false);
-        let service = ServiceClient::builder()
+        let builder = match &options.http {
+            Some(http) => ServiceClient::builder().http(Arc::clone(&http.0)),
+            None => ServiceClient::builder(),
+        };
+        let service = builder
             .base_url(options.url.as_str())
             .api_key(key)
             .env(tinkex::Env::empty())

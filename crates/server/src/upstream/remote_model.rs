@@ -15,6 +15,9 @@ use crate::backend::older_seed;
 use crate::error::ServerError;
 use crate::store::{FailureCategory, LoraSettings, RemoteModel, RequestKind, RunRecord};
 
+/// More than the number of requests that can be sent to a model without being stored as accepted.
+const UNUSED_NUMBERS: u64 = 1_000;
+
 /// A model on an upstream, in a session of its own.
 pub(super) struct ModelHandle {
     pub(super) session: UpstreamSession,
@@ -213,7 +216,9 @@ impl ModelHandle {
     /// Removes the accumulated gradients without a change of the weights: SkyRL leaves them to the
     /// next model in the same slot.
     async fn clear_gradients(&mut self) -> Result<(), Fault> {
-        let seq = self.seq();
+        // Requests that are not known to be accepted may have used the next numbers. An older server
+        // does not wait for missing ones.
+        let seq = Seq::new(self.next_seq + UNUSED_NUMBERS);
         let mut step = OptimStep::new(self.id.clone(), AdamParams::with_learning_rate(0.0));
         step.seq_id = Some(seq);
         self.execute(&step).await.map(drop)

@@ -25,12 +25,12 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Creates the slots of the upstream `name`. They may be dirty if an earlier process has left
-    /// models there.
+    /// Creates the slots of the upstream `name`. They may be dirty if an earlier process has used
+    /// it: models that it was creating are not stored.
     pub(super) fn new(store: &Store, name: &str) -> Self {
         let mut runs = store.runs.values().filter_map(|run| run.row.upstream.as_ref());
-        let has_models = runs.any(|upstream| upstream.name == name && upstream.model.is_some());
-        Self { may_be_dirty: AtomicBool::new(has_models), creation: Mutex::default() }
+        let was_used = runs.any(|upstream| upstream.name == name);
+        Self { may_be_dirty: AtomicBool::new(was_used), creation: Mutex::default() }
     }
 
     /// Waits until no other model is being created.

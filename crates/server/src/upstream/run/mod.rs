@@ -62,6 +62,8 @@ pub(super) struct RunTask {
     unexpected: u32,
     /// Number of unexpected responses while the model was created again, since it last succeeded.
     failed_restores: u32,
+    /// Whether the model is being created again.
+    is_restoring: bool,
     /// When the first pending request became the first.
     first_since: Instant,
 }
@@ -91,6 +93,10 @@ impl Drop for RunTask {
     /// or if the task panics. If the server stops, they have no outcome and are executed after the
     /// next start.
     fn drop(&mut self) {
+        if self.is_restoring {
+            // The unfinished model ends with its session, and may leave gradients.
+            self.upstream.slots.set_dirty();
+        }
         for pending in std::mem::take(&mut self.pending) {
             let failed = match open_run(&self.state, &self.model) {
                 Err(failed) => failed,
@@ -125,6 +131,7 @@ impl RunTask {
             outage: None,
             unexpected: 0,
             failed_restores: 0,
+            is_restoring: false,
             first_since: Instant::now(),
         }
     }
@@ -136,8 +143,9 @@ impl RunTask {
         // Interrupts whatever is in progress: the next process continues as after a crash.
         let stopped = async move { stop.wait_for(|stop| *stop).await.map(drop) };
         tokio::select! {
-            () = self.execute_requests() => false,
+            biased;
             _ = stopped => self.save_before_stop().await,
+            () = self.execute_requests() => false,
         }
     }
 
@@ -235,6 +243,7 @@ impl RunTask {
         });
         loop {
             tokio::select! {
+                biased;
                 outcome = &mut outcome => return outcome.map(Some),
                 // Continue the poll unless there is something to send: a poll that starts again
                 // each time would never notice that the upstream does not respond.

@@ -34,7 +34,9 @@ impl RunTask {
             }
             handle.replace(&self.upstream).await;
         }
+        self.is_restoring = true;
         let restored = self.restore(run).await;
+        self.is_restoring = false;
         self.handle = Some(restored.map_err(|fault| self.restore_fault(fault))?);
         (self.is_adopted, self.failed_restores) = (false, 0);
         self.store_model();
