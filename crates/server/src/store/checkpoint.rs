@@ -30,17 +30,18 @@ impl Store {
         all
     }
 
-    /// Returns the LoRA settings of the weights `folder`, as records store it: those of a
+    /// Returns the run and the LoRA settings of the weights `folder`, as records store it: those of a
     /// checkpoint, or those of the run whose weights were saved for a sampling session only.
     #[cfg(feature = "upstream")]
-    pub(crate) fn lora_of_weights(&self, folder: &str) -> Option<LoraSettings> {
+    pub(crate) fn origin_of_weights(&self, folder: &str) -> Option<(ModelId, LoraSettings)> {
         let checkpoint = self.checkpoints.values().find(|entry| entry.row.folder == folder);
         if let Some(checkpoint) = checkpoint {
-            return Some(checkpoint.row.lora);
+            return Some((checkpoint.row.path.run().clone(), checkpoint.row.lora));
         }
         let mut samplers = self.samplers.values().map(|entry| &entry.row);
         let sampler = samplers.find(|row| row.folder.as_deref() == Some(folder))?;
-        Some(self.runs.get(sampler.run.as_ref()?)?.row.lora)
+        let run = &self.runs.get(sampler.run.as_ref()?)?.row;
+        Some((run.id.clone(), run.lora))
     }
 
     /// Returns the newest checkpoint of a kind.

@@ -443,9 +443,9 @@ fn bug_the_rank_of_weights_for_a_sampling_session_was_guessed() {
     flush(&mut store);
     drop(store);
     let store = open(folder.path());
-    let lora = store.lora_of_weights("up>tinker://x/weights/a");
-    assert_eq!(lora.map(|lora| lora.rank), Some(16));
-    assert_eq!(store.lora_of_weights("up>tinker://x/weights/b"), None);
+    let (run, lora) = store.origin_of_weights("up>tinker://x/weights/a").unwrap();
+    assert_eq!((run.as_str(), lora.rank), ("s:train:1", 16));
+    assert_eq!(store.origin_of_weights("up>tinker://x/weights/b"), None);
 }
 
 #[test]

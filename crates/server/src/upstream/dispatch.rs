@@ -126,7 +126,10 @@ fn wake(upstream: &Arc<Upstream>, models: &mut BTreeMap<ModelId, ModelTask>, mod
         let (wake, (stop, stopped)) = (Arc::new(Notify::new()), watch::channel(false));
         let (sender, saved) = oneshot::channel();
         let run = RunTask::new(Arc::clone(upstream), model, Arc::clone(&wake), stopped).run();
-        let run = async move { drop(sender.send(run.await)) };
+        let run = async move {
+            // Sending fails if the dispatcher does not wait any more.
+            let _ = sender.send(run.await);
+        };
         let task = upstream.state.executor.spawn("upstream run", run);
         ModelTask { wake, stop, saved, task }
     });

@@ -145,7 +145,10 @@ pub(crate) async fn start(state: &Arc<ServerState>) -> tinkex::Result<Vec<Upstre
         let health = health::watch(Arc::clone(&upstream));
         let health = state.executor.spawn("upstream health", health);
         let (sender, stopped) = oneshot::channel();
-        let dispatch = async move { drop(sender.send(dispatch::run(upstream).await)) };
+        let dispatch = async move {
+            // Sending fails if the server does not wait for the models to be saved.
+            let _ = sender.send(dispatch::run(upstream).await);
+        };
         let dispatch = state.executor.spawn("upstream", dispatch);
         tasks.push(UpstreamTasks { health, dispatch, stopped: Some(stopped) });
     }

@@ -10,6 +10,7 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use crate::backend::RemoteWeights;
+use crate::history::logged_folder;
 use crate::store::FailureCategory;
 use crate::upstream::Upstream;
 use crate::upstream::fault::Fault;
@@ -30,6 +31,8 @@ pub(in crate::upstream) type SamplerKey = (String, Option<String>);
 pub(in crate::upstream) struct SamplerPool(Mutex<HashMap<SamplerKey, CachedSampler>>);
 
 struct CachedSampler {
+    /// Name under which the samples are logged, once it is known.
+    logged_folder: Option<String>,
     /// Has other owners while it is in use.
     sampler: Arc<OnceCell<WeightsSampler>>,
     last_used: Instant,
@@ -106,6 +109,7 @@ impl Upstream {
         let cell = {
             let mut clients = self.samplers.lock();
             let cached = clients.entry(key.clone()).or_insert_with(|| CachedSampler {
+                logged_folder: None,
                 sampler: Arc::default(),
                 last_used: Instant::now(),
             });
@@ -134,9 +138,8 @@ impl Upstream {
     /// checkpoint with the model that it belongs to: sampling would change a model in training, and
     /// needs that model to be in memory.
     async fn create_sampling_model(&self, base: &str, path: &str) -> Result<WeightsSampler, Fault> {
-        let (upstream, remote) = (self.name.to_string(), path.to_owned());
-        let folder = RemoteWeights { upstream, path: remote }.to_string();
-        let lora = self.state.store().lora_of_weights(&folder).ok_or_else(|| {
+        let origin = self.state.store().origin_of_weights(&self.folder_of(path));
+        let (_, lora) = origin.ok_or_else(|| {
             let message = format!("no checkpoint of this server has the weights {path}");
             Fault::Failed(FailureCategory::User, message)
         })?;
@@ -157,6 +160,28 @@ impl Upstream {
                 Err(fault)
             }
         }
+    }
+
+    /// Returns the weights at `path` on this upstream, as records store them.
+    fn folder_of(&self, path: &str) -> String {
+        let (upstream, path) = (self.name.to_string(), path.to_owned());
+        RemoteWeights { upstream, path }.to_string()
+    }
+
+    /// Returns the name under which samples from weights are logged; `None` for a base model.
+    pub(super) fn logged_folder(&self, key: &SamplerKey) -> Option<String> {
+        let path = key.1.as_deref()?;
+        let cached = self.samplers.lock().get(key).and_then(|cached| cached.logged_folder.clone());
+        if cached.is_some() {
+            return cached;
+        }
+        let folder = self.folder_of(path);
+        let origin = self.state.store().origin_of_weights(&folder);
+        let name = logged_folder(origin.as_ref().map(|(run, _)| run), &folder);
+        if let Some(cached) = self.samplers.lock().get_mut(key) {
+            cached.logged_folder = Some(name.clone());
+        }
+        Some(name)
     }
 
     /// Removes the idle clients of checkpoints that were not used for the longest time, with their

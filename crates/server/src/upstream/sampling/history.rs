@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use tinkex::{SampleResponse, StopReason};
 
-use crate::backend::RemoteWeights;
 use crate::clock::micros;
 use crate::history::{CompletionHistory, SampleHistory, SampleSource, sequence_hash};
 use crate::operation::{RelayedSample, WeightsKey};
@@ -32,7 +31,15 @@ pub(super) fn sample_history(
                 Some(logprobs) => logprobs.iter().map(|logprob| logprob.unwrap_or(0.0)).collect(),
                 None => Vec::new(),
             },
-            top: None,
+            top: sequence.topk_logprobs.as_ref().map(|top| {
+                let rows = top.rows().map(|row| row.into_iter().flatten().collect::<Vec<_>>());
+                // Every position has `k` entries in the log.
+                let padded = rows.flat_map(|mut row| {
+                    row.resize(top.k(), (0, f32::NEG_INFINITY));
+                    row
+                });
+                (top.k(), padded.collect())
+            }),
             stop: match sequence.stop_reason {
                 StopReason::Length => "length",
                 _ => "stop",
@@ -41,10 +48,7 @@ pub(super) fn sample_history(
         })
     });
     let completions = completions.collect();
-    let folder = sample
-        .path
-        .clone()
-        .map(|path| RemoteWeights { upstream: upstream.name.to_string(), path }.to_string());
+    let folder = upstream.logged_folder(&(sample.base_model.clone(), sample.path.clone()));
     Some(Box::new(SampleHistory {
         finished_at: 0,
         queued: 0,

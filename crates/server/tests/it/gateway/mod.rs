@@ -294,3 +294,43 @@ async fn runs_of_one_model_are_shared_by_load_and_one_upstream_does_not_delay_an
     assert_eq!(health["upstreams"]["b"], "up", "{health}");
     blocked.detach();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_dashboard_shows_runs_and_samples_of_an_upstream() {
+    let gateway = Gateway::new().await;
+    let service = gateway.client();
+    let model = model(&service).await;
+    train(&model, 0..2).await;
+    let path = model.save_weights_for_sampler("weights").await.unwrap().to_string();
+    let named = service.create_sampling_client_from(path.as_str()).await.unwrap();
+    let unnamed = model.save_weights_and_get_sampling_client().await.unwrap();
+    let mut tokens = Vec::new();
+    for sampler in [named, unnamed] {
+        let params = SamplingParams::new().max_tokens(3).seed(3);
+        let sampled = sampler.sample([5, 6, 7], params).topk_sample_logprobs(2).await.unwrap();
+        tokens.push(json!(sampled.sequences[0].tokens.to_vec()));
+    }
+    let http = Http::new(&gateway.server.base_url());
+    let run = model.model_id();
+    let (_, metrics) = http.get(&format!("/ui/api/metrics?id={run}")).await;
+    let curves = &metrics["metrics"];
+    assert_eq!(curves["learning_rate"]["value"], json!([0.01, 0.01]), "{curves}");
+    let compute = curves["compute seconds"]["value"].as_array().unwrap();
+    assert!(compute.len() == 2 && compute.iter().all(|time| time.as_f64() > Some(0.0)), "{curves}");
+    let (_, requests) = http.get(&format!("/ui/api/requests?id={run}")).await;
+    let rows = requests["training"].as_array().unwrap();
+    assert!(rows.iter().any(|row| row[0] == "save"), "{requests}");
+    // Newest first.
+    let (_, samples) = http.get(&format!("/ui/api/samples?run={run}")).await;
+    let shown = samples["samples"].as_array().unwrap();
+    assert_eq!(shown.len(), 2, "{samples}");
+    for (sample, tokens) in shown.iter().rev().zip(&tokens) {
+        assert_eq!(sample["completions"][0]["ids"], *tokens);
+        assert_eq!(sample["completions"][0]["top"].as_array().unwrap().len(), 3, "{sample}");
+        assert_eq!(sample["run"], run.as_str());
+    }
+    assert_eq!(shown[1]["model"], path.as_str(), "{samples}");
+    let (_, of_checkpoint) = http.get(&format!("/ui/api/samples?model={path}")).await;
+    assert_eq!(of_checkpoint["samples"].as_array().unwrap().len(), 1, "{of_checkpoint}");
+    drop(gateway.data);
+}

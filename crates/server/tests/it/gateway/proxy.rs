@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::{Request, Response};
 use serde_json::Value;
+use tokio::task::JoinSet;
 
 use crate::harness::http_client;
 
@@ -53,7 +54,8 @@ struct State {
 pub(super) struct Proxy {
     pub(super) url: String,
     state: Arc<State>,
-    task: tokio::task::JoinHandle<()>,
+    /// Dropping it ends the listener and all connections.
+    _tasks: JoinSet<()>,
 }
 
 impl Proxy {
@@ -62,7 +64,9 @@ impl Proxy {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (owner, client) = (Arc::clone(&state), http_client());
-        let task = tokio::spawn(async move {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
                 let (state, client) = (Arc::clone(&owner), client.clone());
                 let service = hyper::service::service_fn(move |request| {
@@ -71,10 +75,10 @@ impl Proxy {
                 });
                 let io = hyper_util::rt::TokioIo::new(stream);
                 let connection = hyper::server::conn::http1::Builder::new();
-                tokio::spawn(connection.serve_connection(io, service));
+                connections.spawn(connection.serve_connection(io, service));
             }
         });
-        Self { url, state, task }
+        Self { url, state, _tasks: tasks }
     }
 
     /// Changes `times` requests after the next `skip` ones.
@@ -85,12 +89,6 @@ impl Proxy {
     /// Returns the number of requests to an endpoint that the upstream has accepted.
     pub(super) fn accepted(&self, endpoint: &str) -> usize {
         self.state.accepted.lock().unwrap().get(endpoint).copied().unwrap_or(0)
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
