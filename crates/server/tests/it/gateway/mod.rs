@@ -14,7 +14,7 @@ use tinkex::{
 };
 use tinkex_server::{Server, ServerOptions};
 
-use crate::harness::{Http, MODEL, TestServer, client, http_client, options};
+use crate::harness::{Http, MODEL, TestServer, client, create_model, http_client, options};
 
 /// A gateway in front of a test server.
 struct Gateway {
@@ -237,6 +237,30 @@ async fn bug_a_sample_failed_after_a_restart_if_its_upstream_had_not_responded()
     let (sampled, servers) = tokio::join!(sample, restart);
     assert_eq!(sampled.unwrap().sequences.len(), 1);
     drop((servers, data));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bug_models_of_an_upstream_that_had_not_responded_yet_did_not_exist() {
+    let Gateway { server, data, upstream } = Gateway::new().await;
+    let up_port = upstream.server.address().port();
+    let upstreams = [("up", upstream.server.base_url())];
+    let TestServer { server: up, data: up_data } = upstream;
+    drop((server, up));
+    let server = Server::start(gateway_options(&data, &upstreams)).await.unwrap();
+    let http = Http::new(&server.base_url());
+    let session = http.session().await;
+    let (status, body) = http.post("/create_model", create_model(&session, 0)).await;
+    let detail = body["detail"].as_str().unwrap();
+    assert!(status == 503 && detail.contains("upstream up has not responded"), "{status} {detail}");
+    let mut restarted = options(up_data.path());
+    restarted.address.set_port(up_port);
+    let up = Server::start(restarted).await.unwrap();
+    // The client repeats its request until the upstream has responded.
+    assert_eq!(train(&model(&client(&server.base_url())).await, 0..1).await.len(), 1);
+    let mut unknown = create_model(&session, 1);
+    unknown["base_model"] = "other".into();
+    assert_eq!(http.post("/create_model", unknown).await.0, 404);
+    drop(up);
 }
 
 #[tokio::test(flavor = "multi_thread")]
