@@ -48,7 +48,7 @@ struct UpstreamInner {
 #[derive(Clone, Debug)]
 pub(crate) struct UpstreamFaults {
     /// Time after which no fault happens any more.
-    calm_at: Instant,
+    duration: Duration,
     lost_request: f64,
     lost_response: f64,
     duplicate: f64,
@@ -71,7 +71,7 @@ impl UpstreamFaults {
         let restart_interval = rng.bool().then(|| Duration::from_secs(rng.u64(5..200)));
         let max_delay = Duration::from_millis(rng.u64(1..3_000));
         Self {
-            calm_at: Instant::now() + duration,
+            duration,
             lost_request,
             lost_response,
             duplicate,
@@ -86,6 +86,8 @@ impl UpstreamFaults {
 
 struct UpstreamState {
     faults: UpstreamFaults,
+    /// When the faults end.
+    calm_at: Instant,
     rng: Rng,
     /// When the process is restarted next, and until when it is down.
     restart_at: Option<Instant>,
@@ -168,6 +170,7 @@ impl ScriptedUpstream {
         let now = Instant::now();
         let restart_at = faults.restart_interval.map(|mean| now + mean.mul_f64(2.0 * rng.f64()));
         let state = Mutex::new(UpstreamState {
+            calm_at: now + faults.duration,
             faults,
             rng,
             restart_at,
@@ -301,8 +304,8 @@ impl HttpService for ScriptedUpstream {
 
 impl UpstreamState {
     fn choose_fate(&mut self, path: &str) -> (UpstreamFate, Duration, Duration, Duration) {
+        let calm = Instant::now() >= self.calm_at;
         let (faults, rng) = (self.faults.clone(), &mut self.rng);
-        let calm = Instant::now() >= faults.calm_at;
         let most = if calm { Duration::from_millis(3) } else { faults.max_delay };
         let (before, after) = (most.mul_f64(rng.f64()), most.mul_f64(rng.f64()));
         let again = most.mul_f64(rng.f64() * 3.0);
@@ -346,7 +349,7 @@ impl UpstreamState {
             self.down_until = at + Duration::from_secs(self.rng.u64(0..60));
             let mean = self.faults.restart_interval.unwrap_or_default();
             let next = self.down_until + mean.mul_f64(2.0 * self.rng.f64());
-            self.restart_at = Some(next).filter(|next| *next < self.faults.calm_at);
+            self.restart_at = Some(next).filter(|next| *next < self.calm_at);
         }
         let silent = |session: &str| {
             self.sessions.get(session).is_none_or(|heard| *heard + SESSION_TIMEOUT <= now)

@@ -1,7 +1,7 @@
 //! Takes requests from the queue of an upstream and starts a task for each of them, or wakes the
 //! task of its model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,7 +53,8 @@ pub(super) async fn run(upstream: Arc<Upstream>) -> usize {
         for id in work.cancelled {
             upstream.samples.cancel(&upstream, &id);
         }
-        for model in work.dropped {
+        // In an order that does not depend on the maps of the store.
+        for model in work.dropped.into_iter().collect::<BTreeSet<ModelId>>() {
             drop(models.remove(&model));
             let cleanup = RunTask::clean_up(Arc::clone(&upstream), model);
             upstream.state.executor.spawn("upstream cleanup", cleanup);

@@ -230,7 +230,7 @@ impl Worker {
                 }
                 let mut store = self.state.store();
                 store.put_unconfirmed(Record::Usage(usage));
-                self.record_generation(&mut store, history);
+                record_generation(&self.state, &mut store, history);
             }
         }
     }
