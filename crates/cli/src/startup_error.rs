@@ -64,6 +64,13 @@ fn hint(error: &StartError, starter: Starter) -> String {
             "Run `tinkex serve --model {name}=FOLDER`, restore the model in the Hugging Face \
              cache, or {other_folder}."
         ),
+        (StartError::MissingUpstream { name, .. }, Starter::Serve) => format!(
+            "Name the upstream as before (--upstream {name}=URL; the URL may be a new one), fail \
+             its pending requests (--drop-undone), or {other_folder}."
+        ),
+        (StartError::MissingUpstream { name, .. }, Starter::Local) => format!(
+            "Run `tinkex serve --upstream {name}=URL` and use that server, or {other_folder}."
+        ),
         (StartError::Io { action, source, .. }, _) => {
             io_hint(*action, source.kind(), starter, other_folder)
         }
@@ -136,7 +143,17 @@ mod tests {
             StartError::InvalidOrigin("*".to_owned()),
             StartError::UnknownModel { name: "other".to_owned(), available: "a, b".to_owned() },
             StartError::DataDirInUse("/data".into()),
-            StartError::MissingModel { name: "Qwen/Qwen3-8B".to_owned(), requests: 3 },
+            StartError::MissingModel {
+                name: "Qwen/Qwen3-8B".to_owned(),
+                run: Some("s:train:0".to_owned()),
+                requests: 3,
+            },
+            StartError::MissingUpstream {
+                name: "gpu".to_owned(),
+                run: Some("s:train:0".to_owned()),
+                runs: 2,
+                requests: 5,
+            },
             no_model,
             io(StartAction::Create, "/data", ErrorKind::PermissionDenied),
             io(StartAction::Create, "/data", ErrorKind::ReadOnlyFilesystem),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tinkex_files::{create_private_file, read_private_file};
 use tinkex_wire::Secret;
 
-use crate::server::StartError;
+use crate::start_error::StartError;
 
 /// Minimum and maximum length of the key in the file, in bytes.
 const KEY_LENGTH: std::ops::RangeInclusive<usize> = 20..=200;

@@ -198,6 +198,12 @@ impl Backends {
         self.upstreams.iter()
     }
 
+    /// Returns an upstream that has not responded yet, so that its models are not known.
+    pub(crate) fn unreached(&self) -> Option<&Arc<str>> {
+        let mut upstreams = self.upstreams.iter();
+        upstreams.find(|(_, entry)| !entry.status().was_reached).map(|(name, _)| name)
+    }
+
     /// Returns the upstream that a new run of a base model is assigned to: among those of `names`
     /// that respond, or among all if none does, the one with the fewest open runs.
     pub(crate) fn choose(&self, store: &Store, names: &[Arc<str>]) -> Option<Arc<str>> {

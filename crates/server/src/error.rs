@@ -42,7 +42,8 @@ pub(crate) enum ServerError {
     /// was rolled back.
     #[error("{0}")]
     StorageUnavailable(String),
-    /// The worker thread has ended; the server must be restarted.
+    /// The worker thread has ended, and the server must be restarted; or an upstream does not
+    /// respond.
     #[error("{0}")]
     Unavailable(String),
     /// An error of the server itself.

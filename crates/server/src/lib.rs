@@ -82,6 +82,7 @@ mod routes;
 mod server;
 #[doc(hidden)]
 pub mod simulation;
+mod start_error;
 mod state;
 mod store;
 mod stream;
@@ -99,7 +100,8 @@ pub use memory_size::MemorySize;
 pub use models::{write_built_in_model, write_tokenizer};
 pub use options::{DropUndone, QuantizeRule, ServerOptions, ServerTimeouts, local_hub_cache};
 pub use routes::FolderDashboard;
-pub use server::{Server, ShutdownSummary, StartAction, StartError};
+pub use server::{Server, ShutdownSummary};
+pub use start_error::{StartAction, StartError};
 pub use tinkex_engine::Quantization;
 pub use tinkex_engine::builtin::NAME as BUILT_IN;
 

@@ -145,6 +145,10 @@ fn hint(error: &StartError) -> Option<String> {
             "Pass --model {name}=FOLDER, --drop-undone to let the requests fail, or another \
              --data-dir."
         ),
+        StartError::MissingUpstream { name, .. } => format!(
+            "Start `tinkex serve` with --upstream {name}=URL, pass --drop-undone to let the \
+             requests fail, or another --data-dir."
+        ),
         StartError::InvalidOrigin(_) => {
             "Pass an origin such as --allow-origin http://localhost:3000.".to_owned()
         }

@@ -17,7 +17,7 @@ use tinkex_wire::SupportedModel;
 
 use crate::error::{ServerError, with_causes};
 use crate::inference::ChatModel;
-use crate::server::StartError;
+use crate::start_error::StartError;
 use crate::{gguf, log};
 
 /// Base models of the server, by name.

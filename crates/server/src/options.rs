@@ -92,6 +92,21 @@ pub(crate) struct UpstreamOptions {
     pub(crate) name: std::sync::Arc<str>,
     pub(crate) url: String,
     pub(crate) api_key: Option<Secret>,
+    /// Carries the requests in a simulation; `None` sends them over the network.
+    #[cfg(feature = "upstream")]
+    pub(crate) http: Option<UpstreamHttp>,
+}
+
+/// Carries the requests to an upstream.
+#[cfg(feature = "upstream")]
+#[derive(Clone)]
+pub(crate) struct UpstreamHttp(pub(crate) std::sync::Arc<dyn tinkex::HttpService>);
+
+#[cfg(feature = "upstream")]
+impl std::fmt::Debug for UpstreamHttp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("UpstreamHttp")
+    }
 }
 
 /// Accepted requests without a result that fail when a server starts, instead of being executed. The
@@ -281,7 +296,7 @@ impl ServerOptions {
         api_key: Option<Secret>,
     ) -> Self {
         let (name, url) = (name.into().into(), url.into());
-        self.upstreams.push(UpstreamOptions { name, url, api_key });
+        self.upstreams.push(UpstreamOptions { name, url, api_key, http: None });
         self
     }
 

@@ -4,6 +4,7 @@
 //! result must survive a crash before any client can read it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -13,7 +14,9 @@ use tinkex_wire::RequestId;
 use crate::clock::micros;
 use crate::error::ServerError;
 use crate::fault::is_transient_in_engine;
-use crate::history::{self, HistoryRecord, OperationHistory, RequestHistory, SampleHistory};
+use crate::history::{
+    self, History, HistoryRecord, OperationHistory, RequestHistory, SampleHistory,
+};
 use crate::log;
 use crate::state::ServerState;
 use crate::store::{
@@ -106,6 +109,29 @@ impl Outcome {
     pub(crate) fn with_history(mut self, history: OutcomeHistory) -> Self {
         self.history = Some(Box::new(history));
         self
+    }
+
+    /// Completes the history of a request of a model: the name of its operation, unless it is set,
+    /// and the time that its execution took.
+    pub(crate) fn with_operation_history(
+        mut self,
+        history: &History,
+        kind: &'static str,
+        computed: Duration,
+    ) -> Self {
+        let recorded = self.history.take().map(|history| *history);
+        if !history.is_enabled() {
+            return self;
+        }
+        let mut operation = match recorded {
+            Some(OutcomeHistory::Operation(operation)) => operation,
+            Some(OutcomeHistory::Sample(_)) | None => OperationHistory::default(),
+        };
+        if operation.kind.is_empty() {
+            operation.kind = kind;
+        }
+        operation.computed = computed;
+        self.with_history(OutcomeHistory::Operation(operation))
     }
 
     /// Sets the usage to add to the hourly counters.
@@ -250,6 +276,19 @@ pub(crate) fn record_outcome(
         }
     });
     store.record_result(record, records, payload, on_written);
+}
+
+/// Records what the dashboard shows about an inference request, which has no stored outcome.
+pub(crate) fn record_generation(
+    state: &Arc<ServerState>,
+    store: &mut Store,
+    history: Option<Box<SampleHistory>>,
+) {
+    let Some(mut sample) = history else { return };
+    sample.finished_at = state.clock.now();
+    let record = history::record(HistoryRecord::Sample(sample));
+    let state = Arc::clone(state);
+    store.put(vec![record], Box::new(move |_| state.history.notify()));
 }
 
 #[cfg(test)]

@@ -198,6 +198,10 @@ pub(crate) struct SamplerRecord {
     /// Folder of the adapter under `weights/`, or [`RemoteWeights`] as text; `None` samples from
     /// the base model.
     pub(crate) folder: Option<String>,
+    /// Run whose weights were saved for this sampling session only; `None` if they are those of a
+    /// base model or of a checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) run: Option<ModelId>,
     /// Number of clients that have joined, the creator included.
     pub(crate) clients: u64,
 }

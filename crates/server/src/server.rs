@@ -2,19 +2,18 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tinkex_files::{FileLock, FolderAccess, LockError, create_private_folder};
-use tinkex_weights::Error as FileError;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::admit;
 use crate::api_key;
 use crate::clock::{self, OperatingSystem, SystemClocks};
-use crate::error::{ServerError, with_causes};
+use crate::error::ServerError;
 use crate::expiry;
 use crate::file_limit;
 use crate::inference::NamedModel;
@@ -24,10 +23,13 @@ use crate::options::{DropUndone, ServerOptions};
 use crate::queue::Queue;
 use crate::random::RandomSource;
 use crate::routes;
+use crate::start_error::{StartAction, StartError};
 use crate::state::ServerState;
-use crate::store::{Store, UnfinishedRequest};
+use crate::store::{NeededBackend, Store, UnfinishedRequest};
 use crate::stream::WriteTimeoutStream;
 use crate::task::{self, Executor, LoopHandle, TaskHandle};
+#[cfg(feature = "upstream")]
+use crate::upstream::UpstreamTasks;
 use crate::worker::Worker;
 
 /// Time that open connections get to finish their requests when the server stops.
@@ -55,8 +57,9 @@ pub struct Server {
 pub(crate) struct ServerHandles {
     pub(crate) state: Arc<ServerState>,
     worker: Option<LoopHandle<usize>>,
-    /// Tasks of the upstreams.
-    upstream_tasks: Vec<TaskHandle>,
+    upstreams: Vec<UpstreamTasks>,
+    /// Enqueues restored samples once their upstreams have responded.
+    readmit_task: Option<TaskHandle>,
     expiry_task: TaskHandle,
     /// Prevents a second server from using the same data folder.
     _lock: FileLock,
@@ -75,165 +78,6 @@ pub struct ShutdownSummary {
     pub models_saved: usize,
     /// Number of accepted requests that the next start executes.
     pub requests_waiting: usize,
-}
-
-/// Error returned when a server cannot start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The address is not a loopback address and no API key is set.
-    #[error("refusing to listen on {0}: other machines can reach it and no API key is set")]
-    UnprotectedAddress(SocketAddr),
-    /// The API key is an empty string.
-    #[error("the API key is empty")]
-    EmptyApiKey,
-    /// The file with the API key that the server creates cannot be created or used. See
-    /// [`ServerOptions::create_api_key`].
-    #[error("cannot use API key file {}: {source}", path.display())]
-    ApiKeyFile {
-        /// Path of the file.
-        path: PathBuf,
-        /// The problem; `PermissionDenied` if other users can access the file.
-        source: io::Error,
-    },
-    /// An allowed origin is not of the form `http://HOST:PORT`.
-    #[error("invalid origin {0:?}: expected the scheme, host and port of a web page")]
-    InvalidOrigin(String),
-    /// The data folder or the address cannot be used, or the worker thread cannot be started.
-    #[error("cannot {action} {target}: {source}")]
-    Io {
-        /// Step that failed.
-        action: StartAction,
-        /// Path, address or thread that the step was about.
-        target: String,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// Another server uses the data folder.
-    #[error("data folder {} is in use by another server", .0.display())]
-    DataDirInUse(PathBuf),
-    /// Unfinished requests need a base model that is not available. See
-    /// [`ServerOptions::drop_undone`].
-    #[error("base model {name:?} is not available, but {requests} unfinished requests need it")]
-    MissingModel {
-        /// Name of the base model.
-        name: String,
-        /// Number of unfinished requests that need it.
-        requests: usize,
-    },
-    /// The base URL or the key of an upstream is invalid.
-    #[error("cannot use an upstream: {0}")]
-    InvalidUpstream(String),
-    /// A model of [`ServerOptions::quantize_models`] is not served.
-    #[error("cannot quantize {name:?}: no such base model; available: {available}")]
-    UnknownModel {
-        /// Name of the model.
-        name: String,
-        /// Names of the served models, for the message.
-        available: String,
-    },
-    /// The files of a base model are missing, damaged or not supported.
-    #[error("cannot use base model {name:?}: {}", with_causes(&**error))]
-    InvalidModel {
-        /// Name of the base model.
-        name: String,
-        /// Folder of its files, or GGUF file.
-        folder: PathBuf,
-        /// The problem. It is part of the message and therefore not the
-        /// [`source`](std::error::Error::source).
-        error: Box<tinkex_engine::Error>,
-    },
-}
-
-/// Step of the start that an I/O error interrupted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StartAction {
-    /// Creating the data folder or a file in it.
-    Create,
-    /// Using the data folder although other users can change it.
-    Use,
-    /// Locking the data folder.
-    Lock,
-    /// Reading the data folder.
-    Read,
-    /// Binding the listening socket.
-    Listen,
-    /// Spawning the worker thread.
-    Spawn,
-}
-
-impl std::fmt::Display for StartAction {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Create => "create",
-            Self::Use => "use",
-            Self::Lock => "lock",
-            Self::Read => "read",
-            Self::Listen => "listen on",
-            Self::Spawn => "start",
-        })
-    }
-}
-
-impl StartError {
-    fn io(action: StartAction, target: impl std::fmt::Display) -> impl FnOnce(io::Error) -> Self {
-        let target = target.to_string();
-        move |source| Self::Io { action, target, source }
-    }
-
-    pub(crate) fn invalid_model(name: &str, folder: &Path, error: tinkex_engine::Error) -> Self {
-        Self::InvalidModel {
-            name: name.to_owned(),
-            folder: folder.to_owned(),
-            error: Box::new(error),
-        }
-    }
-
-    /// Returns what the user can do about [`ApiKeyFile`](Self::ApiKeyFile), one sentence; `None`
-    /// for other errors.
-    #[must_use]
-    pub fn api_key_hint(&self) -> Option<String> {
-        let Self::ApiKeyFile { path, source } = self else { return None };
-        let shown = path.display();
-        Some(match source.kind() {
-            io::ErrorKind::PermissionDenied => format!(
-                "Remove {shown} to get a new key at the next start; or, if no other user has read \
-                 it, run `chmod 600 {shown}`."
-            ),
-            io::ErrorKind::InvalidData => {
-                format!("Remove {shown} to get a new key at the next start.")
-            }
-            _ => format!("Make sure that {shown} can be created and read."),
-        })
-    }
-
-    /// Returns what the user can do about [`InvalidModel`](Self::InvalidModel), one sentence;
-    /// `None` for other errors.
-    #[must_use]
-    pub fn model_hint(&self) -> Option<String> {
-        let Self::InvalidModel { folder: path, error, .. } = self else { return None };
-        let shown = path.display();
-        Some(match &**error {
-            tinkex_engine::Error::File(FileError::UnknownArchitecture { .. }) => {
-                "Choose a model of a supported architecture.".to_owned()
-            }
-            tinkex_engine::Error::File(FileError::Io { source, .. })
-                if source.kind() == io::ErrorKind::NotFound =>
-            {
-                format!(
-                    "Check the path {shown}: expected a folder with config.json, *.safetensors and \
-                     tokenizer.json, or a GGUF file."
-                )
-            }
-            _ if path.is_file() => {
-                format!(
-                    "Download {shown} again, or choose a GGUF file with supported tensor types."
-                )
-            }
-            _ => format!("Download the files in {shown} again, or correct the one at fault."),
-        })
-    }
 }
 
 impl Server {
@@ -340,7 +184,7 @@ impl Drop for Server {
 
 /// A server whose state is restored and that executes nothing yet.
 pub(crate) struct OpenedServer {
-    state: Arc<ServerState>,
+    pub(crate) state: Arc<ServerState>,
     lock: FileLock,
 }
 
@@ -376,7 +220,7 @@ impl OpenedServer {
         let models = BaseModels::find(&tokenizer_dir, &options.models, hub_cache)?;
         let store = Store::open(&data_dir, options.limits.result_bytes, &executor, clocks)
             .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
-        check_needed_models(&options, &store, &models)?;
+        check_needed_backends(&options, &store, &models)?;
         for (name, _) in &options.quantize_models {
             models.check_quantized(name)?;
         }
@@ -394,27 +238,38 @@ impl OpenedServer {
         expiry::remove_expired(&state).await;
         let worker = Worker::start(&state)
             .map_err(StartError::io(StartAction::Spawn, "the worker thread"))?;
-        let mut upstream_tasks = start_upstreams(&state).await?;
-        if !waiting.is_empty() {
+        let upstreams = start_upstreams(&state).await?;
+        let readmit_task = (!waiting.is_empty()).then(|| {
             let readmit = readmit_when_reached(Arc::clone(&state), waiting);
-            upstream_tasks.push(state.executor.spawn("restored samples", readmit));
-        }
+            state.executor.spawn("restored samples", readmit)
+        });
         let expiry_task = state.executor.spawn("expiry", expire_periodically(Arc::clone(&state)));
         let worker = Some(worker);
-        Ok(ServerHandles { state, worker, upstream_tasks, expiry_task, _lock: lock })
+        Ok(ServerHandles { state, worker, upstreams, readmit_task, expiry_task, _lock: lock })
     }
 }
 
 /// Starts the tasks of the upstreams.
 #[cfg(feature = "upstream")]
-async fn start_upstreams(state: &Arc<ServerState>) -> Result<Vec<TaskHandle>, StartError> {
+async fn start_upstreams(state: &Arc<ServerState>) -> Result<Vec<UpstreamTasks>, StartError> {
     let started = crate::upstream::start(state).await;
     started.map_err(|error| StartError::InvalidUpstream(error.to_string()))
 }
 
 #[cfg(not(feature = "upstream"))]
-async fn start_upstreams(_: &Arc<ServerState>) -> Result<Vec<TaskHandle>, StartError> {
+async fn start_upstreams(_: &Arc<ServerState>) -> Result<Vec<UpstreamTasks>, StartError> {
     Ok(Vec::new())
+}
+
+/// A server without the feature has no upstreams.
+#[cfg(not(feature = "upstream"))]
+enum UpstreamTasks {}
+
+#[cfg(not(feature = "upstream"))]
+impl UpstreamTasks {
+    async fn stopped(&mut self) -> usize {
+        match *self {}
+    }
 }
 
 impl ServerHandles {
@@ -423,10 +278,13 @@ impl ServerHandles {
         self.state.dashboard.close();
         self.state.backends.queues().for_each(Queue::stop);
         self.state.generations.fail_all(&ServerError::shutting_down());
-        let models_saved = match self.worker.take() {
+        let mut models_saved = match self.worker.take() {
             Some(worker) => worker.finished().await.unwrap_or(0),
             None => 0,
         };
+        for upstream in &mut self.upstreams {
+            models_saved += upstream.stopped().await;
+        }
         self.state.store().save_clock();
         // Wait before the lock on the data folder is released: another server may then open it.
         let writer = self.state.close();
@@ -445,7 +303,8 @@ impl Drop for ServerHandles {
         self.state.backends.queues().for_each(Queue::stop);
         self.state.generations.fail_all(&ServerError::shutting_down());
         self.expiry_task.abort();
-        self.upstream_tasks.iter().for_each(TaskHandle::abort);
+        self.upstreams.clear();
+        self.readmit_task.iter().for_each(TaskHandle::abort);
         // Wait for the disk but not for the worker: a training pass may take minutes. The worker's
         // later writes are rejected.
         let writer = self.state.close();
@@ -471,27 +330,37 @@ fn check_access(data_dir: &Path) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Checks that all base models of unfinished requests are available. Without the check, a start
-/// without the right `--model` would permanently fail those requests.
-fn check_needed_models(
+/// Checks that the base models of unfinished requests are available, and the upstreams of open runs
+/// configured. Without the check, a start without the right `--model` or `--upstream` would
+/// permanently fail those requests.
+fn check_needed_backends(
     options: &ServerOptions,
     store: &Store,
     models: &BaseModels,
 ) -> Result<(), StartError> {
-    for (name, requests) in store.needed_models() {
-        // The models of an upstream are known once it responds.
-        if models.get(&name).is_some() || !options.upstreams.is_empty() {
-            continue;
-        }
+    for (backend, need) in store.needed_backends() {
+        let (run, requests) = (need.run.map(|run| run.to_string()), need.requests);
+        let error = match backend {
+            NeededBackend::EngineModel(name) if models.get(&name).is_none() => {
+                StartError::MissingModel { name, run, requests }
+            }
+            // The models of an upstream are known once it responds.
+            NeededBackend::BaseModel(name)
+                if models.get(&name).is_none() && options.upstreams.is_empty() =>
+            {
+                StartError::MissingModel { name, run, requests }
+            }
+            NeededBackend::Upstream(name)
+                if options.upstreams.iter().all(|upstream| *upstream.name != *name) =>
+            {
+                StartError::MissingUpstream { name, run, runs: need.runs, requests }
+            }
+            _ => continue,
+        };
         if options.drop_undone == DropUndone::None {
-            return Err(StartError::MissingModel { name, requests });
+            return Err(error);
         }
-        tracing::warn!(
-            target: log::MODEL,
-            base_model = %name,
-            requests,
-            "unfinished requests fail because their base model is not available"
-        );
+        tracing::warn!(target: log::MODEL, %error, "requests fail because they cannot be executed");
     }
     Ok(())
 }

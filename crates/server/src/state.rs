@@ -11,10 +11,11 @@ use tokio::time::Instant;
 use crate::backend::{Backend, Backends};
 use crate::clock::Clock;
 use crate::disk::DATABASE;
+use crate::error::ServerError;
 use crate::history::History;
 use crate::inference::Generations;
 use crate::metrics::ServerMetrics;
-use crate::models::BaseModels;
+use crate::models::{BaseModel, BaseModels};
 use crate::operation::Operation;
 use crate::options::ServerOptions;
 use crate::queue::Queue;
@@ -104,6 +105,21 @@ impl ServerState {
 
     pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a base model.
+    ///
+    /// # Errors
+    /// As [`BaseModels::require`]; [`ServerError::Unavailable`] if an upstream has not responded
+    /// yet, which may have the model.
+    pub(crate) fn base_model(&self, name: &str) -> Result<Arc<BaseModel>, ServerError> {
+        self.models.require(name).map_err(|error| match self.backends.unreached() {
+            Some(upstream) => ServerError::Unavailable(format!(
+                "base model {name:?} is not known yet: upstream {upstream} has not responded since \
+                 the start of the server"
+            )),
+            None => error,
+        })
     }
 
     /// Returns the queue of the engine.

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
 
 use crate::error::ServerError;
 use crate::simulation::Scheduler;
@@ -89,10 +89,19 @@ impl Executor {
         task: impl Future<Output = ()> + Send + 'static,
     ) -> TaskHandle {
         match self {
-            Self::Threads => TaskHandle(Some(spawn(task))),
+            Self::Threads => TaskHandle::Spawned(spawn(task)),
             Self::Simulated(scheduler) => {
+                let aborted = Arc::new(Notify::new());
+                let abort = Arc::clone(&aborted);
+                let task = async move {
+                    tokio::select! {
+                        biased;
+                        () = abort.notified() => {}
+                        () = task => {}
+                    }
+                };
                 scheduler.spawn(name, Box::pin(task));
-                TaskHandle(None)
+                TaskHandle::Simulated(aborted)
             }
         }
     }
@@ -134,20 +143,25 @@ impl<T> LoopHandle<T> {
     }
 }
 
-/// Task that [`Executor::spawn`] spawned. A simulation ends its tasks itself.
-pub(crate) struct TaskHandle(Option<tokio::task::JoinHandle<()>>);
+/// Task that [`Executor::spawn`] spawned. Dropping the handle does not end the task.
+pub(crate) enum TaskHandle {
+    Spawned(tokio::task::JoinHandle<()>),
+    /// Notifies the task that it must end.
+    Simulated(Arc<Notify>),
+}
 
 impl TaskHandle {
     pub(crate) fn abort(&self) {
-        if let Some(task) = &self.0 {
-            task.abort();
+        match self {
+            Self::Spawned(task) => task.abort(),
+            Self::Simulated(aborted) => aborted.notify_one(),
         }
     }
 
-    /// Returns whether the task has ended, or has panicked.
+    /// Returns whether the task has ended, or has panicked. A simulation reports panics itself.
     #[cfg(feature = "upstream")]
     pub(crate) fn is_finished(&self) -> bool {
-        self.0.as_ref().is_some_and(tokio::task::JoinHandle::is_finished)
+        matches!(self, Self::Spawned(task) if task.is_finished())
     }
 }
 

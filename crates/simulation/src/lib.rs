@@ -14,7 +14,9 @@
 //! * `clocks`: the clocks of the machine
 //! * `disk`: faults of file operations, and what survives a power loss
 //! * `oracle`: the invariants, and the checks of them
-//! * `replay`: sequential execution of the accepted requests, for the oracle
+//! * `upstream`: a scripted server in front of which the server is a gateway, in some scenarios, and
+//!   its faults; `toy_model` is a model on it
+//! * `replay`, `toy_replay`: sequential execution of the accepted requests, for the oracle
 //! * `faults`: the kinds and probabilities of the faults of a run, chosen from the seed
 //! * `task`: tasks that take simulated time
 //! * `trace`: the events of a run, and their hash
@@ -32,6 +34,9 @@ mod program;
 mod replay;
 mod scenario;
 mod task;
+mod toy_model;
+mod toy_replay;
 mod trace;
+mod upstream;
 
 pub use scenario::{Report, run};

@@ -13,7 +13,7 @@ use http::Response;
 use serde_json::Value;
 use tinkex_server::simulation::{OutcomeView, RequestHandler};
 
-use crate::replay::{ReplayedRequest, SavePoint, SequentialReplay};
+use crate::replay::{ReplayedRequest, SavePoint};
 use crate::trace::{EventTrace, event};
 
 /// Checks the server. Cheap to clone.
@@ -264,7 +264,13 @@ impl Oracle {
     /// Checks that every request has an outcome that a fault can explain, that the accepted requests
     /// have the same results if they are executed one after the other, and that the saved weights
     /// are the same then.
-    pub(crate) fn check_outcomes(&self, replay: SequentialReplay<'_>) {
+    pub(crate) fn check_outcomes(
+        &self,
+        replay: impl FnOnce(
+            Vec<ReplayedRequest<'_>>,
+            &BTreeMap<String, SavePoint>,
+        ) -> Result<(), String>,
+    ) {
         let state = self.lock();
         let mut requests = Vec::new();
         for (id, seen) in &state.requests {
@@ -293,7 +299,7 @@ impl Oracle {
                 Some(SeenOutcome::Succeeded(_)) => {}
             }
         }
-        if let Err(failure) = replay.check(requests, &state.folders) {
+        if let Err(failure) = replay(requests, &state.folders) {
             self.0.trace.fail(failure);
         }
     }

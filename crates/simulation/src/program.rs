@@ -32,6 +32,8 @@ pub(crate) struct ClientProgram {
     /// Checkpoints with the state of the optimizer.
     saved: Vec<ClientCheckpoint>,
     names: u32,
+    /// Whether the server is a gateway, whose saves are no file operations.
+    through_gateway: bool,
 }
 
 impl ClientProgram {
@@ -39,6 +41,7 @@ impl ClientProgram {
         client: usize,
         network: SimulatedNetwork,
         seed: u64,
+        through_gateway: bool,
         oracle: Oracle,
         trace: EventTrace,
     ) -> tinkex::Result<Self> {
@@ -51,7 +54,18 @@ impl ClientProgram {
             .build()?;
         let rng = Rng::with_seed(seed);
         let (models, samplers, saved) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { client, rng, trace, oracle, service, models, samplers, saved, names: 0 })
+        Ok(Self {
+            client,
+            rng,
+            trace,
+            oracle,
+            service,
+            models,
+            samplers,
+            saved,
+            names: 0,
+            through_gateway,
+        })
     }
 
     /// Executes a random number of random actions.
@@ -92,7 +106,7 @@ impl ClientProgram {
             }
             10 | 14 => self.load(&model).await,
             11 => self.manage().await,
-            12 if self.rng.u32(0..6) == 0 => self.poison(&model).await,
+            12 if self.rng.u32(0..6) == 0 && !self.through_gateway => self.poison(&model).await,
             13 => match self.rng.u32(0..8) {
                 0 => Ok(self.wait().await),
                 1 => self.outlive(&model).await,

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
 use tinkex_server::ServerOptions;
-use tinkex_server::simulation::{Replay, RequestHandler};
+use tinkex_server::simulation::{Replay, RequestHandler, with_upstream};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -18,7 +19,9 @@ use crate::oracle::Oracle;
 use crate::program::ClientProgram;
 use crate::replay::SequentialReplay;
 use crate::task;
+use crate::toy_replay::ToyReplay;
 use crate::trace::{EventTrace, event};
+use crate::upstream::{ScriptedUpstream, UpstreamFaults};
 
 /// Name of the base model that all programs use.
 pub(crate) const BASE_MODEL: &str = "micro";
@@ -80,8 +83,16 @@ fn base_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3")
 }
 
-fn options(data: &Path, rng: &mut Rng) -> ServerOptions {
-    let mut options = ServerOptions::new(data).model(BASE_MODEL, base_folder());
+/// Returns whether the server of a scenario is a gateway in front of a scripted upstream.
+fn has_gateway(seed: u64) -> bool {
+    seed % 4 == 3
+}
+
+fn options(data: &Path, rng: &mut Rng, gateway: bool) -> ServerOptions {
+    let mut options = ServerOptions::new(data);
+    if !gateway {
+        options = options.model(BASE_MODEL, base_folder());
+    }
     options.threads = 1;
     options.limits.kv_cache_bytes = 1 << 20;
     options.limits.training_bytes =
@@ -126,7 +137,15 @@ async fn scenario(seed: u64, folder: &Path, trace: &EventTrace) {
     let plan = FaultPlan::choose(&mut rng);
     event!(trace, "{plan:?}");
     let data = folder.join("data");
-    let options = options(&data, &mut rng);
+    let gateway = has_gateway(seed);
+    let mut options = options(&data, &mut rng, gateway);
+    if gateway {
+        let faults = UpstreamFaults::choose(&mut rng, plan.duration);
+        event!(trace, "{faults:?}");
+        options.checkpoint_every = rng.u32(1..6);
+        let upstream = ScriptedUpstream::new(faults, rng.u64(..), trace.clone());
+        options = with_upstream(options, "up", Arc::new(upstream));
+    }
     event!(trace, "{:?} {:?}", options.limits, options.timeouts);
     let oracle = Oracle::new(trace.clone());
     let disk = SimulatedDisk::new(&data, &plan, rng.u64(..), trace.clone());
@@ -150,6 +169,7 @@ async fn scenario(seed: u64, folder: &Path, trace: &EventTrace) {
             client,
             network.clone(),
             program_seed,
+            gateway,
             oracle.clone(),
             trace.clone(),
         );
@@ -181,7 +201,7 @@ async fn scenario(seed: u64, folder: &Path, trace: &EventTrace) {
     if trace.has_failed() {
         return;
     }
-    finish(&host, &oracle, folder, trace).await;
+    finish(&host, &oracle, folder, gateway, trace).await;
 }
 
 /// Runs a program to its end, or until its client dies after the time `death`. Reports an error
@@ -276,7 +296,7 @@ async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant, e
 }
 
 /// Waits until the server is idle, and checks its state, before and after a restart.
-async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &EventTrace) {
+async fn finish(host: &Host, oracle: &Oracle, folder: &Path, gateway: bool, trace: &EventTrace) {
     host.calm();
     // Messages of clients that have died may still be in transit, and the server may be frozen.
     let frozen = if host.is_dead() { None } else { host.interruption() };
@@ -298,17 +318,12 @@ async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &EventTrace)
     };
     oracle.check_references(&handler);
     oracle.check_copies(&handler);
-    check_autosaves(host, oracle, &handler, trace).await;
-    let scratch = folder.join("replay");
-    if let Err(error) = std::fs::create_dir_all(&scratch) {
-        return trace.fail(format!("cannot create {}: {error}", scratch.display()));
+    if gateway {
+        oracle.check_outcomes(|requests, folders| ToyReplay::default().check(requests, folders));
+    } else {
+        check_autosaves(host, oracle, &handler, trace).await;
+        check_replay(host, oracle, &handler, folder, trace);
     }
-    let engine = match Replay::new(handler.clone(), BASE_MODEL, &base_folder()) {
-        Ok(engine) => engine,
-        Err(error) => return trace.fail(format!("cannot load the model: {error}")),
-    };
-    let weights = host.data_dir().join("weights");
-    oracle.check_outcomes(SequentialReplay { engine, weights: &weights, scratch: &scratch });
     // Wait until nothing changes: the disk writer may be about to write what memory has already.
     let mut before = handler.describe();
     for _ in 0..100 {
@@ -336,6 +351,27 @@ async fn finish(host: &Host, oracle: &Oracle, folder: &Path, trace: &EventTrace)
     if !(lost.is_empty() && new.is_empty()) {
         trace.fail(format!("a restart changes the state: {lost:?} became {new:?}"));
     }
+}
+
+/// Compares the outcomes and the saved weights with those of a sequential execution.
+fn check_replay(
+    host: &Host,
+    oracle: &Oracle,
+    handler: &RequestHandler,
+    folder: &Path,
+    trace: &EventTrace,
+) {
+    let scratch = folder.join("replay");
+    if let Err(error) = std::fs::create_dir_all(&scratch) {
+        return trace.fail(format!("cannot create {}: {error}", scratch.display()));
+    }
+    let engine = match Replay::new(handler.clone(), BASE_MODEL, &base_folder()) {
+        Ok(engine) => engine,
+        Err(error) => return trace.fail(format!("cannot load the model: {error}")),
+    };
+    let weights = host.data_dir().join("weights");
+    let replay = SequentialReplay { engine, weights: &weights, scratch: &scratch };
+    oracle.check_outcomes(|requests, folders| replay.check(requests, folders));
 }
 
 /// Waits until the sessions of clients that have died expire, and checks that the server has saved

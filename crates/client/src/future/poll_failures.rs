@@ -9,6 +9,7 @@
 //! | 500 to 599 | at the poll interval | 0 | unchanged |
 //! | 400, at most three times | at once | 0 | + 1 |
 //! | 400 with a body, if the policy does not [retry rejected polls](RetryPolicy::retry_rejected_polls) | none | | |
+//! | 500, if the policy does not retry rejected polls | none | | |
 //! | 429, or no response | after 1, 2, 4, … at most 30 seconds | + 1 | unchanged |
 //! | 402 | after the billing delay, while the account may be settled | unchanged | unchanged |
 //! | 400, 429 or 500 to 599 with `x-should-retry: false` | none | | |
@@ -81,7 +82,7 @@ pub(super) struct PollFailures {
     bad_requests: u32,
     /// Number of results that reported a failure of category `server`.
     server_failures: u32,
-    /// Whether a 400 with a body ends polling.
+    /// Whether a 400 with a body, or a 500, ends polling.
     reject_bad_requests: bool,
 }
 
@@ -113,6 +114,7 @@ impl PollFailures {
             // The server declined retries. A 408 is not a failure: the result is not ready.
             Some(400 | 429 | 500..600) if error.declines_retries() => NextPoll::Never,
             _ if self.reject_bad_requests && is_rejected(error) => NextPoll::Never,
+            Some(500) if self.reject_bad_requests => NextPoll::Never,
             Some(408) => {
                 self.backoffs = 0;
                 // The body of a 408 is the queue state.
@@ -184,8 +186,11 @@ mod tests {
         let mut failures = PollFailures::new(&RetryPolicy::default().retry_rejected_polls(false));
         assert_eq!(failures.record(&status(400, "")), NextPoll::AtOnce, "an empty 400");
         assert_eq!(failures.record(&status(400, "{}")), NextPoll::Never);
+        assert_eq!(failures.record(&status(503, "{}")), NextPoll::AtInterval);
+        assert_eq!(failures.record(&status(500, "")), NextPoll::Never);
         let mut failures = PollFailures::new(&RetryPolicy::default());
         assert_eq!(failures.record(&status(400, "{}")), NextPoll::AtOnce);
+        assert_eq!(failures.record(&status(500, "")), NextPoll::AtInterval);
     }
 
     #[test]

@@ -114,7 +114,8 @@ impl RetryPolicy {
     }
 
     /// Sets whether a poll that the server rejects with status 400 and a body is repeated, up to
-    /// three times. Defaults to `true`, as in the Python SDK.
+    /// three times, and one with status 500 without a limit. Defaults to `true`, as in the Python
+    /// SDK.
     pub fn retry_rejected_polls(mut self, retry: bool) -> Self {
         self.retry_rejected_polls = retry;
         self

@@ -281,7 +281,7 @@ fn base_model(
     source: &CheckpointRecord,
 ) -> Result<String, ServerError> {
     let base = request.base_model.as_ref().unwrap_or(&source.base_model);
-    state.models.require(base)?;
+    state.base_model(base)?;
     if *base != source.base_model {
         return Err(ServerError::invalid(format!(
             "base_model: {} was trained from {}, not from {base}",

@@ -177,10 +177,10 @@ pub(crate) fn weights(
     if let Some(folder) = folder {
         let Ok(RemoteWeights { upstream, path }) = folder.parse() else { return Ok(None) };
         require(state, &upstream)?;
-        let base = state.models.require(base_model)?;
+        let base = state.base_model(base_model)?;
         return Ok(Some(UpstreamWeights { upstream: upstream.into(), base, path: Some(path) }));
     }
-    let base = state.models.require(base_model)?;
+    let base = state.base_model(base_model)?;
     let ModelSource::Upstream(model) = &base.source else { return Ok(None) };
     // Any upstream that has the base model can sample from it. Always the first that responds: its
     // prefix cache may contain the prompt.

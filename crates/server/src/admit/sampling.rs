@@ -94,7 +94,7 @@ fn prepare(
         let session = sampler.session.clone();
         return relay::sample(state, weights, session, request, seed, None);
     }
-    let base = state.models.require(&sampler.base_model)?;
+    let base = state.base_model(&sampler.base_model)?;
     let stop = stop_conditions(&base, request.sampling_params.stop.clone())?;
     let EngineSample { request: engine_request, extra_bytes } =
         engine_sample(state, &base, &request, stop, seed)?;

@@ -30,7 +30,7 @@ pub(crate) fn create_model(
 ) -> Result<RequestId, ServerError> {
     let request: CreateModel = json::decode(&body)?;
     request.validate()?;
-    let base = state.models.require(&request.base_model)?;
+    let base = state.base_model(&request.base_model)?;
     let Some(lora) = request.lora_config else {
         return Err(ServerError::invalid(
             "lora_config: required; this server trains LoRA adapters only",

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use tinkex_wire::ModelId;
 use tokio::sync::watch;
 
-use super::samples::{self, folder_prefix, read_failed, seconds};
+use super::samples::{self, read_failed, seconds};
 use super::{ChangeCursor, DashboardSource, DocumentResult, QueryParams};
 use crate::error::ServerError;
-use crate::history::{LoggedRequest, MetricsQuery, RunSummary};
+use crate::history::{LoggedRequest, MetricsQuery, RunSummary, folder_prefix};
 use crate::record::UnixMicros;
 use crate::state::ServerState;
 use crate::store::{RunRecord, SequenceScope, Store, Tracked};

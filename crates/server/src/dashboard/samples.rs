@@ -6,9 +6,9 @@ use tinkex_text::Tokenizer;
 use super::DocumentResult;
 use super::query::QueryParams;
 use crate::error::ServerError;
-use crate::history::{LoggedCompletion, LoggedSample, SampleFilter};
+use crate::history::{LoggedCompletion, LoggedSample, SampleFilter, folder_prefix, logged_folder};
 use crate::state::ServerState;
-use crate::store::Store;
+use crate::store::{CheckpointRecord, Store};
 
 /// Default and maximum number of samples in one response.
 const LIMIT: u32 = 50;
@@ -33,7 +33,10 @@ pub(super) fn samples(state: &ServerState, query: &QueryParams) -> DocumentResul
     if let Some(model) = query.text("model") {
         let store = state.store();
         match model.parse().ok().and_then(|path| store.checkpoint(&path)) {
-            Some(checkpoint) => filter.folder = Some(checkpoint.row.folder.clone()),
+            Some(checkpoint) => {
+                let CheckpointRecord { path, folder, .. } = &checkpoint.row;
+                filter.folder = Some(logged_folder(Some(path.run()), folder));
+            }
             None => filter.base_model = Some(model.to_owned()),
         }
     }
@@ -74,12 +77,6 @@ pub(super) fn samples(state: &ServerState, query: &QueryParams) -> DocumentResul
 #[expect(clippy::needless_pass_by_value, reason = "`map_err` passes the error by value")]
 pub(super) fn read_failed(error: rusqlite::Error) -> ServerError {
     ServerError::StorageUnavailable(format!("cannot read the history: {error}"))
-}
-
-/// Returns the prefix of the names of the adapter folders of a run.
-pub(super) fn folder_prefix(run: &str) -> String {
-    let name = run.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_");
-    format!("{name}-")
 }
 
 /// Returns whether the text of a sample contains `text`, which is in lower case.
@@ -185,7 +182,10 @@ fn token_text(tokenizer: Option<&Tokenizer>, pending: &mut Vec<u8>, id: u32) -> 
 /// for a short time, or deleted since, have no name.
 fn origin(store: &Store, sample: &LoggedSample) -> (Option<String>, Option<String>) {
     let Some(folder) = &sample.folder else { return (Some(sample.base_model.clone()), None) };
-    let checkpoint = store.checkpoints.values().find(|entry| entry.row.folder == *folder);
+    let is_source = |row: &CheckpointRecord| {
+        row.folder == *folder || logged_folder(Some(row.path.run()), &row.folder) == *folder
+    };
+    let checkpoint = store.checkpoints.values().find(|entry| is_source(&entry.row));
     if let Some(checkpoint) = checkpoint {
         let path = &checkpoint.row.path;
         return (Some(path.to_string()), Some(path.run().to_string()));
@@ -203,11 +203,5 @@ mod tests {
         let document = token_document(None, &[7, 8]);
         assert_eq!(document["text"], json!(["⟨7⟩", "⟨8⟩"]));
         assert_eq!(document["special"], json!([]));
-    }
-
-    #[test]
-    fn a_run_has_its_own_folders() {
-        assert_eq!(folder_prefix("ab-1:train:0"), "ab-1_train_0-");
-        assert!(!"ab-1_train_01-weights".starts_with(&folder_prefix("ab-1:train:0")));
     }
 }

@@ -18,6 +18,7 @@ mod steps;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tinkex_wire::ModelId;
 use tokio::sync::watch;
 
 use self::allowance::Allowance;
@@ -33,6 +34,7 @@ pub(crate) use self::record::{
     SampleHistory, SampleSource,
 };
 pub(crate) use self::steps::{RunSummary, StepTracker};
+use crate::backend::Backend;
 
 /// Largest size of the tokens and log-probabilities of a request that are logged, in bytes. Larger
 /// requests are logged without them.
@@ -119,6 +121,21 @@ impl History {
             tracing::warn!(target: crate::log::STORAGE, %error, "cannot read the history");
             None
         })
+    }
+}
+
+/// Returns the prefix of the names of the adapter folders of a run.
+pub(crate) fn folder_prefix(run: &str) -> String {
+    let name = run.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_");
+    format!("{name}-")
+}
+
+/// Returns the name under which samples from the weights `folder` of a run are logged. Folders of
+/// this server start with the name of their run; weights on an upstream get it as a prefix.
+pub(crate) fn logged_folder(run: Option<&ModelId>, folder: &str) -> String {
+    match (Backend::of_weights(folder), run) {
+        (Backend::Upstream(_), Some(run)) => format!("{}{folder}", folder_prefix(run.as_str())),
+        _ => folder.to_owned(),
     }
 }
 

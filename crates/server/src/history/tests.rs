@@ -148,3 +148,13 @@ async fn count_bytes_and_age_are_limited() {
     let newest = history.read(|reader| reader.last_sample()).unwrap();
     assert_eq!(newest, 31, "ids continue");
 }
+
+#[test]
+fn weights_are_logged_under_the_name_of_their_run() {
+    assert_eq!(folder_prefix("ab-1:train:0"), "ab-1_train_0-");
+    assert!(!"ab-1_train_01-weights".starts_with(&folder_prefix("ab-1:train:0")));
+    let (run, remote) = (ModelId::from("ab-1:train:0"), "up>tinker://m/weights/a");
+    assert_eq!(logged_folder(Some(&run), remote), format!("ab-1_train_0-{remote}"));
+    assert_eq!(logged_folder(Some(&run), "ab-1_train_0-weights-a"), "ab-1_train_0-weights-a");
+    assert_eq!(logged_folder(None, remote), remote);
+}

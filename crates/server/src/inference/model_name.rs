@@ -57,7 +57,7 @@ impl NamedModel {
         let target = target.map_or(name, |(_, target)| target);
         let inference = SessionId::from(INFERENCE_SESSION);
         let found = |base_model: String, folder, session, created_at| {
-            let base = state.models.require(&base_model)?;
+            let base = state.base_model(&base_model)?;
             let weights = WeightsKey { base_model, folder };
             Ok(Self { name: name.to_owned(), base, weights, session, created_at })
         };

@@ -166,9 +166,9 @@ fn resolve_sampler(
         (None, Some(base)) => (base.clone(), None),
         (None, None) => return Err(ServerError::invalid("expected base_model or model_path")),
     };
-    state.models.require(&base_model)?;
+    state.base_model(&base_model)?;
     let (session, model_path) = (request.session_id.clone(), request.model_path.clone());
-    Ok(SamplerRecord { id, session, base_model, model_path, folder, clients: 1 })
+    Ok(SamplerRecord { id, session, base_model, model_path, folder, run: None, clients: 1 })
 }
 
 pub(super) async fn join_sampler(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {

@@ -22,7 +22,8 @@ use crate::ServerOptions;
 pub use crate::clock::SystemClocks;
 use crate::random::RandomSource;
 use crate::routes;
-use crate::server::{OpenedServer, ServerHandles, ShutdownSummary, StartError};
+use crate::server::{OpenedServer, ServerHandles, ShutdownSummary};
+use crate::start_error::StartError;
 use crate::state::ServerState;
 use crate::task::Executor;
 pub use crate::task::SIMULATED_CORES;
@@ -35,6 +36,21 @@ pub trait Scheduler: Send + Sync {
     /// Runs `task` to its end, or until the simulated process dies. `name` is `worker`, `disk`,
     /// `expiry`, `decode` (at most [`SIMULATED_CORES`] at a time), `job` or `deferred`.
     fn spawn(&self, name: &'static str, task: SimulatedTask);
+}
+
+/// Adds an upstream whose requests `http` carries.
+#[cfg(feature = "upstream")]
+#[must_use]
+pub fn with_upstream(
+    options: ServerOptions,
+    name: &str,
+    http: Arc<dyn tinkex::HttpService>,
+) -> ServerOptions {
+    let mut options = options.upstream(name, "http://127.0.0.1:1", None);
+    if let Some(upstream) = options.upstreams.last_mut() {
+        upstream.http = Some(crate::options::UpstreamHttp(http));
+    }
+    options
 }
 
 /// A running server without listener and threads.

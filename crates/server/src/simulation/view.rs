@@ -7,6 +7,7 @@ use tinkex_wire::codec::json;
 use tinkex_wire::{LoadWeights, TinkerPath};
 
 use super::RequestHandler;
+use crate::backend::Backend;
 use crate::store::{RequestPhase, RunRecord, SequenceScope, Store};
 
 /// A request that the server has admitted.
@@ -138,7 +139,8 @@ impl RequestHandler {
             (referenced_folders(&store), needed_payloads(&store))
         };
         for (owner, folder) in folders {
-            if !self.0.weights_dir.join(&folder).is_dir() {
+            let is_local = Backend::of_weights(&folder) == Backend::Engine;
+            if is_local && !self.0.weights_dir.join(&folder).is_dir() {
                 return Err(format!("{owner} refers to the missing folder {folder}"));
             }
         }

@@ -2,6 +2,8 @@
 
 use tinkex_wire::{CheckpointKind, ModelId, TinkerPath, rest};
 
+#[cfg(feature = "upstream")]
+use super::LoraSettings;
 use super::{CheckpointRecord, Store, Tracked, UnixMicros};
 use crate::clock::timestamp;
 
@@ -26,6 +28,20 @@ impl Store {
             .collect();
         all.sort_by_key(|row| row.created_at);
         all
+    }
+
+    /// Returns the run and the LoRA settings of the weights `folder`, as records store it: those of a
+    /// checkpoint, or those of the run whose weights were saved for a sampling session only.
+    #[cfg(feature = "upstream")]
+    pub(crate) fn origin_of_weights(&self, folder: &str) -> Option<(ModelId, LoraSettings)> {
+        let checkpoint = self.checkpoints.values().find(|entry| entry.row.folder == folder);
+        if let Some(checkpoint) = checkpoint {
+            return Some((checkpoint.row.path.run().clone(), checkpoint.row.lora));
+        }
+        let mut samplers = self.samplers.values().map(|entry| &entry.row);
+        let sampler = samplers.find(|row| row.folder.as_deref() == Some(folder))?;
+        let run = &self.runs.get(sampler.run.as_ref()?)?.row;
+        Some((run.id.clone(), run.lora))
     }
 
     /// Returns the newest checkpoint of a kind.

@@ -5,6 +5,7 @@
 //! wait for durability runs as a callback on the disk's writer thread.
 
 mod checkpoint;
+mod needed;
 mod replay;
 mod request;
 mod undo;
@@ -21,6 +22,7 @@ use crate::disk::{Disk, PayloadReader, WriteCallback};
 use crate::log;
 pub(crate) use crate::record::*;
 
+pub(crate) use self::needed::NeededBackend;
 pub(crate) use self::replay::UnfinishedRequest;
 pub(crate) use self::request::{CompletionFeed, RequestEntry, RequestPhase, WriteStatus};
 

@@ -1,6 +1,5 @@
 //! Rebuilds the in-memory state from stored rows, and applies records to it.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -113,24 +112,6 @@ impl Store {
         }
         unfinished.sort_by_key(|request| request.row.number);
         unfinished
-    }
-
-    /// Returns the base models that unfinished requests need, with the number of those requests.
-    pub(crate) fn needed_models(&self) -> BTreeMap<String, usize> {
-        let mut needed = BTreeMap::new();
-        for entry in self.requests.values().filter(|entry| entry.finished_at().is_none()) {
-            let base = match &entry.row.scope {
-                SequenceScope::Model(id) => self.runs.get(id).map(|entry| &entry.row.base_model),
-                SequenceScope::Sampler(id) => {
-                    self.samplers.get(id).map(|entry| &entry.row.base_model)
-                }
-                SequenceScope::CustomLosses(_) => None,
-            };
-            if let Some(base) = base {
-                *needed.entry(base.clone()).or_default() += 1;
-            }
-        }
-        needed
     }
 
     /// Applies a record to the in-memory state.

@@ -418,3 +418,55 @@ fn flush_when_possible(store: &mut Store) {
         }
     }
 }
+
+/// The rank was that of any model of the session.
+#[cfg(feature = "upstream")]
+#[test]
+fn bug_the_rank_of_weights_for_a_sampling_session_was_guessed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    let Record::Run(template) = run() else { unreachable!() };
+    for (number, rank) in [(0, 4), (1, 16), (2, 8)] {
+        let id = format!("s:train:{number}").into();
+        let lora = LoraSettings { rank, ..template.lora };
+        store.put_unconfirmed(Record::Run(RunRecord { id, number, lora, ..template.clone() }));
+    }
+    store.put_unconfirmed(Record::Sampler(SamplerRecord {
+        id: "s:sample:0".into(),
+        session: "s".into(),
+        base_model: "m".to_owned(),
+        model_path: None,
+        folder: Some("up>tinker://x/weights/a".to_owned()),
+        run: Some("s:train:1".into()),
+        clients: 1,
+    }));
+    flush(&mut store);
+    drop(store);
+    let store = open(folder.path());
+    let (run, lora) = store.origin_of_weights("up>tinker://x/weights/a").unwrap();
+    assert_eq!((run.as_str(), lora.rank), ("s:train:1", 16));
+    assert_eq!(store.origin_of_weights("up>tinker://x/weights/b"), None);
+}
+
+#[test]
+fn needed_backends_name_the_first_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    store.put_unconfirmed(session(0));
+    let Record::Run(template) = run() else { unreachable!() };
+    for (id, upstream) in
+        [("s:train:0", None), ("s:train:2", Some("up")), ("s:train:1", Some("up"))]
+    {
+        let upstream = upstream.map(|name| UpstreamRun { name: name.to_owned(), model: None });
+        let row = RunRecord { id: id.into(), upstream, ..template.clone() };
+        store.put_unconfirmed(Record::Run(row));
+    }
+    add_request(&mut store, request("r", 1));
+    let needed = store.needed_backends();
+    let on_upstream = &needed[&NeededBackend::Upstream("up".to_owned())];
+    assert_eq!(on_upstream.run, Some("s:train:1".into()));
+    assert_eq!((on_upstream.runs, on_upstream.requests), (2, 0));
+    let on_engine = &needed[&NeededBackend::EngineModel("m".to_owned())];
+    assert_eq!((on_engine.runs, on_engine.requests), (0, 1));
+    assert_eq!(needed.len(), 2);
+}

@@ -1,8 +1,11 @@
 //! [`Fault`]: why an upstream did not execute a request.
 
-use tinkex::{Error, ErrorCategory, ErrorKind, SubmitError};
+use tinkex::{Error, ErrorCategory, ErrorKind, Hint, SubmitError};
 
 use crate::store::FailureCategory;
+
+/// Maximum number of [unexpected](Fault::Unexpected) responses to one request before it fails.
+pub(super) const MAX_UNEXPECTED: u32 = 3;
 
 /// Why an upstream did not execute a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +17,14 @@ pub(super) enum Fault {
     /// The upstream may or may not have accepted the request, so that the state of the model is not
     /// known.
     InDoubt(String),
+    /// The upstream responded with status 500, without the endpoint, or with something that cannot
+    /// be decoded. It may have executed the request, as after [`InDoubt`](Self::InDoubt), and may
+    /// respond to every repetition in the same way: the number of attempts is limited.
+    Unexpected(String),
     /// The request failed, and would fail again.
     Failed(FailureCategory, String),
+    /// The model cannot be created again, so that no request of it can be executed.
+    Unrestorable(FailureCategory, String),
 }
 
 impl Fault {
@@ -24,7 +33,9 @@ impl Fault {
             Self::Unavailable(reason)
             | Self::Lost(reason)
             | Self::InDoubt(reason)
-            | Self::Failed(_, reason) => reason,
+            | Self::Unexpected(reason)
+            | Self::Failed(_, reason)
+            | Self::Unrestorable(_, reason) => reason,
         }
     }
 
@@ -50,23 +61,34 @@ const NO_CHECKPOINT: [&str; 2] = ["Checkpoint not found", "checkpoint tinker://"
 /// Part of the message with which SkyRL reports that no slot is free for a model.
 const NO_SLOT: &str = "Maximum number of LoRA adapters";
 
+/// Returns whether a status comes from an overloaded server, or from a proxy whose server does not
+/// respond.
+fn is_temporary(status: u16) -> bool {
+    matches!(status, 408 | 425 | 429 | 502..=504 | 520..=530)
+}
+
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         let message = error.to_string();
-        let is_lost = || LOST.iter().any(|part| message.contains(part));
+        let contains = |parts: &[&str]| parts.iter().any(|part| message.contains(part));
         match error.kind() {
+            _ if error.status().is_some_and(is_temporary) => Self::Unavailable(message),
             ErrorKind::Connect
             | ErrorKind::Timeout
-            | ErrorKind::Server
             | ErrorKind::RateLimited
             | ErrorKind::Billing
             | ErrorKind::Auth
             | ErrorKind::Certificate => Self::Unavailable(message),
-            ErrorKind::NotFound if NO_CHECKPOINT.iter().any(|part| message.contains(part)) => {
+            ErrorKind::Server | ErrorKind::Decode => Self::Unexpected(message),
+            // A proxy may respond with it while its server starts.
+            ErrorKind::NotFound if error.hint() == Some(Hint::CheckEndpoint) => {
+                Self::Unexpected(message)
+            }
+            ErrorKind::NotFound if contains(&NO_CHECKPOINT) => {
                 Self::Failed(FailureCategory::User, message)
             }
             ErrorKind::Expired | ErrorKind::NotFound => Self::Lost(message),
-            _ if is_lost() => Self::Lost(message),
+            _ if contains(&LOST) => Self::Lost(message),
             _ if message.contains(NO_SLOT) => Self::Unavailable(message),
             ErrorKind::WorkFailed if error.category() == Some(ErrorCategory::Server) => {
                 Self::Failed(FailureCategory::Server, message)
@@ -80,6 +102,10 @@ impl From<Error> for Fault {
 impl From<SubmitError> for Fault {
     fn from(failed: SubmitError) -> Self {
         let SubmitError { error, in_doubt, .. } = failed;
-        if in_doubt { Self::InDoubt(error.to_string()) } else { error.into() }
+        match Self::from(error) {
+            fault @ Self::Unexpected(_) => fault,
+            fault if in_doubt => Self::InDoubt(fault.reason().to_owned()),
+            fault => fault,
+        }
     }
 }

@@ -12,13 +12,16 @@ mod download;
 mod fault;
 mod health;
 mod remote_model;
+mod remote_weights;
 mod run;
 mod sampling;
+mod slots;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tinkex::{RetryPolicy, ServiceClient};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use self::fault::Fault;
@@ -43,7 +46,9 @@ pub(crate) struct Upstream {
     name: Arc<str>,
     service: ServiceClient,
     state: Arc<ServerState>,
-    samplers: sampling::Samplers,
+    samplers: sampling::SamplerPool,
+    samples: sampling::SampleTasks,
+    slots: slots::Slots,
 }
 
 impl Upstream {
@@ -55,7 +60,11 @@ impl Upstream {
             .give_up_after(CALL_PATIENCE)
             .first_contact_timeout(Duration::ZERO)
             .retry_rejected_polls(false);
-        let service = ServiceClient::builder()
+        let builder = match &options.http {
+            Some(http) => ServiceClient::builder().http(Arc::clone(&http.0)),
+            None => ServiceClient::builder(),
+        };
+        let service = builder
             .base_url(options.url.as_str())
             .api_key(key)
             .env(tinkex::Env::empty())
@@ -65,7 +74,9 @@ impl Upstream {
             .max_concurrent_samples(sampling::MAX_IN_FLIGHT)
             .build()?;
         let (name, state) = (Arc::clone(&options.name), Arc::clone(state));
-        Ok(Arc::new(Self { name, service, state, samplers: sampling::Samplers::default() }))
+        let slots = slots::Slots::new(&state.store(), &name);
+        let (samplers, samples) = Default::default();
+        Ok(Arc::new(Self { name, service, state, samplers, samples, slots }))
     }
 
     fn queue(&self) -> &Queue {
@@ -94,20 +105,52 @@ impl Upstream {
     }
 }
 
+/// Running tasks of an upstream.
+pub(crate) struct UpstreamTasks {
+    health: TaskHandle,
+    dispatch: TaskHandle,
+    /// Receives the number of saved models when the dispatcher has stopped.
+    stopped: Option<oneshot::Receiver<usize>>,
+}
+
+impl UpstreamTasks {
+    /// Waits until the tasks have saved their models, once the queue of the upstream is stopped.
+    /// Returns the number of saved models.
+    pub(crate) async fn stopped(&mut self) -> usize {
+        match self.stopped.take() {
+            Some(stopped) => stopped.await.unwrap_or(0),
+            None => 0,
+        }
+    }
+}
+
+impl Drop for UpstreamTasks {
+    fn drop(&mut self) {
+        self.health.abort();
+        self.dispatch.abort();
+    }
+}
+
 /// Starts the tasks of all upstreams. Waits for their first responses, so that the server knows
 /// their models, for up to [`FIRST_CONTACT`].
 ///
 /// # Errors
 /// If the base URL or the key of an upstream is invalid.
-pub(crate) async fn start(state: &Arc<ServerState>) -> tinkex::Result<Vec<TaskHandle>> {
+pub(crate) async fn start(state: &Arc<ServerState>) -> tinkex::Result<Vec<UpstreamTasks>> {
     let mut tasks = Vec::new();
     let deadline = Instant::now() + FIRST_CONTACT;
     for options in &state.options.upstreams {
         let upstream = Upstream::new(state, options)?;
         let _ = tokio::time::timeout_at(deadline, health::check_once(&upstream)).await;
         let health = health::watch(Arc::clone(&upstream));
-        tasks.push(state.executor.spawn("upstream health", health));
-        tasks.push(state.executor.spawn("upstream", dispatch::run(upstream)));
+        let health = state.executor.spawn("upstream health", health);
+        let (sender, stopped) = oneshot::channel();
+        let dispatch = async move {
+            // Sending fails if the server does not wait for the models to be saved.
+            let _ = sender.send(dispatch::run(upstream).await);
+        };
+        let dispatch = state.executor.spawn("upstream", dispatch);
+        tasks.push(UpstreamTasks { health, dispatch, stopped: Some(stopped) });
     }
     Ok(tasks)
 }

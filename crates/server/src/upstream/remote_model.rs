@@ -15,6 +15,9 @@ use crate::backend::older_seed;
 use crate::error::ServerError;
 use crate::store::{FailureCategory, LoraSettings, RemoteModel, RequestKind, RunRecord};
 
+/// More than the number of requests that can be sent to a model without being stored as accepted.
+const UNUSED_NUMBERS: u64 = 1_000;
+
 /// A model on an upstream, in a session of its own.
 pub(super) struct ModelHandle {
     pub(super) session: UpstreamSession,
@@ -34,6 +37,30 @@ impl ModelHandle {
         optimizer: &tinkex::OptimizerConfig,
     ) -> Result<Self, Fault> {
         upstream.require_reached()?;
+        let _slot = upstream.clear_slot(base_model, lora).await?;
+        Self::create_in_any_slot(upstream, base_model, lora, optimizer).await
+    }
+
+    /// Creates a model that is never trained: gradients of an earlier model do not matter.
+    pub(super) async fn create_for_sampling(
+        upstream: &Upstream,
+        base_model: &str,
+        lora: &LoraSettings,
+    ) -> Result<Self, Fault> {
+        upstream.require_reached()?;
+        let _slot = upstream.slots.lock().await;
+        let optimizer = tinkex::OptimizerConfig::default();
+        Self::create_in_any_slot(upstream, base_model, lora, &optimizer).await
+    }
+
+    /// Creates a model like [`create`](Self::create), which may start with gradients of another
+    /// model.
+    pub(super) async fn create_in_any_slot(
+        upstream: &Upstream,
+        base_model: &str,
+        lora: &LoraSettings,
+        optimizer: &tinkex::OptimizerConfig,
+    ) -> Result<Self, Fault> {
         let session = UpstreamSession::open(&upstream.service).await?;
         let seed = if upstream.is_older() { older_seed(lora.seed) } else { lora.seed };
         let lora = LoraConfig::with_rank(lora.rank)
@@ -62,6 +89,21 @@ impl ModelHandle {
                 })
             }
         }
+    }
+
+    /// Removes a model that an earlier process, or an earlier attempt, created.
+    pub(super) async fn remove(upstream: &Upstream, model: &RemoteModel) {
+        match Self::adopt(upstream, model).await {
+            Ok(handle) => handle.replace(upstream).await,
+            Err(_) => upstream.slots.set_dirty(),
+        }
+    }
+
+    /// Unloads a model that another one replaces. It may have gradients of passes that are not known
+    /// to be accepted.
+    pub(super) async fn replace(mut self, upstream: &Upstream) {
+        self.gradients_pending = true;
+        self.unload(upstream).await;
     }
 
     /// Continues with a model that an earlier process created.
@@ -153,12 +195,8 @@ impl ModelHandle {
     /// its session, which gets no more heartbeats.
     pub(super) async fn unload(mut self, upstream: &Upstream) {
         if upstream.is_older() {
-            if self.gradients_pending {
-                // SkyRL leaves accumulated gradients to the next model in the same slot.
-                let seq = self.seq();
-                let mut step = OptimStep::new(self.id.clone(), AdamParams::with_learning_rate(0.0));
-                step.seq_id = Some(seq);
-                let _ = self.execute(&step).await;
+            if self.gradients_pending && self.clear_gradients().await.is_err() {
+                upstream.slots.set_dirty();
             }
             let unload = UnloadModel::new(self.id.clone());
             if let Ok(accepted) = self.session.submit(&unload).await {
@@ -166,6 +204,24 @@ impl ModelHandle {
             }
         }
         self.session.finish().await;
+    }
+
+    /// Forgets a model that the upstream has lost: it was restarted, or has unloaded the model with
+    /// its gradients.
+    pub(super) async fn leave(self, upstream: &Upstream) {
+        upstream.slots.set_dirty();
+        self.session.leave().await;
+    }
+
+    /// Removes the accumulated gradients without a change of the weights: SkyRL leaves them to the
+    /// next model in the same slot.
+    async fn clear_gradients(&mut self) -> Result<(), Fault> {
+        // Requests that are not known to be accepted may have used the next numbers. An older server
+        // does not wait for missing ones.
+        let seq = Seq::new(self.next_seq + UNUSED_NUMBERS);
+        let mut step = OptimStep::new(self.id.clone(), AdamParams::with_learning_rate(0.0));
+        step.seq_id = Some(seq);
+        self.execute(&step).await.map(drop)
     }
 
     /// Returns what must be stored to continue with the model after a restart, without its accepted

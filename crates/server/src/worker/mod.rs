@@ -33,10 +33,9 @@ pub(crate) use self::restored::{KILLED_THE_PROCESS, MAX_STARTS};
 use self::sample::RunningSamples;
 use crate::error::ServerError;
 use crate::expiry;
-use crate::history::OperationHistory;
 use crate::log;
 use crate::operation::{Operation, QueuedRequest};
-use crate::outcome::{Outcome, OutcomeHistory, record_outcome};
+use crate::outcome::{Outcome, record_outcome};
 use crate::state::ServerState;
 use crate::store::{FailureCategory, ResultKind, SessionEnd};
 use crate::task::LoopHandle;
@@ -233,7 +232,7 @@ impl Worker {
         let fault = (self.fault_retries.forget(&model) && outcome.transient)
             .then(|| fault_retry::message(&outcome).to_owned());
         log_outcome(name, seq, elapsed, &outcome);
-        let outcome = self.with_operation_history(outcome, name, elapsed);
+        let outcome = outcome.with_operation_history(&self.state.history, name, elapsed);
         let model_changed = outcome.model_changed;
         record_outcome(&self.state, &mut self.state.store(), &id, outcome);
         if let Some(error) = fault {
@@ -242,27 +241,6 @@ impl Worker {
         if model_changed {
             self.snapshot_if_due(&model, seq, elapsed);
         }
-    }
-}
-
-impl Worker {
-    /// Completes the history of a request of a model.
-    fn with_operation_history(
-        &self,
-        mut outcome: Outcome,
-        kind: &'static str,
-        computed: Duration,
-    ) -> Outcome {
-        if !self.state.history.is_enabled() {
-            outcome.history = None;
-            return outcome;
-        }
-        let history = match outcome.history.take().map(|history| *history) {
-            Some(OutcomeHistory::Operation(operation)) => operation,
-            Some(OutcomeHistory::Sample(_)) | None => OperationHistory::default(),
-        };
-        let history = OperationHistory { kind, computed, ..history };
-        outcome.with_history(OutcomeHistory::Operation(history))
     }
 }
 

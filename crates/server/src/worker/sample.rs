@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 use tinkex_engine::sample::{ModelWeights, SampleOutput, SampleRequest, SampleRequestId};
 use tinkex_wire::{RequestId, SamplerId, SessionId, TensorData};
@@ -15,11 +14,11 @@ use super::train::folder_size;
 use super::weights_cache::WeightsCache;
 use crate::clock::micros;
 use crate::error::ServerError;
-use crate::history::{self, CompletionHistory, HistoryRecord, SampleHistory, SampleSource};
+use crate::history::{CompletionHistory, SampleHistory, SampleSource};
 use crate::inference::{TokenCounts, TokenSink};
 use crate::log;
 use crate::operation::{Operation, QueuedGeneration, QueuedRequest, QueuedSample, WeightsKey};
-use crate::outcome::{Outcome, OutcomeHistory, record_outcome};
+use crate::outcome::{Outcome, OutcomeHistory, record_generation, record_outcome};
 use crate::store::{FailureCategory, Record, ResultKind, Store, UsageKey, UsageMeter};
 
 /// Base model and the engine's id of a sample.
@@ -231,7 +230,7 @@ impl Worker {
                 }
                 let mut store = self.state.store();
                 store.put_unconfirmed(Record::Usage(usage));
-                self.record_generation(&mut store, history);
+                record_generation(&self.state, &mut store, history);
             }
         }
     }
@@ -326,7 +325,7 @@ impl Worker {
                 if !usage.is_empty() {
                     store.put_unconfirmed(Record::Usage(usage));
                 }
-                self.record_generation(store, history);
+                record_generation(&self.state, store, history);
                 sink.finish(output.map(drop).map_err(Outcome::into_error));
             }
         }
@@ -340,16 +339,6 @@ impl Worker {
         let bytes = tokens.saturating_mul(8 + 8 * request.top_k);
         let with_tokens = self.state.history.admit_sample(bytes)?;
         Some(if with_tokens { request.prompt.clone() } else { Vec::new() })
-    }
-
-    /// Records a generation, which has no outcome on disk.
-    fn record_generation(&self, store: &mut Store, history: Option<Box<SampleHistory>>) {
-        let Some(mut sample) = history else { return };
-        sample.finished_at = self.state.clock.now();
-        let record = history::record(HistoryRecord::Sample(sample));
-        let state = Arc::clone(&self.state);
-        let on_written = Box::new(move |_| state.history.notify());
-        store.put(vec![record], on_written);
     }
 
     /// Adds the tokens of a sample to the metrics. Returns its usage.

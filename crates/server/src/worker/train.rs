@@ -250,6 +250,7 @@ impl Worker {
             base_model: run.base_model.clone(),
             model_path: None,
             folder: Some(folder),
+            run: Some(run.id.clone()),
             clients: 1,
         });
         let saved = SamplerWeightsSaved::ephemeral(id);

@@ -48,7 +48,8 @@ async fn unfinished_requests_need_their_base_model() {
     assert_eq!(status, 200);
     test_server.server.stop().await;
     let error = Server::start(ServerOptions::new(test_server.data.path())).await.unwrap_err();
-    let matches = matches!(&error, StartError::MissingModel { name, requests: 1 } if name == MODEL);
+    let matches =
+        matches!(&error, StartError::MissingModel { name, requests: 1, .. } if name == MODEL);
     assert!(matches && error.to_string().contains("\"tiny\" is not available"), "{error}");
     let mut options = options(test_server.data.path());
     options.timeouts.sequence_gap = std::time::Duration::ZERO;

@@ -1,5 +1,9 @@
 //! A server in front of another one: the same results as without it, also if one of them dies.
 
+mod proxy;
+mod start;
+mod upstream_faults;
+
 use std::time::Duration;
 
 use serde_json::json;
@@ -10,7 +14,7 @@ use tinkex::{
 };
 use tinkex_server::{Server, ServerOptions};
 
-use crate::harness::{Http, MODEL, TestServer, client, http_client, options};
+use crate::harness::{Http, MODEL, TestServer, client, create_model, http_client, options};
 
 /// A gateway in front of a test server.
 struct Gateway {
@@ -236,6 +240,30 @@ async fn bug_a_sample_failed_after_a_restart_if_its_upstream_had_not_responded()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn bug_models_of_an_upstream_that_had_not_responded_yet_did_not_exist() {
+    let Gateway { server, data, upstream } = Gateway::new().await;
+    let up_port = upstream.server.address().port();
+    let upstreams = [("up", upstream.server.base_url())];
+    let TestServer { server: up, data: up_data } = upstream;
+    drop((server, up));
+    let server = Server::start(gateway_options(&data, &upstreams)).await.unwrap();
+    let http = Http::new(&server.base_url());
+    let session = http.session().await;
+    let (status, body) = http.post("/create_model", create_model(&session, 0)).await;
+    let detail = body["detail"].as_str().unwrap();
+    assert!(status == 503 && detail.contains("upstream up has not responded"), "{status} {detail}");
+    let mut restarted = options(up_data.path());
+    restarted.address.set_port(up_port);
+    let up = Server::start(restarted).await.unwrap();
+    // The client repeats its request until the upstream has responded.
+    assert_eq!(train(&model(&client(&server.base_url())).await, 0..1).await.len(), 1);
+    let mut unknown = create_model(&session, 1);
+    unknown["base_model"] = "other".into();
+    assert_eq!(http.post("/create_model", unknown).await.0, 404);
+    drop(up);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bug_a_request_in_flight_had_no_outcome_if_its_session_ended() {
     let Gateway { server, data, upstream } = Gateway::new().await;
     let model = model(&client(&server.base_url())).await;
@@ -289,4 +317,44 @@ async fn runs_of_one_model_are_shared_by_load_and_one_upstream_does_not_delay_an
     let (_, health) = Http::new(&gateway.base_url()).get("/api/v1/healthz").await;
     assert_eq!(health["upstreams"]["b"], "up", "{health}");
     blocked.detach();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_dashboard_shows_runs_and_samples_of_an_upstream() {
+    let gateway = Gateway::new().await;
+    let service = gateway.client();
+    let model = model(&service).await;
+    train(&model, 0..2).await;
+    let path = model.save_weights_for_sampler("weights").await.unwrap().to_string();
+    let named = service.create_sampling_client_from(path.as_str()).await.unwrap();
+    let unnamed = model.save_weights_and_get_sampling_client().await.unwrap();
+    let mut tokens = Vec::new();
+    for sampler in [named, unnamed] {
+        let params = SamplingParams::new().max_tokens(3).seed(3);
+        let sampled = sampler.sample([5, 6, 7], params).topk_sample_logprobs(2).await.unwrap();
+        tokens.push(json!(sampled.sequences[0].tokens.to_vec()));
+    }
+    let http = Http::new(&gateway.server.base_url());
+    let run = model.model_id();
+    let (_, metrics) = http.get(&format!("/ui/api/metrics?id={run}")).await;
+    let curves = &metrics["metrics"];
+    assert_eq!(curves["learning_rate"]["value"], json!([0.01, 0.01]), "{curves}");
+    let compute = curves["compute seconds"]["value"].as_array().unwrap();
+    assert!(compute.len() == 2 && compute.iter().all(|time| time.as_f64() > Some(0.0)), "{curves}");
+    let (_, requests) = http.get(&format!("/ui/api/requests?id={run}")).await;
+    let rows = requests["training"].as_array().unwrap();
+    assert!(rows.iter().any(|row| row[0] == "save"), "{requests}");
+    // Newest first.
+    let (_, samples) = http.get(&format!("/ui/api/samples?run={run}")).await;
+    let shown = samples["samples"].as_array().unwrap();
+    assert_eq!(shown.len(), 2, "{samples}");
+    for (sample, tokens) in shown.iter().rev().zip(&tokens) {
+        assert_eq!(sample["completions"][0]["ids"], *tokens);
+        assert_eq!(sample["completions"][0]["top"].as_array().unwrap().len(), 3, "{sample}");
+        assert_eq!(sample["run"], run.as_str());
+    }
+    assert_eq!(shown[1]["model"], path.as_str(), "{samples}");
+    let (_, of_checkpoint) = http.get(&format!("/ui/api/samples?model={path}")).await;
+    assert_eq!(of_checkpoint["samples"].as_array().unwrap().len(), 1, "{of_checkpoint}");
+    drop(gateway.data);
 }
