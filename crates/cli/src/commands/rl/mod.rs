@@ -29,7 +29,7 @@ use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::reference::{
-    CheckpointReference, CheckpointUse, find_folder, remember_folder, run_metadata,
+    CheckpointReference, CheckpointUse, RunFolderKind, find_folder, remember_folder, run_metadata,
 };
 
 use super::run_args::resume_text;
@@ -66,7 +66,8 @@ pub(super) async fn run(
     context.settings.default_retry_for(RETRY_FOR);
     let interrupt = context.environment.interrupt.clone();
     let prepared = interrupt.run_until(1, Box::pin(prepare(context, args))).await?;
-    let run = resume_text(context, &prepared.folder, prepared.state.name.as_deref());
+    let name = prepared.state.name.as_deref();
+    let run = resume_text(context, RunFolderKind::Rl, &prepared.folder, name);
     let resume = format!("tinkex rl --resume {run}{}", context.server_flags());
     let executed = execute(context, &prepared.folder, &prepared.service, prepared.rl);
     let done = match Box::pin(executed).await {
@@ -97,7 +98,8 @@ async fn prepare(
     args: RlArgs,
 ) -> Result<PreparedRun, CommandError> {
     let find = |text: &String| {
-        find_folder(&context.environment.variables, &context.environment.folder, text)
+        let (variables, here) = (&context.environment.variables, &context.environment.folder);
+        find_folder(variables, here, text, RunFolderKind::Rl)
     };
     let resume = args.resume.as_ref().map(find).transpose()?;
     let mut new = args.run.clone();
