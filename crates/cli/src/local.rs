@@ -22,7 +22,7 @@ use tinkex_server::{
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{CommandError, Exit};
-use crate::local_models::{LocalModels, start_server};
+use crate::local_models::{LocalModels, StartedServer, start_server};
 use crate::port_owner::belongs_to_another_user;
 use crate::startup_error::{Starter, startup_error};
 
@@ -223,9 +223,8 @@ impl LocalServer {
         let deadline = Instant::now() + HANDOVER_TIMEOUT;
         loop {
             match start_server(&options, known.existing()).await {
-                Ok((server, _)) => {
+                Ok(StartedServer { server, models, .. }) => {
                     let key_file = Some(KeyFile::created(&data));
-                    let models = [known.existing(), options.models.clone()].concat();
                     let info = ServerInfo::new(&server, false, key_file).with_models(models);
                     info.write(&data)?;
                     if model.is_some() {
@@ -279,7 +278,7 @@ impl LocalServer {
     ///
     /// Returns an error if it does not serve the model, with the command that does.
     pub(crate) fn model_name(&self, path: &Path) -> Result<String, CommandError> {
-        let served = self.info.models.iter().rev().find(|(_, known)| known == path);
+        let served = self.info.models.iter().find(|(_, known)| known == path);
         if let Some((name, _)) = served {
             return Ok(name.clone());
         }
@@ -332,8 +331,9 @@ fn spawn_takeover(
     tokio::spawn(async move {
         loop {
             sleep(RETRY_INTERVAL).await;
-            let models = LocalModels::read(&options.data_dir).existing();
-            if let Ok((server, _)) = start_server(&options, models.clone()).await {
+            let kept = LocalModels::read(&options.data_dir).existing();
+            if let Ok(started) = start_server(&options, kept).await {
+                let StartedServer { server, models, .. } = started;
                 // Without the file, other commands wait until this one ends.
                 let key = options.create_api_key.then(|| KeyFile::created(&options.data_dir));
                 let info = ServerInfo::new(&server, false, key).with_models(models);

@@ -39,7 +39,7 @@ struct MeasuredStep {
 }
 
 impl RunEstimate {
-    /// Estimates the steps of a run from step `from` on. `price` is in US dollars per million tokens.
+    /// Estimates the steps of a run from step `from` on. `price` is in USD per million tokens.
     ///
     /// On a server on this machine, trains a new model for one step, measures its time, ends the
     /// session and deletes the run. Other servers are not used, because steps cost money there.
@@ -113,8 +113,8 @@ async fn measure(
     let tokens = batch.iter().map(|example| example.tokens).sum();
     let model = run::create_model(context, service, config, None, None).await?;
     let seconds = time_step(&model, config, &batch).await;
-    // The server does not delete the run of an open session. Ending the session closes `service`, so
-    // the deletion needs another client. Servers that cannot delete runs keep an empty one.
+    // The server does not delete the run of an open session. Ending the session closes `service`,
+    // so the deletion needs another client. Servers that cannot delete runs keep an empty one.
     service.finish(&Ok::<(), CommandError>(())).await;
     if let Ok(client) = context.client().await {
         let _ = client.rest().delete_training_run(model.model_id().clone()).await;

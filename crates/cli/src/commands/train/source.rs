@@ -152,9 +152,7 @@ impl InputFile {
             ),
             [b'B', b'Z', b'h', ..] => (
                 "it is compressed with bzip2",
-                format!(
-                    "Pass - as the file, and the decompressed data in a pipe: bzip2 -dc {name} | …"
-                ),
+                format!("Decompress it to a pipe and pass - as the file: bzip2 -dc {name} | …"),
             ),
             [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..] => (
                 "it is UTF-16",
