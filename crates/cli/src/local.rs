@@ -276,7 +276,7 @@ impl LocalServer {
     ///
     /// # Errors
     ///
-    /// Returns an error if it does not serve the model, with the command that does.
+    /// Returns an error if it does not serve the model. The hint has the command that serves it.
     pub(crate) fn model_name(&self, path: &Path) -> Result<String, CommandError> {
         let served = self.info.models.iter().find(|(_, known)| known == path);
         if let Some((name, _)) = served {
@@ -288,9 +288,14 @@ impl LocalServer {
             format!("the local server at {url} (process {pid}) does not serve the model {shown}");
         let name = LocalModels::read(&self.data).name_for(path);
         let model = crate::format::shell_quote(&format!("{name}={shown}"));
-        let hint = match permanent {
-            true => format!("Stop the server, and restart it with: tinkex serve --model {model}"),
-            false => format!(
+        let is_own = *pid == std::process::id();
+        let hint = match (permanent, is_own) {
+            (true, _) => format!("Stop the server, and start: tinkex serve --model {model}"),
+            (false, true) => format!(
+                "End this command and run it again with the model; or, to serve several models, \
+                 first start: tinkex serve --model {model}"
+            ),
+            (false, false) => format!(
                 "Wait until the command that runs the server ends; or, to share one server between \
                  commands, first start: tinkex serve --model {model}"
             ),

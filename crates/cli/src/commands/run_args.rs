@@ -67,8 +67,8 @@ fn training_checkpoint(text: &str) -> Result<CheckpointReference, String> {
 }
 
 impl ModelArgs {
-    /// Lets the local server serve the model, if it is the path of a folder or file, and replaces
-    /// the path by the name of the model. Call it before the client is created.
+    /// If the model is a folder or file, starts the local server with it and replaces the path by the
+    /// name of the model. Call it before the client is created.
     pub(crate) async fn serve_path(
         &mut self,
         context: &mut CommandContext<'_>,

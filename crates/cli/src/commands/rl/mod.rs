@@ -37,15 +37,12 @@ use super::train::data;
 use super::train::progress::TrainProgress;
 use super::train::source::{DataFile, RunInputs, STDIN_COPY};
 use super::train::state::SettingChange;
-use super::train::{examples, state as train_state};
+use super::train::{RETRY_FOR, examples, state as train_state};
 pub(crate) use args::RlArgs;
 use logs::RunLogs;
 use rewards::RewardOption;
 use state::RlRunState;
 use summary::EndedRun;
-
-/// Default time to retry temporary failures for, as for `tinkex train`.
-const RETRY_FOR: Duration = Duration::from_secs(300);
 
 /// Run that is ready to start.
 struct PreparedRun {
@@ -165,8 +162,9 @@ async fn prepare(
         (Some(folder), Some(mut state)) => {
             if config.steps != old_steps {
                 let steps = config.steps;
-                context.notice(&format!("changing the run from {old_steps} to {steps} steps"));
                 let at = RlRunState::finished_steps(&folder);
+                train_state::check_steps(steps, at)?;
+                context.notice(&format!("changing the run from {old_steps} to {steps} steps"));
                 state.changes.push(SettingChange::of_steps(at, old_steps, steps));
             }
             state.settings = config;

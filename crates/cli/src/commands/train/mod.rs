@@ -43,9 +43,9 @@ use samples::{SAMPLES_FILE, TrainingSamples};
 use source::{DataFile, InputFile, RunInputs};
 use state::{LogTarget, RunState};
 
-/// Default time to retry temporary failures for. It is longer than for other commands, because a run
-/// is often unattended and expensive to repeat.
-const RETRY_FOR: Duration = Duration::from_secs(300);
+/// Default time to retry temporary failures of `tinkex train` and `tinkex rl` for. It is longer than
+/// for other commands, because a run is often unattended and expensive to repeat.
+pub(super) const RETRY_FOR: Duration = Duration::from_secs(300);
 
 pub(super) async fn run(
     context: &mut CommandContext<'_>,

@@ -146,9 +146,7 @@ impl InputFile {
             }
             [0xFD, b'7', b'z', b'X', b'Z', ..] => (
                 "it is compressed with xz",
-                format!(
-                    "Pass - as the file, and the decompressed data in a pipe: xz -dc {name} | …"
-                ),
+                format!("Decompress it to a pipe and pass - as the file: xz -dc {name} | …"),
             ),
             [b'B', b'Z', b'h', ..] => (
                 "it is compressed with bzip2",
@@ -159,7 +157,9 @@ impl InputFile {
                 format!("Convert it to UTF-8: iconv -f utf-16 -t utf-8 {name} > examples.jsonl"),
             ),
             _ if matches!(&*extension, "csv" | "tsv") && !matches!(start, [b'{' | b'[', ..]) => {
-                ("it is a table, not JSON Lines", pandas("read_csv"))
+                // `read_table` separates columns at tabs.
+                let function = if extension == "tsv" { "read_table" } else { "read_csv" };
+                ("it is a table, not JSON Lines", pandas(function))
             }
             _ => return None,
         })
@@ -349,6 +349,7 @@ mod tests {
             ("a.bz2", b"BZh91AY", "it is compressed with bzip2", "bzip2 -dc "),
             ("a.jsonl", b"\xFF\xFE{\0", "it is UTF-16", "iconv -f utf-16"),
             ("a.csv", b"prompt,c", "it is a table, not JSON Lines", "pandas.read_csv("),
+            ("a.tsv", b"prompt\tc", "it is a table, not JSON Lines", "pandas.read_table("),
         ] {
             let error = input(folder.path(), name, start).check().unwrap_err();
             assert!(error.to_string().ends_with(&format!(": {found}")), "{error}");

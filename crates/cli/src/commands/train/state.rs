@@ -239,18 +239,13 @@ impl RunState {
     ///
     /// # Errors
     ///
-    /// Returns a usage error if the run has finished as many steps already.
+    /// Returns a usage error if the run has already finished `steps` steps.
     pub(crate) fn change_steps(&mut self, steps: u64) -> Result<(), CommandError> {
         let (done, old) = (self.step(), self.settings.steps);
         if steps == old {
             return Ok(());
         }
-        if steps <= done {
-            let message =
-                format!("cannot resume the run with {steps} steps: it has finished {done}");
-            return Err(CommandError::usage(message)
-                .hint(format!("Pass --steps with a number above {done}.")));
-        }
+        check_steps(steps, done)?;
         self.changes.push(SettingChange::of_steps(done, old, steps));
         self.settings.steps = steps;
         self.finished = false;
@@ -261,6 +256,15 @@ impl RunState {
     pub(crate) fn step(&self) -> u64 {
         self.saved.last().map_or(0, |saved| saved.step)
     }
+}
+
+/// Checks that a resumed run which has finished `done` steps can be changed to `steps` steps.
+pub(crate) fn check_steps(steps: u64, done: u64) -> Result<(), CommandError> {
+    if steps > done {
+        return Ok(());
+    }
+    let message = format!("cannot resume the run with {steps} steps: it has finished {done}");
+    Err(CommandError::usage(message).hint(format!("Pass --steps with a number above {done}.")))
 }
 
 /// Locks a run folder against other processes until the lock is dropped.
