@@ -147,7 +147,10 @@ impl CheckpointReference {
         let Some(parts) = split(context.environment, text) else {
             return Ok(Err(UnknownRun::new(text)));
         };
-        if let (true, Some(kind), Some(name)) = (parts.run.is_id(), parts.kind, &parts.name) {
+        // A complete path needs no request. A short name such as `step-30` is found in the list.
+        if let (true, Some(kind), Some(name)) = (parts.run.is_id(), parts.kind, &parts.name)
+            && full_step_name(name).is_none_or(|full| full == *name)
+        {
             let path =
                 TinkerPath::new(parts.run.0.as_str(), kind, name).map_err(tinkex::Error::from)?;
             return check_kind(&path, wanted).map(Ok);
@@ -323,10 +326,15 @@ fn name_in(checkpoint: &Checkpoint) -> Option<&str> {
     checkpoint.tinker_path.rsplit('/').next()
 }
 
+/// Returns the name that `tinkex train` gives to the checkpoint of a step: `step-000030` for
+/// `step-30`. Returns `None` if `text` names no step.
+fn full_step_name(text: &str) -> Option<String> {
+    text.strip_prefix("step-")?.parse().ok().map(checkpoint_name)
+}
+
 /// Returns whether `text` names the checkpoint `known`: `step-30` names `step-000030` too.
 fn is_same(known: &str, text: &str) -> bool {
-    let step = || text.strip_prefix("step-")?.parse().ok().map(checkpoint_name);
-    known == text || step().is_some_and(|name| name == known)
+    known == text || full_step_name(text).is_some_and(|name| name == known)
 }
 
 #[cfg(test)]

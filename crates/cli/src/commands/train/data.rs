@@ -20,7 +20,7 @@ use super::source::InputFile;
 /// Maximum number of invalid lines to report.
 const MAX_REPORTED: usize = 5;
 
-/// What a file contains.
+/// Examples of a file, and how they were read.
 #[derive(Clone, Debug)]
 pub(crate) struct FileExamples<T> {
     pub(crate) examples: Vec<T>,

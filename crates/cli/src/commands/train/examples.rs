@@ -128,7 +128,7 @@ fn default_learning_rate(model: &str, method: TrainMethod) -> f64 {
 /// Default β of DPO.
 const DEFAULT_BETA: f64 = 0.1;
 
-/// Examples of all files, and what the plan says about them.
+/// Examples of all files, their formats, and the number of truncated ones.
 struct SplitExamples<T> {
     train: Vec<T>,
     eval: Vec<T>,
