@@ -130,7 +130,7 @@ pub(crate) struct Globals {
     /// Timeout of one request, such as 30s; a bare number is seconds [default: 60s]
     #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
     pub(crate) timeout: Option<Duration>,
-    /// Retry temporary failures for this long, such as 90s or 5m; 0 disables [default: 60s, for train 5m]
+    /// Retry temporary failures for this long, such as 90s or 5m; 0 disables [default: 60s, for train and rl 5m]
     #[arg(long, global = true, value_name = "DURATION", value_parser = duration)]
     pub(crate) retry_for: Option<Duration>,
     /// On a billing error (402), wait until the account is settled instead of failing

@@ -19,7 +19,7 @@ pub enum Exit {
     Success,
     /// The command failed.
     Failed,
-    /// The command line is invalid; no request was sent.
+    /// The command line or an input file is invalid; nothing was changed.
     Usage,
     /// The credential is missing or was rejected.
     Credentials,
@@ -57,7 +57,7 @@ impl Exit {
 /// Error of a command.
 #[derive(Debug)]
 pub(crate) enum CommandError {
-    /// Error that is printed.
+    /// Error that is printed on standard error.
     Report(Box<ErrorReport>),
     /// The reader of standard output closed the pipe. No error is printed, and the program exits with
     /// 0.
@@ -407,7 +407,8 @@ impl From<io::Error> for CommandError {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::ClosedPipe;
         }
-        Self::new(Exit::Failed, format!("cannot write the result: {error}"))
+        let reason = without_code(&error.to_string()).to_owned();
+        Self::new(Exit::Failed, format!("cannot write the result: {reason}"))
     }
 }
 

@@ -22,7 +22,7 @@ use tinkex_server::{
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{CommandError, Exit};
-use crate::local_models::{LocalModels, start_server};
+use crate::local_models::{LocalModels, StartedServer, start_server};
 use crate::port_owner::belongs_to_another_user;
 use crate::startup_error::{Starter, startup_error};
 
@@ -223,9 +223,8 @@ impl LocalServer {
         let deadline = Instant::now() + HANDOVER_TIMEOUT;
         loop {
             match start_server(&options, known.existing()).await {
-                Ok((server, _)) => {
+                Ok(StartedServer { server, models, .. }) => {
                     let key_file = Some(KeyFile::created(&data));
-                    let models = [known.existing(), options.models.clone()].concat();
                     let info = ServerInfo::new(&server, false, key_file).with_models(models);
                     info.write(&data)?;
                     if model.is_some() {
@@ -277,9 +276,9 @@ impl LocalServer {
     ///
     /// # Errors
     ///
-    /// Returns an error if it does not serve the model, with the command that does.
+    /// Returns an error if it does not serve the model. The hint has the command that serves it.
     pub(crate) fn model_name(&self, path: &Path) -> Result<String, CommandError> {
-        let served = self.info.models.iter().rev().find(|(_, known)| known == path);
+        let served = self.info.models.iter().find(|(_, known)| known == path);
         if let Some((name, _)) = served {
             return Ok(name.clone());
         }
@@ -289,9 +288,14 @@ impl LocalServer {
             format!("the local server at {url} (process {pid}) does not serve the model {shown}");
         let name = LocalModels::read(&self.data).name_for(path);
         let model = crate::format::shell_quote(&format!("{name}={shown}"));
-        let hint = match permanent {
-            true => format!("Stop the server, and restart it with: tinkex serve --model {model}"),
-            false => format!(
+        let is_own = *pid == std::process::id();
+        let hint = match (permanent, is_own) {
+            (true, _) => format!("Stop the server, and start: tinkex serve --model {model}"),
+            (false, true) => format!(
+                "End this command and run it again with the model; or, to serve several models, \
+                 first start: tinkex serve --model {model}"
+            ),
+            (false, false) => format!(
                 "Wait until the command that runs the server ends; or, to share one server between \
                  commands, first start: tinkex serve --model {model}"
             ),
@@ -332,8 +336,9 @@ fn spawn_takeover(
     tokio::spawn(async move {
         loop {
             sleep(RETRY_INTERVAL).await;
-            let models = LocalModels::read(&options.data_dir).existing();
-            if let Ok((server, _)) = start_server(&options, models.clone()).await {
+            let kept = LocalModels::read(&options.data_dir).existing();
+            if let Ok(started) = start_server(&options, kept).await {
+                let StartedServer { server, models, .. } = started;
                 // Without the file, other commands wait until this one ends.
                 let key = options.create_api_key.then(|| KeyFile::created(&options.data_dir));
                 let info = ServerInfo::new(&server, false, key).with_models(models);

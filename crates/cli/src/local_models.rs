@@ -67,19 +67,28 @@ impl LocalModels {
     }
 }
 
-/// Starts a server with the models of `options` and those of `kept` that can be used. Also returns
-/// the names of those that cannot.
+/// Server, and the models that it was started with.
+pub(crate) struct StartedServer {
+    pub(crate) server: Server,
+    /// Models that the server serves from paths, by name.
+    pub(crate) models: Vec<(String, PathBuf)>,
+    /// Names of the models of earlier commands that cannot be used any more.
+    pub(crate) skipped: Vec<String>,
+}
+
+/// Starts a server with the models of `options` and those of `kept` that can be used.
 pub(crate) async fn start_server(
     options: &ServerOptions,
     mut kept: Vec<(String, PathBuf)>,
-) -> Result<(Server, Vec<String>), StartError> {
+) -> Result<StartedServer, StartError> {
     kept.retain(|(name, _)| options.models.iter().all(|(other, _)| other != name));
     let mut skipped = Vec::new();
     loop {
         let mut options = options.clone();
         options.models.extend(kept.iter().cloned());
+        let models = options.models.clone();
         match Server::start(options).await {
-            Ok(server) => return Ok((server, skipped)),
+            Ok(server) => return Ok(StartedServer { server, models, skipped }),
             // A model of an earlier command must not keep this command from its own.
             Err(StartError::InvalidModel { name, .. })
                 if kept.iter().any(|(known, _)| *known == name) =>

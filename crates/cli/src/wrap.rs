@@ -5,8 +5,8 @@ use unicode_width::UnicodeWidthStr as _;
 /// Minimum number of columns for a text beside a label; below it, lines are not broken.
 const MIN_COLUMNS: usize = 20;
 
-/// Breaks a line that is wider than `width` columns. Further lines are indented like the text of
-/// the first one: after its label (`error: `), or in the column of an explanation.
+/// Breaks a line that is wider than `width` columns. Further lines are indented by two columns
+/// after a label (`error: `), and otherwise like the text or the explanation in the first line.
 ///
 /// Commands and quoted code stay on one line, so that they can be copied.
 pub(crate) fn wrap(line: &str, width: usize) -> String {
@@ -32,8 +32,8 @@ pub(crate) fn wrap(line: &str, width: usize) -> String {
     wrapped
 }
 
-/// Returns the column in which the text of a line starts: after its indentation, and after what is
-/// separated from it by at least two spaces (an option, an example) or is a label.
+/// Returns the column to which further lines are indented: that of the text after two or more
+/// spaces (the explanation of an option), two columns for a label, or else the indentation.
 fn text_column(line: &str) -> usize {
     let indent = line.len() - line.trim_start_matches(' ').len();
     if let Some(at) = line[indent..].rfind("  ").map(|at| indent + at + 2) {

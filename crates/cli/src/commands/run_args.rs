@@ -13,7 +13,9 @@ use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
 use crate::id_cache;
-use crate::reference::{self, CheckpointReference, RunName, choose_name, find_folder};
+use crate::reference::{
+    self, CheckpointReference, RunFolderKind, RunName, choose_name, find_folder,
+};
 
 use super::train::state;
 
@@ -65,8 +67,8 @@ fn training_checkpoint(text: &str) -> Result<CheckpointReference, String> {
 }
 
 impl ModelArgs {
-    /// Lets the local server serve the model, if it is the path of a folder or file, and replaces
-    /// the path by the name of the model. Call it before the client is created.
+    /// If the model is a folder or file, starts the local server with it and replaces the path by the
+    /// name of the model. Call it before the client is created.
     pub(crate) async fn serve_path(
         &mut self,
         context: &mut CommandContext<'_>,
@@ -84,7 +86,7 @@ impl ModelArgs {
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct RunFolderArgs {
     /// Name of the run [default: from FILE, made unique: animals, animals-2]
-    // `run.json` has the name in another place.
+    // Not serialized: `run.json` has the name beside the settings, also if it is the default one.
     #[serde(skip)]
     #[arg(long, value_name = "NAME", help_heading = "Run")]
     pub(crate) name: Option<RunName>,
@@ -114,15 +116,16 @@ impl RunFolderArgs {
     }
 }
 
-/// Returns the text by which `--resume` finds a run: its name, or the path of its folder if several
-/// runs have the name.
+/// Returns the text by which `--resume` finds a run of `kind`: its name, or the path of its
+/// folder if several runs have the name.
 pub(crate) fn resume_text(
     context: &CommandContext<'_>,
+    kind: RunFolderKind,
     folder: &Path,
     name: Option<&str>,
 ) -> String {
     let environment = &*context.environment;
-    let find = |name: &str| find_folder(&environment.variables, &environment.folder, name);
+    let find = |name: &str| find_folder(&environment.variables, &environment.folder, name, kind);
     let is_found = |name: &&str| find(name).is_ok_and(|found| found == folder);
     match name.filter(is_found) {
         Some(name) => format::shell_quote(name),

@@ -21,7 +21,7 @@ use crate::inference_endpoints::{
     anthropic_url, curl_chat, curl_completion, export_variables, openai_url,
 };
 use crate::local::{self, KeyFile, ServerInfo};
-use crate::local_models::{LocalModels, start_server};
+use crate::local_models::{LocalModels, StartedServer, start_server};
 use crate::log::{LogFormat, LogLevel, ServerLog};
 use crate::startup_error::{Starter, startup_error};
 
@@ -373,9 +373,9 @@ pub(super) async fn run(
     let key_file = key_file.map(KeyFile::Given).or(created);
 
     let kept = LocalModels::read(&data).existing();
-    let started = start_server(&options, kept.clone()).await;
-    let (server, skipped) = started.map_err(|error| startup_error(&error, Starter::Serve))?;
-    let models = [kept, options.models].concat();
+    let started = start_server(&options, kept).await;
+    let StartedServer { server, models, skipped } =
+        started.map_err(|error| startup_error(&error, Starter::Serve))?;
     let info = ServerInfo::new(&server, true, key_file.clone()).with_models(models);
     info.write(&data)?;
     let (url, models) = (info.url.as_str(), server.models());
@@ -397,7 +397,7 @@ pub(super) async fn run(
     for name in skipped {
         notice(
             context,
-            &format!("model {name} of an earlier command is skipped: its files changed"),
+            &format!("skipping model {name} of an earlier command: its files cannot be used"),
         );
     }
     notice(context, &format!("serving {} from {}", models.join(", "), data.display()));

@@ -50,8 +50,8 @@ impl WeightsArgs {
         [&self.model, &self.base_model, &self.model_path].into_iter().flatten().next().map(|n| &**n)
     }
 
-    /// Creates a client. If the model is the path of a folder or file, lets the local server serve
-    /// it first.
+    /// Creates a client. If the model is a folder or file, starts the local server with it and
+    /// replaces the path by the name of the model.
     pub(crate) async fn connect(
         &mut self,
         context: &mut CommandContext<'_>,
@@ -89,7 +89,7 @@ impl WeightsArgs {
         open_weights(context, service, name).await
     }
 
-    /// Returns the tokenizer of the option, or that of the sampled model.
+    /// Returns the tokenizer that `--tokenizer` names, or that of the sampled model.
     pub(crate) async fn tokenizer(
         &self,
         env: &Env,

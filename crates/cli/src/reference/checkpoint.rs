@@ -100,6 +100,9 @@ impl CheckpointUse {
     }
 }
 
+/// Hint of an error about a run without a checkpoint.
+const SAVE_HINT: &str = "Save one first; `tinkex train` saves one when it is stopped with Ctrl-C.";
+
 /// Parts of a reference.
 struct CheckpointParts {
     run: RunReference,
@@ -144,7 +147,10 @@ impl CheckpointReference {
         let Some(parts) = split(context.environment, text) else {
             return Ok(Err(UnknownRun::new(text)));
         };
-        if let (true, Some(kind), Some(name)) = (parts.run.is_id(), parts.kind, &parts.name) {
+        // A complete path needs no request. A short name such as `step-30` is found in the list.
+        if let (true, Some(kind), Some(name)) = (parts.run.is_id(), parts.kind, &parts.name)
+            && full_step_name(name).is_none_or(|full| full == *name)
+        {
             let path =
                 TinkerPath::new(parts.run.0.as_str(), kind, name).map_err(tinkex::Error::from)?;
             return check_kind(&path, wanted).map(Ok);
@@ -152,7 +158,13 @@ impl CheckpointReference {
         let scope = AccessScope::Accessible;
         let runs = if parts.run.is_latest() && parts.name.is_none() {
             let accept = |run: &TrainingRun| latest_of(run, parts.kind, wanted).is_some();
-            run::newest(context, rest, scope, accept).await?
+            match run::newest(context, rest, scope, accept).await? {
+                Err(unknown) if unknown.has_runs => {
+                    let message = "no training run has a checkpoint that this command can use";
+                    return Err(CommandError::new(Exit::NotFound, message).hint(SAVE_HINT));
+                }
+                found => found,
+            }
         } else {
             Box::pin(parts.run.look_up(context, rest, scope)).await?
         };
@@ -168,10 +180,11 @@ pub(crate) fn parse_path(text: &str) -> Result<TinkerPath, CommandError> {
     Ok(text.parse().map_err(tinkex::Error::from)?)
 }
 
-/// Splits a reference into the run, the kind and the name.
+/// Splits a reference into the run, the kind and the name. Returns `None` if it has too many
+/// segments or an unknown kind.
 fn split(environment: &Environment, text: &str) -> Option<CheckpointParts> {
     let whole: Vec<&str> = text.trim_end_matches('/').split('/').collect();
-    // The longest start that is a run folder.
+    // The run is the longest prefix that is the path of a run folder, or else the first segment.
     let is_folder = |count: &usize| {
         RunFolder::open(&environment.path(whole[..*count].join("/").as_ref())).is_some()
     };
@@ -224,7 +237,7 @@ fn latest_of(
 }
 
 impl CheckpointParts {
-    /// Chooses the checkpoint of the runs with the same name, newest first.
+    /// Chooses the checkpoint from `runs`, which have the same name, newest first.
     async fn choose(
         &self,
         rest: &RestClient,
@@ -266,7 +279,8 @@ impl CheckpointParts {
         if wanted == CheckpointUse::Any && found.len() > 1 {
             let list: String = found.iter().map(|one| format!("\n  {}", one.tinker_path)).collect();
             let message = format!("{}/{name} names {} checkpoints:{list}", self.run, found.len());
-            let hint = format!("Name the kind too: {}/weights/{name}.", self.run);
+            let kind = found[0].checkpoint_type.segment();
+            let hint = format!("Name the kind too, such as {}/{kind}/{name}.", self.run);
             return Err(CommandError::usage(message).hint(hint));
         }
         let order =
@@ -289,17 +303,17 @@ impl CheckpointParts {
         let noun = wanted.noun();
         let Some(name) = &self.name else {
             let message = format!("run {shown} has no {noun}");
-            return CommandError::new(Exit::NotFound, message)
-                .hint("Save one first; `tinkex train` saves one when it is stopped with Ctrl-C.");
+            return CommandError::new(Exit::NotFound, message).hint(SAVE_HINT);
         };
         let nearest = tinkex_text::nearest_names(name, names.iter().map(String::as_str));
         let nearest: Vec<String> = nearest.iter().map(|name| format!("{shown}/{name}")).collect();
         let other = match &names[..] {
             [] => "The run has no checkpoints yet.".to_owned(),
             names => {
-                let newest: Vec<&str> = names.iter().rev().take(5).map(String::as_str).collect();
-                let more = if names.len() > newest.len() { ", …" } else { "" };
-                format!("The run has: {}{more}.", newest.join(", "))
+                // Names contain the step, so the last ones are the newest.
+                let last: Vec<&str> = names.iter().rev().take(5).map(String::as_str).collect();
+                let more = if names.len() > last.len() { ", …" } else { "" };
+                format!("The run has: {}{more}.", last.join(", "))
             }
         };
         CommandError::new(Exit::NotFound, format!("run {shown} has no {noun} {name}"))
@@ -312,10 +326,15 @@ fn name_in(checkpoint: &Checkpoint) -> Option<&str> {
     checkpoint.tinker_path.rsplit('/').next()
 }
 
+/// Returns the name that `tinkex train` gives to the checkpoint of a step: `step-000030` for
+/// `step-30`. Returns `None` if `text` names no step.
+fn full_step_name(text: &str) -> Option<String> {
+    text.strip_prefix("step-")?.parse().ok().map(checkpoint_name)
+}
+
 /// Returns whether `text` names the checkpoint `known`: `step-30` names `step-000030` too.
 fn is_same(known: &str, text: &str) -> bool {
-    let step = || text.strip_prefix("step-")?.parse().ok().map(checkpoint_name);
-    known == text || step().is_some_and(|name| name == known)
+    known == text || full_step_name(text).is_some_and(|name| name == known)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use tinkex_files::AtomicWrite;
 use crate::error::{CommandError, Exit};
 use crate::local;
 
+use super::run::MIN_PREFIX;
 use super::{LATEST, did_you_mean};
 
 /// Maximum number of folders in the list.
@@ -31,6 +32,14 @@ pub(crate) struct RunFolder {
     /// Names of the checkpoints to resume from.
     pub(super) checkpoints: Vec<String>,
     changed: SystemTime,
+    kind: RunFolderKind,
+}
+
+/// Command that created a run folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunFolderKind {
+    Train,
+    Rl,
 }
 
 /// Fields of `run.json` and `resume.json` that identify the run.
@@ -42,6 +51,9 @@ struct RunIdentity {
     run_id: Option<String>,
     #[serde(default)]
     saved: Vec<SavedCheckpoint>,
+    /// `rl` in the folders of `tinkex rl`. `tinkex train` writes no such field.
+    #[serde(default)]
+    method: Option<String>,
 }
 
 impl RunIdentity {
@@ -55,7 +67,11 @@ impl RunFolder {
     pub(crate) fn open(path: &Path) -> Option<Self> {
         let file = path.join("run.json");
         let changed = std::fs::metadata(&file).and_then(|file| file.modified()).ok()?;
-        let RunIdentity { name, run_id, mut saved } = RunIdentity::read(&file)?;
+        let RunIdentity { name, run_id, mut saved, method } = RunIdentity::read(&file)?;
+        let kind = match method.as_deref() {
+            Some("rl") => RunFolderKind::Rl,
+            _ => RunFolderKind::Train,
+        };
         // `tinkex rl` keeps its progress in a second file.
         let run_id = match run_id {
             Some(id) => Some(id),
@@ -65,7 +81,7 @@ impl RunFolder {
             }),
         };
         let checkpoints = saved.iter().map(|saved| saved.path.name().to_owned()).collect();
-        Some(Self { path: path.to_owned(), name, run_id, checkpoints, changed })
+        Some(Self { path: path.to_owned(), name, run_id, checkpoints, changed, kind })
     }
 
     /// Fetches the run of the folder from the server.
@@ -123,11 +139,12 @@ pub(crate) fn all_folders(variables: &Env, here: &Path) -> Vec<RunFolder> {
 }
 
 /// Finds the folder of the run that `text` names: a folder, a name, an id, the start of an id, or
-/// `latest`. Relative paths are below `here`.
+/// `latest`, the last changed folder of `kind`. Relative paths are below `here`.
 pub(crate) fn find_folder(
     variables: &Env,
     here: &Path,
     text: &str,
+    kind: RunFolderKind,
 ) -> Result<PathBuf, CommandError> {
     let path = here.join(text);
     if path.join("run.json").exists() {
@@ -135,13 +152,13 @@ pub(crate) fn find_folder(
     }
     let folders = all_folders(variables, here);
     if text == LATEST
-        && let Some(newest) = folders.first()
+        && let Some(newest) = folders.iter().find(|folder| folder.kind == kind)
     {
         return Ok(newest.path.clone());
     }
     let named = folders.iter().filter(|folder| folder.name.as_deref() == Some(text));
     let mut found: Vec<&RunFolder> = named.collect();
-    if found.is_empty() && text.len() >= 4 {
+    if found.is_empty() && text.len() >= MIN_PREFIX {
         let is_prefix =
             |folder: &&RunFolder| folder.run_id.as_deref().is_some_and(|id| id.starts_with(text));
         found = folders.iter().filter(is_prefix).collect();
@@ -171,4 +188,28 @@ fn unknown_folder(path: &Path, text: &str, folders: &[RunFolder]) -> CommandErro
          a run without its folder, start a new run with --from {text}."
     );
     CommandError::new(Exit::NotFound, message).hint(did_you_mean(&nearest, otherwise))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latest_is_the_newest_folder_of_the_command() {
+        let here = tempfile::tempdir().unwrap();
+        for (name, state) in [
+            ("a-run", r#"{"name": "a", "settings": {"method": "sft"}}"#),
+            ("b-run", r#"{"name": "b", "method": "rl"}"#),
+        ] {
+            let folder = here.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            std::fs::write(folder.join("run.json"), state).unwrap();
+        }
+        for (kind, expected) in [(RunFolderKind::Train, "a-run"), (RunFolderKind::Rl, "b-run")] {
+            let found = find_folder(&Env::empty(), here.path(), LATEST, kind).unwrap();
+            assert_eq!(found, here.path().join(expected));
+        }
+        let named = find_folder(&Env::empty(), here.path(), "a", RunFolderKind::Rl).unwrap();
+        assert_eq!(named, here.path().join("a-run"));
+    }
 }

@@ -16,7 +16,7 @@ mod run;
 
 pub(crate) use checkpoint::{CheckpointReference, CheckpointUse, parse_path};
 pub(crate) use completion::{checkpoint_candidates, run_candidates, weights_candidates};
-pub(crate) use folder::{find_folder, remember_folder};
+pub(crate) use folder::{RunFolderKind, find_folder, remember_folder};
 pub(crate) use name::{RunName, choose_name, name_of, run_metadata};
 pub(crate) use run::{RunReference, store_candidates};
 
@@ -31,7 +31,8 @@ fn did_you_mean(nearest: &[String], otherwise: impl Into<String>) -> String {
     }
 }
 
-/// Returns whether the server does not know what a request asks for, or does not support it.
+/// Returns whether the server rejected a request because it does not know the resource, or does not
+/// support the request.
 fn is_unknown(error: &tinkex::Error) -> bool {
     matches!(error.status(), Some(400 | 404 | 405 | 422 | 501))
 }

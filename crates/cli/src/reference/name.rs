@@ -20,7 +20,7 @@ const MAX_LENGTH: usize = 100;
 /// Number of runs of the server whose names a new run must not repeat.
 const CHECKED_RUNS: usize = 1000;
 
-/// Name of a run: up to 100 letters, digits and punctuation, without `/`, `:` and spaces.
+/// Name of a run: up to 100 bytes of letters, digits and punctuation, without `/`, `:` and spaces.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RunName(String);
 
@@ -29,7 +29,7 @@ impl FromStr for RunName {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.is_empty() || text.len() > MAX_LENGTH {
-            return Err(format!("expected 1 to {MAX_LENGTH} characters"));
+            return Err(format!("expected 1 to {MAX_LENGTH} bytes"));
         }
         if text == LATEST {
             return Err("`latest` stands for the newest run; choose another name".to_owned());
@@ -37,7 +37,7 @@ impl FromStr for RunName {
         match text.chars().find(|c| !is_allowed(*c)) {
             Some(c) => Err(format!("expected a name without {c:?}")),
             None if text.starts_with(['-', '.']) => {
-                Err("expected a name that starts with a letter or a digit".to_owned())
+                Err("expected a name that does not start with - or .".to_owned())
             }
             None => Ok(Self(text.to_owned())),
         }

@@ -17,7 +17,7 @@ use super::folder::{self, RunFolder};
 use super::{LATEST, did_you_mean, is_unknown, name_of};
 
 /// Minimum length of the start of an id. Shorter texts would match by chance.
-const MIN_PREFIX: usize = 4;
+pub(super) const MIN_PREFIX: usize = 4;
 /// Maximum number of runs in an error message.
 const MAX_CANDIDATES: usize = 5;
 
@@ -30,7 +30,9 @@ impl FromStr for RunReference {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix("tinker://") {
-            _ if text.is_empty() => Err("expected a run: its name, id or folder".to_owned()),
+            _ if matches!(text, "" | "tinker://") => {
+                Err("expected a run: its name, id or folder".to_owned())
+            }
             Some(path) if path.contains('/') => {
                 Err("expected a run, not the path of a checkpoint".to_owned())
             }
@@ -57,7 +59,7 @@ pub(crate) struct UnknownRun {
     /// Similar names.
     nearest: Vec<String>,
     /// Whether the server has runs.
-    has_runs: bool,
+    pub(super) has_runs: bool,
 }
 
 impl UnknownRun {
@@ -205,7 +207,7 @@ impl RunReference {
             [_] => return Ok(Ok(prefixed)),
             several => return Err(ambiguous(text, several)),
         }
-        // The server may not keep names.
+        // Servers that do not store names in metadata have runs whose names only the folders know.
         let environment = &*context.environment;
         let folders = folder::all_folders(&environment.variables, &environment.folder);
         let local = folders.iter().find(|folder| folder.name.as_deref() == Some(text));
@@ -311,6 +313,7 @@ mod tests {
             assert!(!is_id(other), "{other}");
         }
         assert!("".parse::<RunReference>().is_err());
+        assert!("tinker://".parse::<RunReference>().is_err());
         assert!("tinker://r:train:0/weights/1".parse::<RunReference>().is_err());
     }
 }

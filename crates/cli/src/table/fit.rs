@@ -11,10 +11,11 @@ const SHORT_ID_LENGTHS: [usize; 3] = [8, 13, 23];
 /// Length of a UUID.
 const UUID_LENGTH: usize = 36;
 
-/// Shortens the UUIDs of each column to the first length at which all values differ as before.
-pub(super) fn shorten_ids(mut rows: Vec<Vec<String>>) -> Vec<Vec<String>> {
+/// Shortens the UUIDs of each column to the first length at which all values differ as before. The
+/// column `except` is not changed.
+pub(super) fn shorten_ids(mut rows: Vec<Vec<String>>, except: Option<usize>) -> Vec<Vec<String>> {
     let columns = rows.first().map_or(0, Vec::len);
-    for column in 0..columns {
+    for column in (0..columns).filter(|column| except != Some(*column)) {
         let values: HashSet<&String> = rows.iter().map(|row| &row[column]).collect();
         let shortened = |keep: usize| -> HashSet<String> {
             values.iter().map(|text| shorten_uuid(text, keep)).collect()

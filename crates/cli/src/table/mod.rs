@@ -20,7 +20,7 @@ pub(crate) struct Table {
     title: Option<String>,
     headers: Vec<String>,
     rows: Vec<Vec<TableCell>>,
-    /// Index of a column, besides the first, that is never truncated.
+    /// Index of a column, besides the first, that is never truncated or shortened.
     untruncated: Option<usize>,
     /// Indices of columns whose cells are broken between words instead of truncated.
     wrapped: Vec<usize>,
@@ -48,7 +48,7 @@ impl Table {
         self
     }
 
-    /// Excludes the column with this header from truncation.
+    /// Excludes the column with this header from truncation, and its ids from being shortened.
     pub(crate) fn untruncated(mut self, header: &str) -> Self {
         self.untruncated = self.headers.iter().position(|known| known == header);
         self
@@ -104,7 +104,7 @@ impl Table {
         let natural = self.natural_widths(&complete);
         let is_too_wide = style.width.is_some_and(|width| total_width(&natural) > width);
         let rows = match self.shortens_ids && is_too_wide {
-            true => shorten_ids(complete.clone()),
+            true => shorten_ids(complete.clone(), self.untruncated),
             false => complete.clone(),
         };
         let Some(widths) = self.widths(&rows, style.width) else {
@@ -308,6 +308,10 @@ mod tests {
         assert!(narrow.contains("│ 0034d8c9…:train:0 │ Qwen/Qwen3-8B │"), "{narrow}");
         let wide = table.render(Style { colors: false, width: Some(80) });
         assert!(wide.contains(&id("0034d8c9")), "{wide}");
+        let paths = Table { untruncated: Some(0), ..table };
+        let narrow = paths.render(Style { colors: false, width: Some(62) });
+        assert!(narrow.contains(&id("0034d8c9")), "{narrow}");
+        let mut table = Table { untruncated: None, ..paths };
         // Ids with the same start keep as much as distinguishes them.
         table.row([id("0034d8c9").replace("0a88", "0a89"), String::new()]);
         let similar = table.render(Style { colors: false, width: Some(44) });

@@ -67,8 +67,11 @@ async fn runs_are_found_by_name_folder_id_prefix_and_latest() {
             None => drop(shown.fails(4, &["run data has no checkpoint step-3", "step-000006"])),
         }
     }
+    let by_id = sandbox.run(&path(&format!("{id}/weights/step-6"))).await.ok().json();
+    let found = by_id["tinker_path"].as_str().unwrap();
+    assert!(found.ends_with("/weights/step-000006"), "{found}");
     let both = sandbox.run(&path("data/step-8")).await;
-    both.fails(2, &["names 2 checkpoints", "/weights/step-000008", "data/weights/step-8"]);
+    both.fails(2, &["names 2 checkpoints", "/weights/step-000008", "weights/step-8."]);
 
     let ask = ["sample", "--local", "--max-tokens", "4", "-p", "Hi"];
     for model in ["data", "data/step-8", "data-run", "poems/latest", "latest"] {

@@ -66,8 +66,10 @@ async fn resumed_run_has_the_results_of_an_uninterrupted_one() {
     // More steps extend a finished run.
     let longer = sandbox.run("rl --resume parts --local --steps 4 --json").await.ok().json();
     assert_eq!(longer["steps"], 4);
+    let shorter = sandbox.run("rl --resume parts --local --steps 2").await;
+    shorter.fails(2, &["it has finished 4", "Pass --steps"]);
     // A run of another command is not touched.
-    sandbox.run("train --resume parts --local").await.fails(1, &["cannot parse "]);
+    sandbox.run("train --resume parts --local").await.fails(1, &["cannot parse ", "tinkex rl"]);
 }
 
 #[tokio::test]

@@ -93,9 +93,7 @@ pub(super) async fn run(
                 Ok(true) => return Ok(Exit::Success),
                 Ok(false) => {}
                 // On a terminal the user can try again; a script must fail.
-                Err(failure) if interactive => {
-                    report(context, &failure);
-                }
+                Err(failure) if interactive => report(context, &failure),
                 Err(failure) => return Err(failure),
             }
             continue;

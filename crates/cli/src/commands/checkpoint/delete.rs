@@ -144,11 +144,11 @@ impl DeleteArgs {
         }
         if self.paths.is_empty() {
             return Err(CommandError::usage("no checkpoints given")
-                .hint("Pass paths such as tinker://RUN/weights/NAME, or --run-id ID."));
+                .hint("Pass paths such as tinker://RUN/weights/NAME, or --run-id RUN."));
         }
         if self.kind.is_some() || self.before.is_some() || self.after.is_some() {
             let message = "--type, --before and --after require --run-id";
-            return Err(CommandError::usage(message).hint("Pass --run-id ID."));
+            return Err(CommandError::usage(message).hint("Pass --run-id RUN."));
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! [`EvalExample`]: the tokens of an example, separated into the prompt and the expected answer.
 
+use tinkex::Tokens;
 use tinkex::recipes::TrainExample;
-use tinkex::wire::loss_input::WEIGHTS;
+use tinkex::wire::loss_input::{TARGET_TOKENS, WEIGHTS};
 use tinkex::wire::{Logprobs, TensorData};
-use tinkex::{Tokens, wire::loss_input::TARGET_TOKENS};
 
 use crate::error::{CommandError, Exit};
 
@@ -20,9 +20,13 @@ pub(super) struct EvalExample {
 }
 
 impl EvalExample {
-    /// Takes an example for cross entropy apart.
+    /// Separates an example for cross entropy into the prompt and the expected answer.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the example has no tokens, or none of them has a weight.
     pub(super) fn new(example: &TrainExample) -> Result<Self, CommandError> {
-        let invalid = || CommandError::new(Exit::Failed, "the example has no tokens to evaluate");
+        let invalid = || CommandError::new(Exit::Failed, "it has no tokens to learn");
         let datum = example.data.first().ok_or_else(invalid)?;
         let inputs = datum.model_input().to_tokens().ok_or_else(invalid)?;
         let targets = datum.loss_input(TARGET_TOKENS).and_then(TensorData::as_i64);
@@ -60,7 +64,7 @@ impl EvalExample {
         self.weights.iter().filter(|weight| **weight != 0.0).count() as u64
     }
 
-    /// Returns the mean loss of the tokens, by their weights.
+    /// Returns the weighted mean loss of the tokens.
     pub(super) fn loss(&self, logprobs: &Logprobs) -> Result<f64, CommandError> {
         let mut sum = 0.0;
         for (at, weight) in self.weights.iter().enumerate().filter(|(_, weight)| **weight != 0.0) {

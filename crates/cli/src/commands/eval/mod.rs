@@ -3,7 +3,7 @@
 //! | Module | Contents |
 //! |---|---|
 //! | `example` | tokens of an example: the prompt, the expected answer, and what the loss covers |
-//! | `prompt_format` | the last message of a rendered prompt |
+//! | `prompt_format` | finds the last message in a rendered prompt |
 //! | `scorer` | comparison of an answer with the expected one |
 //! | `report` | the result as a table and as JSON |
 
@@ -18,10 +18,10 @@ use clap::Args;
 use clap_complete::ArgValueCandidates;
 use futures_util::future::{OptionFuture, try_join};
 use futures_util::{StreamExt as _, TryFutureExt as _, TryStreamExt as _, stream};
-use tinkex::recipes::RewardProgram;
+use tinkex::recipes::{RewardProgram, TrainExample};
 use tinkex::{SamplingClient, SamplingParams, Tokenizer, TooLong};
 
-use crate::args::{duration, positive};
+use crate::args::{positive, timeout};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
@@ -71,7 +71,7 @@ pub(crate) struct EvalArgs {
     #[arg(long = "judge-command", id = "judge", value_name = "COMMAND")]
     judge: Option<String>,
     /// Maximum time of the judge for one answer
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = timeout)]
     judge_timeout: std::time::Duration,
     /// Compute the loss only, without generating answers
     #[arg(long, conflicts_with_all = ["judge", "min_score"])]
@@ -128,8 +128,13 @@ pub(super) async fn run(
         let count = format::count(truncated, "example");
         context.notice(&format!("warning: truncated {count} to the context length of the model"));
     }
-    let examples = examples.iter().take(args.limit.unwrap_or(usize::MAX));
-    let examples: Vec<EvalExample> = examples.map(EvalExample::new).collect::<Result<_, _>>()?;
+    let examples = examples.iter().take(args.limit.unwrap_or(usize::MAX)).zip(1..);
+    let prepare = |(example, number): (&TrainExample, usize)| {
+        EvalExample::new(example).map_err(|error| {
+            error.context(&format!("cannot evaluate example {number} of {}", file.name))
+        })
+    };
+    let examples: Vec<EvalExample> = examples.map(prepare).collect::<Result<_, _>>()?;
 
     let scorer = match &args.judge {
         None => AnswerScorer::Match(args.matching.clone()),

@@ -12,21 +12,24 @@ pub(super) struct PromptFormat {
 }
 
 impl PromptFormat {
-    /// Finds the texts in a rendered conversation. They are empty if the template is unusual; prompts
-    /// are then shown completely.
+    /// Renders a conversation with the template of `chat` and finds the texts in the result. They
+    /// are empty if the template changes or omits a message; prompts are then shown completely.
     pub(super) fn new(chat: &Chat) -> Self {
-        const MARKS: [&str; 3] = ["first question", "first answer", "second question"];
-        let messages =
-            [Message::user(MARKS[0]), Message::assistant(MARKS[1]), Message::user(MARKS[2])];
+        const MESSAGES: [&str; 3] = ["first question", "first answer", "second question"];
+        let messages = [
+            Message::user(MESSAGES[0]),
+            Message::assistant(MESSAGES[1]),
+            Message::user(MESSAGES[2]),
+        ];
         let rendered = chat.render_prompt(&messages).unwrap_or_default();
-        Self::between(&rendered, MARKS).unwrap_or_default()
+        Self::between(&rendered, MESSAGES).unwrap_or_default()
     }
 
     fn between(rendered: &str, [first, answer, second]: [&str; 3]) -> Option<Self> {
         let (start, rest) = rendered.split_once(first)?;
         let (_, rest) = rest.split_once(answer)?;
         let (between, after) = rest.split_once(second)?;
-        // What precedes both messages of the user is the header of such a message.
+        // The common end of the texts before both messages of the user is the header of a message.
         let mut common = 0;
         for (a, b) in start.chars().rev().zip(between.chars().rev()) {
             if a != b {

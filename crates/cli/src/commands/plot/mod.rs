@@ -22,7 +22,7 @@ pub(crate) use terminal::TerminalPlot;
 /// Number of a step, and a value at that step.
 pub(crate) type PlotPoint = (f64, f64);
 
-/// What a plot shows.
+/// Titles and values of a plot.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plot {
     pub(crate) title: String,

@@ -32,13 +32,12 @@ mod tests {
     use super::super::{svg, tests::plot_of};
     use super::*;
 
-    /// Decodes an image.
     fn decode(bytes: &[u8]) -> Pixmap {
         Pixmap::decode_png(bytes).unwrap()
     }
 
-    /// Returns the number of pixels that are not white in a part of the image, in units.
-    fn ink(image: PixmapRef<'_>, left: u32, top: u32, width: u32, height: u32) -> usize {
+    /// Returns the number of dark pixels in a part of the image. Bounds are in units of the SVG.
+    fn dark_pixels(image: PixmapRef<'_>, left: u32, top: u32, width: u32, height: u32) -> usize {
         let scale = 2;
         let rows = top * scale..(top + height) * scale;
         let columns = || left * scale..(left + width) * scale;
@@ -50,11 +49,14 @@ mod tests {
     fn the_image_has_text_and_a_curve() {
         let image = decode(&render(&svg::render(&plot_of(&[4.0, 3.0, 2.0, 1.0]))).unwrap());
         assert_eq!((image.width(), image.height()), (1600, 920));
-        let title = ink(image.as_ref(), 76, 10, 80, 24);
+        let title = dark_pixels(image.as_ref(), 76, 10, 80, 24);
         assert!(title > 100, "the title is drawn: {title}");
-        assert!(ink(image.as_ref(), 8, 150, 30, 200) > 100, "the title of the axis is drawn");
-        assert!(ink(image.as_ref(), 80, 80, 680, 300) > 100, "the curve is drawn");
+        assert!(
+            dark_pixels(image.as_ref(), 8, 150, 30, 200) > 100,
+            "the title of the axis is drawn"
+        );
+        assert!(dark_pixels(image.as_ref(), 80, 80, 680, 300) > 100, "the curve is drawn");
         let empty = decode(&render(&svg::render(&plot_of(&[]))).unwrap());
-        assert!(ink(empty.as_ref(), 300, 80, 400, 200) == 0, "no curve");
+        assert!(dark_pixels(empty.as_ref(), 300, 80, 400, 200) == 0, "no curve");
     }
 }

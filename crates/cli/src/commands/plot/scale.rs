@@ -56,7 +56,7 @@ fn round_step(rough: f64) -> f64 {
     fits.unwrap_or(10.0) * power
 }
 
-/// Returns the multiples of `step` from `first` to `last`, which count steps.
+/// Returns the multiples of `step` from `first * step` to `last * step`, at most 24.
 fn ticks_between(first: f64, last: f64, step: f64) -> Vec<f64> {
     let mut ticks = Vec::new();
     let mut index = first;
@@ -71,8 +71,9 @@ fn ticks_between(first: f64, last: f64, step: f64) -> Vec<f64> {
 /// Returns the range of the vertical axis: that of the values, without outliers. `lines` are the
 /// values of each line in order.
 ///
-/// An outlier is a value that the median of its neighbours does not follow, so a steep beginning or
-/// a divergence stays visible. The axis starts at 0 if the values come near it.
+/// An outlier is a value far outside the range of the running medians. A single extreme value does
+/// not change the median of its neighbourhood; a steep beginning or a divergence does, and so stays
+/// visible. The range starts at 0 if the lowest value is at most half of the highest.
 pub(super) fn robust_range(lines: &[&[PlotPoint]]) -> (f64, f64) {
     let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
     for line in lines {
@@ -93,7 +94,7 @@ pub(super) fn robust_range(lines: &[&[PlotPoint]]) -> (f64, f64) {
     if lowest >= 0.0 && lowest <= highest * 0.5 { (0.0, highest) } else { (lowest, highest) }
 }
 
-/// Returns the median of the neighbourhood of each value: a fiftieth of the values, at least 5.
+/// Returns the median of the neighbourhood of each value: a fiftieth of the values, 5 to 101.
 fn running_median(points: &[PlotPoint]) -> Vec<f64> {
     let half = (points.len() / 100).clamp(2, 50);
     let last = points.len().saturating_sub(1);
@@ -108,12 +109,12 @@ fn running_median(points: &[PlotPoint]) -> Vec<f64> {
     (0..points.len()).map(median).collect()
 }
 
-/// Number of points from which on the line is smoothed.
+/// Minimum number of points of a line that is smoothed.
 const SMOOTHED_FROM: usize = 21;
 
-/// Returns the mean of the neighbourhood of each value, a twentieth of the line, which shows the
-/// trend through the noise. Values outside the range are left out. Returns `None` if there are too
-/// few points for it.
+/// Returns the mean of the neighbourhood of each value: a twentieth of the values, 3 to 101. Values
+/// outside the range from `low` to `high` are left out. Returns `None` if there are fewer than
+/// [`SMOOTHED_FROM`] points.
 ///
 /// The neighbourhood is symmetric, so the line is not delayed. It is smaller at the ends, so the line
 /// starts and ends like the values.

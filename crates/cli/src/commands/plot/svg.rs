@@ -82,7 +82,7 @@ struct Canvas {
 impl Canvas {
     fn new(x_axis: Axis, y_axis: Axis) -> Self {
         let (width, height) = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM);
-        // Half the width of a line and of a dot may be outside the axes.
+        // The clip area is 4 units larger on each side, so that dots on the axes are not cut.
         let (x, y, width, height) = (LEFT - 4.0, TOP - 4.0, width + 8.0, height + 8.0);
         let text = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
@@ -98,7 +98,8 @@ impl Canvas {
     fn place(&self, (step, value): PlotPoint) -> (f64, f64) {
         let x = LEFT + (WIDTH - LEFT - RIGHT) * self.x_axis.position(step);
         let y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * self.y_axis.position(value);
-        // Renderers use 32-bit numbers; the clip path hides everything outside the axes.
+        // Renderers use 32-bit numbers, which overflow for extreme values. The clip path hides
+        // everything outside the axes anyway.
         (x, y.clamp(-HEIGHT, 2.0 * HEIGHT))
     }
 

@@ -1,4 +1,4 @@
-//! [`TerminalPlot`]: a plot made of characters. Those of braille have two by four dots each.
+//! [`TerminalPlot`]: a plot made of characters: braille, with two by four dots each, or ASCII.
 
 use std::fmt::Write as _;
 

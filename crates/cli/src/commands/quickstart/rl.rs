@@ -64,8 +64,8 @@ struct StoryComparison {
     response: BeforeAfter<String>,
 }
 
-/// Returns 1 if the text contains the word exactly once. Otherwise a text of nothing but the word
-/// would have the highest reward.
+/// Returns whether the text contains the word exactly once, which is rewarded with 1. If repetitions
+/// were rewarded, the model would learn to write nothing but the word.
 fn reward(completion: &Completion) -> bool {
     completion.text.matches(WORD).count() == 1
 }

@@ -29,7 +29,7 @@ use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::reference::{
-    CheckpointReference, CheckpointUse, find_folder, remember_folder, run_metadata,
+    CheckpointReference, CheckpointUse, RunFolderKind, find_folder, remember_folder, run_metadata,
 };
 
 use super::run_args::resume_text;
@@ -37,15 +37,12 @@ use super::train::data;
 use super::train::progress::TrainProgress;
 use super::train::source::{DataFile, RunInputs, STDIN_COPY};
 use super::train::state::SettingChange;
-use super::train::{examples, state as train_state};
+use super::train::{RETRY_FOR, examples, state as train_state};
 pub(crate) use args::RlArgs;
 use logs::RunLogs;
 use rewards::RewardOption;
 use state::RlRunState;
 use summary::EndedRun;
-
-/// Default time to retry temporary failures for, as for `tinkex train`.
-const RETRY_FOR: Duration = Duration::from_secs(300);
 
 /// Run that is ready to start.
 struct PreparedRun {
@@ -66,7 +63,8 @@ pub(super) async fn run(
     context.settings.default_retry_for(RETRY_FOR);
     let interrupt = context.environment.interrupt.clone();
     let prepared = interrupt.run_until(1, Box::pin(prepare(context, args))).await?;
-    let run = resume_text(context, &prepared.folder, prepared.state.name.as_deref());
+    let name = prepared.state.name.as_deref();
+    let run = resume_text(context, RunFolderKind::Rl, &prepared.folder, name);
     let resume = format!("tinkex rl --resume {run}{}", context.server_flags());
     let executed = execute(context, &prepared.folder, &prepared.service, prepared.rl);
     let done = match Box::pin(executed).await {
@@ -97,7 +95,8 @@ async fn prepare(
     args: RlArgs,
 ) -> Result<PreparedRun, CommandError> {
     let find = |text: &String| {
-        find_folder(&context.environment.variables, &context.environment.folder, text)
+        let (variables, here) = (&context.environment.variables, &context.environment.folder);
+        find_folder(variables, here, text, RunFolderKind::Rl)
     };
     let resume = args.resume.as_ref().map(find).transpose()?;
     let mut new = args.run.clone();
@@ -163,8 +162,9 @@ async fn prepare(
         (Some(folder), Some(mut state)) => {
             if config.steps != old_steps {
                 let steps = config.steps;
-                context.notice(&format!("changing the run from {old_steps} to {steps} steps"));
                 let at = RlRunState::finished_steps(&folder);
+                train_state::check_steps(steps, at)?;
+                context.notice(&format!("changing the run from {old_steps} to {steps} steps"));
                 state.changes.push(SettingChange::of_steps(at, old_steps, steps));
             }
             state.settings = config;

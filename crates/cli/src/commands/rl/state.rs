@@ -87,7 +87,8 @@ impl RlRunState {
         if state.version != VERSION {
             let message =
                 format!("cannot read {shown}: unsupported format version {}", state.version);
-            return Err(CommandError::new(Exit::Failed, message));
+            return Err(CommandError::new(Exit::Failed, message)
+                .hint("Resume the run with the version of tinkex that started it."));
         }
         Ok(state)
     }

@@ -20,7 +20,7 @@ use super::source::InputFile;
 /// Maximum number of invalid lines to report.
 const MAX_REPORTED: usize = 5;
 
-/// What a file contains.
+/// Examples of a file, and how they were read.
 #[derive(Clone, Debug)]
 pub(crate) struct FileExamples<T> {
     pub(crate) examples: Vec<T>,
@@ -193,7 +193,7 @@ fn read_records(
     for record in Records::new(file.open()?) {
         let (line, rejected) = match record {
             Ok(record) => (record.line, read(&record).err()),
-            Err(error) => (error.line, Some((error.reason, Advice::Layout))),
+            Err(error) => (error.line, Some((error.reason, error.advice))),
         };
         invalid.extend(rejected.map(|(reason, advice)| InvalidRecord { line, reason, advice }));
     }
@@ -232,10 +232,14 @@ fn with_hint(error: InvalidFile, file: &InputFile, formats: &str) -> CommandErro
         Some(Advice::Encoding) => format!(
             "Convert the file to UTF-8, for example from Latin-1: iconv -f latin1 -t utf-8 {} > \
              utf8.jsonl",
-            format::shell_quote(&file.name)
+            file.shell_name()
         ),
         Some(Advice::Layout) => {
             format!("Write each example on one line, or the whole file as a JSON array. {formats}")
+        }
+        Some(Advice::Damaged) => {
+            "Check that the file is complete, for example that its download has finished."
+                .to_owned()
         }
         Some(Advice::Length) => "Raise --max-tokens, or shorten the examples.".to_owned(),
         Some(Advice::UseDpo) => "Pass --method dpo to learn from preference pairs.".to_owned(),
@@ -248,6 +252,7 @@ fn with_hint(error: InvalidFile, file: &InputFile, formats: &str) -> CommandErro
 fn empty_file(file: &InputFile) -> CommandError {
     file.error("it contains no examples")
 }
+
 /// Splits the examples into training and held-out ones. `fraction` of them, rounded up and chosen by
 /// `seed`, are held out.
 pub(crate) fn split<T>(

@@ -1,8 +1,8 @@
 //! [`RunEstimate`]: time and cost of a run, for `--dry-run`.
 
 use serde::Serialize;
-use tinkex::recipes::dpo;
-use tinkex::{AdamParams, LossFn, ServiceClient};
+use tinkex::recipes::{TrainExample, dpo};
+use tinkex::{AdamParams, LossFn, ServiceClient, TrainingClient};
 use tokio::time::Instant;
 
 use crate::context::CommandContext;
@@ -15,7 +15,7 @@ use super::examples::Examples;
 use super::run;
 use super::state::RunConfig;
 
-/// A measured step of at most this many seconds is repeated: the first one prepares memory.
+/// A first step of at most this many seconds is repeated, because it also allocates memory.
 const REPEAT_BELOW: f64 = 10.0;
 
 /// Time and cost of a run.
@@ -39,7 +39,7 @@ struct MeasuredStep {
 }
 
 impl RunEstimate {
-    /// Estimates a run that has `remaining` tokens to train on from step `from` on.
+    /// Estimates the steps of a run from step `from` on. `price` is in USD per million tokens.
     ///
     /// On a server on this machine, trains a new model for one step, measures its time, ends the
     /// session and deletes the run. Other servers are not used, because steps cost money there.
@@ -100,7 +100,7 @@ impl RunEstimate {
     }
 }
 
-/// Trains a new model for one step and returns the time.
+/// Trains a new model for one step, and deletes it.
 async fn measure(
     context: &mut CommandContext<'_>,
     service: &ServiceClient,
@@ -112,6 +112,22 @@ async fn measure(
     let batch: Vec<_> = batch.into_iter().map(|index| &examples.train[index]).collect();
     let tokens = batch.iter().map(|example| example.tokens).sum();
     let model = run::create_model(context, service, config, None, None).await?;
+    let seconds = time_step(&model, config, &batch).await;
+    // The server does not delete the run of an open session. Ending the session closes `service`,
+    // so the deletion needs another client. Servers that cannot delete runs keep an empty one.
+    service.finish(&Ok::<(), CommandError>(())).await;
+    if let Ok(client) = context.client().await {
+        let _ = client.rest().delete_training_run(model.model_id().clone()).await;
+    }
+    Ok(MeasuredStep { examples: batch.len(), tokens, seconds: seconds? })
+}
+
+/// Returns the seconds of a training step on `batch`.
+async fn time_step(
+    model: &TrainingClient,
+    config: &RunConfig,
+    batch: &[&TrainExample],
+) -> Result<f64, CommandError> {
     let step = || {
         let data = batch.iter().flat_map(|example| example.data.clone()).collect();
         let loss = match config.beta {
@@ -129,10 +145,5 @@ async fn measure(
             break;
         }
     }
-    let run = model.model_id().clone();
-    service.finish(&Ok::<(), CommandError>(())).await;
-    // Only the session that has ended prevents the deletion. Servers that cannot delete runs keep
-    // an empty one.
-    let _ = context.client().await?.rest().delete_training_run(run).await;
-    Ok(MeasuredStep { examples: batch.len(), tokens, seconds })
+    Ok(seconds)
 }

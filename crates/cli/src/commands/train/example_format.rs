@@ -56,6 +56,8 @@ pub(super) enum Advice {
     Encoding,
     /// Write each example on one line, or a JSON array.
     Layout,
+    /// Replace the file, which cannot be read to its end.
+    Damaged,
     /// Shorten the example or raise the limit.
     Length,
     /// Pass `--method dpo`.
@@ -120,16 +122,15 @@ pub(super) fn example(record: &[u8]) -> Result<(ExampleFormat, Cow<'_, [u8]>), R
     }
     if let Some(turns) = fields.get("conversations").filter(|_| has("conversations")) {
         let messages = share_gpt(turns, field(&fields, "system")).map_err(wrong)?;
-        return Ok((
-            ExampleFormat::ShareGpt,
-            conversation(&messages, field(&fields, "tools")).into(),
-        ));
+        let line = conversation(&messages, field(&fields, "tools")).map_err(wrong)?;
+        return Ok((ExampleFormat::ShareGpt, line.into()));
     }
     match (has("instruction"), has("output")) {
         (true, true) => {
             let mut messages = alpaca_prompt(&fields).map_err(wrong)?;
             messages.push(message("assistant", &text(&fields, "output").map_err(wrong)?));
-            return Ok((ExampleFormat::Alpaca, conversation(&messages, None).into()));
+            let line = conversation(&messages, None).map_err(wrong)?;
+            return Ok((ExampleFormat::Alpaca, line.into()));
         }
         (true, false) => return Err(missing("instruction", "output")),
         _ => {}
@@ -249,25 +250,26 @@ fn alpaca_prompt(fields: &Fields) -> Result<Vec<Value>, String> {
     Ok(system.into_iter().chain([message("user", &request)]).collect())
 }
 
-/// Writes a conversation as a record. `tools` keeps its text, because the order of its fields
-/// matters.
-fn conversation(messages: &[Value], tools: Option<&RawValue>) -> Vec<u8> {
+/// Writes a conversation as one line. `tools` is JSON, or a string with JSON, as in some datasets.
+/// Its text is kept, because the order of its fields matters.
+fn conversation(messages: &[Value], tools: Option<&RawValue>) -> Result<Vec<u8>, String> {
     let messages = Value::from(messages);
-    match tools.filter(|tools| tools.get() != "null") {
-        None => json!({ "messages": messages }).to_string().into_bytes(),
-        // Datasets contain the tools as JSON or as a string with JSON.
-        Some(tools) => match parse(tools) {
-            Value::String(text) if text.trim().is_empty() => conversation_without_tools(&messages),
-            Value::String(text) => {
-                format!("{{\"messages\":{messages},\"tools\":{text}}}").into_bytes()
-            }
-            _ => format!("{{\"messages\":{messages},\"tools\":{tools}}}").into_bytes(),
-        },
-    }
-}
-
-fn conversation_without_tools(messages: &Value) -> Vec<u8> {
-    json!({ "messages": messages }).to_string().into_bytes()
+    let tools = match tools.map(parse) {
+        None | Some(Value::Null) => None,
+        Some(Value::String(text)) if text.trim().is_empty() => None,
+        Some(Value::String(text)) => {
+            let json: &RawValue = serde_json::from_str(&text)
+                .map_err(|_| "\"tools\": expected a list, or a string with JSON".to_owned())?;
+            // Strings contain no line breaks, so these are white space.
+            Some(json.get().replace(['\n', '\r'], " "))
+        }
+        Some(_) => tools.map(|tools| tools.get().to_owned()),
+    };
+    let line = match tools {
+        None => json!({ "messages": messages }).to_string(),
+        Some(tools) => format!("{{\"messages\":{messages},\"tools\":{tools}}}"),
+    };
+    Ok(line.into_bytes())
 }
 
 /// Converts the turns of a ShareGPT conversation to messages.
@@ -430,13 +432,14 @@ mod tests {
                 ] })),
             ),
             (
-                json!({ "conversations": turns, "tools": "[{\"z\": 1, \"a\": 2}]" }),
+                json!({ "conversations": turns, "tools": "[\n  {\"z\": 1, \"a\": 2}\n]\n" }),
                 ShareGpt,
                 Some(json!({ "messages": turns, "tools": [{ "z": 1, "a": 2 }] })),
             ),
         ] {
             let bytes = record.to_string();
             let (found, converted) = example(bytes.as_bytes()).unwrap();
+            assert!(!converted.contains(&b'\n'), "{bytes}: several lines");
             let converted: Value = serde_json::from_slice(&converted).unwrap();
             assert_eq!((found, converted), (format, expected.unwrap_or(record)), "{bytes}");
         }
@@ -485,6 +488,11 @@ mod tests {
             (
                 br#"{"conversations": [{"from": "gpt"}]}"#,
                 r#"conversations[0]: expected "from" and "value", found "from""#,
+                Advice::Formats,
+            ),
+            (
+                br#"{"conversations": [], "tools": "search"}"#,
+                r#""tools": expected a list, or a string with JSON"#,
                 Advice::Formats,
             ),
             (br#"{"text": 5}"#, r#""text": expected a string, found a number"#, Advice::Formats),

@@ -20,7 +20,7 @@ use super::example_format::ExampleFormat;
 use super::source::{InputFile, RunInputs};
 use super::state::{RunConfig, TrainMethod};
 
-/// Default number of checkpoints and of evaluations in a run.
+/// Default number of checkpoints, of evaluations and of answers to each prompt in a run.
 const INTERVALS: u64 = 10;
 
 /// Returns the named base model or, with `--local`, the built-in one.
@@ -128,7 +128,7 @@ fn default_learning_rate(model: &str, method: TrainMethod) -> f64 {
 /// Default β of DPO.
 const DEFAULT_BETA: f64 = 0.1;
 
-/// Examples of all files, and what the plan says about them.
+/// Examples of all files, their formats, and the number of truncated ones.
 struct SplitExamples<T> {
     train: Vec<T>,
     eval: Vec<T>,
@@ -136,8 +136,8 @@ struct SplitExamples<T> {
     truncated: TruncatedCounts,
 }
 
-/// Reads the training files and the evaluation file, or holds out a part of the training examples.
-/// `is_truncated` tells whether an example was truncated.
+/// Reads the training files and the evaluation file with `read`. Without an evaluation file, holds
+/// out a part of the training examples.
 fn read_split<T>(
     config: &RunConfig,
     inputs: &RunInputs,
@@ -329,17 +329,23 @@ impl Examples {
         let rate = format!("{:e}, {:?}", config.learning_rate, config.schedule);
         table.property("Learning rate", rate.to_lowercase());
         let interval = |steps: u64| match steps {
-            0 => "never".to_owned(),
             1 => "every step".to_owned(),
             steps => format!("every {steps} steps"),
         };
         table.property(
             "Evaluation",
-            if self.eval.is_empty() { interval(0) } else { interval(config.eval_every) },
+            match config.eval_every {
+                _ if self.eval.is_empty() => "never".to_owned(),
+                0 => "before and after the run".to_owned(),
+                steps => interval(steps),
+            },
         );
         table.property(
             "Checkpoints",
-            format!("{}, keeping the last {}", interval(config.save_every), config.keep),
+            match config.save_every {
+                0 => "at the end".to_owned(),
+                steps => format!("{}, keeping the last {}", interval(steps), config.keep),
+            },
         );
         estimate.describe(&mut table);
         let json = json!({

@@ -16,10 +16,10 @@ pub(crate) type StepMetrics = BTreeMap<String, f64>;
 /// Metrics of a run.
 #[derive(Debug, Default)]
 pub(crate) struct MetricsLog {
-    /// Open file and its path for messages; `None` in tests of the plot.
-    pub(super) file: Option<(StepLog, String)>,
-    /// The same metrics for TensorBoard.
-    events: Option<EventLog>,
+    /// Open `metrics.jsonl`, and its path for messages.
+    file: Option<(StepLog, String)>,
+    /// Open event file with the same metrics, and its path for messages.
+    events: Option<(EventLog, String)>,
     pub(crate) steps: Vec<StepLine>,
     pub(crate) evals: Vec<EvalLine>,
 }
@@ -77,9 +77,10 @@ impl MetricsLog {
     /// Also writes the metrics to an event file in `folder`.
     pub(crate) fn with_events(mut self, folder: &Path, from: u64) -> Result<Self, CommandError> {
         let path = folder.join(EVENT_FILE);
-        let events = EventLog::open(&path, from);
-        let events = events.map_err(|error| CommandError::file("write", path.display(), &error))?;
-        self.events = Some(events);
+        let shown = path.display().to_string();
+        let events = EventLog::open(&path, from)
+            .map_err(|error| CommandError::file("write", &shown, &error))?;
+        self.events = Some((events, shown));
         Ok(self)
     }
 
@@ -116,10 +117,10 @@ impl MetricsLog {
         values: &[(&str, f64)],
         metrics: &StepMetrics,
     ) -> Result<(), CommandError> {
-        let Some(events) = &mut self.events else { return Ok(()) };
+        let Some((events, shown)) = &mut self.events else { return Ok(()) };
         let metrics = metrics.iter().map(|(name, value)| (name.as_str(), *value));
         let written = events.append(step, prefix, values.iter().copied().chain(metrics));
-        written.map_err(|error| CommandError::file("write", EVENT_FILE, &error))
+        written.map_err(|error| CommandError::file("write", shown, &error))
     }
 
     /// Returns the number of tokens in all steps.

@@ -1,4 +1,4 @@
-//! `tinkex train`: supervised fine-tuning from a file.
+//! `tinkex train`: supervised fine-tuning and preference optimization (DPO) on files.
 //!
 //! | Module | Contents |
 //! |---|---|
@@ -32,7 +32,7 @@ use tinkex::recipes::TrainPlan;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
-use crate::reference::{CheckpointReference, CheckpointUse, find_folder};
+use crate::reference::{CheckpointReference, CheckpointUse, RunFolderKind, find_folder};
 
 pub(crate) use args::{TrainArgs, usage_hint};
 use estimate::RunEstimate;
@@ -43,9 +43,9 @@ use samples::{SAMPLES_FILE, TrainingSamples};
 use source::{DataFile, InputFile, RunInputs};
 use state::{LogTarget, RunState};
 
-/// Default time to retry temporary failures for. It is longer than for other commands, because a run
-/// is often unattended and expensive to repeat.
-const RETRY_FOR: Duration = Duration::from_secs(300);
+/// Default time to retry temporary failures of `tinkex train` and `tinkex rl` for. It is longer than
+/// for other commands, because a run is often unattended and expensive to repeat.
+pub(super) const RETRY_FOR: Duration = Duration::from_secs(300);
 
 pub(super) async fn run(
     context: &mut CommandContext<'_>,
@@ -75,7 +75,8 @@ async fn prepare(
     }
     let plot = args.plot.map(|file| context.environment.path(&file));
     let find = |text: &String| {
-        find_folder(&context.environment.variables, &context.environment.folder, text)
+        let (variables, here) = (&context.environment.variables, &context.environment.folder);
+        find_folder(variables, here, text, RunFolderKind::Train)
     };
     let resume = args.resume.as_ref().map(find).transpose()?;
     let mut old = resume.as_deref().map(RunState::load).transpose()?;

@@ -2,7 +2,9 @@
 
 use std::io::{self, BufRead, Read as _};
 
-/// Maximum length of a record in bytes.
+use super::example_format::Advice;
+
+/// Maximum length of a record in bytes: 256 MiB.
 const MAX_RECORD: usize = 256 << 20;
 
 /// JSON value of a file. It may be invalid: only its end is known.
@@ -32,12 +34,13 @@ enum Layout {
     End,
 }
 
-/// Reason why a file is neither JSON Lines nor a JSON array.
+/// Error that ends the records: the file cannot be read, or is neither JSON Lines nor a JSON array.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct LayoutError {
+pub(super) struct RecordsError {
     /// Number of the line, from 1.
     pub(super) line: u64,
     pub(super) reason: String,
+    pub(super) advice: Advice,
 }
 
 impl<R: BufRead> Records<R> {
@@ -45,17 +48,19 @@ impl<R: BufRead> Records<R> {
         Self { reader, line: 1, layout: Layout::Unknown }
     }
 
-    fn error<T>(&mut self, reason: impl Into<String>) -> Result<T, LayoutError> {
+    fn error<T>(&mut self, reason: impl Into<String>) -> Result<T, RecordsError> {
         self.layout = Layout::End;
-        Err(LayoutError { line: self.line, reason: reason.into() })
+        Err(RecordsError { line: self.line, reason: reason.into(), advice: Advice::Layout })
     }
 
-    fn failed<T>(&mut self, error: &io::Error) -> Result<T, LayoutError> {
-        self.error(format!("cannot read on: {error}"))
+    fn failed<T>(&mut self, error: &io::Error) -> Result<T, RecordsError> {
+        self.layout = Layout::End;
+        let reason = format!("cannot read the rest of the file: {error}");
+        Err(RecordsError { line: self.line, reason, advice: Advice::Damaged })
     }
 
     /// Returns the next byte without consuming it.
-    fn peek(&mut self) -> Result<Option<u8>, LayoutError> {
+    fn peek(&mut self) -> Result<Option<u8>, RecordsError> {
         loop {
             match self.reader.fill_buf() {
                 Ok(bytes) => return Ok(bytes.first().copied()),
@@ -66,7 +71,7 @@ impl<R: BufRead> Records<R> {
     }
 
     /// Consumes white space and returns the byte after it.
-    fn skip_space(&mut self) -> Result<Option<u8>, LayoutError> {
+    fn skip_space(&mut self) -> Result<Option<u8>, RecordsError> {
         while let Some(byte) = self.peek()? {
             if !byte.is_ascii_whitespace() {
                 return Ok(Some(byte));
@@ -78,7 +83,7 @@ impl<R: BufRead> Records<R> {
     }
 
     /// Determines the layout by the first character.
-    fn start(&mut self) -> Result<(), LayoutError> {
+    fn start(&mut self) -> Result<(), RecordsError> {
         for expected in b"\xEF\xBB\xBF" {
             if self.peek()? == Some(*expected) {
                 self.reader.consume(1);
@@ -94,7 +99,7 @@ impl<R: BufRead> Records<R> {
         Ok(())
     }
 
-    fn next_line(&mut self) -> Result<Option<Record>, LayoutError> {
+    fn next_line(&mut self) -> Result<Option<Record>, RecordsError> {
         loop {
             let mut json = Vec::new();
             let mut line = self.reader.by_ref().take(MAX_RECORD as u64 + 1);
@@ -107,7 +112,7 @@ impl<R: BufRead> Records<R> {
                 return Ok(None);
             }
             if json.len() > MAX_RECORD {
-                return self.error(format!("the line has more than {MAX_RECORD} bytes"));
+                return self.error("the line is longer than 256 MiB");
             }
             let record = Record { line: self.line, json };
             self.line += 1;
@@ -117,7 +122,7 @@ impl<R: BufRead> Records<R> {
         }
     }
 
-    fn next_element(&mut self, after_element: bool) -> Result<Option<Record>, LayoutError> {
+    fn next_element(&mut self, after_element: bool) -> Result<Option<Record>, RecordsError> {
         let mut next = self.skip_space()?;
         if after_element && next == Some(b',') {
             self.reader.consume(1);
@@ -148,7 +153,7 @@ impl<R: BufRead> Records<R> {
     }
 
     /// Reads an element up to the comma, bracket or white space after it.
-    fn element(&mut self) -> Result<Record, LayoutError> {
+    fn element(&mut self) -> Result<Record, RecordsError> {
         let (first_line, mut json) = (self.line, Vec::new());
         let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
         while let Some(byte) = self.peek()? {
@@ -157,11 +162,11 @@ impl<R: BufRead> Records<R> {
                 break;
             }
             self.reader.consume(1);
-            // Outside of strings, a line break is white space. Readers of JSON Lines would end there.
+            // Replace line breaks between tokens: the record is read as one line of JSON Lines.
             let is_break = !in_string && matches!(byte, b'\n' | b'\r');
             json.push(if is_break { b' ' } else { byte });
             if json.len() > MAX_RECORD {
-                return self.error(format!("an element has more than {MAX_RECORD} bytes"));
+                return self.error("the element is longer than 256 MiB");
             }
             self.line += u64::from(byte == b'\n');
             match byte {
@@ -182,7 +187,7 @@ impl<R: BufRead> Records<R> {
 }
 
 impl<R: BufRead> Iterator for Records<R> {
-    type Item = Result<Record, LayoutError>;
+    type Item = Result<Record, RecordsError>;
 
     /// Returns the next record. An error is the last item.
     fn next(&mut self) -> Option<Self::Item> {

@@ -17,7 +17,7 @@ use crate::commands::run_args::resume_text;
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
-use crate::reference::{parse_path, remember_folder, run_metadata};
+use crate::reference::{RunFolderKind, parse_path, remember_folder, run_metadata};
 
 use super::data;
 use super::event_log::EVENT_FILE;
@@ -51,8 +51,8 @@ pub(super) struct RunOutcome {
     truncated: TruncatedCounts,
 }
 
-/// Creates the model to train, or loads it from the last checkpoint. Loading a large base model takes
-/// a while, which a notice says.
+/// Creates the model to train, or loads it from the last checkpoint `saved`. A notice says that the
+/// base model is being loaded if this takes longer than [`QUIET_LOAD`].
 pub(super) async fn create_model(
     context: &mut CommandContext<'_>,
     service: &ServiceClient,
@@ -312,13 +312,14 @@ impl ActiveRun {
         self.state.plot.clone().unwrap_or_else(|| self.folder.join("loss.svg"))
     }
 
-    /// Closes the session and reports the outcome.
+    /// Reports the outcome. Ends the session, unless the run failed.
     pub(super) async fn finish(
         self,
         context: &mut CommandContext<'_>,
         outcome: Result<RunOutcome, CommandError>,
     ) -> Result<Exit, CommandError> {
-        let run = resume_text(context, &self.folder, self.state.name.as_deref());
+        let name = self.state.name.as_deref();
+        let run = resume_text(context, RunFolderKind::Train, &self.folder, name);
         let resume = format!("tinkex train --resume {run}{}", context.server_flags());
         let outcome = match outcome {
             Ok(outcome) => outcome,

@@ -13,6 +13,9 @@ use crate::error::CommandError;
 /// Name of the file in a run folder that keeps what was read from standard input.
 pub(crate) const STDIN_COPY: &str = "stdin.jsonl";
 
+/// Name of standard input in messages.
+const STDIN_NAME: &str = "standard input";
+
 /// What the examples of a file are used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DataFile {
@@ -48,7 +51,7 @@ impl InputFile {
 
     /// Creates the input of a file that contains what was read from standard input.
     pub(crate) fn of_stdin(kind: DataFile, copy: &Path) -> Self {
-        Self { path: copy.to_owned(), name: "standard input".to_owned(), kind }
+        Self { path: copy.to_owned(), name: STDIN_NAME.to_owned(), kind }
     }
 
     /// Describes the file in a message: `training file examples.jsonl`.
@@ -56,12 +59,20 @@ impl InputFile {
         format!("{} {}", self.kind.as_str(), self.name)
     }
 
+    /// Returns the path for a command line, or `FILE` for standard input.
+    pub(super) fn shell_name(&self) -> String {
+        match self.name.as_str() {
+            STDIN_NAME => "FILE".to_owned(),
+            name => crate::format::shell_quote(name),
+        }
+    }
+
     /// Creates an error about the file: `cannot read {file}: {reason}`.
     pub(crate) fn error(&self, reason: &str) -> CommandError {
         CommandError::usage(format!("cannot read {}: {reason}", self.describe()))
     }
 
-    /// Checks that the file exists, can be read and contains text.
+    /// Checks that the file can be opened and is not of an unsupported format.
     pub(crate) fn check(&self) -> Result<(), CommandError> {
         self.open().map(|_| ())
     }
@@ -80,14 +91,17 @@ impl InputFile {
         // Before the file is opened: opening a pipe waits for its writer.
         let metadata = std::fs::metadata(&self.path).map_err(failed)?;
         if metadata.is_dir() {
-            return Err(self.error("it is a folder").hint(
-                "Pass a JSON Lines file. To resume the run in a folder, pass --resume DIR.",
-            ));
+            return Err(self.error("it is a folder").hint(match self.kind {
+                DataFile::Evaluation => "Pass a JSON Lines file.",
+                DataFile::Training | DataFile::Prompts => {
+                    "Pass a JSON Lines file. To resume the run in a folder, pass --resume DIR."
+                }
+            }));
         }
         if !metadata.is_file() {
             return Err(self
                 .error("it is a pipe or a device")
-                .hint("Pass - to read a pipe: COMMAND | tinkex train - …"));
+                .hint("Pass - as the file to read a pipe from standard input."));
         }
         let mut file = File::open(&self.path).map_err(failed)?;
         let mut start = Vec::new();
@@ -110,7 +124,7 @@ impl InputFile {
 
     /// Recognizes files that are not text: what was found, and how to convert it.
     fn unsupported(&self, start: &[u8]) -> Option<(&'static str, String)> {
-        let name = crate::format::shell_quote(&self.name);
+        let name = self.shell_name();
         let pandas = |function: &str| {
             format!(
                 "Convert it to JSON Lines, for example with pandas: python3 -c 'import pandas, sys; \
@@ -132,20 +146,20 @@ impl InputFile {
             }
             [0xFD, b'7', b'z', b'X', b'Z', ..] => (
                 "it is compressed with xz",
-                format!("Decompress it and read standard input: xz -dc {name} | tinkex train - …"),
+                format!("Decompress it to a pipe and pass - as the file: xz -dc {name} | …"),
             ),
             [b'B', b'Z', b'h', ..] => (
                 "it is compressed with bzip2",
-                format!(
-                    "Decompress it and read standard input: bzip2 -dc {name} | tinkex train - …"
-                ),
+                format!("Decompress it to a pipe and pass - as the file: bzip2 -dc {name} | …"),
             ),
             [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..] => (
                 "it is UTF-16",
                 format!("Convert it to UTF-8: iconv -f utf-16 -t utf-8 {name} > examples.jsonl"),
             ),
             _ if matches!(&*extension, "csv" | "tsv") && !matches!(start, [b'{' | b'[', ..]) => {
-                ("it is a table, not JSON Lines", pandas("read_csv"))
+                // `read_table` separates columns at tabs.
+                let function = if extension == "tsv" { "read_table" } else { "read_csv" };
+                ("it is a table, not JSON Lines", pandas(function))
             }
             _ => return None,
         })
@@ -239,7 +253,7 @@ impl RunInputs {
     }
 }
 
-/// Copies standard input to a temporary file, which may be larger than the memory.
+/// Copies standard input, which may be larger than the memory, to a temporary file.
 async fn copy_stdin(context: &mut CommandContext<'_>) -> Result<NamedTempFile, CommandError> {
     let failed = |error: io::Error| CommandError::file("read", "standard input", &error);
     if context.environment.terminals.input {
@@ -251,8 +265,8 @@ async fn copy_stdin(context: &mut CommandContext<'_>) -> Result<NamedTempFile, C
     Ok(copy)
 }
 
-/// Writes a list of paths as one string if it has one path, as run folders of earlier versions have
-/// it.
+/// Serializes a list with one path as a string. Earlier versions, which supported one file only,
+/// wrote run folders in this form.
 pub(crate) mod one_or_many {
     use std::path::PathBuf;
 
@@ -335,6 +349,7 @@ mod tests {
             ("a.bz2", b"BZh91AY", "it is compressed with bzip2", "bzip2 -dc "),
             ("a.jsonl", b"\xFF\xFE{\0", "it is UTF-16", "iconv -f utf-16"),
             ("a.csv", b"prompt,c", "it is a table, not JSON Lines", "pandas.read_csv("),
+            ("a.tsv", b"prompt\tc", "it is a table, not JSON Lines", "pandas.read_table("),
         ] {
             let error = input(folder.path(), name, start).check().unwrap_err();
             assert!(error.to_string().ends_with(&format!(": {found}")), "{error}");

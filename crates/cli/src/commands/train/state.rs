@@ -25,7 +25,7 @@ pub(crate) struct RunState {
     /// Settings that a resumption changed, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) changes: Vec<SettingChange>,
-    /// Checksum of the training file at the start of the run.
+    /// Checksum of the training files at the start of the run.
     digest: String,
     /// Checksum of the evaluation file, if there is one.
     #[serde(default)]
@@ -123,7 +123,7 @@ pub(crate) enum TrainMethod {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LogTarget {
-    /// An event file, which other programs import as well
+    /// Event file of TensorBoard, which other programs import as well
     Tensorboard,
 }
 
@@ -216,11 +216,13 @@ impl RunState {
         })?;
         let state: Self = serde_json::from_slice(&bytes).map_err(|error| {
             CommandError::new(Exit::Failed, format!("cannot parse {shown}: {error}"))
+                .hint("Resume a run of `tinkex rl` with `tinkex rl --resume`.")
         })?;
         if state.version != VERSION {
             let message =
                 format!("cannot read {shown}: unsupported format version {}", state.version);
-            return Err(CommandError::new(Exit::Failed, message));
+            return Err(CommandError::new(Exit::Failed, message)
+                .hint("Resume the run with the version of tinkex that started it."));
         }
         Ok(state)
     }
@@ -237,18 +239,13 @@ impl RunState {
     ///
     /// # Errors
     ///
-    /// Returns a usage error if the run has finished as many steps already.
+    /// Returns a usage error if the run has already finished `steps` steps.
     pub(crate) fn change_steps(&mut self, steps: u64) -> Result<(), CommandError> {
         let (done, old) = (self.step(), self.settings.steps);
         if steps == old {
             return Ok(());
         }
-        if steps <= done {
-            let message =
-                format!("cannot resume the run with {steps} steps: it has finished {done}");
-            return Err(CommandError::usage(message)
-                .hint(format!("Pass --steps with a number above {done}.")));
-        }
+        check_steps(steps, done)?;
         self.changes.push(SettingChange::of_steps(done, old, steps));
         self.settings.steps = steps;
         self.finished = false;
@@ -259,6 +256,15 @@ impl RunState {
     pub(crate) fn step(&self) -> u64 {
         self.saved.last().map_or(0, |saved| saved.step)
     }
+}
+
+/// Checks that a resumed run which has finished `done` steps can be changed to `steps` steps.
+pub(crate) fn check_steps(steps: u64, done: u64) -> Result<(), CommandError> {
+    if steps > done {
+        return Ok(());
+    }
+    let message = format!("cannot resume the run with {steps} steps: it has finished {done}");
+    Err(CommandError::usage(message).hint(format!("Pass --steps with a number above {done}.")))
 }
 
 /// Locks a run folder against other processes until the lock is dropped.
