@@ -2,7 +2,7 @@
 //! folders. A session is silent if its client has sent no request and no heartbeat for the session
 //! timeout.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -177,7 +177,8 @@ pub(crate) fn end_sessions(
         Box::new(move |written| {
             if written.is_ok() {
                 let mut store = callback_state.store();
-                let mut sampled = Vec::new();
+                // Ordered, so that the upstreams get the same requests in every run.
+                let mut sampled = BTreeSet::new();
                 for record in &records {
                     let Record::Session(SessionRecord { id, end: Some(end), .. }) = record else {
                         continue;
