@@ -152,7 +152,7 @@ impl BaseModels {
             Some(_) | None => {}
         }
         let folder = self.tokenizer_folder(name);
-        let config = ModelConfig::read(&folder).ok();
+        let config = ModelConfig::read(folder.join("config.json")).ok();
         let mut usable = self.usable.write().unwrap_or_else(PoisonError::into_inner);
         // Look again with the lock: another upstream may have added the model meanwhile.
         let mut upstreams = match usable.get(name).map(|model| &model.source) {
@@ -461,6 +461,27 @@ mod tests {
     }
 
     const COMPLETE: &[&str] = &["config.json", "model.safetensors"];
+
+    /// The limits of an upstream's model come from its `config.json` in the hub cache.
+    #[cfg(feature = "upstream")]
+    #[test]
+    fn models_of_upstreams_have_the_limits_of_their_configuration() {
+        let hub = tempfile::tempdir().unwrap();
+        revision(hub.path(), "models--org--remote", "aaa", &["config.json"]);
+        let models = BaseModels::find(hub.path(), &[], Some(hub.path())).unwrap();
+        models.add_upstream(&"a".into(), "org/remote", None);
+        models.add_upstream(&"a".into(), "org/unknown", None);
+        let limits = |name| {
+            let model = models.get(name).unwrap();
+            (model.vocab_size(), model.known_context())
+        };
+        let config = ModelConfig::read(
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3/config.json"),
+        )
+        .unwrap();
+        assert_eq!(limits("org/remote"), (config.vocab_size, Some(config.max_positions)));
+        assert_eq!(limits("org/unknown"), (usize::MAX, None));
+    }
 
     #[test]
     fn hub_cache_models_are_found_by_repository_name() {

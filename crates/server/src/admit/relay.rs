@@ -8,8 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tinkex_engine::decode::StopConditions;
 use tinkex_wire::{
-    CheckpointKind, ForwardBackward, OptimParams, OptimStep, SampleRequest, SessionId, TensorData,
-    loss_input,
+    ForwardBackward, OptimParams, OptimStep, SampleRequest, SessionId, TensorData, loss_input,
 };
 
 use super::sampling::{EngineSample, engine_sample};
@@ -148,21 +147,6 @@ pub(super) fn step(
         )));
     }
     Ok(Some(ModelOperation::Relay { kind: RequestKind::OptimStep, body: body.clone() }))
-}
-
-/// Checks that the upstream of a run, if it has one, can save a checkpoint.
-pub(super) fn check_save(run: &RunRecord, operation: &ModelOperation) -> Result<(), ServerError> {
-    match (run.backend(), operation) {
-        (Backend::Upstream(name), ModelOperation::Save(save))
-            if save.path.kind() == CheckpointKind::External =>
-        {
-            Err(ServerError::invalid(format!(
-                "save_weights_external: upstream {name} cannot save for download; save weights for \
-                 sampling and download those"
-            )))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Returns the weights of a base model or of an adapter in `folder` if they are on an upstream.
