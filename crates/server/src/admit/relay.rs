@@ -8,7 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tinkex_engine::decode::StopConditions;
 use tinkex_wire::{
-    ForwardBackward, OptimParams, OptimStep, SampleRequest, SessionId, TensorData, loss_input,
+    ForwardBackward, OptimParams, OptimStep, OptimizerConfig, SampleRequest, SessionId, TensorData,
+    loss_input,
 };
 
 use super::sampling::{EngineSample, engine_sample};
@@ -29,15 +30,24 @@ pub(crate) struct UpstreamWeights {
 }
 
 /// Assigns a new run of a base model to an upstream; `None` if the engine has the model.
+///
+/// # Errors
+/// If no upstream serves the model, or the upstream does not have the optimizer.
 pub(super) fn assign(
     state: &ServerState,
     store: &Store,
     base: &BaseModel,
+    optimizer: &OptimizerConfig,
 ) -> Result<Option<UpstreamRun>, ServerError> {
     let ModelSource::Upstream(model) = &base.source else { return Ok(None) };
     let name = state.backends.choose(store, &model.upstreams).ok_or_else(|| {
         ServerError::not_found(format!("no upstream serves base model {:?}", base.name))
     })?;
+    if require(state, &name)?.status().losses.is_some() && optimizer.kind != "adamw" {
+        return Err(ServerError::invalid(format!(
+            "optimizer_config: upstream {name} has no optimizer except adamw"
+        )));
+    }
     Ok(Some(UpstreamRun { name: name.to_string(), model: None }))
 }
 
