@@ -42,9 +42,11 @@ def start_step(model, step):
 def finish_step(futures):
     """Waits for a training step and returns its loss."""
     forward_backward, optim_step = futures
-    loss = forward_backward.result().metrics["loss:sum"]
+    output = forward_backward.result()
     optim_step.result()
-    return loss
+    # SkyRL itself reports the losses of tokens only.
+    tokens = lambda: sum(float(part["elementwise_loss"].to_numpy().sum()) for part in output.loss_fn_outputs)
+    return output.metrics["loss:sum"] if "loss:sum" in output.metrics else tokens()
 
 
 def train(model, first, count):

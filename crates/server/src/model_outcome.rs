@@ -86,13 +86,17 @@ pub(crate) fn checkpoint_record(
     }
 }
 
-/// Returns the outcome of saving a checkpoint of `size` bytes. The response type depends on its
-/// kind.
+/// Returns the outcome of saving a checkpoint of `size` bytes, 0 if that is not known. The response
+/// type depends on its kind.
 pub(crate) fn saved_outcome(path: &TinkerPath, size: u64) -> Outcome {
     let address = path.to_string();
     match path.kind() {
         CheckpointKind::Training => Outcome::json(&WeightsSaved::new(address)),
         CheckpointKind::Sampler => Outcome::json(&SamplerWeightsSaved::named(address)),
-        CheckpointKind::External => Outcome::json(&ExternalWeightsSaved::new(address, size)),
+        CheckpointKind::External => {
+            let mut saved = ExternalWeightsSaved::new(address, size);
+            saved.size_bytes = (size > 0).then_some(size);
+            Outcome::json(&saved)
+        }
     }
 }

@@ -152,7 +152,7 @@ impl BaseModels {
             Some(_) | None => {}
         }
         let folder = self.tokenizer_folder(name);
-        let config = ModelConfig::read(&folder).ok();
+        let config = ModelConfig::read(folder.join("config.json")).ok();
         let mut usable = self.usable.write().unwrap_or_else(PoisonError::into_inner);
         // Look again with the lock: another upstream may have added the model meanwhile.
         let mut upstreams = match usable.get(name).map(|model| &model.source) {
@@ -166,15 +166,17 @@ impl BaseModels {
         usable.insert(name.to_owned(), Arc::new(model));
     }
 
-    /// Returns the folder with the tokenizer of an upstream's model: the name may be a folder of
-    /// this machine, or the name of a model in the hub cache.
+    /// Returns the folder with the tokenizer and the configuration of an upstream's model: the name
+    /// may be a folder of this machine, or the name of a model in the hub cache. Its weights need
+    /// not be cached.
     #[cfg(feature = "upstream")]
     fn tokenizer_folder(&self, name: &str) -> PathBuf {
-        let cached = self.hub_cache.as_deref().into_iter().flat_map(|hub| {
-            let models = HubCache::new(hub).models();
-            models.into_iter().filter(|(cached, _)| cached == name)
+        let cached = self.hub_cache.as_deref().and_then(|hub| {
+            let mut models = HubCache::new(hub).models().into_iter();
+            let (_, repo) = models.find(|(cached, _)| cached == name)?;
+            let main = || repo.commit("main").map(|commit| repo.snapshot(&commit));
+            repo.model_folder().or_else(|| main().filter(|folder| folder.is_dir()))
         });
-        let cached = cached.into_iter().find_map(|(_, repo)| repo.model_folder());
         cached.unwrap_or_else(|| PathBuf::from(name))
     }
 
@@ -461,6 +463,29 @@ mod tests {
     }
 
     const COMPLETE: &[&str] = &["config.json", "model.safetensors"];
+
+    /// The limits of an upstream's model come from its `config.json` in the hub cache.
+    #[cfg(feature = "upstream")]
+    #[test]
+    fn models_of_upstreams_have_the_limits_of_their_configuration() {
+        let hub = tempfile::tempdir().unwrap();
+        revision(hub.path(), "models--org--remote", "aaa", &["config.json"]);
+        std::fs::create_dir(hub.path().join("models--org--remote/refs")).unwrap();
+        std::fs::write(hub.path().join("models--org--remote/refs/main"), "aaa").unwrap();
+        let models = BaseModels::find(hub.path(), &[], Some(hub.path())).unwrap();
+        models.add_upstream(&"a".into(), "org/remote", None);
+        models.add_upstream(&"a".into(), "org/unknown", None);
+        let limits = |name| {
+            let model = models.get(name).unwrap();
+            (model.vocab_size(), model.known_context())
+        };
+        let config = ModelConfig::read(
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3/config.json"),
+        )
+        .unwrap();
+        assert_eq!(limits("org/remote"), (config.vocab_size, Some(config.max_positions)));
+        assert_eq!(limits("org/unknown"), (usize::MAX, None));
+    }
 
     #[test]
     fn hub_cache_models_are_found_by_repository_name() {

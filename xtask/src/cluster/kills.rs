@@ -18,6 +18,8 @@ use super::server::SkyrlServer;
 
 /// Number of steps of a run.
 pub(super) const STEPS: usize = 60;
+/// Number of steps after which `tinkex train` saves a checkpoint.
+const SAVE_EVERY: usize = 20;
 /// Number of times that the gateway is killed during a run.
 const GATEWAY_KILLS: u64 = 4;
 /// Number of times that the upstream is killed during a run. Its start takes most of the time.
@@ -72,7 +74,7 @@ impl<'a> Running<'a> {
         let output = folder.join("steps.txt");
         let process = match trainer {
             TrainingProgram::Sdk(sdk) => sdk.start_steps(url, model, STEPS, &output)?,
-            TrainingProgram::Tinkex => program.training("run", STEPS).spawn()?,
+            TrainingProgram::Tinkex => program.training("run", STEPS, SAVE_EVERY).spawn()?,
         };
         Ok(Self { trainer, process, program, output })
     }

@@ -10,6 +10,8 @@ use crate::step::{Step, XtaskError, target, tool};
 
 /// Number of steps of a run.
 const STEPS: usize = 12;
+/// Number of steps after which a checkpoint is saved.
+const SAVE_EVERY: usize = 3;
 /// Steps after which the run is killed: a checkpoint exists, and steps follow it.
 const STEPS_BEFORE_KILL: usize = 5;
 /// Time for the run to reach [`STEPS_BEFORE_KILL`].
@@ -43,7 +45,7 @@ impl Program {
 
     /// Trains a model from start to end.
     pub(super) fn train(&self) -> Result<String, XtaskError> {
-        self.training("run", STEPS).run()?;
+        self.training("run", STEPS, SAVE_EVERY).run()?;
         let losses = self.losses("run")?;
         let (Some((_, first)), Some((_, last))) = (losses.first(), losses.last()) else {
             return Err(XtaskError::new("the run has no metrics"));
@@ -70,7 +72,7 @@ impl Program {
 
     /// Kills a run once it has saved a checkpoint, and resumes it.
     pub(super) fn resume(&self) -> Result<String, XtaskError> {
-        let mut process = self.training("killed", STEPS).spawn()?;
+        let mut process = self.training("killed", STEPS, SAVE_EVERY).spawn()?;
         let start = Instant::now();
         while self.losses("killed").is_ok_and(|losses| losses.len() < STEPS_BEFORE_KILL) {
             let ended = process.try_wait().ok().flatten();
@@ -99,10 +101,10 @@ impl Program {
     }
 
     /// Returns the command that trains into the folder `run`.
-    pub(super) fn training(&self, run: &str, steps: usize) -> Step {
-        let steps = steps.to_string();
+    pub(super) fn training(&self, run: &str, steps: usize, save_every: usize) -> Step {
+        let (steps, save_every) = (steps.to_string(), save_every.to_string());
         self.tinkex(&["train", "--no-progress", "--rank", "8", "--steps", &steps])
-            .arguments(&["--batch-size", "4", "--save-every", "3", "--dir"])
+            .arguments(&["--batch-size", "4", "--save-every", &save_every, "--dir"])
             .argument(self.folder.join(run))
             .arguments(&["--model", &self.model, "--tokenizer", &self.model])
             .argument(self.folder.join("examples.jsonl"))

@@ -10,8 +10,10 @@ use crate::python::{self, Packages};
 use crate::step::{XtaskError, root, target};
 
 const VERSION: &str = "0.36.0";
-/// Time for one program. The SDK repeats failed requests for minutes.
+/// Time for one program.
 const TIMEOUT: Duration = Duration::from_secs(600);
+/// Time for a program that fails. The SDK repeats failed requests for longer.
+const FAILURE_TIMEOUT: Duration = Duration::from_secs(240);
 /// Checks of the official SDK; `cargo xtask conformance` runs them against our own engine.
 const CONFORMANCE: &str = "crates/server/tests/python/conformance.py";
 
@@ -30,7 +32,11 @@ struct Ended {
 impl Ended {
     /// Returns the last line of the errors.
     fn error(&self) -> &str {
-        self.stderr.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("no message")
+        self.stderr
+            .lines()
+            .map(str::trim)
+            .rfind(|line| !line.is_empty())
+            .unwrap_or("it repeats its requests")
     }
 }
 
@@ -45,7 +51,7 @@ impl SdkPrograms {
 
     /// Trains, saves, samples and resumes.
     pub(super) fn lifecycle(&self, url: &str, model: &str) -> Result<String, XtaskError> {
-        let ended = self.run("lifecycle", url, model)?;
+        let ended = self.run("lifecycle", url, model, TIMEOUT)?;
         if !ended.succeeded {
             let message = format!("the official SDK failed:\n{}{}", ended.stdout, ended.stderr);
             return Err(XtaskError::new(message));
@@ -61,7 +67,7 @@ impl SdkPrograms {
         model: &str,
         completes: &str,
     ) -> Result<String, XtaskError> {
-        let ended = self.run("lifecycle", url, model)?;
+        let ended = self.run("lifecycle", url, model, FAILURE_TIMEOUT)?;
         if ended.succeeded {
             let message = "the official SDK completes directly against SkyRL; the documentation \
                            says that it fails";
@@ -83,7 +89,7 @@ impl SdkPrograms {
 
     /// Chats with the package `openai`.
     pub(super) fn chat(&self, url: &str, model: &str) -> Result<String, XtaskError> {
-        let ended = self.run("chat", url, model)?;
+        let ended = self.run("chat", url, model, TIMEOUT)?;
         match ended.succeeded {
             true => Ok(ended.stdout.trim().to_owned()),
             false => Err(XtaskError::new(format!("chat failed:\n{}", ended.stderr))),
@@ -103,6 +109,8 @@ impl SdkPrograms {
             .args([url, model])
             .arg(numbers)
             .env("TINKEX_EXPECTED_FAILURES", differences.join(","))
+            // SkyRL cannot cancel a sample.
+            .env("TINKEX_CANCELLED_SAMPLES", "4")
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|error| self.cannot_run(&error))?;
@@ -147,7 +155,13 @@ impl SdkPrograms {
     }
 
     /// Runs a program to its end and captures its output in files.
-    fn run(&self, program: &str, url: &str, model: &str) -> Result<Ended, XtaskError> {
+    fn run(
+        &self,
+        program: &str,
+        url: &str,
+        model: &str,
+        timeout: Duration,
+    ) -> Result<Ended, XtaskError> {
         println!("\n==> {program}.py {url}");
         let folder = target().join("cluster");
         let stdout = folder.join(program).with_extension("out");
@@ -156,7 +170,7 @@ impl SdkPrograms {
         let mut command = self.command(program, url, model);
         command.stdout(file(&stdout)?).stderr(file(&stderr)?);
         let mut process = command.spawn().map_err(|error| self.cannot_run(&error))?;
-        let succeeded = wait(&mut process, TIMEOUT);
+        let succeeded = wait(&mut process, timeout);
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         Ok(Ended { succeeded, stdout: read(stdout), stderr: read(stderr) })
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tinkex_engine::decode::StopConditions;
 use tinkex_wire::{
-    CheckpointKind, ForwardBackward, OptimParams, OptimStep, SampleRequest, SessionId, TensorData,
+    ForwardBackward, OptimParams, OptimStep, OptimizerConfig, SampleRequest, SessionId, TensorData,
     loss_input,
 };
 
@@ -30,15 +30,24 @@ pub(crate) struct UpstreamWeights {
 }
 
 /// Assigns a new run of a base model to an upstream; `None` if the engine has the model.
+///
+/// # Errors
+/// If no upstream serves the model, or the upstream does not have the optimizer.
 pub(super) fn assign(
     state: &ServerState,
     store: &Store,
     base: &BaseModel,
+    optimizer: &OptimizerConfig,
 ) -> Result<Option<UpstreamRun>, ServerError> {
     let ModelSource::Upstream(model) = &base.source else { return Ok(None) };
     let name = state.backends.choose(store, &model.upstreams).ok_or_else(|| {
         ServerError::not_found(format!("no upstream serves base model {:?}", base.name))
     })?;
+    if require(state, &name)?.status().losses.is_some() && optimizer.kind != "adamw" {
+        return Err(ServerError::invalid(format!(
+            "optimizer_config: upstream {name} has no optimizer except adamw"
+        )));
+    }
     Ok(Some(UpstreamRun { name: name.to_string(), model: None }))
 }
 
@@ -148,21 +157,6 @@ pub(super) fn step(
         )));
     }
     Ok(Some(ModelOperation::Relay { kind: RequestKind::OptimStep, body: body.clone() }))
-}
-
-/// Checks that the upstream of a run, if it has one, can save a checkpoint.
-pub(super) fn check_save(run: &RunRecord, operation: &ModelOperation) -> Result<(), ServerError> {
-    match (run.backend(), operation) {
-        (Backend::Upstream(name), ModelOperation::Save(save))
-            if save.path.kind() == CheckpointKind::External =>
-        {
-            Err(ServerError::invalid(format!(
-                "save_weights_external: upstream {name} cannot save for download; save weights for \
-                 sampling and download those"
-            )))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Returns the weights of a base model or of an adapter in `folder` if they are on an upstream.

@@ -25,7 +25,7 @@ use tinkex_wire::{
 };
 
 use super::training::{ModelRequest, enqueue_restored};
-use super::{NextStep, digest, next_seq, reject_seq_on_error, relay, require_run};
+use super::{NextStep, digest, next_seq, reject_seq_on_error, require_run};
 use crate::error::ServerError;
 use crate::operation::{CheckpointSave, ModelOperation};
 use crate::state::ServerState;
@@ -153,7 +153,6 @@ impl SaveRequest {
         let scope = SequenceScope::Model(run.id.clone());
         let seq = self.seq.unwrap_or_else(|| next_seq(state, &store, &scope));
         let operation = self.operation(&run.session, seq)?;
-        relay::check_save(&run, &operation)?;
         // The target of a retry exists if the original request has already been executed.
         let is_retry = store.request_at(&scope, seq).is_some();
         if !is_retry {

@@ -49,7 +49,7 @@ pub(crate) fn create_model(
     validate_optimizer(&request.optimizer_config)?;
     let store = state.store();
     require_session(&store, &request.session_id)?;
-    let upstream = relay::assign(state, &store, &base)?;
+    let upstream = relay::assign(state, &store, &base, &request.optimizer_config)?;
     let model = ModelId::in_session(&request.session_id, request.model_seq_id);
     let seed = lora.seed.unwrap_or_else(|| random_seed(state));
     let row = RunRecord {

@@ -62,7 +62,8 @@ impl CheckpointRecord {
     /// Converts the record to the API's form.
     pub(crate) fn to_wire(&self) -> rest::Checkpoint {
         rest::Checkpoint::new(&self.path, timestamp(self.created_at))
-            .size_bytes(Some(self.size_bytes))
+            // 0 if the size is not known: the weights are on an upstream.
+            .size_bytes((self.size_bytes > 0).then_some(self.size_bytes))
             .public(self.public)
             .user_metadata(self.user_metadata.clone())
             .expires_at(self.expires_at.map(timestamp))

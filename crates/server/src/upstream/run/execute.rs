@@ -183,7 +183,9 @@ impl RunTask {
         // An older server samples a checkpoint with the model that it belongs to, and may change
         // that model: other models are sampled instead, which load a training checkpoint.
         let path = match kind {
-            CheckpointKind::Sampler if !is_older => handle.save_for_sampler(name).await?,
+            CheckpointKind::Sampler | CheckpointKind::External if !is_older => {
+                handle.save_for_sampler(name).await?
+            }
             _ => handle.save(name).await?,
         };
         self.store_model();

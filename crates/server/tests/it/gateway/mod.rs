@@ -159,6 +159,10 @@ async fn weights_are_downloaded_through_the_gateway() {
         let weights = std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
         files.push((downloaded.files, weights));
         service.rest().delete_checkpoint(path).await.unwrap();
+        let saved = model.save_weights_external("external").await.unwrap();
+        let urls = service.rest().get_external_weights_urls(&saved.path).await.unwrap().urls;
+        let names: Vec<&str> = urls.keys().map(|name| &**name).collect();
+        assert_eq!(names, ["adapter_config.json", "adapter_model.safetensors"]);
     }
     assert_eq!(files[1], files[0]);
     drop(gateway.data);
