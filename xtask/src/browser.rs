@@ -1,6 +1,6 @@
 //! `cargo xtask browser`: the dashboard in headless Chromium.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -34,9 +34,11 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     }
     if screenshots {
         let test = "browser::screenshots::screenshots_of_all_views";
-        return ignored_test("screenshots", "tinkex-server", test, &[])?
-            .variable("TINKEX_SCREENSHOTS", root().join("docs/images"))
-            .run_within(TEST_LIMIT);
+        let folder = target().join("screenshots");
+        ignored_test("screenshots", "tinkex-server", test, &[])?
+            .variable("TINKEX_SCREENSHOTS", &folder)
+            .run_within(TEST_LIMIT)?;
+        return update_images(&folder);
     }
     let axe = axe();
     if axe.is_none() {
@@ -65,6 +67,24 @@ fn tests() -> Step {
         "--skip",
         "browser::screenshots::",
     ])
+}
+
+/// Replaces the screenshots of the documentation. The others stay in `folder`, to be looked at.
+fn update_images(folder: &Path) -> Result<(), XtaskError> {
+    let images = root().join("docs/images");
+    let failed = |error: std::io::Error| {
+        XtaskError::new(format!("cannot update {}: {error}", images.display()))
+    };
+    for entry in std::fs::read_dir(&images).map_err(failed)? {
+        let image = entry.map_err(failed)?.path();
+        let new = folder.join(image.file_name().unwrap_or_default());
+        if new.is_file() {
+            std::fs::copy(&new, &image).map_err(failed)?;
+            println!("    {}", image.display());
+        }
+    }
+    println!("    all views: {}", folder.display());
+    Ok(())
 }
 
 fn is_installed() -> bool {

@@ -43,7 +43,7 @@ Usage: cargo xtask <command>
   arch            Check dependencies between crates, and that type names are unique
   browser         Test the dashboard in headless Chromium (installs the Debian packages chromium and
                   chromium-driver if they are missing)
-                    --screenshots  Write the images of docs/images instead
+                    --screenshots  Update the images of docs/images instead
   ui              Compress the files of the dashboard after a change in crates/server/ui
   dist            Build the binary to ship: target/dist/tinkex
   package         Check that every crate can be packaged, without publishing

@@ -94,6 +94,8 @@ const tip = () => document.getElementById("tip");
 export function showTip(rectangle, ...content) {
   const element = fill(tip(), ...content);
   element.hidden = false;
+  // At the right edge the element would be narrower than its content.
+  element.style.left = "0";
   const { width, height } = element.getBoundingClientRect();
   const left = Math.max(8, Math.min(rectangle.left, innerWidth - width - 8));
   const below = rectangle.bottom + 6;
