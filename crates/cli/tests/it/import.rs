@@ -74,12 +74,12 @@ async fn unusable_folders_and_servers_without_imports_are_reported() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3/adapter");
     let golden = golden.to_str().unwrap();
     let unknown = sandbox.run_args(["import", golden, "--local"]).await;
-    unknown.fails(1, &["base model \"qwen3\" is not available", "--base"]);
+    unknown.fails(7, &["base model \"qwen3\" is not available", "--base"]);
     let other = sandbox.run_args(["import", golden, "--base", "tinkex/tiny", "--local"]).await;
-    other.fails(1, &["adapter of"]);
+    other.fails(7, &["adapter of"]);
 
     let output = ScriptedCli::new(&[]).run(&format!("import {golden}")).await;
-    assert_eq!(output.exit, 1, "{}", output.err);
+    assert_eq!(output.exit, 7, "{}", output.err);
     assert!(output.err.contains("error: this server cannot import adapters"), "{}", output.err);
     assert!(output.err.contains("--local"), "{}", output.err);
 }

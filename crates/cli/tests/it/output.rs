@@ -39,7 +39,7 @@ async fn answers_and_event_files_of_a_run_survive_a_resumption() {
     assert_eq!(steps, [0, 0, 4, 4, 8, 8], "before, during and after");
     assert_eq!(samples[1]["prompt"], "What comes after 5?");
 
-    sandbox.interrupt_at = Some(("step 5/8", 1));
+    sandbox.interrupt_at = Some(("step 2/8", 1));
     sandbox.run(&format!("{TRAIN} {options} --dir parts")).await.fails(130, &["--resume"]);
     sandbox.interrupt_at = None;
     let resumed = sandbox.run("train --resume parts --local --json").await.ok().json();

@@ -100,7 +100,7 @@ fn rejected_key_and_bad_path_print_plain_messages() {
     let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
     // The recording "tty-error-401" prints a Python dictionary.
     assert_eq!(code, 3);
-    assert!(shown.contains("401: Invalid API key") && !shown.contains("{'"), "{shown}");
+    assert!(shown.contains("Invalid API key (status 401)") && !shown.contains("{'"), "{shown}");
     // The recording "tty-unexpected-error-traceback" prints a traceback.
     let line = ["checkpoint", "publish", "tinker://run-1"];
     let (code, shown) = Terminal::start(&line, env, home.path(), 120).end();
@@ -204,7 +204,7 @@ fn import_shows_that_it_is_running() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3/adapter");
     let line = ["import", golden.to_str().unwrap()];
     let (code, shown) = Terminal::start(&line, env, home.path(), 200).end();
-    assert_eq!(code, 1, "{shown}");
+    assert_eq!(code, 7, "{shown}");
     assert!(shown.contains("importing "), "{shown}");
     let last = screen(&shown);
     assert!(!last.contains("importing ") && last.contains("cannot import adapters"), "{last}");
@@ -283,6 +283,8 @@ fn samples_held_by_a_rate_limit_are_reported_on_a_terminal() {
     let limited = json!({"status": 429, "headers": {"retry-after-ms": "1"}, "body": {}});
     let rejected = json!({"status": 400, "body": {"detail": "scripted"}});
     let replies = json!({"base_url": "http://a.test", "replies": [
+        {"method": "GET", "path": "/api/v1/get_server_capabilities", "status": 200,
+         "body": {"supported_models": [{"model_name": "base"}]}},
         post("/api/v1/create_session", json!({"session_id": "s"})),
         post("/api/v1/create_sampling_session", json!({"sampling_session_id": "s:sample:0"})),
         {"method": "POST", "path": "/api/v1/asample", "replies": [limited, rejected]},
