@@ -1,12 +1,11 @@
 //! `cargo xtask cluster kills`: training runs of sixty steps while the gateway or the upstream is
 //! killed. Their losses must equal those of an undisturbed run bit for bit.
 //!
-//! Several runs share one SkyRL server at the same time, each with a gateway of its own: SkyRL's own
-//! waits take most of the time of a step.
+//! Undisturbed runs, and those in which SkyRL is killed, share one gateway at the same time: SkyRL's
+//! own waits take most of the time of a step.
 
 use std::path::PathBuf;
 use std::process::Child;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::step::{XtaskError, target};
@@ -255,20 +254,11 @@ impl<'a> Kills<'a> {
 
     /// Kills the gateway during one run for each seed from 1 to `seeds`.
     pub(super) fn of_gateway(&self, port: u16, seeds: u64) -> Result<String, XtaskError> {
-        let next = AtomicU64::new(1);
-        let work = |port: u16| loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed > seeds {
-                return Ok(());
-            }
+        // One after the other: gateways that share a SkyRL server would share its slots, in which
+        // SkyRL leaves gradients of unloaded models.
+        for seed in 1..=seeds {
             self.kill_gateway(port, seed)?;
-        };
-        std::thread::scope(|scope| {
-            let workers = (port..).take(self.at_once).map(|port| scope.spawn(move || work(port)));
-            let workers: Vec<_> = workers.collect();
-            let failed = |_| Err(XtaskError::new("a run panicked"));
-            workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(failed))
-        })?;
+        }
         let kills = seeds * GATEWAY_KILLS;
         Ok(format!("{kills} times in {seeds} runs of {STEPS} steps: losses equal bit for bit"))
     }
