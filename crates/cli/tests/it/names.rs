@@ -146,7 +146,7 @@ async fn models_are_named_by_their_paths() {
     std::fs::write(folder.join("config.json"), "{").unwrap();
     sandbox.run("sample --local --max-tokens 1 -p Hi").await.ok();
     let broken = sandbox.run("sample models/mine --local --max-tokens 1 -p Hi").await;
-    broken.fails(1, &["cannot use base model \"local/mine\""]);
+    broken.fails(7, &["cannot use base model \"local/mine\""]);
 
     let remote = sandbox.run("sample models/mine -p Hi").await;
     remote.fails(2, &["is a model on this machine", "--local"]);

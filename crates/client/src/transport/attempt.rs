@@ -128,7 +128,13 @@ impl Transport {
     fn no_response(&self, failure: HttpFailure, uri: &Uri) -> FailedAttempt {
         let (refused, local) = (failure.is_connection_refused(), is_loopback(uri));
         let unreachable = refused || failure.is_unknown_host();
-        let mismatch = failure.kind() == HttpFailureKind::WrongProtocol;
+        let responded = self.responded.load(Ordering::Relaxed);
+        let mut mismatch = failure.kind() == HttpFailureKind::WrongProtocol;
+        let mut failure = failure;
+        if mismatch && responded {
+            // The server speaks the protocol: this response was damaged on the way.
+            (failure, mismatch) = (HttpFailure::connect(failure), false);
+        }
         let mut error = Error::from(failure);
         if mismatch {
             let cause = match uri.scheme_str() {
@@ -143,7 +149,7 @@ impl Transport {
             error = error.with_hint(Hint::StartServer);
         }
         let mut failed = FailedAttempt::from(error);
-        if unreachable && !self.responded.load(Ordering::Relaxed) {
+        if unreachable && !responded {
             failed.first_contact =
                 Some(if local { FirstContact::Loopback } else { FirstContact::Remote });
         }
