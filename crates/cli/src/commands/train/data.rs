@@ -14,7 +14,7 @@ use crate::error::CommandError;
 use crate::format;
 
 use super::example_format::{self, Advice, ExampleFormat, InvalidRecord, Rejection};
-use super::records::{Record, Records};
+use super::records::{JsonRecord, JsonRecords};
 use super::source::InputFile;
 
 /// Maximum number of invalid lines to report.
@@ -187,24 +187,24 @@ fn first_reason(invalid: Vec<(u64, String)>) -> Rejection {
 /// records, with the advice for them.
 fn read_records(
     file: &InputFile,
-    mut read: impl FnMut(&Record) -> Result<(), Rejection>,
+    mut read: impl FnMut(&JsonRecord) -> Result<(), Rejection>,
 ) -> Result<(), InvalidFile> {
     let mut invalid = Vec::new();
-    for record in Records::new(file.open()?) {
+    for record in JsonRecords::new(file.open()?) {
         let (line, rejected) = match record {
             Ok(record) => (record.line, read(&record).err()),
             Err(error) => (error.line, Some((error.reason, error.advice))),
         };
         invalid.extend(rejected.map(|(reason, advice)| InvalidRecord { line, reason, advice }));
     }
-    if invalid.is_empty() { Ok(()) } else { Err(InvalidFile::Records(invalid)) }
+    if invalid.is_empty() { Ok(()) } else { Err(InvalidFile::JsonRecords(invalid)) }
 }
 
 /// Reason why a file cannot be read.
 enum InvalidFile {
     /// The file cannot be opened.
     Other(CommandError),
-    Records(Vec<InvalidRecord>),
+    JsonRecords(Vec<InvalidRecord>),
 }
 
 impl From<CommandError> for InvalidFile {
@@ -217,7 +217,7 @@ impl From<CommandError> for InvalidFile {
 fn with_hint(error: InvalidFile, file: &InputFile, formats: &str) -> CommandError {
     let invalid = match error {
         InvalidFile::Other(error) => return error,
-        InvalidFile::Records(invalid) => invalid,
+        InvalidFile::JsonRecords(invalid) => invalid,
     };
     let reported = invalid.iter().take(MAX_REPORTED);
     let list: String = reported

@@ -1,4 +1,4 @@
-//! [`Records`]: the JSON values of a file, which is JSON Lines or one JSON array.
+//! [`JsonRecords`]: the JSON values of a file, which is JSON Lines or one JSON array.
 
 use std::io::{self, BufRead, Read as _};
 
@@ -9,14 +9,14 @@ const MAX_RECORD: usize = 256 << 20;
 
 /// JSON value of a file. It may be invalid: only its end is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct JsonRecord {
     /// Number of its first line, from 1.
     pub(super) line: u64,
     pub(super) json: Vec<u8>,
 }
 
 /// Iterator over the values of a file: its lines, or the elements of an array.
-pub(super) struct Records<R> {
+pub(super) struct JsonRecords<R> {
     reader: R,
     /// Number of the current line, from 1.
     line: u64,
@@ -43,7 +43,7 @@ pub(super) struct RecordsError {
     pub(super) advice: Advice,
 }
 
-impl<R: BufRead> Records<R> {
+impl<R: BufRead> JsonRecords<R> {
     pub(super) fn new(reader: R) -> Self {
         Self { reader, line: 1, layout: Layout::Unknown }
     }
@@ -99,7 +99,7 @@ impl<R: BufRead> Records<R> {
         Ok(())
     }
 
-    fn next_line(&mut self) -> Result<Option<Record>, RecordsError> {
+    fn next_line(&mut self) -> Result<Option<JsonRecord>, RecordsError> {
         loop {
             let mut json = Vec::new();
             let mut line = self.reader.by_ref().take(MAX_RECORD as u64 + 1);
@@ -114,7 +114,7 @@ impl<R: BufRead> Records<R> {
             if json.len() > MAX_RECORD {
                 return self.error("the line is longer than 256 MiB");
             }
-            let record = Record { line: self.line, json };
+            let record = JsonRecord { line: self.line, json };
             self.line += 1;
             if !record.json.trim_ascii().is_empty() {
                 return Ok(Some(record));
@@ -122,7 +122,7 @@ impl<R: BufRead> Records<R> {
         }
     }
 
-    fn next_element(&mut self, after_element: bool) -> Result<Option<Record>, RecordsError> {
+    fn next_element(&mut self, after_element: bool) -> Result<Option<JsonRecord>, RecordsError> {
         let mut next = self.skip_space()?;
         if after_element && next == Some(b',') {
             self.reader.consume(1);
@@ -153,7 +153,7 @@ impl<R: BufRead> Records<R> {
     }
 
     /// Reads an element up to the comma, bracket or white space after it.
-    fn element(&mut self) -> Result<Record, RecordsError> {
+    fn element(&mut self) -> Result<JsonRecord, RecordsError> {
         let (first_line, mut json) = (self.line, Vec::new());
         let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
         while let Some(byte) = self.peek()? {
@@ -182,12 +182,12 @@ impl<R: BufRead> Records<R> {
                 break;
             }
         }
-        Ok(Record { line: first_line, json })
+        Ok(JsonRecord { line: first_line, json })
     }
 }
 
-impl<R: BufRead> Iterator for Records<R> {
-    type Item = Result<Record, RecordsError>;
+impl<R: BufRead> Iterator for JsonRecords<R> {
+    type Item = Result<JsonRecord, RecordsError>;
 
     /// Returns the next record. An error is the last item.
     fn next(&mut self) -> Option<Self::Item> {
@@ -216,7 +216,7 @@ mod tests {
         let (mut all, mut end) = (Vec::new(), None);
         // A small buffer, so that records cross its boundaries.
         let reader = io::BufReader::with_capacity(3, text.as_bytes());
-        for record in Records::new(reader) {
+        for record in JsonRecords::new(reader) {
             assert!(end.is_none(), "a record follows an error");
             match record {
                 Ok(record) => {
