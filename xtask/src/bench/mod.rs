@@ -25,10 +25,8 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), XtaskError> {
         }
         ("cli", []) => cli(),
         ("gateway", []) => {
-            // The profile of the shipped binary: the release profile optimizes server and client
-            // less, to build faster.
-            let arguments = ["bench", "--locked", "--profile", "dist", "--package", "tinkex-cli"];
-            cargo("benchmark", &arguments).arguments(&["--bench", "gateway"]).run()
+            let arguments = ["bench", "--locked", "--package", "tinkex-cli", "--bench", "gateway"];
+            cargo("benchmark", &arguments).run()
         }
         ("engine", options) => engine::run(options),
         ("server", [] | ["--llama"] | ["--streams"]) => {
