@@ -176,7 +176,8 @@ impl ScriptedUpstream {
             restart_at,
             down_until: now,
             models: BTreeMap::new(),
-            gradients: [0; SLOTS],
+            // Another program has used the first slot.
+            gradients: std::array::from_fn(|slot| u64::from(slot == 0)),
             sessions: HashMap::new(),
             futures: HashMap::new(),
             checkpoints: HashMap::new(),

@@ -34,6 +34,21 @@ impl PendingRequest {
             ModelOperation::Create | ModelOperation::Load { creates: true, .. }
         )
     }
+
+    /// Returns whether the upstream may have executed a part of the request, which failed with a
+    /// category. A pass that fails after its first micro-batch leaves gradients: later steps would
+    /// apply them, and a restored model would not have them.
+    fn may_be_partial(&self, category: FailureCategory, is_older: bool) -> bool {
+        let is_server_failure = category == FailureCategory::Server;
+        match &*self.operation {
+            // An older server reports all failures as those of the user.
+            ModelOperation::Relay { .. } => {
+                self.accepted.is_some() && (is_server_failure || is_older)
+            }
+            ModelOperation::RelayCustomLoss { .. } => is_server_failure,
+            _ => false,
+        }
+    }
 }
 
 impl RunTask {
@@ -42,11 +57,12 @@ impl RunTask {
         let reason = fault.reason().to_owned();
         match fault {
             Fault::Failed(category, message) => {
-                let was_accepted =
-                    self.pending.front().is_some_and(|first| first.accepted.is_some());
+                let is_partial = self
+                    .pending
+                    .front()
+                    .is_some_and(|first| first.may_be_partial(category, self.upstream.is_older()));
                 self.fail_first(category, message);
-                if was_accepted && category == FailureCategory::Server {
-                    // The upstream may have executed a part of the request.
+                if is_partial {
                     self.forget_model(true).await;
                 }
                 return;
