@@ -100,8 +100,9 @@ impl ModelHandle {
 
     /// Removes a model that an earlier process, or an earlier attempt, created.
     pub(super) async fn remove(upstream: &Upstream, model: &RemoteModel) {
-        if let Ok(handle) = Self::adopt(upstream, model).await {
-            handle.replace(upstream).await;
+        match Self::adopt(upstream, model).await {
+            Ok(handle) => handle.replace(upstream).await,
+            Err(_) => upstream.slots.set_dirty(),
         }
     }
 
@@ -201,13 +202,16 @@ impl ModelHandle {
     /// its session, which gets no more heartbeats.
     pub(super) async fn unload(mut self, upstream: &Upstream) {
         if upstream.is_older() {
-            if self.gradients_pending {
-                let _ = self.clear_gradients().await;
+            if self.gradients_pending && self.clear_gradients().await.is_err() {
+                upstream.slots.set_dirty();
             }
             // A slot that is released between the clearing of another slot and the creation of a
             // model there may be lower: the model would take it with its gradients.
             let _slots = upstream.slots.lock().await;
-            let _ = self.release_slot().await;
+            if self.release_slot().await.is_err() {
+                // A request that is not known to be accepted may arrive before the model expires.
+                upstream.slots.set_dirty();
+            }
         }
         self.session.finish().await;
     }
@@ -225,8 +229,10 @@ impl ModelHandle {
         result::<UnloadModel>(&self.session, &accepted.request_id).await.map(drop)
     }
 
-    /// Forgets a model that the upstream has lost: it was restarted, or has unloaded the model.
-    pub(super) async fn leave(self) {
+    /// Forgets a model that the upstream has lost: it was restarted, or has unloaded the model with
+    /// its gradients.
+    pub(super) async fn leave(self, upstream: &Upstream) {
+        upstream.slots.set_dirty();
         self.session.leave().await;
     }
 

@@ -2,11 +2,17 @@
 //!
 //! SkyRL keeps the accumulated gradients of a slot when its model is unloaded or expires, and a new
 //! model takes the lowest free slot: its first optimizer step would apply the gradients of the other
-//! model. The gateway therefore applies them with a learning rate of 0 before it unloads a model.
-//! Models that expire, and those of other programs, leave their gradients all the same. A model that
-//! is trained is therefore created twice: the first one clears its slot, and the second takes the
-//! same slot.
+//! model. The gateway therefore applies them with a learning rate of 0 before it unloads a model. It
+//! may have failed to, and models that expire, or that another process created, leave their
+//! gradients all the same. Any free slot may have such gradients then, and a model that is trained is
+//! created twice: the first one clears its slot, and the second takes the same slot.
+//!
+//! Models are not always created twice: SkyRL with FSDP stops its workers when the last model is
+//! unloaded, and starts them again for the next one.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tinkex_wire::rest::ListTrainingRuns;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::Upstream;
@@ -14,9 +20,11 @@ use super::fault::Fault;
 use super::remote_model::ModelHandle;
 use crate::store::LoraSettings;
 
-/// Access to the slots of an upstream.
+/// What is known about the slots of an upstream.
 #[derive(Default)]
 pub(super) struct Slots {
+    /// Whether a free slot may have gradients of an earlier model.
+    may_be_dirty: AtomicBool,
     /// Held while slots are taken or released. The slot that was cleared for a model thus stays the
     /// lowest free one until the model takes it.
     changes: Mutex<()>,
@@ -27,11 +35,26 @@ impl Slots {
     pub(super) async fn lock(&self) -> MutexGuard<'_, ()> {
         self.changes.lock().await
     }
+
+    /// Records that gradients of a model may be in a slot that is free, or that becomes free.
+    pub(super) fn set_dirty(&self) {
+        self.may_be_dirty.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Upstream {
-    /// Clears the slot that the next model will take. Create the model while the returned guard is
-    /// held.
+    /// Finds out whether other processes may have left gradients: an earlier one of this server, or
+    /// another program. Slots of a server that never had a model are clean.
+    pub(super) async fn inspect_slots(&self) {
+        let list = ListTrainingRuns::default().limit(1);
+        let runs = self.service.rest().list_training_runs(&list).await;
+        if !runs.is_ok_and(|page| page.training_runs.is_empty()) {
+            self.slots.set_dirty();
+        }
+    }
+
+    /// Clears the slot that the next model will take, if it may have gradients of an earlier model.
+    /// Create the model while the returned guard is held.
     ///
     /// # Errors
     /// If the slot may have gradients of another model.
@@ -41,7 +64,7 @@ impl Upstream {
         lora: &LoraSettings,
     ) -> Result<MutexGuard<'_, ()>, Fault> {
         let guard = self.slots.lock().await;
-        if self.is_older() {
+        if self.is_older() && self.slots.may_be_dirty.load(Ordering::Relaxed) {
             let optimizer = tinkex::OptimizerConfig::default();
             let mut model =
                 ModelHandle::create_in_any_slot(self, base_model, lora, &optimizer).await?;

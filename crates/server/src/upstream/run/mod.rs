@@ -91,6 +91,10 @@ impl Drop for RunTask {
     /// or if the task panics. If the server stops, they have no outcome and are executed after the
     /// next start.
     fn drop(&mut self) {
+        if !self.pending.is_empty() {
+            // A pass that was being sent may arrive after the gradients of the model are cleared.
+            self.upstream.slots.set_dirty();
+        }
         for pending in std::mem::take(&mut self.pending) {
             let failed = match open_run(&self.state, &self.model) {
                 Err(failed) => failed,

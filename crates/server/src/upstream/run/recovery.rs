@@ -157,11 +157,13 @@ impl RunTask {
     /// sent to the new model.
     pub(super) async fn forget_model(&mut self, unload: bool) {
         self.forget_accepted();
+        // A pass that is not known to be accepted may arrive after the gradients are cleared.
+        self.upstream.slots.set_dirty();
         if let Some(handle) = self.handle.take() {
             if unload {
                 handle.replace(&self.upstream).await;
             } else {
-                handle.leave().await;
+                handle.leave(&self.upstream).await;
             }
         }
         let mut store = self.state.store();
