@@ -11,12 +11,7 @@ use crate::model_outcome::close_run;
 use crate::operation::ModelOperation;
 use crate::outcome::{Outcome, record_outcome};
 use crate::store::FailureCategory;
-use crate::upstream::fault::{Fault, MAX_UNEXPECTED};
-
-/// Delay before the second attempt after a fault. Later delays are twice the previous one.
-const FIRST_DELAY: Duration = Duration::from_millis(200);
-/// Maximum delay between two attempts.
-const MAX_DELAY: Duration = Duration::from_secs(10);
+use crate::upstream::fault::{FIRST_DELAY, Fault, MAX_DELAY, MAX_UNEXPECTED};
 
 /// Faults without a success in between.
 pub(super) struct Outage {
@@ -141,5 +136,33 @@ impl RunTask {
             record_outcome(&self.state, &mut self.state.store(), id, failed);
         }
         (self.outage, self.unexpected, self.failed_restores) = (None, 0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::store::RequestKind;
+
+    /// An older server reports a failure in the middle of a pass as one of the user.
+    #[test]
+    fn bug_gradients_of_a_pass_that_failed_were_kept() {
+        let pass = |accepted: Option<&str>| PendingRequest {
+            id: "r".into(),
+            seq: 1,
+            operation: Arc::new(ModelOperation::Relay {
+                kind: RequestKind::ForwardBackward,
+                body: Bytes::new(),
+            }),
+            accepted: accepted.map(RequestId::from),
+        };
+        assert!(pass(Some("a")).may_be_partial(FailureCategory::User, true));
+        assert!(pass(Some("a")).may_be_partial(FailureCategory::Server, false));
+        assert!(!pass(Some("a")).may_be_partial(FailureCategory::User, false));
+        assert!(!pass(None).may_be_partial(FailureCategory::User, true), "it was refused");
     }
 }
