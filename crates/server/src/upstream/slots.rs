@@ -1,11 +1,11 @@
 //! Slots for models on an upstream with an older protocol.
 //!
-//! SkyRL keeps the accumulated gradients of a slot when its model is unloaded or expires, and a new
-//! model takes the lowest free slot: its first optimizer step would apply the gradients of the other
-//! model. The gateway therefore applies them with a learning rate of 0 before it unloads a model. It
-//! may have failed to, and models that expire, or that another process created, leave their
-//! gradients all the same. Any free slot may have such gradients then, and a model that is trained is
-//! created twice: the first one clears its slot, and the second takes the same slot.
+//! SkyRL keeps the accumulated gradients of a slot when its model is unloaded or expires, and a
+//! new model takes the lowest free slot: its first optimizer step would apply the gradients of the
+//! other model. The gateway therefore applies them with a learning rate of 0 before it unloads a
+//! model. It may have failed to, and models that expire, or that another process created, leave
+//! their gradients all the same. Any free slot may have such gradients then, and a model that is
+//! trained is created twice: the first one clears its slot, and the second takes the same slot.
 //!
 //! Models are not always created twice: SkyRL with FSDP stops its workers when the last model is
 //! unloaded, and starts them again for the next one.
