@@ -105,7 +105,7 @@ impl ModelQueue {
 /// ones until the gap timeout.
 const MAX_REJECTED: usize = 4_096;
 
-/// Everything that the queue hands to the worker in one call of [`Queue::take`].
+/// Everything that the queue hands to a backend in one call.
 #[derive(Default)]
 pub(crate) struct Dispatch {
     /// The next request of a model.
@@ -118,7 +118,7 @@ pub(crate) struct Dispatch {
     pub(crate) dropped: Vec<ModelId>,
     /// Sessions without a request or heartbeat within the session timeout.
     pub(crate) silent: Vec<SessionId>,
-    /// Whether the worker must save its models and return.
+    /// Whether the backend must save its models and return.
     pub(crate) stopping: bool,
 }
 
@@ -197,7 +197,10 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// Enqueues a request that arrived at `now`.
+    /// Enqueues a request.
+    ///
+    /// # Errors
+    /// If the model has continued with a later sequence number.
     pub(crate) fn push(&self, request: QueuedRequest) -> Result<(), LateRequest> {
         let mut pending = self.lock();
         match &request.operation {
@@ -271,7 +274,7 @@ impl Queue {
     }
 
     /// Ends the count of a sample of `bytes` bytes. Samples count towards the limits until they are
-    /// finished: the worker takes all queued samples in one call, so the queue alone would never be
+    /// finished: a backend takes all queued samples in one call, so the queue alone would never be
     /// full.
     pub(crate) fn sample_finished(&self, bytes: usize) {
         let mut pending = self.lock();
@@ -279,13 +282,13 @@ impl Queue {
         pending.bytes -= bytes;
     }
 
-    /// Asks the worker to cancel a sample.
+    /// Asks the backend to cancel a sample.
     pub(crate) fn cancel(&self, id: RequestId) {
         self.lock().cancelled.push(id);
         self.wake.notify_one();
     }
 
-    /// Removes a model from the queue and asks the worker to unload it. Returns the requests that
+    /// Removes a model from the queue and asks the backend to unload it. Returns the requests that
     /// were still queued for it.
     pub(crate) fn drop_model(&self, model: &ModelId) -> Vec<RequestId> {
         let mut pending = self.lock();
@@ -311,7 +314,7 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// Asks the worker to save its models and return.
+    /// Asks the backend to save its models and return.
     pub(crate) fn stop(&self) {
         self.lock().stopping = true;
         self.wake.notify_one();

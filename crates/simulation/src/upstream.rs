@@ -82,6 +82,12 @@ impl UpstreamFaults {
             max_delay,
         }
     }
+
+    /// Returns whether every request is executed, and its response received.
+    fn never_loses_requests(&self) -> bool {
+        let Self { lost_request, lost_response, refused, error_after, garbage, .. } = self;
+        lost_request + lost_response + refused + error_after + garbage <= 0.0
+    }
 }
 
 struct UpstreamState {
@@ -169,6 +175,10 @@ impl ScriptedUpstream {
         let mut rng = Rng::with_seed(seed);
         let now = Instant::now();
         let restart_at = faults.restart_interval.map(|mean| now + mean.mul_f64(2.0 * rng.f64()));
+        // Another program has left gradients in the first slot. Only if creations succeed: a model
+        // whose creation is in doubt would keep the slot until it expires, which may happen between
+        // the clearing of another slot and the creation of a model there.
+        let was_used = faults.never_loses_requests();
         let state = Mutex::new(UpstreamState {
             calm_at: now + faults.duration,
             faults,
@@ -176,7 +186,7 @@ impl ScriptedUpstream {
             restart_at,
             down_until: now,
             models: BTreeMap::new(),
-            gradients: [0; SLOTS],
+            gradients: std::array::from_fn(|slot| u64::from(slot == 0 && was_used)),
             sessions: HashMap::new(),
             futures: HashMap::new(),
             checkpoints: HashMap::new(),

@@ -105,7 +105,7 @@ impl Running<'_> {
     pub(super) fn wait_for(&mut self, count: usize) -> Result<(), XtaskError> {
         let start = Instant::now();
         while self.numbers()?.0.len() < count && !self.has_ended()? {
-            check_time(start)?;
+            wait_for_next_check(start)?;
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ impl Running<'_> {
     pub(super) fn finish(mut self) -> Result<Numbers, XtaskError> {
         let start = Instant::now();
         while !self.has_ended()? {
-            check_time(start)?;
+            wait_for_next_check(start)?;
         }
         self.numbers()
     }
@@ -135,8 +135,11 @@ impl Running<'_> {
     }
 }
 
-/// Waits a moment. Fails if the time for one run has passed since `start`.
-fn check_time(start: Instant) -> Result<(), XtaskError> {
+/// Waits before the next look at a program that started at `start`.
+///
+/// # Errors
+/// If it takes longer than [`TIMEOUT`].
+fn wait_for_next_check(start: Instant) -> Result<(), XtaskError> {
     if start.elapsed() > TIMEOUT {
         return Err(XtaskError::new(format!("no end after {} s", TIMEOUT.as_secs())));
     }

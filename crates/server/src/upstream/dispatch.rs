@@ -16,8 +16,8 @@ use crate::backend::{UpstreamEntry, UpstreamJob};
 use crate::operation::{Operation, QueuedRequest};
 use crate::task::TaskHandle;
 
-/// Maximum time between two looks at the queue: a request may have waited long enough for missing
-/// sequence numbers.
+/// Maximum time between two checks of the queue: no notification tells that a request has waited
+/// long enough for missing sequence numbers.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum time for which the stop of the server waits until the models are saved.

@@ -1,11 +1,17 @@
 //! [`Fault`]: why an upstream did not execute a request.
 
+use std::time::Duration;
+
 use tinkex::{Error, ErrorCategory, ErrorKind, Hint, SubmitError};
 
 use crate::store::FailureCategory;
 
 /// Maximum number of [unexpected](Fault::Unexpected) responses to one request before it fails.
 pub(super) const MAX_UNEXPECTED: u32 = 3;
+/// Delay before the second attempt after a fault. Later delays are twice the previous one.
+pub(super) const FIRST_DELAY: Duration = Duration::from_millis(200);
+/// Maximum delay between two attempts.
+pub(super) const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// Why an upstream did not execute a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -34,6 +34,9 @@ async fn check(upstream: &Upstream) -> tinkex::Result<()> {
         let session = UpstreamSession::open(&upstream.service).await?;
         let losses = (!session.has_current_protocol()).then_some(OLDER_LOSSES);
         session.finish().await;
+        if losses.is_some() {
+            upstream.inspect_slots().await;
+        }
         if let Some(entry) = upstream.entry() {
             entry.status().losses = losses;
         }

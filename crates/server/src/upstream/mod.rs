@@ -74,8 +74,7 @@ impl Upstream {
             .max_concurrent_samples(sampling::MAX_IN_FLIGHT)
             .build()?;
         let (name, state) = (Arc::clone(&options.name), Arc::clone(state));
-        let slots = slots::Slots::new(&state.store(), &name);
-        let (samplers, samples) = Default::default();
+        let (samplers, samples, slots) = Default::default();
         Ok(Arc::new(Self { name, service, state, samplers, samples, slots }))
     }
 

@@ -5,7 +5,7 @@ use tinkex::wire::{
     CreateModel, ForwardBackward, LoadWeights, OptimStep, SaveWeights, SaveWeightsForSampler, Seq,
     SubmitRequest, UnloadModel,
 };
-use tinkex::{AdamParams, LoraConfig, UpstreamSession};
+use tinkex::{AdamParams, Hint, LoraConfig, UpstreamSession};
 use tinkex_wire::codec::json;
 use tinkex_wire::{ForwardBackwardOutput, ModelId, RequestId};
 
@@ -15,8 +15,9 @@ use crate::backend::older_seed;
 use crate::error::ServerError;
 use crate::store::{FailureCategory, LoraSettings, RemoteModel, RequestKind, RunRecord};
 
-/// More than the number of requests that can be sent to a model without being stored as accepted.
-const UNUSED_NUMBERS: u64 = 1_000;
+/// More than the number of requests that can be sent to a model without being stored as accepted,
+/// which includes all requests that a restore repeats.
+const UNUSED_NUMBERS: u64 = 1_000_000;
 
 /// A model on an upstream, in a session of its own.
 pub(super) struct ModelHandle {
@@ -62,6 +63,12 @@ impl ModelHandle {
         optimizer: &tinkex::OptimizerConfig,
     ) -> Result<Self, Fault> {
         let session = UpstreamSession::open(&upstream.service).await?;
+        if upstream.is_older() {
+            // SkyRL ends sessions some time after their last heartbeat, and never those without
+            // one. If this process is killed before the first periodic heartbeat, the model would
+            // keep its slot.
+            session.check().await?;
+        }
         let seed = if upstream.is_older() { older_seed(lora.seed) } else { lora.seed };
         let lora = LoraConfig::with_rank(lora.rank)
             .seed(Some(seed))
@@ -198,12 +205,28 @@ impl ModelHandle {
             if self.gradients_pending && self.clear_gradients().await.is_err() {
                 upstream.slots.set_dirty();
             }
-            let unload = UnloadModel::new(self.id.clone());
-            if let Ok(accepted) = self.session.submit(&unload).await {
-                let _ = self.session.result::<UnloadModel>(&accepted.request_id).await;
+            // A slot that is released between the clearing of another slot and the creation of a
+            // model there may be lower: the model would take it with its gradients.
+            let _slots = upstream.slots.lock().await;
+            if self.release_slot().await.is_err() {
+                // A request that is not known to be accepted may arrive before the model expires.
+                upstream.slots.set_dirty();
             }
         }
         self.session.finish().await;
+    }
+
+    /// Unloads the model, which releases its slot. The caller holds the lock of the slots.
+    ///
+    /// # Errors
+    /// If the model may still be in its slot.
+    pub(super) async fn release_slot(&self) -> Result<(), Fault> {
+        let accepted = match self.session.submit(&UnloadModel::new(self.id.clone())).await {
+            // A server without the endpoint has no slots.
+            Err(failed) if failed.error.hint() == Some(Hint::CheckEndpoint) => return Ok(()),
+            submitted => submitted?,
+        };
+        result::<UnloadModel>(&self.session, &accepted.request_id).await.map(drop)
     }
 
     /// Forgets a model that the upstream has lost: it was restarted, or has unloaded the model with
@@ -215,7 +238,7 @@ impl ModelHandle {
 
     /// Removes the accumulated gradients without a change of the weights: SkyRL leaves them to the
     /// next model in the same slot.
-    async fn clear_gradients(&mut self) -> Result<(), Fault> {
+    pub(super) async fn clear_gradients(&mut self) -> Result<(), Fault> {
         // Requests that are not known to be accepted may have used the next numbers. An older server
         // does not wait for missing ones.
         let seq = Seq::new(self.next_seq + UNUSED_NUMBERS);

@@ -1,52 +1,63 @@
 //! Slots for models on an upstream with an older protocol.
 //!
-//! SkyRL keeps the accumulated gradients of a slot when its model is unloaded, and a new model takes
-//! the lowest free slot: its first optimizer step would apply the gradients of the other model. The
-//! gateway therefore applies them with a learning rate of 0 before it unloads a model. If it could
-//! not, because the upstream did not respond or had already unloaded the model, any free slot may
-//! have such gradients. From then on a new model is created twice: the first one clears its slot,
-//! and the second takes the same slot.
+//! SkyRL keeps the accumulated gradients of a slot when its model is unloaded or expires, and a
+//! new model takes the lowest free slot: its first optimizer step would apply the gradients of the
+//! other model. The gateway therefore applies them with a learning rate of 0 before it unloads a
+//! model. It may have failed to, and models that expire, or that another process created, leave
+//! their gradients all the same. Any free slot may have such gradients then, and a model that is
+//! trained is created twice: the first one clears its slot, and the second takes the same slot.
+//!
+//! Models are not always created twice: SkyRL with FSDP stops its workers when the last model is
+//! unloaded, and starts them again for the next one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tinkex_wire::rest::ListTrainingRuns;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::Upstream;
 use super::fault::Fault;
 use super::remote_model::ModelHandle;
-use crate::store::{LoraSettings, Store};
+use crate::store::LoraSettings;
 
 /// What is known about the slots of an upstream.
+#[derive(Default)]
 pub(super) struct Slots {
     /// Whether a free slot may have gradients of an earlier model.
     may_be_dirty: AtomicBool,
-    /// Held while a model is created, so that no other takes the slot that was cleared for it.
-    creation: Mutex<()>,
+    /// Held while slots are taken or released. The slot that was cleared for a model thus stays the
+    /// lowest free one until the model takes it.
+    changes: Mutex<()>,
 }
 
 impl Slots {
-    /// Creates the slots of the upstream `name`. They may be dirty if an earlier process has used
-    /// it: models that it was creating are not stored.
-    pub(super) fn new(store: &Store, name: &str) -> Self {
-        let mut runs = store.runs.values().filter_map(|run| run.row.upstream.as_ref());
-        let was_used = runs.any(|upstream| upstream.name == name);
-        Self { may_be_dirty: AtomicBool::new(was_used), creation: Mutex::default() }
-    }
-
-    /// Waits until no other model is being created.
+    /// Waits until no slot is being taken or released.
     pub(super) async fn lock(&self) -> MutexGuard<'_, ()> {
-        self.creation.lock().await
+        self.changes.lock().await
     }
 
-    /// Records that the gradients of a model may still be in its slot.
+    /// Records that gradients of a model may be in a slot that is free, or that becomes free.
     pub(super) fn set_dirty(&self) {
         self.may_be_dirty.store(true, Ordering::Relaxed);
     }
 }
 
 impl Upstream {
+    /// Finds out whether other processes may have left gradients: an earlier one of this server, or
+    /// another program. Slots of a server that never had a model are clean.
+    pub(super) async fn inspect_slots(&self) {
+        let list = ListTrainingRuns::default().limit(1);
+        let runs = self.service.rest().list_training_runs(&list).await;
+        if !runs.is_ok_and(|page| page.training_runs.is_empty()) {
+            self.slots.set_dirty();
+        }
+    }
+
     /// Clears the slot that the next model will take, if it may have gradients of an earlier model.
     /// Create the model while the returned guard is held.
+    ///
+    /// # Errors
+    /// If the slot may have gradients of another model.
     pub(super) async fn clear_slot(
         &self,
         base_model: &str,
@@ -55,8 +66,20 @@ impl Upstream {
         let guard = self.slots.lock().await;
         if self.is_older() && self.slots.may_be_dirty.load(Ordering::Relaxed) {
             let optimizer = tinkex::OptimizerConfig::default();
-            let model = ModelHandle::create_in_any_slot(self, base_model, lora, &optimizer).await?;
-            model.replace(self).await;
+            let mut model =
+                ModelHandle::create_in_any_slot(self, base_model, lora, &optimizer).await?;
+            let cleared = model.clear_gradients().await;
+            let released = model.release_slot().await;
+            model.session.finish().await;
+            for result in [cleared, released] {
+                match result {
+                    // A server that refuses one of the two requests has no such slots.
+                    Ok(()) | Err(Fault::Failed(..)) => {}
+                    // The model was never trained: nothing but the slot is in doubt.
+                    Err(Fault::InDoubt(reason)) => return Err(Fault::Unavailable(reason)),
+                    Err(fault) => return Err(fault),
+                }
+            }
         }
         Ok(guard)
     }

@@ -11,12 +11,7 @@ use crate::model_outcome::close_run;
 use crate::operation::ModelOperation;
 use crate::outcome::{Outcome, record_outcome};
 use crate::store::FailureCategory;
-use crate::upstream::fault::{Fault, MAX_UNEXPECTED};
-
-/// Delay before the second attempt after a fault. Later delays are twice the previous one.
-const FIRST_DELAY: Duration = Duration::from_millis(200);
-/// Maximum delay between two attempts.
-const MAX_DELAY: Duration = Duration::from_secs(10);
+use crate::upstream::fault::{FIRST_DELAY, Fault, MAX_DELAY, MAX_UNEXPECTED};
 
 /// Faults without a success in between.
 pub(super) struct Outage {
@@ -34,6 +29,21 @@ impl PendingRequest {
             ModelOperation::Create | ModelOperation::Load { creates: true, .. }
         )
     }
+
+    /// Returns whether the upstream may have executed a part of the request, which failed with a
+    /// category. A pass that fails after its first micro-batch leaves gradients: later steps would
+    /// apply them, and a restored model would not have them.
+    fn may_be_partial(&self, category: FailureCategory, is_older: bool) -> bool {
+        let is_server_failure = category == FailureCategory::Server;
+        match &*self.operation {
+            // An older server reports all failures as those of the user.
+            ModelOperation::Relay { .. } => {
+                self.accepted.is_some() && (is_server_failure || is_older)
+            }
+            ModelOperation::RelayCustomLoss { .. } => is_server_failure,
+            _ => false,
+        }
+    }
 }
 
 impl RunTask {
@@ -42,11 +52,12 @@ impl RunTask {
         let reason = fault.reason().to_owned();
         match fault {
             Fault::Failed(category, message) => {
-                let was_accepted =
-                    self.pending.front().is_some_and(|first| first.accepted.is_some());
+                let is_partial = self
+                    .pending
+                    .front()
+                    .is_some_and(|first| first.may_be_partial(category, self.upstream.is_older()));
                 self.fail_first(category, message);
-                if was_accepted && category == FailureCategory::Server {
-                    // The upstream may have executed a part of the request.
+                if is_partial {
                     self.forget_model(true).await;
                 }
                 return;
@@ -125,5 +136,33 @@ impl RunTask {
             record_outcome(&self.state, &mut self.state.store(), id, failed);
         }
         (self.outage, self.unexpected, self.failed_restores) = (None, 0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::store::RequestKind;
+
+    /// An older server reports a failure in the middle of a pass as one of the user.
+    #[test]
+    fn bug_gradients_of_a_pass_that_failed_were_kept() {
+        let pass = |accepted: Option<&str>| PendingRequest {
+            id: "r".into(),
+            seq: 1,
+            operation: Arc::new(ModelOperation::Relay {
+                kind: RequestKind::ForwardBackward,
+                body: Bytes::new(),
+            }),
+            accepted: accepted.map(RequestId::from),
+        };
+        assert!(pass(Some("a")).may_be_partial(FailureCategory::User, true));
+        assert!(pass(Some("a")).may_be_partial(FailureCategory::Server, false));
+        assert!(!pass(Some("a")).may_be_partial(FailureCategory::User, false));
+        assert!(!pass(None).may_be_partial(FailureCategory::User, true), "it was refused");
     }
 }

@@ -62,8 +62,6 @@ pub(super) struct RunTask {
     unexpected: u32,
     /// Number of unexpected responses while the model was created again, since it last succeeded.
     failed_restores: u32,
-    /// Whether the model is being created again.
-    is_restoring: bool,
     /// When the first pending request became the first.
     first_since: Instant,
 }
@@ -93,8 +91,8 @@ impl Drop for RunTask {
     /// or if the task panics. If the server stops, they have no outcome and are executed after the
     /// next start.
     fn drop(&mut self) {
-        if self.is_restoring {
-            // The unfinished model ends with its session, and may leave gradients.
+        if !self.pending.is_empty() {
+            // A pass that was being sent may arrive after the gradients of the model are cleared.
             self.upstream.slots.set_dirty();
         }
         for pending in std::mem::take(&mut self.pending) {
@@ -131,7 +129,6 @@ impl RunTask {
             outage: None,
             unexpected: 0,
             failed_restores: 0,
-            is_restoring: false,
             first_since: Instant::now(),
         }
     }
@@ -300,10 +297,14 @@ impl RunTask {
     /// creates the model again.
     fn store_model(&self) {
         let Some(handle) = &self.handle else { return };
+        self.store_remote(Some(RemoteModel { accepted: self.accepted(), ..handle.record() }));
+    }
+
+    /// Stores which model on the upstream is that of the run. Does not wait.
+    fn store_remote(&self, model: Option<RemoteModel>) {
         let mut store = self.state.store();
         let Some(run) = store.runs.get(&self.model).map(|entry| entry.row.clone()) else { return };
-        let model = RemoteModel { accepted: self.accepted(), ..handle.record() };
-        store.put_unconfirmed(Record::Run(self.with_model(run, Some(model))));
+        store.put_unconfirmed(Record::Run(self.with_model(run, model)));
     }
 
     /// Returns the pending requests that the upstream has accepted.

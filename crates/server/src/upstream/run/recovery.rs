@@ -34,9 +34,8 @@ impl RunTask {
             }
             handle.replace(&self.upstream).await;
         }
-        self.is_restoring = true;
+        self.forget_accepted();
         let restored = self.restore(run).await;
-        self.is_restoring = false;
         self.handle = Some(restored.map_err(|fault| self.restore_fault(fault))?);
         (self.is_adopted, self.failed_restores) = (false, 0);
         self.store_model();
@@ -53,6 +52,9 @@ impl RunTask {
         };
         let requests = changes.len();
         let mut handle = remote_model::create(&self.upstream, run).await?;
+        // Without accepted requests: if this process is killed, the next one does not continue with
+        // the incomplete model, but removes it and its gradients.
+        self.store_remote(Some(handle.record()));
         let repeated = async {
             if let Some(snapshot) = &run.snapshot {
                 handle.load(remote_path(&snapshot.folder)?, true).await?;
@@ -74,6 +76,7 @@ impl RunTask {
             Err(fault) => {
                 // A pass may have been accepted although its submission failed.
                 handle.replace(&self.upstream).await;
+                self.store_remote(None);
                 return Err(fault);
             }
         }
@@ -143,12 +146,19 @@ impl RunTask {
         }
     }
 
-    /// Forgets the model on the upstream, so that it is created again. The requests in flight are
-    /// sent to the new model.
-    pub(super) async fn forget_model(&mut self, unload: bool) {
+    /// Forgets which requests the upstream has accepted: a new model has none of them.
+    fn forget_accepted(&mut self) {
         for pending in &mut self.pending {
             pending.accepted = None;
         }
+    }
+
+    /// Forgets the model on the upstream, so that it is created again. The requests in flight are
+    /// sent to the new model.
+    pub(super) async fn forget_model(&mut self, unload: bool) {
+        self.forget_accepted();
+        // A pass that is not known to be accepted may arrive after the gradients are cleared.
+        self.upstream.slots.set_dirty();
         if let Some(handle) = self.handle.take() {
             if unload {
                 handle.replace(&self.upstream).await;

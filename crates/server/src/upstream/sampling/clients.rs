@@ -69,7 +69,8 @@ impl WeightsSampler {
     }
 
     /// Checks, after a response, that it was one to this session; see
-    /// [`confirm`](crate::upstream::remote_model::confirm). Samples that end at the same time share a check.
+    /// [`confirm`](crate::upstream::remote_model::confirm). Samples that end at the same time share
+    /// a check.
     async fn check_session(&self) -> Result<(), Fault> {
         if self.session.has_current_protocol() {
             return Ok(());

@@ -6,7 +6,6 @@ mod history;
 mod tasks;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tinkex::{SampleResponse, StopReason};
 use tinkex_engine::sample::{
@@ -18,7 +17,7 @@ use tokio::time::Instant;
 pub(super) use self::clients::{SamplerKey, SamplerPool};
 pub(super) use self::tasks::SampleTasks;
 use super::Upstream;
-use super::fault::{Fault, MAX_UNEXPECTED};
+use super::fault::{FIRST_DELAY, Fault, MAX_DELAY, MAX_UNEXPECTED};
 use crate::error::ServerError;
 use crate::inference::TokenSink;
 use crate::log;
@@ -28,10 +27,6 @@ use crate::store::{FailureCategory, Record, UsageKey, UsageMeter};
 
 /// Maximum number of samples in flight per upstream.
 pub(super) const MAX_IN_FLIGHT: u32 = 2_000;
-/// Delay before the second attempt after a fault. Later delays are twice the previous one.
-const FIRST_DELAY: Duration = Duration::from_millis(200);
-/// Maximum delay between two attempts.
-const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// Draws a sample and delivers its result.
 pub(super) async fn run(upstream: Arc<Upstream>, id: RequestId, sample: RelayedSample) {
