@@ -234,11 +234,14 @@ fn next_commands(context: &CommandContext<'_>, state: &RunState) -> String {
     let name = state.name.as_deref().map(format::shell_quote);
     let sampler = name.as_deref().unwrap_or(sampler);
     let adapter = name.as_deref().or(adapter.as_deref()).unwrap_or(sampler);
+    // llama.cpp has no pre-tokenizer for the tokenizer of the built-in model.
+    let is_built_in = state.settings.model == tinkex_server::BUILT_IN;
+    let gguf = if is_built_in { "" } else { "; add --format gguf for llama.cpp and ollama" };
     format!(
         "Chat with the model:\n  tinkex chat {sampler}{flags}\n\
          Download the adapter, for PEFT, vLLM and llama.cpp:\n  \
          tinkex checkpoint download {adapter}{flags}\n\
-         Export the merged model; add --format gguf for llama.cpp and ollama:\n  \
+         Export the merged model{gguf}:\n  \
          tinkex export {adapter} --to my-model{flags}"
     )
 }
