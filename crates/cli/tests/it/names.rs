@@ -79,6 +79,8 @@ async fn runs_are_found_by_name_folder_id_prefix_and_latest() {
     }
     let unknown = sandbox.run_args(ask.into_iter().chain(["poem"])).await;
     unknown.fails(4, &["poem", "Did you mean poems?"]);
+    let unknown = sandbox.run_args(ask.into_iter().chain(["zzzzzzzz"])).await;
+    unknown.fails(4, &["no base model, training run or checkpoint has", "tinkex run list --local"]);
 
     let downloaded = sandbox.run("checkpoint download data --local --json").await.ok().json();
     let folder = downloaded["destination"].as_str().unwrap().rsplit('/').next().unwrap();

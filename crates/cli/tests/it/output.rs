@@ -59,6 +59,8 @@ async fn answers_and_event_files_of_a_run_survive_a_resumption() {
     wrong.fails(2, &["--sample-prompts"]);
     let missing = sandbox.run(&format!("{TRAIN} --sample-prompts none.jsonl")).await;
     missing.fails(1, &["none.jsonl"]);
+    let stdin = sandbox.run(&format!("{TRAIN} --sample-prompts -")).await;
+    stdin.fails(1, &["prompts file", "Pass the path of a JSON Lines file."]);
 }
 
 #[tokio::test]

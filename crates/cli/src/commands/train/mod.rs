@@ -101,7 +101,7 @@ async fn prepare(
             if let Some(path) = &mut run_args.sample_prompts {
                 let resolved = context.environment.path(path);
                 *path = std::path::absolute(&resolved).unwrap_or(resolved);
-                InputFile::new(DataFile::Prompts, path).check()?;
+                InputFile::new(DataFile::SamplePrompts, path).check()?;
             }
             let eval = run_args.eval_file.as_mut();
             RunInputs::open(context, DataFile::Training, &mut run_args.files, eval).await?
@@ -140,7 +140,9 @@ async fn prepare(
     };
     let chat = tokenizer.chat()?;
     let prompts = match &config.sample_prompts {
-        Some(file) => Some(data::read_prompts(&InputFile::new(DataFile::Prompts, file), false)?),
+        Some(file) => {
+            Some(data::read_prompts(&InputFile::new(DataFile::SamplePrompts, file), false)?)
+        }
         None => None,
     };
     let is_new = old.is_none();
