@@ -422,6 +422,8 @@ fn exit(error: &Error) -> Exit {
         ErrorKind::Rejected | ErrorKind::Connect if !error.is_retryable() => Exit::Rejected,
         ErrorKind::WorkFailed if error.is_user_error() => Exit::Rejected,
         ErrorKind::Server if error.status() == Some(501) => Exit::Rejected,
+        // An HTML page, or JSON of another schema: not a Tinker server.
+        ErrorKind::Decode if error.hint() == Some(Hint::CheckServer) => Exit::Rejected,
         _ if error.is_retryable() => Exit::Temporary,
         _ => Exit::Failed,
     }

@@ -5,6 +5,9 @@ use unicode_width::UnicodeWidthStr as _;
 /// Minimum number of columns for a text beside a label; below it, lines are not broken.
 const MIN_COLUMNS: usize = 20;
 
+/// Programs whose command lines are not broken, so that they can be copied.
+const PROGRAMS: [&str; 3] = ["tinkex ", "python3 ", "iconv "];
+
 /// Breaks a line that is wider than `width` columns. Further lines are indented by two columns
 /// after a label (`error: `), and otherwise like the text or the explanation in the first line.
 ///
@@ -64,8 +67,8 @@ fn units(text: &str) -> Vec<&str> {
     let mut units: Vec<&str> = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        let is_command =
-            rest.starts_with("tinkex ") && units.last().is_none_or(|word| word.ends_with(':'));
+        let is_command = PROGRAMS.iter().any(|program| rest.starts_with(program))
+            && units.last().is_none_or(|word| word.ends_with(':'));
         let end = if is_command {
             rest.len()
         } else {
@@ -117,6 +120,11 @@ mod tests {
         assert_eq!(
             wrap(hint, 40),
             "hint: Resume from step 30 with:\n  tinkex train --resume data-run --local"
+        );
+        let script = "hint: Convert it: python3 -c 'import pandas, sys; …' a.csv b.jsonl";
+        assert_eq!(
+            wrap(script, 40),
+            "hint: Convert it:\n  python3 -c 'import pandas, sys; …' a.csv b.jsonl"
         );
         let code = "hint: Check the key (TINKER_API_KEY), or run `tinkex auth login`.";
         assert_eq!(

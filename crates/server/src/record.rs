@@ -131,6 +131,12 @@ pub(crate) struct RunRecord {
 }
 
 impl RunRecord {
+    /// Returns whether the creation of the model failed. A copy, which has a project, and an import,
+    /// which has no session, are closed too, but their checkpoints can be used.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.closed.is_some() && self.project_id.is_none() && !self.session.as_str().is_empty()
+    }
+
     /// Returns the backend that executes the requests of the run.
     pub(crate) fn backend(&self) -> Backend {
         match &self.upstream {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
-use crate::table::Table;
+use crate::table::{Table, TableCell};
 
 use super::prompt::PromptArgs;
 use super::sample::{quoted_token, token_text};
@@ -80,7 +80,13 @@ pub(super) async fn run(
     ));
     for token in &report.tokens {
         let logprob = format::or_na(token.logprob.map(|logprob| format!("{logprob:.4}")));
-        table.row([token.id.to_string(), quoted_token(Some(&tokenizer), token.id), logprob]);
+        let value = token.logprob.map(|logprob| logprob.to_string()).unwrap_or_default();
+        let quoted = quoted_token(Some(&tokenizer), token.id);
+        table.row([
+            TableCell::from(token.id.to_string()),
+            TableCell::with_value(quoted, token.text.as_deref().unwrap_or_default()),
+            TableCell::with_value(logprob, value),
+        ]);
     }
     context.table(&table, &report)
 }

@@ -125,10 +125,14 @@ pub(crate) async fn open_weights(
         }
         Err(unknown) => unknown,
     };
+    let flags = context.server_flags();
+    let list = || format!("See `tinkex model list{flags}` and `tinkex run list{flags}`.");
+    // A name with a slash is probably that of a base model, about which the server says more.
+    let suggestion = unknown.suggestion().or_else(|| (!name.contains('/')).then(list));
     // A server may have models that it does not list.
     let sampler = service.create_sampling_client(name).await.map_err(|error| {
         let error = CommandError::from(error);
-        match unknown.suggestion() {
+        match suggestion {
             Some(suggestion) if error.is_rejected_request() => {
                 let message =
                     format!("no base model, training run or checkpoint has the name {name:?}");

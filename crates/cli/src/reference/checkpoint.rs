@@ -124,12 +124,12 @@ impl CheckpointReference {
         wanted: CheckpointUse,
     ) -> Result<TinkerPath, CommandError> {
         if let Self::Path(path) = self {
-            return check_kind(path, wanted);
+            return check_path(path, wanted);
         }
         let rest = context.client().await?.rest();
         match Box::pin(self.look_up(context, &rest, wanted)).await? {
             Ok(path) => Ok(path),
-            Err(unknown) => Err(unknown.error()),
+            Err(unknown) => Err(unknown.error(context)),
         }
     }
 
@@ -141,19 +141,22 @@ impl CheckpointReference {
         wanted: CheckpointUse,
     ) -> Result<Result<TinkerPath, UnknownRun>, CommandError> {
         let text = match self {
-            Self::Path(path) => return check_kind(path, wanted).map(Ok),
+            Self::Path(path) => return check_path(path, wanted).map(Ok),
             Self::Text(text) => text,
         };
         let Some(parts) = split(context.environment, text) else {
             return Ok(Err(UnknownRun::new(text)));
         };
+        if let Some(kind) = parts.kind {
+            check_kind(kind, text, wanted)?;
+        }
         // A complete path needs no request. A short name such as `step-30` is found in the list.
         if let (true, Some(kind), Some(name)) = (parts.run.is_id(), parts.kind, &parts.name)
             && full_step_name(name).is_none_or(|full| full == *name)
         {
             let path =
                 TinkerPath::new(parts.run.0.as_str(), kind, name).map_err(tinkex::Error::from)?;
-            return check_kind(&path, wanted).map(Ok);
+            return Ok(Ok(path));
         }
         let scope = AccessScope::Accessible;
         let runs = if parts.run.is_latest() && parts.name.is_none() {
@@ -202,19 +205,25 @@ fn split(environment: &Environment, text: &str) -> Option<CheckpointParts> {
     (!run.0.is_empty()).then_some(CheckpointParts { run, kind, name })
 }
 
-/// Checks that a checkpoint has a kind that the command can use.
-fn check_kind(path: &TinkerPath, wanted: CheckpointUse) -> Result<TinkerPath, CommandError> {
+/// Checks that a path has a kind that the command can use.
+fn check_path(path: &TinkerPath, wanted: CheckpointUse) -> Result<TinkerPath, CommandError> {
+    check_kind(path.kind(), &path.to_string(), wanted)?;
+    Ok(path.clone())
+}
+
+/// Checks that the command can use checkpoints of the kind that `text` names.
+fn check_kind(kind: CheckpointKind, text: &str, wanted: CheckpointUse) -> Result<(), CommandError> {
     let expected = match wanted {
         CheckpointUse::Train => "a training checkpoint: tinker://RUN/weights/NAME",
         CheckpointUse::External => "external weights: tinker://RUN/external_weights/NAME",
         CheckpointUse::Sample | CheckpointUse::Download | CheckpointUse::Any => {
-            return Ok(path.clone());
+            return Ok(());
         }
     };
-    if wanted.kinds().contains(&path.kind()) {
-        return Ok(path.clone());
+    if wanted.kinds().contains(&kind) {
+        return Ok(());
     }
-    Err(CommandError::usage(format!("cannot use {path}: expected {expected}")))
+    Err(CommandError::usage(format!("cannot use {text}: expected {expected}")))
 }
 
 /// Returns the latest checkpoint of a run, of `kind` if it is given.
@@ -308,7 +317,7 @@ impl CheckpointParts {
         let nearest = tinkex_text::nearest_names(name, names.iter().map(String::as_str));
         let nearest: Vec<String> = nearest.iter().map(|name| format!("{shown}/{name}")).collect();
         let other = match &names[..] {
-            [] => "The run has no checkpoints yet.".to_owned(),
+            [] => format!("The run has no {noun} that this command can use."),
             names => {
                 // Names contain the step, so the last ones are the newest.
                 let last: Vec<&str> = names.iter().rev().take(5).map(String::as_str).collect();

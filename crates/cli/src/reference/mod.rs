@@ -27,7 +27,8 @@ const LATEST: &str = "latest";
 fn did_you_mean(nearest: &[String], otherwise: impl Into<String>) -> String {
     match nearest {
         [] => otherwise.into(),
-        _ => format!("Did you mean {}?", nearest.join(" or ")),
+        [only] => format!("Did you mean {only}?"),
+        [others @ .., last] => format!("Did you mean {} or {last}?", others.join(", ")),
     }
 }
 

@@ -73,14 +73,14 @@ impl UnknownRun {
         (!self.nearest.is_empty()).then(|| did_you_mean(&self.nearest, ""))
     }
 
-    pub(super) fn error(&self) -> CommandError {
+    pub(super) fn error(&self, context: &CommandContext<'_>) -> CommandError {
         let message = match self.text.as_str() {
             LATEST if !self.has_runs => "the server has no training runs".to_owned(),
             text => format!("no training run has the name, id or folder {text:?}"),
         };
-        let hint =
-            did_you_mean(&self.nearest, "List the runs of the server with `tinkex run list`.");
-        CommandError::new(Exit::NotFound, message).hint(hint)
+        let list = format!("tinkex run list{}", context.server_flags());
+        let otherwise = format!("List the runs of the server with `{list}`.");
+        CommandError::new(Exit::NotFound, message).hint(did_you_mean(&self.nearest, otherwise))
     }
 }
 
@@ -104,7 +104,7 @@ impl RunReference {
     ) -> Result<TrainingRun, CommandError> {
         match Box::pin(self.look_up(context, rest, scope)).await? {
             Ok(mut runs) => Ok(runs.swap_remove(0)),
-            Err(unknown) => Err(unknown.error()),
+            Err(unknown) => Err(unknown.error(context)),
         }
     }
 
@@ -115,7 +115,7 @@ impl RunReference {
         rest: &RestClient,
     ) -> Result<Vec<TrainingRun>, CommandError> {
         let found = Box::pin(self.look_up(context, rest, AccessScope::Owned)).await?;
-        found.map_err(|unknown| unknown.error())
+        found.map_err(|unknown| unknown.error(context))
     }
 
     /// Returns the checkpoints of the runs that the text names, newest run first.
@@ -143,7 +143,7 @@ impl RunReference {
         let found = Box::pin(self.look_up(context, rest, AccessScope::Accessible)).await?;
         let runs = match found {
             Ok(runs) => runs,
-            Err(unknown) => return listed.ok_or_else(|| unknown.error()),
+            Err(unknown) => return listed.ok_or_else(|| unknown.error(context)),
         };
         let mut found = Vec::new();
         for run in runs {

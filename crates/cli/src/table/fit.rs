@@ -30,6 +30,33 @@ pub(super) fn shorten_ids(mut rows: Vec<Vec<String>>, except: Option<usize>) -> 
     rows
 }
 
+/// Removes `:train:N` behind the shortened ids of each column if all values differ as before. The
+/// rest names the run too. The column `except` is not changed.
+pub(super) fn omit_run_numbers(
+    mut rows: Vec<Vec<String>>,
+    except: Option<usize>,
+) -> Vec<Vec<String>> {
+    let columns = rows.first().map_or(0, Vec::len);
+    for column in (0..columns).filter(|column| except != Some(*column)) {
+        let values: HashSet<&String> = rows.iter().map(|row| &row[column]).collect();
+        let shorter: HashSet<String> = values.iter().map(|text| without_run_number(text)).collect();
+        if shorter.len() == values.len() {
+            for row in &mut rows {
+                row[column] = without_run_number(&row[column]);
+            }
+        }
+    }
+    rows
+}
+
+/// Returns a shortened run id without `:train:N`, and any other text unchanged.
+fn without_run_number(text: &str) -> String {
+    match text.split_once("…:train:") {
+        Some((id, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => format!("{id}…"),
+        _ => text.to_owned(),
+    }
+}
+
 /// Replaces the end of the first UUID of a text with an ellipsis.
 fn shorten_uuid(text: &str, keep: usize) -> String {
     let is_uuid = |bytes: &[u8]| {

@@ -9,7 +9,7 @@ use crate::format::escape_controls;
 use crate::style::{BOLD, BRIGHT_CYAN, ITALIC, Style};
 
 pub(crate) use cell::TableCell;
-use fit::{break_cell, center, fit, shorten_ids};
+use fit::{break_cell, center, fit, omit_run_numbers, shorten_ids};
 
 /// Minimum width of a truncated column; below it, each cell gets its own line.
 const MIN_COLUMN_WIDTH: usize = 4;
@@ -38,9 +38,10 @@ impl Table {
         Self { headers: headers.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 
-    /// Creates the two-column table that `info` commands print.
+    /// Creates the two-column table that `info` commands print. Values, such as paths, are never
+    /// truncated: if one does not fit, each property gets its own line.
     pub(crate) fn of_properties() -> Self {
-        Self::new(["Property", "Value"])
+        Self::new(["Property", "Value"]).untruncated("Value")
     }
 
     pub(crate) fn title(mut self, title: impl Into<String>) -> Self {
@@ -103,10 +104,13 @@ impl Table {
             .collect();
         let natural = self.natural_widths(&complete);
         let is_too_wide = style.width.is_some_and(|width| total_width(&natural) > width);
-        let rows = match self.shortens_ids && is_too_wide {
-            true => shorten_ids(complete.clone(), self.untruncated),
-            false => complete.clone(),
-        };
+        let mut rows = complete.clone();
+        if self.shortens_ids && is_too_wide {
+            rows = shorten_ids(rows, self.untruncated);
+            if style.width.is_some_and(|width| total_width(&self.natural_widths(&rows)) > width) {
+                rows = omit_run_numbers(rows, self.untruncated);
+            }
+        }
         let Some(widths) = self.widths(&rows, style.width) else {
             return self.blocks(&complete, style);
         };
@@ -299,6 +303,14 @@ mod tests {
     }
 
     #[test]
+    fn properties_are_complete() {
+        let mut table = Table::of_properties().title("Run");
+        table.property("Path", "tinker://run/weights/a");
+        let text = table.render(Style { colors: false, width: Some(30) });
+        assert_eq!(text, "Run\nPath: tinker://run/weights/a\n");
+    }
+
+    #[test]
     fn ids_are_shortened_before_anything_is_truncated() {
         let id = |start: &str| format!("{start}-0a88-52a9-b2b7-bce7cb1e6fef:train:0");
         let mut table = Table::new(["Run ID", "Base Model"]).shorten_ids();
@@ -306,6 +318,8 @@ mod tests {
         table.row([id("1134d8c9"), "Qwen/Qwen3-8B".to_owned()]);
         let narrow = table.render(Style { colors: false, width: Some(40) });
         assert!(narrow.contains("│ 0034d8c9…:train:0 │ Qwen/Qwen3-8B │"), "{narrow}");
+        let narrower = table.render(Style { colors: false, width: Some(36) });
+        assert!(narrower.contains("│ 0034d8c9… │ Qwen/Qwen3-8B │"), "{narrower}");
         let wide = table.render(Style { colors: false, width: Some(80) });
         assert!(wide.contains(&id("0034d8c9")), "{wide}");
         let paths = Table { untruncated: Some(0), ..table };

@@ -29,6 +29,8 @@ async fn an_adapter_is_downloaded_imported_sampled_and_trained_further() {
     let imported =
         sandbox.run_args(["import", &folder, "--name", "mine", "--local"]).await.ok().out;
     assert!(imported.contains("adapter of tinkex/tiny, rank 16"), "{imported}");
+    let runs = sandbox.run("run list --local --json").await.ok().json();
+    assert_eq!(runs["runs"][0]["corrupted"], false, "{runs}");
     let sample = "--local -t 0 --max-tokens 12 -p After";
     let chat = printed(&imported, "chat");
     let path = chat.split(' ').nth(1).unwrap();

@@ -46,7 +46,7 @@ async fn runs_are_found_by_name_folder_id_prefix_and_latest() {
     unknown
         .fails(4, &["no training run has the name, id or folder \"poem\"", "Did you mean poems"]);
     // The ids of all runs differ in more than their first characters, except for the empty prefix.
-    sandbox.run("run info xyz --local").await.fails(4, &["tinkex run list"]);
+    sandbox.run("run info xyz --local").await.fails(4, &["`tinkex run list --local`"]);
 
     let path = |reference: &str| format!("checkpoint info {reference} --local --json");
     for (reference, expected) in [
@@ -79,6 +79,8 @@ async fn runs_are_found_by_name_folder_id_prefix_and_latest() {
     }
     let unknown = sandbox.run_args(ask.into_iter().chain(["poem"])).await;
     unknown.fails(4, &["poem", "Did you mean poems?"]);
+    let unknown = sandbox.run_args(ask.into_iter().chain(["zzzzzzzz"])).await;
+    unknown.fails(4, &["no base model, training run or checkpoint has", "tinkex run list --local"]);
 
     let downloaded = sandbox.run("checkpoint download data --local --json").await.ok().json();
     let folder = downloaded["destination"].as_str().unwrap().rsplit('/').next().unwrap();
@@ -115,6 +117,8 @@ async fn a_finished_run_is_extended_and_started_from() {
     let config = self::state(&sandbox, "warm-run")["settings"].clone();
     assert_eq!(config["with_optimizer"], true);
     assert!(config["from"].as_str().unwrap().ends_with("/weights/step-000010"), "{config}");
+    let sampler = "train data.jsonl --local --from data/sampler_weights/step-10";
+    sandbox.run(sampler).await.fails(2, &["expected a training checkpoint"]);
     let alone = sandbox.run("train data.jsonl --local --with-optimizer").await;
     alone.fails(2, &["--from"]);
 }

@@ -59,6 +59,8 @@ async fn answers_and_event_files_of_a_run_survive_a_resumption() {
     wrong.fails(2, &["--sample-prompts"]);
     let missing = sandbox.run(&format!("{TRAIN} --sample-prompts none.jsonl")).await;
     missing.fails(1, &["none.jsonl"]);
+    let stdin = sandbox.run(&format!("{TRAIN} --sample-prompts -")).await;
+    stdin.fails(1, &["prompts file", "Pass the path of a JSON Lines file."]);
 }
 
 #[tokio::test]
@@ -82,6 +84,10 @@ async fn csv_has_raw_values_and_json_has_plain_tokens() {
     let tokens = sandbox.run_args(args).await.ok().json()["tokens"].clone();
     let texts = tokens.as_array().unwrap().iter().map(|one| one["text"].as_str().unwrap());
     assert_eq!(texts.collect::<String>(), "The cat");
+    let args = ["logprobs", "--local", "--prompt", "The cat", "--format", "csv"];
+    let csv = sandbox.run_args(args).await.ok().out;
+    let first = csv.lines().nth(1).unwrap();
+    assert!(first.ends_with(',') && !csv.contains('"'), "{csv}");
 }
 
 #[tokio::test]
@@ -112,7 +118,8 @@ fn a_terminal_gets_a_curve_and_lines_that_fit() {
     terminal.wait_for("└──");
     terminal.wait_for("Trained 8 steps");
     let mut terminal = Terminal::start_in(&sandbox, 72, "run list --local");
-    terminal.wait_for("…:train:0");
+    terminal.wait_for("Last Update");
+    terminal.wait_for("…");
     let mut terminal = Terminal::start_in(&sandbox, 72, "eval tinkex/tiny none.jsonl --local");
     terminal.wait_for("\u{1b}[1;31merror:\u{1b}[0m cannot read evaluation file");
 }

@@ -179,7 +179,7 @@ pub(crate) const CASES: &[ReplayCase] = &[
     fails("auth-login-401", 3, &["Invalid API key"]).without_server_message(),
     fails("auth-login-500-text", 5, &["500"]).without_server_message(),
     fails("auth-login-already", 1, &["already logged in", "auth logout"]),
-    fails("auth-login-bad-json", 1, &["key_id"]),
+    fails("auth-login-bad-json", 7, &["key_id"]),
     fails("auth-login-empty", 3, &["no API key"]),
     fails("auth-login-eof", 3, &["no API key"]),
     fails("auth-login-unreachable", 5, &["connection to http://"]),
@@ -287,10 +287,10 @@ pub(crate) const CASES: &[ReplayCase] = &[
     fails("error-corrupt-credentials", 1, &["credentials.json"]),
     rejected("error-no-credentials", 3, &["TINKER_API_KEY", "auth login"]),
     rejected("error-no-credentials-model-list", 3, &["TINKER_API_KEY", "auth login"]),
-    fails("error-not-json", 1, &["TINKER_BASE_URL"]),
+    fails("error-not-json", 7, &["TINKER_BASE_URL"]),
     fails("error-read-timeout", 5, &["timed out"]),
     fails("error-read-timeout-pyqwest", 5, &["timed out"]),
-    fails("error-schema", 1, &["training_run_id"]),
+    fails("error-schema", 7, &["training_run_id"]),
     fails("error-sigint", 130, &["interrupted"]).interrupted(Interruption::AtSlowResponse),
     rejected("error-sigint-prompt", 130, &["interrupted"])
         .at_terminal()

@@ -86,7 +86,10 @@ impl FromStr for BaseUrl {
             Error::new(ErrorKind::Config, format!("invalid base URL{url}: {cause}"))
                 .with_hint("Use a URL such as http://localhost:8000.")
         };
-        let mut url = Url::parse(text.trim()).map_err(|error| invalid(&error.to_string()))?;
+        let mut url = Url::parse(text.trim()).map_err(|error| match error {
+            url::ParseError::RelativeUrlWithoutBase => invalid("missing http:// or https://"),
+            error => invalid(&error.to_string()),
+        })?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
             return Err(invalid("not an http or https URL"));
         }

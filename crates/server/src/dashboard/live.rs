@@ -56,9 +56,7 @@ impl<'a> StoreView<'a> {
         let session = self.store.sessions.get(&row.session);
         let open = session.is_some_and(|entry| entry.row.end.is_none());
         let queued = self.queued.get(&row.id).copied().unwrap_or(0);
-        if row.closed.is_some() && row.project_id.is_none()
-            || summary.is_some_and(|summary| summary.error.is_some()) && !open
-        {
+        if row.has_failed() || summary.is_some_and(|summary| summary.error.is_some()) && !open {
             "failed"
         } else if !open {
             "ended"

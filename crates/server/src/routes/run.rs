@@ -97,7 +97,7 @@ fn to_wire(store: &Store, entry: &Tracked<RunRecord>) -> TrainingRun {
     let last = |kind| store.last_checkpoint(&run.id, kind).map(|row| row.to_wire());
     TrainingRun::new(run.id.clone(), run.base_model.clone(), OWNER, timestamp(entry.last_used))
         .is_lora(true)
-        .corrupted(run.closed.is_some() && run.project_id.is_none())
+        .corrupted(run.has_failed())
         .lora_rank(Some(run.lora.rank))
         .last_checkpoint(last(CheckpointKind::Training))
         .last_sampler_checkpoint(last(CheckpointKind::Sampler))

@@ -19,8 +19,7 @@ use super::weights::WeightsArgs;
 use conversation::Conversation;
 use line_reader::{InputLine, LineReader};
 
-const COMMANDS: &str = "\
-  /system TEXT   set the system message; without TEXT, remove it
+const COMMANDS: &str = "  /system TEXT   set the system message; without TEXT, remove it
   /model NAME    switch to another model, run or checkpoint and keep the conversation
   /save FILE     append the conversation to a file, as a line that `tinkex train` accepts
   /reset         clear the conversation

@@ -158,7 +158,7 @@ pub(super) async fn run(
         answers: (!args.loss_only).then_some(&scorer),
     };
     let evaluated = evaluation.run(context, &examples, args.concurrency).await?;
-    let report = EvalReport::new(model, file.name.clone(), &scorer, evaluated);
+    let report = EvalReport::new(args.model, model, file.name.clone(), &scorer, evaluated);
     context.table(&report.table(), &report)?;
     match (args.min_score, report.score) {
         (Some(wanted), Some(score)) if score < wanted => {

@@ -11,6 +11,9 @@ use super::scorer::AnswerScorer;
 /// Result of an evaluation.
 #[derive(Debug, Serialize)]
 pub(super) struct EvalReport {
+    /// Argument that named the model. The title has it, because paths are wider than a terminal.
+    #[serde(skip)]
+    argument: String,
     model: String,
     file: String,
     examples: usize,
@@ -56,6 +59,7 @@ pub(super) struct EvaluatedAnswer {
 
 impl EvalReport {
     pub(super) fn new(
+        argument: String,
         model: String,
         file: String,
         scorer: &AnswerScorer,
@@ -68,6 +72,7 @@ impl EvalReport {
         #[expect(clippy::cast_precision_loss, reason = "a count of answers")]
         let score = (!scores.is_empty()).then(|| scores.iter().sum::<f64>() / scores.len() as f64);
         Self {
+            argument,
             model,
             file,
             examples: results.len(),
@@ -84,7 +89,7 @@ impl EvalReport {
     pub(super) fn table(&self) -> Table {
         let mut title = format!(
             "{}: {}, loss {:.4}",
-            self.model,
+            self.argument,
             format::count(self.examples, "example"),
             self.loss
         );

@@ -107,7 +107,11 @@ impl AnswerScorer {
                 let completion = Completion::new(prompt, &*answer.answer);
                 let failed = |error: String| CommandError::new(Exit::Failed, error);
                 let reward = program.score(&completion).await;
-                let value = reward.map_err(|error| failed(error.to_string()))?.value;
+                let reward = reward.map_err(|error| {
+                    // The judge runs as a reward program, and errors call it that.
+                    failed(error.to_string().replacen("reward program", "judge", 1))
+                });
+                let value = reward?.value;
                 if !value.is_finite() {
                     return Err(failed(format!("the judge returned {value}, not a finite number")));
                 }

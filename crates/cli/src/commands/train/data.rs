@@ -326,9 +326,9 @@ pub(crate) fn check_unchanged(
         return Ok(());
     }
     let names: Vec<_> = files.iter().map(|file| file.as_ref().display().to_string()).collect();
-    let has = if names.len() > 1 { "have" } else { "has" };
-    let message =
-        format!("cannot resume: {} {has} changed since the run started", names.join(" or "));
+    let one_of = if names.len() > 1 { "one of " } else { "" };
+    let names = names.join(", ");
+    let message = format!("cannot resume: {one_of}{names} has changed since the run started");
     let hint = "Restore the file, or start a new run with the changed one.";
     Err(CommandError::usage(message).hint(hint))
 }

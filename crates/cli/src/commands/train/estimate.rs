@@ -70,7 +70,11 @@ impl RunEstimate {
     pub(super) fn describe(&self, table: &mut Table) {
         match (self.seconds, self.measured_step) {
             (Some(seconds), Some(step)) => {
-                let time = format::short_duration(seconds);
+                let time = if seconds < 1.0 {
+                    "less than 1s".to_owned()
+                } else {
+                    format::short_duration(seconds)
+                };
                 let examples = format::count(step.examples, "example");
                 let (tokens, seconds) = (step.tokens, step.seconds);
                 table.property(
@@ -91,7 +95,12 @@ impl RunEstimate {
             "Estimated cost",
             match (self.cost_usd, self.price_per_million_tokens) {
                 (Some(cost), Some(price)) => {
-                    format!("{cost:.2} USD, at {price} USD per million tokens (--price)")
+                    let cost = if cost > 0.0 && cost < 0.01 {
+                        "less than 0.01".to_owned()
+                    } else {
+                        format!("{cost:.2}")
+                    };
+                    format!("{cost} USD, at {price} USD per million tokens (--price)")
                 }
                 _ if self.measured_step.is_some() => "none on this machine".to_owned(),
                 _ => "unknown: pass --price USD, per million tokens".to_owned(),

@@ -320,9 +320,10 @@ impl Examples {
                 TrainMethod::Dpo => tokens.to_string(),
             },
         );
-        table.property("Longest example", format!("{longest} tokens"));
+        table.property("Longest example", format::count(longest, "token"));
         let epochs = plan.epochs(config.steps);
-        table.property("Steps", format!("{} of {} examples", config.steps, config.batch_size));
+        let batch = format::count(config.batch_size, "example");
+        table.property("Steps", format!("{} of {batch}", config.steps));
         table.property("Epochs", format!("{epochs:.2}"));
         table.property("Tokens to train on", remaining.to_string());
         table.property("Rank", config.rank.to_string());

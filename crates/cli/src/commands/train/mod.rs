@@ -101,7 +101,7 @@ async fn prepare(
             if let Some(path) = &mut run_args.sample_prompts {
                 let resolved = context.environment.path(path);
                 *path = std::path::absolute(&resolved).unwrap_or(resolved);
-                InputFile::new(DataFile::Prompts, path).check()?;
+                InputFile::new(DataFile::SamplePrompts, path).check()?;
             }
             let eval = run_args.eval_file.as_mut();
             RunInputs::open(context, DataFile::Training, &mut run_args.files, eval).await?
@@ -140,7 +140,9 @@ async fn prepare(
     };
     let chat = tokenizer.chat()?;
     let prompts = match &config.sample_prompts {
-        Some(file) => Some(data::read_prompts(&InputFile::new(DataFile::Prompts, file), false)?),
+        Some(file) => {
+            Some(data::read_prompts(&InputFile::new(DataFile::SamplePrompts, file), false)?)
+        }
         None => None,
     };
     let is_new = old.is_none();
@@ -234,11 +236,14 @@ fn next_commands(context: &CommandContext<'_>, state: &RunState) -> String {
     let name = state.name.as_deref().map(format::shell_quote);
     let sampler = name.as_deref().unwrap_or(sampler);
     let adapter = name.as_deref().or(adapter.as_deref()).unwrap_or(sampler);
+    // llama.cpp has no pre-tokenizer for the tokenizer of the built-in model.
+    let is_built_in = state.settings.model == tinkex_server::BUILT_IN;
+    let gguf = if is_built_in { "" } else { "; add --format gguf for llama.cpp and ollama" };
     format!(
         "Chat with the model:\n  tinkex chat {sampler}{flags}\n\
          Download the adapter, for PEFT, vLLM and llama.cpp:\n  \
          tinkex checkpoint download {adapter}{flags}\n\
-         Export the merged model; add --format gguf for llama.cpp and ollama:\n  \
+         Export the merged model{gguf}:\n  \
          tinkex export {adapter} --to my-model{flags}"
     )
 }

@@ -171,6 +171,9 @@ impl TrainProgress {
         if let Some(loss) = self.loss {
             parts.push(format!("{} {loss:.3}", self.label));
         }
+        if let Some(loss) = self.eval_loss {
+            parts.push(format!("held-out {loss:.3}"));
+        }
         if finished > 0 && step < self.steps {
             #[expect(clippy::cast_precision_loss, reason = "an estimate")]
             let left = self.seconds() * (self.steps - step) as f64 / finished as f64;
@@ -178,9 +181,6 @@ impl TrainProgress {
         }
         if self.tokens > 0 {
             parts.push(format!("{} tokens/s", thousands(self.tokens_per_second())));
-        }
-        if let Some(loss) = self.eval_loss {
-            parts.push(format!("held-out {loss:.3}"));
         }
         let mut text = parts.remove(0);
         for part in parts {
@@ -215,8 +215,9 @@ mod tests {
         tokio::time::advance(Duration::from_secs(10)).await;
         assert_eq!(
             progress.text(50, 100),
-            "step 50/100  loss 1.250  10s left  1.2k tokens/s  held-out 1.500"
+            "step 50/100  loss 1.250  held-out 1.500  10s left  1.2k tokens/s"
         );
+        assert_eq!(progress.text(50, 40), "step 50/100  loss 1.250  held-out 1.500");
         assert_eq!(progress.text(50, 30), "step 50/100  loss 1.250");
         assert_eq!(progress.text(50, 5), "step ");
     }

@@ -21,8 +21,10 @@ const STDIN_NAME: &str = "standard input";
 pub(crate) enum DataFile {
     Training,
     Evaluation,
-    /// Prompts of `tinkex rl` and of `train --sample-prompts`.
+    /// Prompts of `tinkex rl`.
     Prompts,
+    /// Prompts of `train --sample-prompts`, which cannot be standard input.
+    SamplePrompts,
 }
 
 impl DataFile {
@@ -30,7 +32,7 @@ impl DataFile {
         match self {
             Self::Training => "training file",
             Self::Evaluation => "evaluation file",
-            Self::Prompts => "prompts file",
+            Self::Prompts | Self::SamplePrompts => "prompts file",
         }
     }
 }
@@ -85,23 +87,30 @@ impl InputFile {
     /// the way to convert them.
     pub(crate) fn open(&self) -> Result<Box<dyn BufRead>, CommandError> {
         let failed = |error: io::Error| {
-            CommandError::file("read", self.describe(), &error)
-                .hint("Pass the path of a JSON Lines file, or - for standard input.")
+            CommandError::file("read", self.describe(), &error).hint(match self.kind {
+                DataFile::SamplePrompts => "Pass the path of a JSON Lines file.",
+                DataFile::Training | DataFile::Evaluation | DataFile::Prompts => {
+                    "Pass the path of a JSON Lines file, or - for standard input."
+                }
+            })
         };
         // Before the file is opened: opening a pipe waits for its writer.
         let metadata = std::fs::metadata(&self.path).map_err(failed)?;
         if metadata.is_dir() {
             return Err(self.error("it is a folder").hint(match self.kind {
-                DataFile::Evaluation => "Pass a JSON Lines file.",
+                DataFile::Evaluation | DataFile::SamplePrompts => "Pass a JSON Lines file.",
                 DataFile::Training | DataFile::Prompts => {
                     "Pass a JSON Lines file. To resume the run in a folder, pass --resume DIR."
                 }
             }));
         }
         if !metadata.is_file() {
-            return Err(self
-                .error("it is a pipe or a device")
-                .hint("Pass - as the file to read a pipe from standard input."));
+            return Err(self.error("it is a pipe or a device").hint(match self.kind {
+                DataFile::SamplePrompts => "Write the prompts to a file and pass its path.",
+                DataFile::Training | DataFile::Evaluation | DataFile::Prompts => {
+                    "Pass - as the file to read a pipe from standard input."
+                }
+            }));
         }
         let mut file = File::open(&self.path).map_err(failed)?;
         let mut start = Vec::new();
@@ -215,7 +224,9 @@ impl RunInputs {
             file.check()?;
             match kind {
                 DataFile::Evaluation => inputs.eval = Some(file),
-                DataFile::Training | DataFile::Prompts => inputs.train.push(file),
+                DataFile::Training | DataFile::Prompts | DataFile::SamplePrompts => {
+                    inputs.train.push(file);
+                }
             }
         }
         Ok(inputs)
