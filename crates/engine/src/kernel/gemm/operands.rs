@@ -242,7 +242,9 @@ impl CheckedGemm<'_> {
         let Rhs::Packed { weights, from } = self.rhs else { return Prefetch::None };
         let segment = weights.segment(from / PANEL + group.first);
         let format = segment.format;
-        if streaming && format.is_quantized() {
+        // A tile of more than `ROWS` rows reads two panels of four, hence not every line in memory.
+        let is_half_group = self.size.rows > ROWS && group.count == MAX_TILE_PANELS / 2;
+        if streaming && (format.is_quantized() || is_half_group) {
             return Prefetch::LaterBlocks;
         }
         let is_whole_depth = steps.len() == self.size.depth;
