@@ -72,6 +72,7 @@ pub(crate) struct ListColumn<T> {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SortKey {
     Missing,
+    Flag(bool),
     Number(i64),
     /// Microseconds since the Unix epoch.
     Time(i64),
@@ -97,12 +98,14 @@ impl SortKey {
     fn cell(self, text: String) -> TableCell {
         match self {
             Self::Missing if format::is_placeholder(&text) => TableCell::with_value(text, ""),
+            Self::Flag(flag) => TableCell::with_value(text, flag.to_string()),
+            Self::Number(number) => TableCell::with_value(text, number.to_string()),
             Self::Size(bytes) => TableCell::with_value(text, bytes.to_string()),
             Self::Time(micros) => match Timestamp::from_unix_micros(micros) {
                 Ok(time) => TableCell::with_value(text, time.to_string()),
                 Err(_) => text.into(),
             },
-            Self::Missing | Self::Number(_) | Self::Text(_) => text.into(),
+            Self::Missing | Self::Text(_) => text.into(),
         }
     }
 }

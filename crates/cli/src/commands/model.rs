@@ -60,14 +60,14 @@ const COLUMNS: [ListColumn<SupportedModel>; 4] = [
         header: "Trainable",
         by_default: true,
         cell: |model, _| format::or_na(model.trainable.map(format::yes_no)),
-        key: |model| model.trainable.map_or(SortKey::Missing, |yes| SortKey::Number(yes.into())),
+        key: |model| model.trainable.map_or(SortKey::Missing, SortKey::Flag),
     },
     ListColumn {
         name: "sampleable",
         header: "Sampleable",
         by_default: true,
         cell: |model, _| format::or_na(model.sampleable.map(format::yes_no)),
-        key: |model| model.sampleable.map_or(SortKey::Missing, |yes| SortKey::Number(yes.into())),
+        key: |model| model.sampleable.map_or(SortKey::Missing, SortKey::Flag),
     },
 ];
 

@@ -59,7 +59,7 @@ const COLUMNS: [ListColumn<Checkpoint>; 7] = [
         header: "Public",
         by_default: true,
         cell: |checkpoint, _| format::yes_no(checkpoint.public).to_owned(),
-        key: |checkpoint| SortKey::Number(checkpoint.public.into()),
+        key: |checkpoint| SortKey::Flag(checkpoint.public),
     },
     ListColumn {
         name: "created",
