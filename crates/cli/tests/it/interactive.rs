@@ -46,22 +46,20 @@ fn progress_fits_into_a_narrow_terminal() {
 #[test]
 fn ctrl_c_stops_the_completion_but_not_the_chat() {
     let sandbox = sandbox();
-    // At this temperature a completion seldom ends by itself before the key arrives.
+    // At this temperature the completion practically never ends by itself.
     let line = "chat --local --max-tokens 1900 -t 5";
     let mut terminal = Terminal::start_in(&sandbox, 80, line);
-    for _ in 0..5 {
-        terminal.wait_for("> ");
-        terminal.press("Tell me a story.\r");
-        terminal.wait_for("story.");
-        terminal.wait_for("\n");
-        terminal.wait_for_text();
-        terminal.press("\u{3}");
-    }
+    terminal.wait_for("> ");
+    terminal.press("Tell me a story.\r");
+    terminal.wait_for("story.");
+    terminal.wait_for("\n");
+    terminal.wait_for_text();
+    terminal.press("\u{3}");
+    terminal.wait_for("(stopped)");
     terminal.wait_for("> ");
     terminal.press("/quit\r");
     let (code, shown) = terminal.end();
     assert_eq!(code, 0, "{shown}");
-    assert!(shown.contains("(stopped)"), "{shown}");
 }
 
 /// The signal arrives while the line is edited, between the line and its completion, or during the
