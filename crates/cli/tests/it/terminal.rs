@@ -90,6 +90,11 @@ impl Terminal {
         }
     }
 
+    /// Returns whether `text` is in the output so far.
+    pub(crate) fn has_shown(&self, text: &str) -> bool {
+        self.shown.contains(text)
+    }
+
     /// Sends SIGINT.
     pub(crate) fn interrupt(&self) {
         kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
@@ -123,7 +128,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // The process has already ended unless the test failed.
+        // The process has already ended, unless the test failed or gave it up.
         let _ = self.child.kill();
     }
 }

@@ -149,8 +149,8 @@ impl RetryContext<'_> {
     fn needs_user(&self) -> bool {
         match self.failed.error.status() {
             Some(402) => !self.policy.billing_wait,
-            // Whoever sets a time limit waits for the call. A server does not gain an endpoint while
-            // the call is repeated.
+            // A call with a time limit has a user who waits for its result. Repeating it changes
+            // neither a conflict nor the endpoints of the server.
             Some(409 | 501) => self.policy.give_up_after.is_some(),
             _ => false,
         }
