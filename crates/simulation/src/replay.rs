@@ -21,6 +21,64 @@ pub(crate) struct ReplayedRequest<'a> {
     pub(crate) loads: Option<&'a SavePoint>,
 }
 
+/// Models on which a replay executes requests.
+pub(crate) trait ReplayModels {
+    /// Returns whether the state that a request loads has been reached.
+    fn can_execute(&self, request: &ReplayedRequest<'_>) -> bool;
+
+    /// Executes a request and compares its result with that of the server.
+    ///
+    /// # Errors
+    /// Describes the difference, or why the request cannot be executed.
+    fn execute(&mut self, request: &ReplayedRequest<'_>) -> Result<(), String>;
+
+    /// Keeps the present state of the model of `point`, for requests that load it.
+    ///
+    /// # Errors
+    /// Describes why the state cannot be saved.
+    fn save(&mut self, point: SavePoint) -> Result<(), String>;
+}
+
+/// Executes the requests of every model in the order of their sequence numbers, and saves the states
+/// that `folders` names.
+///
+/// # Errors
+/// The first error of `models`, or a request that loads a state that never existed.
+pub(crate) fn replay(
+    models: &mut impl ReplayModels,
+    mut requests: Vec<ReplayedRequest<'_>>,
+    folders: &BTreeMap<String, SavePoint>,
+) -> Result<(), String> {
+    requests.sort_by_key(|request| (request.model, request.seq));
+    let mut queues: BTreeMap<&str, VecDeque<ReplayedRequest<'_>>> = BTreeMap::new();
+    for request in requests {
+        queues.entry(request.model).or_default().push_back(request);
+    }
+    // A model may load a state of another one, which must be reached first.
+    let mut progress = true;
+    while progress {
+        progress = false;
+        for queue in queues.values_mut() {
+            while let Some(request) = queue.pop_front_if(|next| models.can_execute(next)) {
+                models.execute(&request)?;
+                let reached = (request.model.to_owned(), request.seq);
+                if folders.values().any(|saved| *saved == reached) {
+                    models.save(reached)?;
+                }
+                progress = true;
+            }
+        }
+    }
+    let Some(blocked) = queues.values().find_map(VecDeque::front) else { return Ok(()) };
+    Err(match blocked.loads {
+        Some((source, seq)) => format!(
+            "{} loads the state of {source} after request {seq}, which never existed",
+            blocked.model
+        ),
+        None => format!("{} loads weights that were never saved", blocked.model),
+    })
+}
+
 /// Executes requests one after the other.
 pub(crate) struct SequentialReplay<'a> {
     pub(crate) engine: Replay,
@@ -38,61 +96,11 @@ impl SequentialReplay<'_> {
     /// Describes the first difference, or the first request that cannot be executed.
     pub(crate) fn check(
         mut self,
-        mut requests: Vec<ReplayedRequest<'_>>,
+        requests: Vec<ReplayedRequest<'_>>,
         folders: &BTreeMap<String, SavePoint>,
     ) -> Result<(), String> {
-        requests.sort_by_key(|request| (request.model, request.seq));
-        let mut models: BTreeMap<&str, VecDeque<ReplayedRequest<'_>>> = BTreeMap::new();
-        for request in requests {
-            models.entry(request.model).or_default().push_back(request);
-        }
-        // A model may load a state of another one, which must be reached first.
-        let mut progress = true;
-        while progress {
-            progress = false;
-            for requests in models.values_mut() {
-                while let Some(request) = requests.pop_front_if(|next| self.can_execute(next)) {
-                    self.execute(&request)?;
-                    let reached = (request.model.to_owned(), request.seq);
-                    if folders.values().any(|saved| *saved == reached) {
-                        self.engine.save(request.model, &self.folder_of(&reached))?;
-                    }
-                    progress = true;
-                }
-            }
-        }
-        if let Some(blocked) = models.values().find_map(VecDeque::front) {
-            return Err(match blocked.loads {
-                Some((source, seq)) => format!(
-                    "{} loads the state of {source} after request {seq}, which never existed",
-                    blocked.model
-                ),
-                None => format!("{} loads weights that were never saved", blocked.model),
-            });
-        }
+        replay(&mut self, requests, folders)?;
         folders.iter().try_for_each(|(name, saved)| self.compare_weights(name, saved))
-    }
-
-    /// Returns whether the state that a request loads has been reached.
-    fn can_execute(&self, request: &ReplayedRequest<'_>) -> bool {
-        request.kind != "LoadWeights"
-            || request.loads.is_some_and(|source| self.folder_of(source).is_dir())
-    }
-
-    fn execute(&mut self, request: &ReplayedRequest<'_>) -> Result<(), String> {
-        let ReplayedRequest { model, seq, kind, body, result, loads } = request;
-        if let Some(source) = loads {
-            let folder = self.folder_of(source);
-            return self.engine.load(model, body, &folder);
-        }
-        let expected = self
-            .engine
-            .execute(model, kind, body)
-            .map_err(|error| format!("replay of {kind} {seq} of {model}: {error}"))?;
-        if expected.is_some_and(|expected| expected != **result) {
-            return Err(format!("result of {kind} {seq} of {model} differs from its replay"));
-        }
-        Ok(())
     }
 
     /// Returns the folder of a state that the replay has saved.
@@ -117,5 +125,33 @@ impl SequentialReplay<'_> {
             }
         }
         Ok(())
+    }
+}
+
+impl ReplayModels for SequentialReplay<'_> {
+    fn can_execute(&self, request: &ReplayedRequest<'_>) -> bool {
+        request.kind != "LoadWeights"
+            || request.loads.is_some_and(|source| self.folder_of(source).is_dir())
+    }
+
+    fn execute(&mut self, request: &ReplayedRequest<'_>) -> Result<(), String> {
+        let ReplayedRequest { model, seq, kind, body, result, loads } = request;
+        if let Some(source) = loads {
+            let folder = self.folder_of(source);
+            return self.engine.load(model, body, &folder);
+        }
+        let expected = self
+            .engine
+            .execute(model, kind, body)
+            .map_err(|error| format!("replay of {kind} {seq} of {model}: {error}"))?;
+        if expected.is_some_and(|expected| expected != **result) {
+            return Err(format!("result of {kind} {seq} of {model} differs from its replay"));
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, point: SavePoint) -> Result<(), String> {
+        let folder = self.folder_of(&point);
+        self.engine.save(&point.0, &folder)
     }
 }

@@ -2,13 +2,13 @@
 //! the other, and compares the results: each succeeded request was applied once, in order, and each
 //! failed request was not.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde_json::Value;
 use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, OptimStep};
 
-use crate::replay::{ReplayedRequest, SavePoint};
+use crate::replay::{ReplayModels, ReplayedRequest, SavePoint, replay};
 use crate::toy_model::ToyModel;
 
 /// Executes requests one after the other.
@@ -26,37 +26,14 @@ impl ToyReplay {
     /// Describes the first difference, or the first request that cannot be executed.
     pub(crate) fn check(
         mut self,
-        mut requests: Vec<ReplayedRequest<'_>>,
+        requests: Vec<ReplayedRequest<'_>>,
         folders: &BTreeMap<String, SavePoint>,
     ) -> Result<(), String> {
-        requests.sort_by_key(|request| (request.model, request.seq));
-        let mut models: BTreeMap<&str, VecDeque<ReplayedRequest<'_>>> = BTreeMap::new();
-        for request in requests {
-            models.entry(request.model).or_default().push_back(request);
-        }
-        // A model may load a state of another one, which must be reached first.
-        let mut progress = true;
-        while progress {
-            progress = false;
-            for requests in models.values_mut() {
-                while let Some(request) = requests.pop_front_if(|next| self.can_execute(next)) {
-                    self.execute(&request)?;
-                    let reached = (request.model.to_owned(), request.seq);
-                    if let Some((model, _)) = self.models.get(request.model)
-                        && folders.values().any(|saved| *saved == reached)
-                    {
-                        self.saved.insert(reached, *model);
-                    }
-                    progress = true;
-                }
-            }
-        }
-        match models.values().find_map(VecDeque::front) {
-            Some(blocked) => Err(format!("{} loads a state that never existed", blocked.model)),
-            None => Ok(()),
-        }
+        replay(&mut self, requests, folders)
     }
+}
 
+impl ReplayModels for ToyReplay {
     fn can_execute(&self, request: &ReplayedRequest<'_>) -> bool {
         request.kind != "LoadWeights"
             || request.loads.is_some_and(|source| self.saved.contains_key(source))
@@ -105,6 +82,13 @@ impl ToyReplay {
                 "result of {kind} {seq} of {model} is {found}, its replay gives {expected}: a \
                  request was applied twice, not at all or in another order"
             ));
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, point: SavePoint) -> Result<(), String> {
+        if let Some((model, _)) = self.models.get(&point.0) {
+            self.saved.insert(point, *model);
         }
         Ok(())
     }
