@@ -10,6 +10,7 @@
 //! [`Kernel`] is the only entry point for the model, so that another device can be added behind it.
 //! All `unsafe` code of the crate is in this module.
 
+mod activation_buffer;
 mod exp;
 mod gemm;
 mod isa;
@@ -22,6 +23,7 @@ mod panels;
 pub(crate) mod row_ops;
 mod simd;
 mod sync;
+mod system_memory;
 mod task_pool;
 mod thread_pool;
 #[cfg(test)]
@@ -29,6 +31,7 @@ mod thread_pool_tests;
 mod tile;
 mod weight_format;
 
+pub(crate) use activation_buffer::ActivationBuffer;
 pub(crate) use gemm::{FusedGemm, Lhs, Rhs};
 pub(crate) use isa::Isa;
 pub use panels::Precision;

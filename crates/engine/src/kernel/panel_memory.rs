@@ -7,90 +7,12 @@
 
 #![expect(unsafe_code, reason = "hands out disjoint parts of memory that the system provides")]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Alignment of every allocation in bytes: a cache line, which no aligned load crosses.
-pub(super) const LINE: usize = 64;
+use super::system_memory::{LINE, SystemMemory};
+
 /// Minimum size in bytes of a chunk of an [`Arena`]. A larger allocation creates a larger chunk.
 const CHUNK: usize = 64 << 20;
-/// Size of a huge page in bytes.
-#[cfg(target_os = "linux")]
-const HUGE_PAGE: usize = 2 << 20;
-
-/// Zeroed memory from the system, freed when dropped.
-#[derive(Debug)]
-struct Chunk {
-    start: NonNull<u8>,
-    len: usize,
-    source: Source,
-}
-
-/// Where the memory of a chunk comes from, which determines how it is freed.
-#[derive(Debug)]
-enum Source {
-    Heap(Layout),
-    /// A memory map of this address and length in bytes.
-    #[cfg(target_os = "linux")]
-    Map(NonNull<u8>, usize),
-}
-
-// SAFETY: a chunk owns its memory; access goes through `PanelMemory`, whose parts are disjoint.
-unsafe impl Send for Chunk {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Chunk {}
-
-impl Chunk {
-    /// Allocates `len` bytes on the heap.
-    fn on_heap(len: usize) -> Self {
-        let layout = Layout::from_size_align(len.max(LINE), LINE).expect("a matrix in memory");
-        // SAFETY: the size of the layout is not 0.
-        let start = unsafe { alloc_zeroed(layout) };
-        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
-        Self { start, len, source: Source::Heap(layout) }
-    }
-
-    /// Allocates at least `len` bytes on huge pages, or returns `None` if the system refuses. The
-    /// system assigns physical memory when a page is written.
-    #[cfg(target_os = "linux")]
-    fn on_huge_pages(len: usize) -> Option<Self> {
-        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
-
-        let len = len.checked_next_multiple_of(HUGE_PAGE)?;
-        // A huge page must start at a multiple of its size.
-        let map_len = len.checked_add(HUGE_PAGE)?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the system chooses an unused address for the new map.
-        let map = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), map_len, access, MapFlags::PRIVATE).ok()?
-        };
-        let map = NonNull::new(map.cast::<u8>())?;
-        let padding = map.as_ptr().align_offset(HUGE_PAGE);
-        // SAFETY: the padding is less than a huge page, by which the map is longer than `len`.
-        let start = unsafe { map.add(padding) };
-        // If the system does not follow the advice, the memory has small pages.
-        // SAFETY: the range is inside the map and consists of whole pages. The advice does not
-        // change their contents.
-        let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
-        Some(Self { start, len, source: Source::Map(map, map_len) })
-    }
-}
-
-impl Drop for Chunk {
-    fn drop(&mut self) {
-        match self.source {
-            // SAFETY: the memory was allocated with this layout and is freed once.
-            Source::Heap(layout) => unsafe { dealloc(self.start.as_ptr(), layout) },
-            #[cfg(target_os = "linux")]
-            // SAFETY: the map was created with this length, is removed once, and no reference to it
-            // exists: every `PanelMemory` in it holds the chunk. Removing a whole map cannot fail.
-            Source::Map(map, len) => unsafe {
-                let _ = rustix::mm::munmap(map.as_ptr().cast(), len);
-            },
-        }
-    }
-}
 
 /// Allocates the memory of several matrices from common chunks. A chunk is freed with the last
 /// matrix in it. Cheap to clone; clones share the chunks.
@@ -100,23 +22,16 @@ pub(super) struct Arena(Arc<Mutex<Option<OpenChunk>>>);
 /// The chunk that allocations are taken from.
 #[derive(Debug)]
 struct OpenChunk {
-    chunk: Arc<Chunk>,
+    chunk: Arc<SystemMemory>,
     /// Number of bytes from the start that are allocated: a multiple of [`LINE`], at most the
     /// length of the chunk. It only grows, so allocations never overlap.
     used: usize,
 }
 
 impl OpenChunk {
-    /// Allocates a chunk of at least `len` bytes. Returns `None` if the system refuses, or if it is
-    /// not Linux.
+    /// Allocates a chunk of at least `len` bytes, if the system provides huge pages.
     fn new(len: usize) -> Option<Self> {
-        #[cfg(target_os = "linux")]
-        return Some(Self { chunk: Arc::new(Chunk::on_huge_pages(len)?), used: 0 });
-        #[cfg(not(target_os = "linux"))]
-        {
-            let _ = len;
-            None
-        }
+        Some(Self { chunk: Arc::new(SystemMemory::on_huge_pages(len)?), used: 0 })
     }
 }
 
@@ -141,7 +56,7 @@ impl Arena {
 /// A part of a chunk that belongs to one matrix.
 #[derive(Debug)]
 pub(super) struct PanelMemory {
-    chunk: Arc<Chunk>,
+    chunk: Arc<SystemMemory>,
     /// Offset of the part in the chunk in bytes, a multiple of [`LINE`].
     start: usize,
     /// Length of the part in bytes. The part ends inside the chunk.
@@ -159,7 +74,7 @@ impl PanelMemory {
 
     /// Allocates `len` zeroed bytes from the heap.
     fn on_heap(len: usize) -> Self {
-        Self { chunk: Arc::new(Chunk::on_heap(len)), start: 0, len }
+        Self { chunk: Arc::new(SystemMemory::on_heap(len)), start: 0, len }
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

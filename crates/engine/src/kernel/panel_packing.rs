@@ -1,7 +1,7 @@
 //! Packs rows of weights into the blocks of a panel.
 //!
 //! Loading a model packs all of its weights, and should take no longer than reading its file. The
-//! packing of bf16, `Q4_K` and `Q6_K` therefore transposes the words of sixteen rows and computes
+//! packing of bf16, `Q8_0`, `Q4_K` and `Q6_K` therefore transposes the words of sixteen rows and computes
 //! all lanes at once. The code is safe Rust, compiled for every instruction set.
 
 #![expect(unsafe_code, reason = "calls functions that require a detected instruction set")]
@@ -40,13 +40,10 @@ impl WeightFormat {
                 Self::F32 | Self::F16 | Self::Bf16 => {}
                 Self::Q4K => pack_q4_k(isa, rows, row_bytes, at, panel),
                 Self::Q6K => pack_q6_k(isa, rows, row_bytes, at, panel),
-                Self::Q8_0 | Self::Q4_0 => {
+                Self::Q8_0 => pack_q8_0(isa, rows, row_bytes, at, panel),
+                Self::Q4_0 => {
                     for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
-                        let row = &row[at..][..format.block_bytes()];
-                        match self {
-                            Self::Q8_0 => pack_q8_0(row, lane, panel),
-                            _ => pack_q4_0(row, lane, panel),
-                        }
+                        pack_q4_0(&row[at..][..format.block_bytes()], lane, panel);
                     }
                 }
             }
@@ -129,6 +126,23 @@ for_each_isa! {
             for lane in 0..PANEL {
                 to[k * PANEL + lane] = from[lane * PANEL + k];
             }
+        }
+    }
+
+    /// Packs the `Q8_0` blocks at offset `at` of up to sixteen rows. A block has the scale (f16),
+    /// then 32 signed bytes.
+    fn pack_q8_0(rows: &[u8], row_bytes: usize, at: usize, panel: &mut [u8]) {
+        let mut words = [[0; PANEL]; Q8_0::PART_CHUNKS];
+        for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
+            panel[2 * lane..][..2].copy_from_slice(&row[at..][..2]);
+            let numbers: [u8; 4 * Q8_0::PART_CHUNKS] = bytes_at(row, at + 2);
+            for (words, bytes) in words.iter_mut().zip(numbers.as_chunks().0) {
+                // Adds 128, modulo 256.
+                words[lane] = u32::from_le_bytes(bytes.map(|byte| byte ^ Q8_0::ZERO));
+            }
+        }
+        for (chunk, words) in words.iter().enumerate() {
+            store_lanes(panel, Q8_0::chunk_offset(0, chunk), words);
         }
     }
 
@@ -284,17 +298,6 @@ fn set_word(block: &mut [u8], at: usize, lane: usize, word: u32) {
     block[at + 4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
 }
 
-/// Packs a `Q8_0` block of a row: the scale (f16), then 32 signed bytes.
-fn pack_q8_0(row: &[u8], lane: usize, panel: &mut [u8]) {
-    let (scale, numbers) = row.split_at(2);
-    panel[2 * lane..][..2].copy_from_slice(scale);
-    for (chunk, numbers) in numbers.as_chunks::<4>().0.iter().enumerate() {
-        // Adds 128, modulo 256.
-        let word = u32::from_le_bytes(numbers.map(|number| number ^ Q8_0::ZERO));
-        set_word(panel, Q8_0::chunk_offset(0, chunk), lane, word);
-    }
-}
-
 /// Packs a `Q4_0` block of a row: the scale (f16), then 16 bytes. The lower halves of the bytes are
 /// weights 0 to 15, the upper halves weights 16 to 31.
 fn pack_q4_0(row: &[u8], lane: usize, panel: &mut [u8]) {
@@ -318,6 +321,16 @@ mod tests {
         let blocks = panel.chunks_exact_mut(format.block_bytes());
         format.pack_stored(isa, rows, row_bytes, blocks);
         panel
+    }
+
+    /// Packs a `Q8_0` block of one row, number by number.
+    fn pack_q8_0_row(row: &[u8], lane: usize, panel: &mut [u8]) {
+        let (scale, numbers) = row.split_at(2);
+        panel[2 * lane..][..2].copy_from_slice(scale);
+        for (chunk, numbers) in numbers.as_chunks::<4>().0.iter().enumerate() {
+            let word = u32::from_le_bytes(numbers.map(|number| number.wrapping_add(128)));
+            set_word(panel, Q8_0::chunk_offset(0, chunk), lane, word);
+        }
     }
 
     /// Packs a `Q4_K` block of one row, number by number.
@@ -369,12 +382,16 @@ mod tests {
     #[test]
     fn packing_all_lanes_at_once_has_the_bits_of_packing_row_by_row() {
         type PackRow = fn(&[u8], usize, &mut [u8]);
-        let formats: [(_, PackRow); 2] =
-            [(WeightFormat::Q4K, pack_q4_k_row), (WeightFormat::Q6K, pack_q6_k_row)];
+        let formats: [(_, PackRow); 3] = [
+            (WeightFormat::Q8_0, pack_q8_0_row),
+            (WeightFormat::Q4K, pack_q4_k_row),
+            (WeightFormat::Q6K, pack_q6_k_row),
+        ];
         for (format, pack_row) in formats {
             for (rows, cols) in [(16, 512), (5, 768), (1, 256)] {
                 let blocks = block_rows(format, rows, cols, 3);
-                let (row_bytes, block_bytes) = (format.row_bytes(cols), format.row_bytes(256));
+                let row_bytes = format.row_bytes(cols);
+                let block_bytes = format.row_bytes(format.block_inputs());
                 let mut want = vec![0; format.panel_bytes(cols)];
                 for (lane, row) in blocks.chunks_exact(row_bytes).enumerate() {
                     let panel = want.chunks_exact_mut(format.block_bytes());

@@ -28,7 +28,7 @@ macro_rules! for_each_isa {
                 }
 
                 #[cfg(target_arch = "x86_64")]
-                #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+                #[target_feature(enable = "avx512f,avx512bw,avx2,fma,f16c")]
                 fn avx512($($arg: $type),*) $(-> $out)? {
                     body($($arg),*)
                 }

@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::forward::qkv_offsets;
 use super::packed_batch::PrefixNode;
 use super::{Model, PackedBatch};
-use crate::kernel::{Isa, Kernel, Lhs, Panels, Precision, Rhs, row_ops};
+use crate::kernel::{ActivationBuffer, Isa, Kernel, Lhs, Panels, Precision, Rhs, row_ops};
 
 /// Query rows per block.
 const BLOCK_ROWS: usize = 48;
@@ -127,7 +127,7 @@ struct TreeHead {
 impl Model {
     /// Returns the gradient with respect to the rotated queries and keys and to the values, in the
     /// layout of the projected rows.
-    pub(super) fn attend_backward(&self, tensors: &AttentionTensors<'_>) -> Vec<f32> {
+    pub(super) fn attend_backward(&self, tensors: &AttentionTensors<'_>) -> ActivationBuffer {
         let (heads, batch) = (self.heads(), tensors.batch);
         let trees: Vec<Tree<'_>> =
             (0..batch.trees.len()).map(|tree| Tree::new(batch, tree, heads.head_dim)).collect();
@@ -143,7 +143,7 @@ impl Model {
         // The trees are in row order.
         let tree_of_row: Vec<usize> =
             (0..).zip(&trees).flat_map(|(i, tree)| tree.rows.clone().map(move |_| i)).collect();
-        let mut grad = vec![0.0; batch.tokens.len() * width];
+        let mut grad = ActivationBuffer::zeroed(batch.tokens.len() * width);
         self.kernel.pool().for_each_row(&mut grad, width, width, |row, grad| {
             let tree = tree_of_row[row];
             let elements = trees[tree].elements(&(row..row + 1));

@@ -9,7 +9,7 @@ use super::forward::LayerActivations;
 use super::gradients::{FusedLinear, GradientSink, LayerGradients, NormWeight};
 use super::rope::RotaryAngles;
 use super::{Layer, Model, PackedBatch};
-use crate::kernel::row_ops;
+use crate::kernel::{ActivationBuffer, row_ops};
 use crate::lora::LayerDeltas;
 
 /// Inputs of the backward pass of one layer.
@@ -74,9 +74,9 @@ impl Model {
         let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
         let count = batch.tokens.len();
 
-        let mut active = Vec::new();
+        let mut active = ActivationBuffer::default();
         self.activate(&activations.gate_up, &mut active);
-        let mut grad_active = vec![0.0; count * inner];
+        let mut grad_active = ActivationBuffer::zeroed(count * inner);
         let down = LinearBackward {
             input: &active,
             grad_output: grad,
@@ -85,7 +85,7 @@ impl Model {
         self.linear_backward(pass, FusedLinear::Down, down, grads, sink);
         drop(active);
 
-        let mut grad_gate_up = activations.gate_up.clone();
+        let mut grad_gate_up = ActivationBuffer::copy_of(&activations.gate_up);
         self.kernel.pool().for_each_row(
             &mut grad_gate_up,
             2 * inner,
@@ -102,9 +102,10 @@ impl Model {
         );
         drop(grad_active);
 
-        let (mut normed, mut inverse_rms) = (Vec::new(), Vec::new());
+        let (mut normed, mut inverse_rms) =
+            (ActivationBuffer::default(), ActivationBuffer::default());
         self.norm_rows(&activations.mlp_input, &layer.mlp_norm, &mut normed, &mut inverse_rms);
-        let mut grad_normed = vec![0.0; count * hidden];
+        let mut grad_normed = ActivationBuffer::zeroed(count * hidden);
         let gate_up = LinearBackward {
             input: &normed,
             grad_output: &grad_gate_up,
@@ -136,7 +137,7 @@ impl Model {
         let layer = &self.layers[index];
         let count = batch.tokens.len();
 
-        let mut grad_attention = vec![0.0; count * self.heads().query_width()];
+        let mut grad_attention = ActivationBuffer::zeroed(count * self.heads().query_width());
         let o = LinearBackward {
             input: &activations.attention_out,
             grad_output: grad,
@@ -144,7 +145,7 @@ impl Model {
         };
         self.linear_backward(pass, FusedLinear::O, o, grads, sink);
 
-        let mut rotated = activations.qkv.clone();
+        let mut rotated = ActivationBuffer::copy_of(&activations.qkv);
         self.rotate(layer, angles, &mut rotated);
         let mut grad_qkv = self.attend_backward(&AttentionTensors {
             batch,
@@ -155,9 +156,10 @@ impl Model {
         drop((rotated, grad_attention));
         self.rotate_backward(index, angles, &activations.qkv, &mut grad_qkv, sink);
 
-        let (mut normed, mut inverse_rms) = (Vec::new(), Vec::new());
+        let (mut normed, mut inverse_rms) =
+            (ActivationBuffer::default(), ActivationBuffer::default());
         self.norm_rows(&activations.input, &layer.attention_norm, &mut normed, &mut inverse_rms);
-        let mut grad_normed = vec![0.0; count * self.config.hidden_size];
+        let mut grad_normed = ActivationBuffer::zeroed(count * self.config.hidden_size);
         let qkv = LinearBackward {
             input: &normed,
             grad_output: &grad_qkv,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::rope::RotaryAngles;
 use super::{Layer, Model};
 use crate::kernel::paged_attention::{self, SequenceChunk};
-use crate::kernel::row_ops;
+use crate::kernel::{ActivationBuffer, row_ops};
 use crate::lora::{LayerDeltas, PackedLora};
 
 /// Rows of a batch that use the same adapter; `None` for the base model.
@@ -19,24 +19,24 @@ pub(crate) struct AdapterRows<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct LayerActivations {
     /// Residual stream at the layer's input.
-    pub(crate) input: Vec<f32>,
+    pub(crate) input: ActivationBuffer,
     /// Projected queries, keys and values, before QK norm and rotation.
-    pub(crate) qkv: Vec<f32>,
+    pub(crate) qkv: ActivationBuffer,
     /// LoRA hidden activations of the QKV projection; see
     /// [`Delta::project`](crate::lora::Delta::project).
-    pub(crate) qkv_lora: Vec<f32>,
+    pub(crate) qkv_lora: ActivationBuffer,
     /// Attention output, before the output projection.
-    pub(crate) attention_out: Vec<f32>,
+    pub(crate) attention_out: ActivationBuffer,
     /// LoRA hidden activations of the output projection.
-    pub(crate) o_lora: Vec<f32>,
+    pub(crate) o_lora: ActivationBuffer,
     /// Residual stream between attention and MLP.
-    pub(crate) mlp_input: Vec<f32>,
+    pub(crate) mlp_input: ActivationBuffer,
     /// Gate and up projections, side by side.
-    pub(crate) gate_up: Vec<f32>,
+    pub(crate) gate_up: ActivationBuffer,
     /// LoRA hidden activations of the gate and up projections.
-    pub(crate) gate_up_lora: Vec<f32>,
+    pub(crate) gate_up_lora: ActivationBuffer,
     /// LoRA hidden activations of the down projection.
-    pub(crate) down_lora: Vec<f32>,
+    pub(crate) down_lora: ActivationBuffer,
 }
 
 impl LayerActivations {
@@ -56,18 +56,18 @@ impl LayerActivations {
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     /// Residual stream, `rows × hidden_size`.
-    pub(crate) x: Vec<f32>,
+    pub(crate) x: ActivationBuffer,
     pub(crate) angles: RotaryAngles,
     /// Normalized residual stream.
-    normed: Vec<f32>,
+    normed: ActivationBuffer,
     /// `1 / rms` of each row, which only a backward pass needs; it computes them again.
-    inverse_rms: Vec<f32>,
+    inverse_rms: ActivationBuffer,
     /// Queries, keys and values after QK norm and rotation.
-    rotated: Vec<f32>,
+    rotated: ActivationBuffer,
     /// Output of attention or of the MLP, which is added to `x`.
-    delta: Vec<f32>,
+    delta: ActivationBuffer,
     /// Output of the MLP's activation function.
-    active: Vec<f32>,
+    active: ActivationBuffer,
 }
 
 impl Workspace {
@@ -87,7 +87,7 @@ impl Model {
     /// If a token is not in the vocabulary.
     pub(crate) fn embed(&self, tokens: &[u32], chunks: &[SequenceChunk], work: &mut Workspace) {
         let hidden = self.config.hidden_size;
-        work.x.resize(tokens.len() * hidden, 0.0);
+        work.x.resize(tokens.len() * hidden);
         for (x, token) in work.x.chunks_exact_mut(hidden).zip(tokens) {
             self.embedding.row(*token as usize, x);
         }
@@ -120,7 +120,7 @@ impl Model {
             })
         };
 
-        activations.input.clone_from(&work.x);
+        activations.input.copy_from(&work.x);
         self.norm_rows(
             &activations.input,
             &layer.attention_norm,
@@ -135,7 +135,7 @@ impl Model {
             &mut activations.qkv_lora,
             &mut activations.qkv,
         );
-        work.rotated.clone_from(&activations.qkv);
+        work.rotated.copy_from(&activations.qkv);
         self.rotate(layer, &work.angles, &mut work.rotated);
         let (queries, keys, values) = qkv_offsets(heads.query_width(), heads.kv_width());
         for chunk in chunks {
@@ -149,7 +149,7 @@ impl Model {
                 pages,
             );
         }
-        activations.attention_out.resize(count * heads.query_width(), 0.0);
+        activations.attention_out.resize(count * heads.query_width());
         let rotated = &work.rotated[queries..];
         kernel.attend(heads, chunks, rotated, qkv_width, pages, &mut activations.attention_out);
 
@@ -163,7 +163,7 @@ impl Model {
         );
         self.add_rows(&mut work.x, &work.delta);
 
-        activations.mlp_input.clone_from(&work.x);
+        activations.mlp_input.copy_from(&work.x);
         self.norm_rows(
             &activations.mlp_input,
             &layer.mlp_norm,
@@ -198,12 +198,12 @@ impl Model {
         &self,
         x: &[f32],
         gain: &[f32],
-        out: &mut Vec<f32>,
-        inverse: &mut Vec<f32>,
+        out: &mut ActivationBuffer,
+        inverse: &mut ActivationBuffer,
     ) {
         let hidden = gain.len();
-        out.resize(x.len(), 0.0);
-        inverse.resize(x.len() / hidden, 0.0);
+        out.resize(x.len());
+        inverse.resize(x.len() / hidden);
         let (isa, epsilon) = (self.kernel.isa(), self.config.norm_eps);
         self.kernel.pool().for_each_row_with(
             out,
@@ -238,10 +238,10 @@ impl Model {
     }
 
     /// Computes SwiGLU of rows that hold the gate and up projections side by side.
-    pub(crate) fn activate(&self, gate_up: &[f32], out: &mut Vec<f32>) {
+    pub(crate) fn activate(&self, gate_up: &[f32], out: &mut ActivationBuffer) {
         let width = self.config.intermediate_size;
         let count = gate_up.len() / (2 * width);
-        out.resize(count * width, 0.0);
+        out.resize(count * width);
         let isa = self.kernel.isa();
         self.kernel.pool().for_each_row(out, width, width * 16, |row, out| {
             let (gate, up) = gate_up[row * 2 * width..(row + 1) * 2 * width].split_at(width);

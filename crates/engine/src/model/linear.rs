@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::kernel::{Kernel, Lhs, Panels, Rhs, row_ops};
+use crate::kernel::{ActivationBuffer, Kernel, Lhs, Panels, Rhs, row_ops};
 use crate::lora::Delta;
 
 /// One or several frozen linear layers with the same input, stacked into one matrix.
@@ -30,7 +30,7 @@ pub(crate) fn linear_with_lora(
     weights: &Panels,
     x: &[f32],
     deltas: &[(Range<usize>, &Delta)],
-    hidden: &mut Vec<f32>,
+    hidden: &mut ActivationBuffer,
     out: &mut [f32],
 ) {
     let (outputs, inputs) = (weights.rows(), weights.cols());
@@ -38,7 +38,7 @@ pub(crate) fn linear_with_lora(
     let size = (count, inputs, outputs);
     let sides = (Lhs::rows(x, inputs), Rhs::packed(weights));
     let widths = deltas.iter().map(|(rows, delta)| rows.len() * delta.width());
-    hidden.resize(widths.sum(), 0.0);
+    hidden.resize(widths.sum());
     if let [(rows, delta)] = deltas
         && *rows == (0..count)
     {
@@ -87,11 +87,11 @@ impl Linear {
         kernel: &Kernel,
         x: &[f32],
         deltas: impl Iterator<Item = (Range<usize>, Option<&'a Delta>)>,
-        hidden: &mut Vec<f32>,
-        out: &mut Vec<f32>,
+        hidden: &mut ActivationBuffer,
+        out: &mut ActivationBuffer,
     ) {
         let (outputs, inputs) = (self.weights.rows(), self.weights.cols());
-        out.resize(x.len() / inputs * outputs, 0.0);
+        out.resize(x.len() / inputs * outputs);
         let deltas: Vec<(Range<usize>, &Delta)> =
             deltas.filter_map(|(rows, delta)| Some((rows, delta?))).collect();
         linear_with_lora(kernel, &self.weights, x, &deltas, hidden, out);

@@ -6,7 +6,7 @@
 
 use super::Model;
 use super::gradients::GradientSink;
-use crate::kernel::{Isa, Lhs, Rhs, row_ops};
+use crate::kernel::{ActivationBuffer, Isa, Lhs, Rhs, row_ops};
 use crate::lora::PackedLora;
 use crate::model::linear::DeltaGradient;
 
@@ -35,7 +35,7 @@ pub(crate) struct OutputHead<'a> {
 
 /// Logits of a batch, saved for the backward pass: for each block of rows, its slices in order.
 #[derive(Debug, Default)]
-pub(crate) struct SavedLogits(Vec<Vec<f32>>);
+pub(crate) struct SavedLogits(Vec<ActivationBuffer>);
 
 impl SavedLogits {
     /// Returns the size of the logits of `rows` rows in bytes.
@@ -110,11 +110,11 @@ impl OutputHead<'_> {
 
     /// Returns the LoRA hidden activations of all rows; empty without an adapter on the
     /// unembedding.
-    fn lora_hidden(&self) -> Vec<f32> {
+    fn lora_hidden(&self) -> ActivationBuffer {
         let Some(delta) = self.lora.and_then(|lora| lora.unembedding.as_ref()) else {
-            return Vec::new();
+            return ActivationBuffer::default();
         };
-        let mut lora_hidden = vec![0.0; self.count() * delta.width()];
+        let mut lora_hidden = ActivationBuffer::zeroed(self.count() * delta.width());
         delta.project(&self.model.kernel, self.x, &mut lora_hidden);
         lora_hidden
     }
@@ -126,12 +126,12 @@ impl OutputHead<'_> {
         count: usize,
         from: usize,
         lora_hidden: &[f32],
-        out: &mut Vec<f32>,
+        out: &mut ActivationBuffer,
     ) {
         let kernel = &self.model.kernel;
         let (hidden, vocab) = (self.hidden(), self.model.config.vocab_size);
         let cols = SLICE.min(vocab - from);
-        out.resize(count * cols, 0.0);
+        out.resize(count * cols);
         let rhs = Rhs::Packed { weights: self.model.unembedding(), from };
         let lhs = Lhs::rows(&self.x[first * hidden..], hidden);
         let delta = self.lora.and_then(|lora| lora.unembedding.as_ref());
@@ -152,7 +152,7 @@ impl OutputHead<'_> {
         let lora_hidden = self.lora_hidden();
         let mut logprobs = vec![0.0; queries.len()];
         let mut sums = vec![RunningLogSumExp::EMPTY; self.count()];
-        let mut logits = Vec::new();
+        let mut logits = ActivationBuffer::default();
         for first in (0..self.count()).step_by(BLOCK) {
             let count = BLOCK.min(self.count() - first);
             let here = range_of(queries, first, count);
@@ -197,7 +197,7 @@ impl OutputHead<'_> {
         saved: Option<(&SavedLogits, &[usize])>,
         mut delta_grad: Option<&mut DeltaGradient>,
         sink: &mut dyn GradientSink,
-    ) -> Vec<f32> {
+    ) -> ActivationBuffer {
         let kernel = &self.model.kernel;
         let isa = kernel.isa();
         let (hidden, vocab) = (self.hidden(), self.model.config.vocab_size);
@@ -210,9 +210,9 @@ impl OutputHead<'_> {
         for (query, grad) in queries.iter().zip(grads) {
             totals[query.row] += grad;
         }
-        let mut grad_x = vec![0.0; self.x.len()];
-        let mut grad_lora_hidden = vec![0.0; lora_hidden.len()];
-        let mut logits = Vec::new();
+        let mut grad_x = ActivationBuffer::zeroed(self.x.len());
+        let mut grad_lora_hidden = ActivationBuffer::zeroed(lora_hidden.len());
+        let mut logits = ActivationBuffer::default();
         for first in (0..self.count()).step_by(BLOCK) {
             let count = BLOCK.min(self.count() - first);
             let here = range_of(queries, first, count);
@@ -220,7 +220,7 @@ impl OutputHead<'_> {
             for from in (0..vocab).step_by(SLICE) {
                 let cols = SLICE.min(vocab - from);
                 match saved {
-                    Some(_) => logits.resize(count * cols, 0.0),
+                    Some(_) => logits.resize(count * cols),
                     None => self.logits(first, count, from, &lora_hidden, &mut logits),
                 }
                 kernel.pool().for_each_row(&mut logits, cols, cols * 16, |row, logits| {

@@ -5,6 +5,7 @@ use super::sampler::{Sampler, ScheduledRows};
 use super::sequence::RunningSequence;
 use super::state::{ActiveRequest, PromptRows};
 use crate::decode::TokenSampler;
+use crate::kernel::ActivationBuffer;
 use crate::kernel::paged_attention::SequenceChunk;
 use crate::lora::PackedLora;
 use crate::model::{AdapterRows, Model, linear_with_lora};
@@ -195,7 +196,7 @@ impl Model {
         let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
         let mut x = Vec::with_capacity(rows.len() * hidden);
         rows.iter().for_each(|row| x.extend_from_slice(row));
-        let (mut normed, mut inverse) = (Vec::new(), Vec::new());
+        let (mut normed, mut inverse) = (ActivationBuffer::default(), ActivationBuffer::default());
         self.norm_rows(&x, &self.norm, &mut normed, &mut inverse);
         logits.resize(rows.len() * vocab, 0.0);
         let mut deltas = Vec::new();
@@ -213,7 +214,7 @@ impl Model {
             self.unembedding(),
             &normed,
             &deltas,
-            &mut Vec::new(),
+            &mut ActivationBuffer::default(),
             logits,
         );
     }

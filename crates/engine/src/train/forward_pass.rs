@@ -1,6 +1,7 @@
 //! [`ForwardPass`]: log-probabilities of a micro-batch, and its backward pass.
 
 use crate::Result;
+use crate::kernel::ActivationBuffer;
 use crate::kernel::paged_attention::SequenceChunk;
 use crate::lora::PackedLora;
 use crate::memory::probe;
@@ -29,16 +30,16 @@ pub(crate) struct ForwardPass<'a> {
     lora: Option<&'a PackedLora>,
     batch: PackedBatch,
     chunks: Vec<SequenceChunk>,
-    pages: Vec<f32>,
+    pages: ActivationBuffer,
     work: Workspace,
     /// Activations per layer; for layers whose activations do not fit into memory only their input.
     activations: Vec<LayerActivations>,
     /// Number of layers, counted from the last, whose activations are complete.
     saved_layers: usize,
     /// Residual stream after the final norm.
-    normed: Vec<f32>,
+    normed: ActivationBuffer,
     /// `1 / rms` of each row before the final norm.
-    inverse: Vec<f32>,
+    inverse: ActivationBuffer,
     /// Rows and tokens whose log-probabilities were computed, sorted by row.
     queries: Vec<LogprobQuery>,
     /// Log-sum-exp of the logits of each row.
@@ -91,12 +92,12 @@ impl<'a> ForwardPass<'a> {
             model,
             lora,
             chunks,
-            pages: vec![0.0; pages * model.heads().page_floats()],
+            pages: ActivationBuffer::zeroed(pages * model.heads().page_floats()),
             work: Workspace::default(),
             activations: Vec::new(),
             saved_layers,
-            normed: Vec::new(),
-            inverse: Vec::new(),
+            normed: ActivationBuffer::default(),
+            inverse: ActivationBuffer::default(),
             queries: Vec::new(),
             log_sums: Vec::new(),
             logits,
@@ -123,7 +124,7 @@ impl<'a> ForwardPass<'a> {
         if saved_layers == layers {
             // No layer runs again. Memory peaks when the logits are added to the activations.
             pass.work.free_layer_buffers();
-            pass.pages = Vec::new();
+            pass.pages = ActivationBuffer::default();
         }
         model.norm_rows(&pass.work.x, &model.norm, &mut pass.normed, &mut pass.inverse);
         let logprobs = pass.score(sequences);
@@ -203,7 +204,7 @@ impl<'a> ForwardPass<'a> {
         logprob_grads: &[Vec<f32>],
         grads: &mut AdapterGradients,
         sink: &mut dyn GradientSink,
-    ) -> Option<Vec<f32>> {
+    ) -> Option<ActivationBuffer> {
         let hidden = self.model.config.hidden_size;
         let mut grads_by_query = vec![0.0_f32; self.queries.len()];
         for (logprob_grads, query_indices) in logprob_grads.iter().zip(&self.query_indices) {
@@ -227,9 +228,10 @@ impl<'a> ForwardPass<'a> {
         if rows.is_empty() {
             return None;
         }
-        let mut x = Vec::with_capacity(rows.len() * hidden);
-        for row in &rows {
-            x.extend_from_slice(&self.normed[row * hidden..(row + 1) * hidden]);
+        let mut x = ActivationBuffer::default();
+        x.resize(rows.len() * hidden);
+        for (row, x) in rows.iter().zip(x.chunks_exact_mut(hidden)) {
+            x.copy_from_slice(&self.normed[row * hidden..(row + 1) * hidden]);
         }
         let log_sums: Vec<f64> = rows.iter().map(|row| self.log_sums[*row]).collect();
         let head = OutputHead { model: self.model, lora: self.lora, x: &x };
@@ -243,11 +245,11 @@ impl<'a> ForwardPass<'a> {
             grads.unembedding.as_mut(),
             sink,
         );
-        let mut grad_normed = vec![0.0; self.normed.len()];
+        let mut grad_normed = ActivationBuffer::zeroed(self.normed.len());
         for (row, grad_x) in rows.iter().zip(grad_x.chunks_exact(hidden)) {
             grad_normed[row * hidden..(row + 1) * hidden].copy_from_slice(grad_x);
         }
-        let mut grad = vec![0.0; self.normed.len()];
+        let mut grad = ActivationBuffer::zeroed(self.normed.len());
         let norm = NormBackward {
             which: NormWeight::Last,
             gain: &self.model.norm,
