@@ -178,10 +178,12 @@ impl PartialFile for PartFile {
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)?;
         let count = bytes.len() as u64;
-        self.length += count;
+        // Before they are written: otherwise another file could count them twice, as missing and as
+        // used.
         self.space.record_written(&self.paths.part, count);
+        self.file.write_all(bytes)?;
+        self.length += count;
         Ok(())
     }
 

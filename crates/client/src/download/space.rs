@@ -34,8 +34,7 @@ impl SpaceBudget {
         Ok(self.disk.check(file, needed)?)
     }
 
-    /// Records that `bytes` of a file were written: the file system reports them as used from now
-    /// on.
+    /// Records that `bytes` of a file are no longer missing: the file system reports them as used.
     pub(super) fn record_written(&self, file: &Path, bytes: u64) {
         if let Some(missing) = self.missing().get_mut(file) {
             *missing = missing.saturating_sub(bytes);

@@ -281,14 +281,14 @@ impl CheckpointExport {
             self.options = self.options.base(folder);
         }
         let mut has_base = !needs_base || given_base.is_some();
-        let mut least_bytes = self.check(has_base).await?;
+        let mut least_bytes = check(&self.options, has_base).await?;
         let name = self.base_name().await?;
         if let Some(name) = name
             && !has_base
         {
             self.set_base(&name).await?;
             has_base = true;
-            least_bytes = self.check(has_base).await?;
+            least_bytes = check(&self.options, has_base).await?;
         }
         // The files of a checkpoint are removed when the export ends.
         let (adapter, downloaded) = self.fetch_adapter(least_bytes).await?;
@@ -317,17 +317,6 @@ impl CheckpointExport {
             written.map_err(file_error)
         };
         blocking(write).await
-    }
-
-    /// Checks the options, and the base model if it is known. Returns the minimum size of the export
-    /// in bytes.
-    async fn check(&self, has_base: bool) -> Result<u64> {
-        let options = self.options.clone();
-        let check = move || match has_base {
-            true => options.check(),
-            false => options.check_options().map(|()| 0),
-        };
-        blocking(move || check().map_err(file_error)).await
     }
 
     /// Returns the name of the base model, or `None` if only the files of the checkpoint name it.
@@ -397,6 +386,17 @@ impl IntoFuture for CheckpointExport {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.run())
     }
+}
+
+/// Checks the options, and the base model if it is known. Returns the minimum size of the export in
+/// bytes.
+async fn check(options: &AdapterExport, has_base: bool) -> Result<u64> {
+    let options = options.clone();
+    let check = move || match has_base {
+        true => options.check(),
+        false => options.check_options().map(|()| 0),
+    };
+    blocking(move || check().map_err(file_error)).await
 }
 
 /// Creates a temporary folder beside the target, for the files of the checkpoint: the target's file
