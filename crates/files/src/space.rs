@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Returns the number of bytes that can still be written to the file system of `path`, which must
-/// exist. Returns `None` if it is not known: on platforms other than Unix, or after an error.
+/// exist. Returns `None` if it is not known: on platforms other than Unix, on file systems that report
+/// no sizes, or after an error.
 ///
 /// ```
 /// # #[cfg(unix)]
@@ -21,7 +22,8 @@ pub fn available_space(path: impl AsRef<Path>) -> Option<u64> {
 #[cfg(unix)]
 fn available(path: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(path).ok()?;
-    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+    // Some file systems in user space report no sizes.
+    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 #[cfg(not(unix))]
