@@ -384,7 +384,7 @@ impl CheckpointDownload {
         let all = stream::iter(names.clone()).map(fetch_one).buffer_unordered(self.parallel);
         all.try_for_each(|_| async { Ok(()) }).await?;
         if !self.raw {
-            convert::convert_adapter(&self.service, &staging, checkpoint).await?;
+            convert::convert_adapter(&self.service, &staging, checkpoint, space).await?;
         }
         let files = names.clone();
         let publish = move || {

@@ -222,11 +222,7 @@ impl PartialFile for PartFile {
 
     fn error(error: &io::Error) -> Error {
         let message = format!("cannot write the downloaded file: {error}");
-        let hint = match error.kind() {
-            io::ErrorKind::StorageFull => SPACE_HINT,
-            _ => WRITE_HINT,
-        };
-        Error::new(ErrorKind::Config, message).with_hint(hint)
+        Error::new(ErrorKind::Config, message).with_hint(write_hint(error))
     }
 }
 
@@ -238,5 +234,13 @@ const WRITE_HINT: &str =
 /// Error returned when a file or folder cannot be written.
 pub(super) fn write_error(path: &Path, error: &io::Error) -> Error {
     let message = format!("cannot write {}: {error}", path.display());
-    Error::new(ErrorKind::Config, message).with_hint(WRITE_HINT)
+    Error::new(ErrorKind::Config, message).with_hint(write_hint(error))
+}
+
+/// Returns what to do about a file that cannot be written.
+fn write_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull => SPACE_HINT,
+        _ => WRITE_HINT,
+    }
 }

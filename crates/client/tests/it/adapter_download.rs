@@ -321,3 +321,31 @@ async fn a_full_disk_is_found_before_the_files_are_written() {
     server.rest().download_file(url, &file).await.unwrap();
     assert_eq!(fs::read(file).unwrap(), tensors);
 }
+
+/// The conversion replaces the file with the tensors by a copy.
+#[tokio::test(start_paused = true)]
+async fn the_conversion_of_an_adapter_needs_space_for_a_copy() {
+    let tensors = pairs(&[Q, SERVICE_HEAD]);
+    let size = tensors.len() as u64;
+    let server = HostedServer::new(&service_config(), tensors.clone());
+    let home = TempDir::new().unwrap();
+    let target = home.path().join("adapter");
+    let files = home.path().join("adapter.part/files");
+    let complete = files.join(TENSORS);
+    // Everything fits until the tensors are complete.
+    let download = |free: u64| {
+        let complete = complete.clone();
+        let free = move |_: &Path| Some(if complete.exists() { free } else { u64::MAX });
+        server.rest().download(PATH, &target).free_space(free)
+    };
+    let error = download(size - 1).await.unwrap_err();
+    assert!(error.to_string().contains("bytes are free on"), "{error}");
+    assert!(error.hint().unwrap().as_str().starts_with("Free disk space"), "{error:?}");
+    assert!(!target.exists());
+    assert_eq!(fs::read(&complete).unwrap(), tensors, "the file is kept for the next download");
+    server.take_requests();
+    download(size).await.unwrap();
+    assert!(server.take_requests().contains(&format!("304 /blob/{TENSORS}")));
+    let file = TensorFile::open(target.join(TENSORS)).unwrap();
+    assert!(file.names().any(|name| name.contains("lm_head")));
+}
