@@ -14,8 +14,10 @@ use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, Either, select};
 use tinkex_files::{DiskSpace, StagedFolder};
-use tinkex_weights::{AdapterConversion, AdapterExport, Error as FileError, PeftConfig};
-use tinkex_wire::{CheckpointKind, TinkerPath};
+use tinkex_weights::{
+    AdapterConversion, AdapterExport, Error as FileError, PeftConfig, RemoteAdapter,
+};
+use tinkex_wire::{CheckpointKind, TinkerPath, WeightsInfo};
 
 pub use tinkex_weights::{ExportDType, ExportFormat, ExportedModel};
 
@@ -281,14 +283,19 @@ impl CheckpointExport {
             self.options = self.options.base(folder);
         }
         let mut has_base = !needs_base || given_base.is_some();
-        let mut least_bytes = check(&self.options, has_base).await?;
-        let name = self.base_name().await?;
-        if let Some(name) = name
-            && !has_base
-        {
-            self.set_base(&name).await?;
-            has_base = true;
-            least_bytes = check(&self.options, has_base).await?;
+        let mut least_bytes = check(&self.options, has_base, None).await?;
+        if let Some(info) = self.weights_info().await? {
+            if !has_base {
+                self.set_base(&info.base_model).await?;
+                has_base = true;
+            }
+            let adapter = RemoteAdapter {
+                rank: info.lora_rank.map_or(0, u64::from),
+                attention: info.train_attn == Some(true),
+                mlp: info.train_mlp == Some(true),
+                unembedding: info.train_unembed == Some(true),
+            };
+            least_bytes = check(&self.options, has_base, Some(adapter)).await?;
         }
         // The files of a checkpoint are removed when the export ends.
         let (adapter, downloaded) = self.fetch_adapter(least_bytes).await?;
@@ -319,13 +326,13 @@ impl CheckpointExport {
         blocking(write).await
     }
 
-    /// Returns the name of the base model, or `None` if only the files of the checkpoint name it.
-    async fn base_name(&mut self) -> Result<Option<String>> {
+    /// Returns the description of the checkpoint, or `None` if only its files have one.
+    async fn weights_info(&mut self) -> Result<Option<WeightsInfo>> {
         let ExportSource::Checkpoint { service, path } = &self.source else { return Ok(None) };
         let path = path.clone()?;
-        let name = base_model(service, &path).await?;
+        let info = weights_info(service, &path).await?;
         self.options = self.options.clone().detail("checkpoint", path.to_string());
-        Ok(name)
+        Ok(info)
     }
 
     /// Returns the folder of the adapter, and the temporary folder to which a checkpoint was
@@ -388,12 +395,16 @@ impl IntoFuture for CheckpointExport {
     }
 }
 
-/// Checks the options, and the base model if it is known. Returns the minimum size of the export in
-/// bytes.
-async fn check(options: &AdapterExport, has_base: bool) -> Result<u64> {
+/// Checks the options, and the base model and the free space if the base model is known. Returns the
+/// minimum size of the export in bytes.
+async fn check(
+    options: &AdapterExport,
+    has_base: bool,
+    adapter: Option<RemoteAdapter>,
+) -> Result<u64> {
     let options = options.clone();
     let check = move || match has_base {
-        true => options.check(),
+        true => options.check(adapter.as_ref()),
         false => options.check_options().map(|()| 0),
     };
     blocking(move || check().map_err(file_error)).await
@@ -423,15 +434,15 @@ fn warn_of_other_base(config: &PeftConfig, folder: &Path) {
     }
 }
 
-/// Returns the name of a checkpoint's base model, or `None` if the server does not know it.
-async fn base_model(service: &ServiceClient, path: &TinkerPath) -> Result<Option<String>> {
+/// Returns the description of a checkpoint, or `None` if the server has none.
+async fn weights_info(service: &ServiceClient, path: &TinkerPath) -> Result<Option<WeightsInfo>> {
     match service.rest().get_weights_info(path).await {
         Ok(info) if !info.is_lora => {
             let message = format!("{path} is a fully trained model, not a LoRA adapter");
             let hint = "Download its files with `tinkex checkpoint download`.";
             Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint))
         }
-        Ok(info) => Ok(Some(info.base_model)),
+        Ok(info) => Ok(Some(info)),
         // Not every server describes external weights.
         Err(error) if path.kind() == CheckpointKind::External && error.status().is_some() => {
             Ok(None)

@@ -166,7 +166,24 @@ async fn faults_are_found_before_the_download() {
     assert_untouched(&server, &home);
 }
 
-/// The base model fits on the disk, but not together with the downloaded adapter.
+/// The base model fits on the disk, but not together with the adapter, whose size follows from its
+/// rank and modules.
+#[tokio::test(start_paused = true)]
+async fn the_size_of_the_adapter_is_known_before_its_download() {
+    let hosted = server("llama");
+    let info = json!({ "base_model": "llama", "is_lora": true, "lora_rank": 4,
+        "train_attn": true, "train_mlp": true, "train_unembed": false });
+    let replaced = hosted.server.clone().on_call(Route::WeightsInfo, move |_| Reply::json(&info));
+    let home = TempDir::new().unwrap();
+    let weights = fs::metadata(golden("llama").join("model.safetensors")).unwrap().len();
+    let rest = replaced.builder().build().unwrap().rest();
+    let export = rest.export(TRAINING, home.path().join("a/merged")).base(golden("llama"));
+    let error = export.free_space(move |_| Some(weights)).await.unwrap_err();
+    assert!(error.to_string().contains("are free on"), "{error}");
+    assert_untouched(&hosted, &home);
+}
+
+/// As above, on a server that tells only the size of the files.
 #[tokio::test(start_paused = true)]
 async fn the_download_leaves_space_for_the_export() {
     let server = server("llama");

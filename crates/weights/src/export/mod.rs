@@ -15,6 +15,7 @@ mod output;
 mod peft_folder;
 mod plan;
 mod prepared;
+mod remote_adapter;
 mod tensor_rows;
 
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ use crate::{Error, Result, StoredAdapter};
 pub use dtype::ExportDType;
 pub use format::ExportFormat;
 pub use prepared::{ExportProgress, ExportedModel, PreparedExport};
+pub use remote_adapter::RemoteAdapter;
 
 use card::CardDetails;
 use plan::MergePlan;
@@ -166,20 +168,24 @@ impl AdapterExport {
 
     /// Checks everything that does not need the adapter, so that a caller can check before it
     /// downloads the adapter: the options, the headers and shapes of the base model, its tokenizer
-    /// if the format converts it, and the free space. Returns the minimum size of the export in
-    /// bytes.
+    /// if the format converts it, and the free space, also for `adapter` if it is known. Returns the
+    /// minimum size of the export in bytes.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
-    pub fn check(&self) -> Result<u64> {
+    pub fn check(&self, adapter: Option<&RemoteAdapter>) -> Result<u64> {
         self.check_options()?;
         let Some(folder) = self.base_folder()? else { return Ok(0) };
-        let plan = MergePlan::of_base(folder, self.dtype)?;
+        let mut plan = MergePlan::of_base(folder, self.dtype)?;
+        if adapter.is_some_and(|adapter| adapter.unembedding) {
+            plan.untie()?;
+        }
         let bytes = match self.format {
             ExportFormat::Gguf => gguf::size(&plan, &self.name())?,
             ExportFormat::Hf | ExportFormat::Peft => plan.bytes(),
         };
-        self.check_space(bytes)?;
+        let download = adapter.map_or(0, |adapter| adapter.expected_bytes(&plan));
+        self.check_space(bytes.saturating_add(download))?;
         Ok(bytes)
     }
 

@@ -88,12 +88,8 @@ impl MergePlan {
         if modules.is_empty() {
             return Err(failed("the adapter has no LoRA matrices".to_owned()));
         }
-        let config = self.base.config();
-        self.unties = config.tied && modules.contains(HEAD);
-        if self.unties {
-            let shape = vec![config.vocab_size, config.hidden_size];
-            let (name, source) = (UNEMBEDDING.to_owned(), EMBEDDING.to_owned());
-            self.tensors.push(PlannedTensor::new(&self.base, name, source, shape, self.dtype)?);
+        if modules.contains(HEAD) {
+            self.untie()?;
         }
         for tensor in self.tensors.iter_mut().filter(|tensor| tensor.name != EMBEDDING) {
             let Some(module) = tensor.name.strip_suffix(".weight") else { continue };
@@ -116,6 +112,18 @@ impl MergePlan {
                 trained_on(adapter)
             ))),
         }
+    }
+
+    /// Adds an unembedding of its own to a tied model.
+    pub(super) fn untie(&mut self) -> Result<()> {
+        let config = self.base.config();
+        if config.tied && !self.unties {
+            let shape = vec![config.vocab_size, config.hidden_size];
+            let (name, source) = (UNEMBEDDING.to_owned(), EMBEDDING.to_owned());
+            self.tensors.push(PlannedTensor::new(&self.base, name, source, shape, self.dtype)?);
+            self.unties = true;
+        }
+        Ok(())
     }
 
     /// Returns the size of all tensors in safetensors files, in bytes.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tinkex_weights::{
     AdapterExport, AdapterFile, DType, Error, ExportDType, ExportFormat, ExportedModel,
-    ModelFolder, NamedTensor, StoredAdapter, TensorFile, TensorSlice, write_tensors,
+    ModelFolder, NamedTensor, RemoteAdapter, StoredAdapter, TensorFile, TensorSlice, write_tensors,
 };
 
 use crate::golden::{MODELS, copy_of, folder};
@@ -246,10 +246,11 @@ fn a_full_disk_is_found_before_anything_is_written() {
     let export =
         |free: u64| AdapterExport::new(&adapter, &to).base(&base).free_space(move |_| Some(free));
     let needed = export(u64::MAX).prepare().unwrap().bytes();
-    let least = export(u64::MAX).check().unwrap();
+    let least = export(u64::MAX).check(None).unwrap();
     assert!(least < needed, "the adapter unties the model: {least} {needed}");
     let _ = export(needed).prepare().unwrap();
-    for error in [export(needed - 1).prepare().unwrap_err(), export(least - 1).check().unwrap_err()]
+    for error in
+        [export(needed - 1).prepare().unwrap_err(), export(least - 1).check(None).unwrap_err()]
     {
         let Error::NotEnoughSpace { path, shortage } = &error else { panic!("{error}") };
         assert_eq!(
@@ -261,10 +262,20 @@ fn a_full_disk_is_found_before_anything_is_written() {
         assert!(message.ends_with(&format!("free on {}", out.path().display())), "{message}");
         assert_eq!(names_in(out.path()), Vec::<String>::new());
     }
-    export(least).check().unwrap();
+    export(least).check(None).unwrap();
+    // With what a server tells about the adapter, its size and that of the unembedding count too.
+    let remote = RemoteAdapter { rank: 4, attention: true, mlp: true, unembedding: true };
+    let exported = export(u64::MAX).check(Some(&remote)).unwrap();
+    assert!(exported > least && exported < needed && needed - exported < 10_000);
+    let adapter = fs::metadata(adapter.join("adapter_model.safetensors")).unwrap().len();
+    let error = export(exported).check(Some(&remote)).unwrap_err();
+    let Error::NotEnoughSpace { shortage, .. } = &error else { panic!("{error}") };
+    let download = shortage.needed - exported;
+    assert!(download <= adapter / 2 && download > adapter / 3, "f32 of {adapter}: {download}");
+    export(shortage.needed).check(Some(&remote)).unwrap();
     // Other formats have other sizes.
     let peft = export(1).format(ExportFormat::Peft);
-    assert_eq!(peft.check().unwrap(), 0, "without the adapter, its size is not known");
+    assert_eq!(peft.check(None).unwrap(), 0, "without the adapter, its size is not known");
     assert!(matches!(peft.prepare(), Err(Error::NotEnoughSpace { .. })));
 }
 
@@ -275,7 +286,7 @@ fn everything_but_the_adapter_is_checked_without_it() {
     let to = out.path().join("a/merged");
     let export = || AdapterExport::new("", &to);
     let refused = |export: AdapterExport, expected: &str| {
-        let error = export.check().unwrap_err().to_string();
+        let error = export.check(None).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!(names_in(out.path()), Vec::<String>::new(), "{expected}");
     };
@@ -290,13 +301,13 @@ fn everything_but_the_adapter_is_checked_without_it() {
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
     refused(export().base(truncated.path()), "model.safetensors");
-    assert_eq!(export().base(&base).dtype(ExportDType::F16).check().unwrap() * 2, {
-        export().base(&base).dtype(ExportDType::F32).check().unwrap()
+    assert_eq!(export().base(&base).dtype(ExportDType::F16).check(None).unwrap() * 2, {
+        export().base(&base).dtype(ExportDType::F32).check(None).unwrap()
     });
     fs::create_dir_all(&to).unwrap();
-    let error = export().base(&base).check().unwrap_err();
+    let error = export().base(&base).check(None).unwrap_err();
     assert!(matches!(error, Error::AlreadyExists { .. }), "{error}");
-    export().base(&base).replace(true).check().unwrap();
+    export().base(&base).replace(true).check(None).unwrap();
 }
 
 #[test]
