@@ -44,7 +44,7 @@ pub struct ExportedModel {
     /// Size of all files in bytes.
     pub bytes: u64,
     /// Element type of the weights, or `None` if the tensors have different types: without
-    /// [`AdapterExport::dtype`], each tensor keeps its own.
+    /// [`AdapterExport::dtype`](super::AdapterExport::dtype), each tensor keeps its own.
     ///
     /// GGUF files also have some tensors in other types; see [`ExportDType`].
     pub dtype: Option<ExportDType>,
