@@ -27,7 +27,9 @@ use crate::operations::{Operations, System, file_name, parent};
 /// ```
 #[derive(Debug)]
 pub struct StagedFolder {
+    // Dropped before `_parents`, which must be empty to be removed.
     folder: TempDir,
+    _parents: CreatedFolders,
     target: PathBuf,
 }
 
@@ -47,7 +49,18 @@ impl StagedFolder {
         // gives.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
-        Ok(Self { folder: builder.tempdir_in(parent(target))?, target: target.to_owned() })
+        let folder = builder.tempdir_in(parent(target))?;
+        Ok(Self { folder, _parents: CreatedFolders::default(), target: target.to_owned() })
+    }
+
+    /// Creates an empty folder beside `target`, and the missing parents of `target`. Dropping the
+    /// value removes the parents that it created, if they are empty.
+    ///
+    /// # Errors
+    /// If a folder cannot be created.
+    pub fn with_parents(target: impl AsRef<Path>) -> io::Result<Self> {
+        let parents = CreatedFolders::create(parent(target.as_ref()))?;
+        Ok(Self { _parents: parents, ..Self::new(target)? })
     }
 
     /// Returns the path of the temporary folder. The caller must fsync each file that it writes
@@ -63,6 +76,39 @@ impl StagedFolder {
     /// As for [`replace_folder`]; the temporary folder is then removed.
     pub fn commit(self) -> io::Result<()> {
         replace_folder(self.folder.path(), &self.target)
+    }
+}
+
+/// Folders that were created. Dropping the value removes those that are still empty.
+#[derive(Debug, Default)]
+struct CreatedFolders(Vec<PathBuf>);
+
+impl CreatedFolders {
+    /// Creates `folder` and its missing parents.
+    fn create(folder: &Path) -> io::Result<Self> {
+        let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
+        let mut created = Self::default();
+        for folder in missing.into_iter().rev() {
+            match fs::create_dir(folder) {
+                Ok(()) => created.0.push(folder.to_owned()),
+                // Another process created it.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(created)
+    }
+}
+
+impl Drop for CreatedFolders {
+    fn drop(&mut self) {
+        for folder in self.0.iter().rev() {
+            // A folder with content stays, and so do its parents.
+            if fs::remove_dir(folder).is_err() {
+                break;
+            }
+        }
     }
 }
 
@@ -247,6 +293,28 @@ mod tests {
         drop(staged);
         assert_eq!(content(&target).as_deref(), Some("old"));
         assert_eq!(names(root.path()), ["target"]);
+    }
+
+    #[test]
+    fn created_parents_are_removed_unless_they_have_content() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join("a/b/target");
+        drop(StagedFolder::with_parents(&target).unwrap());
+        assert_eq!(names(root.path()), Vec::<String>::new());
+
+        let staged = StagedFolder::with_parents(&target).unwrap();
+        fs::write(root.path().join("a/other"), "").unwrap();
+        drop(staged);
+        assert_eq!(names(&root.path().join("a")), ["other"]);
+
+        let staged = StagedFolder::with_parents(&target).unwrap();
+        crate::write(staged.path().join("file"), "x").unwrap();
+        staged.commit().unwrap();
+        assert_eq!(names(&root.path().join("a/b")), ["target"]);
+        // Folders that existed before are kept.
+        fs::remove_dir_all(&target).unwrap();
+        drop(StagedFolder::with_parents(&target).unwrap());
+        assert_eq!(names(&root.path().join("a")), ["b", "other"]);
     }
 
     #[test]

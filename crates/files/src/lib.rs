@@ -13,7 +13,8 @@
 //! | exclude other processes | [`FileLock`] |
 //! | protect files from other users | [`folder_access`], [`no_follow`] |
 //! | keep a secret in a file | [`create_private_file`], [`read_private_file`] |
-//! | check the free space of a disk | [`available_space`] |
+//! | check the free space of a disk | [`DiskSpace`], [`available_space`] |
+//! | select files by their names | [`NameFilter`] |
 //! | find models that a hub client has downloaded | [`HubCache`] |
 //! | simulate crashes and failing disks | [`observe_thread`] |
 //!
@@ -38,6 +39,7 @@ mod file;
 mod folder;
 mod hub_cache;
 mod lock;
+mod name_filter;
 mod observe;
 mod operations;
 mod private_file;
@@ -48,7 +50,8 @@ pub use file::{AtomicWrite, StagedFile, publish, write};
 pub use folder::{StagedFolder, create_private_folder, recover_folder, replace_folder};
 pub use hub_cache::{CachedRepo, HubCache, hub_home, is_model_folder};
 pub use lock::{FileLock, LockError, try_lock};
+pub use name_filter::NameFilter;
 pub use observe::{FileOperation, ThreadObserver, announce, observe_thread};
 pub use operations::{remove_file_if_exists, sync_folder};
 pub use private_file::{create_private_file, read_private_file};
-pub use space::available_space;
+pub use space::{DiskSpace, NotEnoughSpace, available_space};

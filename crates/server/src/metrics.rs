@@ -179,7 +179,7 @@ pub(crate) fn figures(state: &ServerState) -> serde_json::Value {
         "limits": { "memory": memory, "queued": limits.queued_requests },
         "upstreams": upstreams,
         "process_bytes": crate::memory::process_memory(),
-        "disk_free_bytes": tinkex_files::available_space(&state.options.data_dir),
+        "disk_free_bytes": state.options.disk.available(&state.options.data_dir),
         "time": state.clock.now().div_euclid(1_000),
     })
 }

@@ -352,6 +352,14 @@ impl BaseModel {
         }
     }
 
+    /// Returns the folder or GGUF file of the weights, if they are on this machine.
+    pub(crate) fn weights_path(&self) -> Option<&Path> {
+        match &self.source {
+            ModelSource::Engine(engine) if !engine.built_in => Some(&engine.weights),
+            ModelSource::Engine(_) | ModelSource::Upstream(_) => None,
+        }
+    }
+
     /// Returns the tokenizer if it is in memory, or that there is none; `None` if it was not read
     /// yet.
     pub(crate) fn loaded_tokenizer(&self) -> Option<Option<Tokenizer>> {

@@ -1,12 +1,12 @@
 //! Configuration of a [`Server`](crate::Server).
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use tinkex_engine::Quantization;
-use tinkex_files::HubCache;
+use tinkex_files::{DiskSpace, HubCache};
 use tinkex_wire::Secret;
 
 use crate::history::HistoryOptions;
@@ -84,6 +84,8 @@ pub struct ServerOptions {
     pub limits: ServerLimits,
     /// Timeouts and intervals.
     pub timeouts: ServerTimeouts,
+    /// Free space of the disk: see [`free_space`](Self::free_space).
+    pub(crate) disk: DiskSpace,
 }
 
 /// Another server that implements the Tinker API, in front of which this server is.
@@ -243,7 +245,20 @@ impl ServerOptions {
             history: HistoryOptions::default(),
             limits: ServerLimits::default(),
             timeouts: ServerTimeouts::default(),
+            disk: DiskSpace::default(),
         }
+    }
+
+    /// Sets the function that returns the free bytes of the file system of a folder, or `None` if
+    /// they are not known. Defaults to the free space that the system reports, which does not
+    /// include every quota.
+    #[must_use]
+    pub fn free_space(
+        mut self,
+        free_space: impl Fn(&Path) -> Option<u64> + Send + Sync + 'static,
+    ) -> Self {
+        self.disk = DiskSpace::new(free_space);
+        self
     }
 
     /// Serves the Hugging Face model folder or GGUF file `path` under `name`.

@@ -83,6 +83,19 @@ impl AdapterConversion {
         self.renames || self.changes_config || (base_model.is_some() && !self.has_base_model())
     }
 
+    /// Returns the bytes of disk space that [`apply`](Self::apply) needs while it replaces the
+    /// tensors; 0 if they stay as they are. The configuration is negligible.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be read.
+    pub fn space_needed(&self) -> Result<u64> {
+        if !self.renames {
+            return Ok(0);
+        }
+        let path = self.tensors.path();
+        Ok(std::fs::metadata(path).map_err(Error::io("read", path))?.len())
+    }
+
     /// Converts the files. Adds `base_model` to the configuration if it does not name a base model.
     ///
     /// Each file is replaced atomically. An interrupted conversion can be repeated.

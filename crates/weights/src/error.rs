@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use tinkex_files::NotEnoughSpace;
+
 /// Result of an operation on a file.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -71,24 +73,17 @@ pub enum Error {
         path: PathBuf,
     },
     /// The file system of an export's target has too little free space.
-    #[error(
-        "cannot write {}: needs {}, but only {} are free on {}",
-        path.display(), size(*needed), size(*available), folder.display()
-    )]
+    #[error("cannot write {}: {shortage} on {}", path.display(), shortage.folder.display())]
     NotEnoughSpace {
         /// Path of the target.
         path: PathBuf,
-        /// Existing folder on the same file system.
-        folder: PathBuf,
-        /// Required space in bytes.
-        needed: u64,
-        /// Free space in bytes.
-        available: u64,
+        /// Required and free space.
+        shortage: NotEnoughSpace,
     },
     /// The options of an export contradict each other, or a required one is missing.
-    #[error("cannot export {}: {reason}", path.display())]
+    #[error("cannot export to {}: {reason}", path.display())]
     InvalidExport {
-        /// Path of the adapter.
+        /// Path of the target.
         path: PathBuf,
         /// Description of the problem.
         reason: String,
@@ -96,17 +91,6 @@ pub enum Error {
     /// The caller stopped an export.
     #[error("the export was cancelled")]
     Cancelled,
-}
-
-/// Returns a size as text, for example `2.4 GB`.
-fn size(bytes: u64) -> String {
-    const UNITS: [(f64, &str); 3] = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
-    #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
-    let value = bytes as f64;
-    match UNITS.iter().find(|(unit, _)| value >= *unit) {
-        Some((unit, name)) => format!("{:.1} {name}", value / unit),
-        None => format!("{bytes} bytes"),
-    }
 }
 
 impl Error {

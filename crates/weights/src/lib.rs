@@ -44,6 +44,7 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use export::{
     AdapterExport, ExportDType, ExportFormat, ExportProgress, ExportedModel, PreparedExport,
+    RemoteAdapter,
 };
 pub use gguf::{
     FillError, GgufArray, GgufFile, GgufModel, GgufTokenizerFiles, GgufValue, GgufWriter,

@@ -38,6 +38,23 @@ impl PeftConfig {
             || self.target_modules.iter().any(|target| selects(target, module))
     }
 
+    /// Returns whether `base`, the name or the folder of a model, may be the base model that the
+    /// file names: the last components of both are equal, apart from case and from a variant after
+    /// a colon. The folder of a model in the Hugging Face hub cache has the name of its repository.
+    /// Every model may be if the file names none.
+    ///
+    /// The result suits a warning: a folder may have any name.
+    #[must_use]
+    pub fn may_be_base(&self, base: &str) -> bool {
+        let named = last_component(&self.base_model);
+        let is_named = |name: &str| last_component(name).eq_ignore_ascii_case(named);
+        let in_cache = |part: &str| {
+            let repository = part.strip_prefix("models--");
+            repository.is_some_and(|id| is_named(&id.replace("--", "/")))
+        };
+        named.is_empty() || is_named(base) || base.split(['/', '\\']).any(in_cache)
+    }
+
     /// Reads the file `path`.
     ///
     /// # Errors
@@ -85,6 +102,13 @@ impl PeftConfig {
         let text = serde_json::to_vec_pretty(&config).expect("a JSON value serializes");
         write_file(path.as_ref(), |out| out.write_all(&text))
     }
+}
+
+/// Returns the last component of a model name or path, without a variant after a colon.
+fn last_component(name: &str) -> &str {
+    let name = name.trim_end_matches(['/', '\\']);
+    let last = name.rsplit(['/', '\\']).next().unwrap_or(name);
+    last.split(':').next().unwrap_or(last)
 }
 
 /// Returns whether an entry of `target_modules` selects a module, as in `peft`: by its name or by
@@ -171,5 +195,35 @@ fn is_enabled(value: &Value) -> bool {
         Value::Array(items) => !items.is_empty(),
         Value::Object(entries) => !entries.is_empty(),
         Value::Number(_) | Value::String(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_base_model_is_compared_without_its_folder() {
+        let config = |base_model: &str| PeftConfig {
+            rank: 1,
+            alpha: 1.0,
+            base_model: base_model.to_owned(),
+            target_modules: Vec::new(),
+        };
+        let cached = "/hub/models--Qwen--Qwen3-0.6B/snapshots/c0ffee";
+        for (named, base) in [
+            ("Qwen/Qwen3-0.6B", "models/qwen3-0.6b/"),
+            ("Qwen/Qwen3-0.6B:beta", "Qwen/Qwen3-0.6B"),
+            ("Qwen/Qwen3-0.6B", cached),
+            ("/data/tiny", "tiny"),
+            ("", "tiny"),
+        ] {
+            assert!(config(named).may_be_base(base), "{named} {base}");
+        }
+        for (named, base) in
+            [("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"), ("Qwen/Qwen3-1.7B", cached), ("a", "")]
+        {
+            assert!(!config(named).may_be_base(base), "{named} {base}");
+        }
     }
 }

@@ -22,6 +22,8 @@ use crate::progress::{Progress, ProgressUnit};
 use crate::reference::{self, CheckpointReference, CheckpointUse};
 use crate::table::{Table, TableCell};
 
+use super::training_details::training_details;
+
 /// Arguments of `tinkex export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
@@ -88,7 +90,11 @@ pub(super) async fn run(
         let find = reference.resolve(context, CheckpointUse::Download);
         let path = interrupt.run_until(1, find).await?;
         let client = interrupt.run_until(1, context.client()).await?;
-        client.rest().export(path, &target)
+        let rest = client.rest();
+        let details = training_details(context.environment, &rest, &path);
+        let details = interrupt.run_until(1, details).await?;
+        let export = rest.export(path, &target);
+        details.into_iter().fold(export, |export, (name, value)| export.detail(name, value))
     };
     let mut export = export.format(args.export_format()).replace(args.force);
     if let Some(dtype) = args.dtype {
@@ -137,7 +143,8 @@ async fn show_export(
                     pending::<()>().await;
                 }
             });
-            if let Either::Left((result, _)) = select(export.as_mut(), reported).await {
+            // Reports first, so that a short export shows its progress too.
+            if let Either::Right((result, _)) = select(reported, export.as_mut()).await {
                 return match result {
                     Err(_) if interrupt.count() > 0 => Err(CommandError::interrupted()),
                     result => Ok(result?),

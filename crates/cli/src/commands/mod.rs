@@ -27,6 +27,7 @@ mod session;
 mod tokenizer;
 mod trace;
 mod train;
+mod training_details;
 mod weights;
 
 use clap::Subcommand;

@@ -125,6 +125,13 @@ pub(crate) fn remember_folder(variables: &Env, folder: &Path) {
     }
 }
 
+/// Returns the folder of the run with the id `run_id`, among those in the folder `here` and in the
+/// list.
+pub(crate) fn folder_of_run(variables: &Env, here: &Path, run_id: &str) -> Option<RunFolder> {
+    let is_run = |folder: &RunFolder| folder.run_id.as_deref() == Some(run_id);
+    all_folders(variables, here).into_iter().find(is_run)
+}
+
 /// Returns the run folders in the folder `here` and in the list, the last changed first.
 pub(crate) fn all_folders(variables: &Env, here: &Path) -> Vec<RunFolder> {
     let here = std::fs::read_dir(here).into_iter().flatten().flatten();

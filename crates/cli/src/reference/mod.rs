@@ -16,7 +16,7 @@ mod run;
 
 pub(crate) use checkpoint::{CheckpointReference, CheckpointUse, parse_path};
 pub(crate) use completion::{checkpoint_candidates, run_candidates, weights_candidates};
-pub(crate) use folder::{RunFolderKind, find_folder, remember_folder};
+pub(crate) use folder::{RunFolderKind, find_folder, folder_of_run, remember_folder};
 pub(crate) use name::{RunName, choose_name, name_of, run_metadata};
 pub(crate) use run::{RunReference, store_candidates};
 

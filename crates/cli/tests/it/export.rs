@@ -102,3 +102,47 @@ async fn an_interrupted_export_leaves_nothing() {
     let left = std::fs::read_dir(sandbox.path("out")).map_or(0, Iterator::count);
     assert_eq!(left, 0);
 }
+
+#[tokio::test]
+async fn a_model_card_states_what_is_known_about_the_training() {
+    let sandbox = crate::train::sandbox();
+    let train = crate::train::TRAIN;
+    let trained = sandbox.run(&format!("{train} --name animals --dir run --json")).await.ok();
+    let trained = trained.json();
+    let steps = trained["steps"].as_u64().unwrap();
+    let sampler = trained["sampler"].as_str().unwrap();
+    for (checkpoint, to) in [("animals", "latest"), (sampler, "sampler")] {
+        sandbox.run(&format!("export {checkpoint} --local --to {to} --format peft")).await.ok();
+        let card = sandbox.read(&format!("{to}/README.md"));
+        for row in [
+            "| training run | `animals` |".to_owned(),
+            "| method | `sft` |".to_owned(),
+            "| training data | `data.jsonl` |".to_owned(),
+            format!("| steps | `{steps}` |"),
+        ] {
+            assert!(card.contains(&row), "{row} in {card}");
+        }
+    }
+    // Without the run folder, only the server is asked.
+    std::fs::remove_dir_all(sandbox.path("run")).unwrap();
+    sandbox.run("export animals --local --to again --format peft").await.ok();
+    let card = sandbox.read("again/README.md");
+    assert!(card.contains("| training run | `animals` |") && !card.contains("| steps |"), "{card}");
+}
+
+#[tokio::test]
+async fn another_base_model_is_a_warning() {
+    let sandbox = Sandbox::new();
+    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden");
+    let (base, adapter) = (golden.join("qwen3"), golden.join("qwen3/adapter"));
+    let (base, adapter) = (base.to_str().unwrap(), adapter.to_str().unwrap());
+    let exported = sandbox.run(&format!("export {adapter} --base {base} --to same")).await.ok();
+    assert_eq!(exported.err.matches("warning:").count(), 0, "{}", exported.err);
+    std::fs::create_dir(sandbox.path("other")).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden.join("qwen3").join(name), sandbox.path("other").join(name)).unwrap();
+    }
+    let exported = sandbox.run(&format!("export {adapter} --base other --to merged")).await.ok();
+    let warning = "warning: the adapter names \"qwen3\" as its base model, and is exported with";
+    assert_eq!(exported.err.matches(warning).count(), 1, "{}", exported.err);
+}

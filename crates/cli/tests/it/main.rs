@@ -24,6 +24,7 @@ mod local_key;
 mod names;
 mod outage;
 mod output;
+mod push;
 mod replay;
 mod replay_cases;
 mod rl;

@@ -196,6 +196,38 @@ fn download_shows_progress_and_resumes_after_an_interrupt() {
 }
 
 #[test]
+fn export_shows_the_progress_of_the_download_and_of_the_files() {
+    let mut script: Value = serde_json::from_str(&one_file()).unwrap();
+    script["replies"].as_array_mut().unwrap().push(json!({
+        "method": "POST", "path": "/api/v1/weights_info", "status": 200,
+        "body": { "base_model": "org/base", "is_lora": true },
+    }));
+    let (home, server) =
+        (tempfile::tempdir().unwrap(), TcpServer::start(&script.to_string(), Some(20_000)));
+    let url = server.url();
+    let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
+    let line = ["export", "tinker://run-1/external_weights/hf", "--format", "peft"];
+    let line = [&line[..], &["--to", "out/adapter"]].concat();
+    let mut terminal = Terminal::start(&line, env, home.path(), 120);
+    terminal.wait_for("Downloading the checkpoint");
+    terminal.wait_for("/39.1 KB");
+    terminal.press("\u{3}");
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 130, "{shown}");
+    assert!(!screen(&shown).contains("Downloading"), "{shown}");
+    assert!(!home.path().join("out").exists(), "nothing is left");
+
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3");
+    let (base, adapter) = (golden.to_str().unwrap(), golden.join("adapter"));
+    let line = ["export", adapter.to_str().unwrap(), "--base", base, "--to", "merged"];
+    let (code, shown) = Terminal::start(&line, env, home.path(), 120).end();
+    assert_eq!(code, 0, "{shown}");
+    assert!(shown.contains("Writing merged") && shown.contains(" left"), "{shown}");
+    let last = screen(&shown);
+    assert!(!last.contains("Writing merged") && last.contains("Written to"), "{last}");
+}
+
+#[test]
 fn import_shows_that_it_is_running() {
     let script = r#"{"base_url":"http://127.0.0.1:18765/i","replies":[]}"#;
     let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(script, None));

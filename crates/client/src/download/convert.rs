@@ -1,6 +1,7 @@
 //! Converts a downloaded adapter, so that `peft` loads all of it.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use tinkex_files::remove_file_if_exists;
 use tinkex_weights::{AdapterConversion, Error as FileError};
@@ -12,6 +13,7 @@ use crate::service::ServiceClient;
 use super::folder::StagingFolder;
 use super::part_file::write_error;
 use super::resume::blocking;
+use super::space::SpaceBudget;
 
 /// Checks and converts the adapter among the complete files of `staging`, if there is one.
 ///
@@ -21,11 +23,13 @@ use super::resume::blocking;
 ///
 /// # Errors
 /// [`ErrorKind::Decode`] if the adapter is damaged or its tensors do not match its configuration;
-/// [`ErrorKind::Config`] if a file cannot be written.
+/// [`ErrorKind::Config`] if a file cannot be written, or `space` has no space for a copy of the
+/// tensors.
 pub(super) async fn convert_adapter(
     service: &ServiceClient,
     staging: &StagingFolder,
     path: &TinkerPath,
+    space: &Arc<SpaceBudget>,
 ) -> Result<()> {
     let etags = AdapterConversion::FILES.map(|name| staging.paths(name).etag);
     let forget = move || {
@@ -50,8 +54,10 @@ pub(super) async fn convert_adapter(
     if !conversion.is_needed(base_model.as_deref()) {
         return Ok(());
     }
-    let path = path.clone();
+    let (path, space, folder) = (path.clone(), Arc::clone(space), staging.files());
     let convert = move || {
+        let needed = conversion.space_needed().map_err(|error| file_error(&path, error))?;
+        space.require(&folder, needed).map_err(|error| write_error(&folder, &error))?;
         forget()?;
         conversion.apply(base_model.as_deref()).map_err(|error| file_error(&path, error))
     };

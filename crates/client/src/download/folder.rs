@@ -183,35 +183,6 @@ pub(super) fn check_name(name: &str) -> Result<()> {
         .with_hint("Do not use this checkpoint: it may be damaged or malicious."))
 }
 
-/// Returns whether `name` matches a glob pattern: `*` matches any number of characters, `/`
-/// included, and `?` matches one character.
-pub(super) fn matches_pattern(pattern: &str, name: &str) -> bool {
-    let (pattern, name): (Vec<_>, Vec<_>) = (pattern.chars().collect(), name.chars().collect());
-    let (mut p, mut n) = (0, 0);
-    // Position of the last `*` in the pattern, and the end of the text that it matches so far.
-    let mut star: Option<(usize, usize)> = None;
-    while n < name.len() {
-        match pattern.get(p) {
-            Some('*') => {
-                star = Some((p, n));
-                p += 1;
-            }
-            Some(character) if *character == '?' || *character == name[n] => {
-                p += 1;
-                n += 1;
-            }
-            _ => match &mut star {
-                Some((at, end)) => {
-                    *end += 1;
-                    (p, n) = (*at + 1, *end);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|character| *character == '*')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,18 +195,6 @@ mod tests {
         for bad in ["", "/a", "../a", "a/../b", "a/..", "./a", "c:\\a", "a\\b", "a\n", "a/", "C:x"]
         {
             assert!(check_name(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn patterns_match_whole_names() {
-        for (pattern, name) in
-            [("*", "x"), ("*.json", "a.json"), ("a?c*", "abcd"), ("*a*b", "xaab"), ("**", "")]
-        {
-            assert!(matches_pattern(pattern, name), "{pattern} {name}");
-        }
-        for (pattern, name) in [("*.json", "a.jsonl"), ("a", "ab"), ("?", ""), ("*a", "ab")] {
-            assert!(!matches_pattern(pattern, name), "{pattern} {name}");
         }
     }
 

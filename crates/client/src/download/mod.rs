@@ -1,7 +1,7 @@
 //! Downloads of checkpoints and of single files.
 //!
 //! [`resume`] has the download loop, which the files of a hub use too. [`part_file`]
-//! downloads files that need no credential, [`convert`] makes an adapter loadable by `peft`, and
+//! downloads files that need no credential, [`space`] checks that they fit, [`convert`] makes an adapter loadable by `peft`, and
 //! [`folder`] publishes all files of a checkpoint at once.
 
 pub(crate) mod attempts;
@@ -10,6 +10,7 @@ mod export;
 mod folder;
 mod part_file;
 pub(crate) mod resume;
+mod space;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use tinkex_files::{DiskSpace, NameFilter};
 use tinkex_wire::rest::ExternalWeightsUrls;
 use tinkex_wire::{CheckpointKind, TinkerPath};
 use tokio::time::Instant;
@@ -32,6 +34,7 @@ use crate::service::ServiceClient;
 use export::Export;
 use folder::StagingFolder;
 use part_file::{FileFetcher, FilePaths};
+use space::SpaceBudget;
 
 /// Default number of files downloaded at the same time.
 const DEFAULT_PARALLEL: usize = 4;
@@ -70,8 +73,9 @@ type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 /// # Errors
 /// [`ErrorKind::Conflict`] if the folder exists and may not be replaced, or another download into
 /// it is running; [`ErrorKind::NotFound`] if no file matches; [`ErrorKind::Decode`] if the adapter is
-/// damaged or its tensors do not match its configuration; any error of the requests and of writing
-/// files. The hosted service offers no sampler weights for download.
+/// damaged or its tensors do not match its configuration; [`ErrorKind::Config`] if files cannot be
+/// written, or the disk has less free space than the sizes that the server announces; any error of
+/// the requests. The hosted service offers no sampler weights for download.
 ///
 /// # Cancel safety
 /// Dropping the future stops the download; the next one continues it. The export of a training
@@ -83,10 +87,12 @@ pub struct CheckpointDownload {
     path: Result<TinkerPath>,
     folder: PathBuf,
     replace: bool,
-    include: Vec<String>,
-    exclude: Vec<String>,
+    filter: NameFilter,
     parallel: usize,
     raw: bool,
+    disk: DiskSpace,
+    /// Bytes that must stay free.
+    reserved: u64,
     on_progress: Option<OnProgress>,
 }
 
@@ -162,10 +168,11 @@ impl RestClient {
             path: convert("download", path),
             folder: folder.into(),
             replace: false,
-            include: Vec::new(),
-            exclude: Vec::new(),
+            filter: NameFilter::default(),
             parallel: DEFAULT_PARALLEL,
             raw: false,
+            disk: DiskSpace::default(),
+            reserved: 0,
             on_progress: None,
         }
     }
@@ -190,8 +197,8 @@ impl RestClient {
     }
 }
 
-fn fetcher(service: &ServiceClient) -> FileFetcher<'_> {
-    FileFetcher { http: service.settings().http(), retry: service.settings().retry }
+fn fetcher<'a>(service: &'a ServiceClient, space: &'a Arc<SpaceBudget>) -> FileFetcher<'a> {
+    FileFetcher { http: service.settings().http(), retry: service.settings().retry, space }
 }
 
 impl FileDownload {
@@ -218,7 +225,8 @@ impl FileDownload {
             }
         };
         let name = file_name(&self.file);
-        fetcher(&self.service).fetch(&name, &self.url, paths, &on_progress).await
+        let space = Arc::default();
+        fetcher(&self.service, &space).fetch(&name, &self.url, paths, &on_progress).await
     }
 }
 
@@ -245,13 +253,13 @@ impl CheckpointDownload {
     /// Adds a pattern of files to download, such as `*.json`. `*` matches any number of
     /// characters, `?` one. Defaults to all files.
     pub fn include(mut self, pattern: impl Into<String>) -> Self {
-        self.include.push(pattern.into());
+        self.filter.include.push(pattern.into());
         self
     }
 
     /// Adds a pattern of files to leave out. Takes precedence over [`include`](Self::include).
     pub fn exclude(mut self, pattern: impl Into<String>) -> Self {
-        self.exclude.push(pattern.into());
+        self.filter.exclude.push(pattern.into());
         self
     }
 
@@ -274,6 +282,28 @@ impl CheckpointDownload {
         callback: impl Fn(&DownloadProgress) + Send + Sync + 'static,
     ) -> Self {
         self.on_progress = Some(Arc::new(callback));
+        self
+    }
+
+    /// Sets the function that returns the free bytes of the file system of a folder, or `None` if
+    /// they are not known. Defaults to the free space that the system reports, which does not
+    /// include every quota.
+    pub fn free_space(
+        self,
+        free_space: impl Fn(&Path) -> Option<u64> + Send + Sync + 'static,
+    ) -> Self {
+        self.disk(DiskSpace::new(free_space))
+    }
+
+    /// Sets where the free space is looked up.
+    pub(crate) fn disk(mut self, disk: DiskSpace) -> Self {
+        self.disk = disk;
+        self
+    }
+
+    /// Leaves at least `bytes` of the disk free. Defaults to 0.
+    pub(crate) fn reserve(mut self, bytes: u64) -> Self {
+        self.reserved = bytes;
         self
     }
 
@@ -326,7 +356,8 @@ impl CheckpointDownload {
         let (path, exported) = (export.map_or(path, |export| &export.path), export.is_some());
         let tracker = ProgressTracker::new(&names, self.on_progress.clone());
         let current = tokio::sync::Mutex::new((urls, Instant::now()));
-        let (staging_ref, current, tracker) = (&staging, &current, &tracker);
+        let space = Arc::new(SpaceBudget::new(self.disk.clone(), self.reserved));
+        let (staging_ref, current, tracker, space) = (&staging, &current, &tracker, &space);
         let fetch_one = |name: String| async move {
             let url = {
                 // Hold the lock while requesting new URLs, so that only one task requests them.
@@ -345,14 +376,15 @@ impl CheckpointDownload {
             };
             let on_progress = |bytes, total| tracker.set(&name, bytes, total);
             let paths = staging_ref.paths(&name);
-            let bytes = fetcher(&self.service).fetch(&name, &url, paths, &on_progress).await?;
+            let fetcher = fetcher(&self.service, space);
+            let bytes = fetcher.fetch(&name, &url, paths, &on_progress).await?;
             tracker.finish(&name, bytes);
             Ok::<_, Error>(bytes)
         };
         let all = stream::iter(names.clone()).map(fetch_one).buffer_unordered(self.parallel);
         all.try_for_each(|_| async { Ok(()) }).await?;
         if !self.raw {
-            convert::convert_adapter(&self.service, &staging, checkpoint).await?;
+            convert::convert_adapter(&self.service, &staging, checkpoint, space).await?;
         }
         let files = names.clone();
         let publish = move || {
@@ -369,12 +401,7 @@ impl CheckpointDownload {
         for name in urls.urls.keys() {
             folder::check_name(name)?;
         }
-        let any = |patterns: &[String], name: &str| {
-            patterns.iter().any(|pattern| folder::matches_pattern(pattern, name))
-        };
-        let is_selected = |name: &&String| {
-            (self.include.is_empty() || any(&self.include, name)) && !any(&self.exclude, name)
-        };
+        let is_selected = |name: &&String| self.filter.selects(name);
         let names: Vec<String> = urls.urls.keys().filter(is_selected).cloned().collect();
         let not_found = |message: String| Err(Error::new(ErrorKind::NotFound, message));
         match (urls.urls.len(), names.is_empty()) {

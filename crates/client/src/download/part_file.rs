@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,6 +20,7 @@ use crate::transport::retry_policy::RetryPolicy;
 
 use super::attempts::Attempts;
 use super::resume::{PartialFile, ResumableDownload, Validator, blocking, parse_url, to_uri};
+use super::space::SpaceBudget;
 
 /// Maximum time without received bytes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -45,6 +47,7 @@ pub(super) struct FilePaths {
 pub(super) struct FileFetcher<'a> {
     pub(super) http: &'a dyn HttpService,
     pub(super) retry: RetryPolicy,
+    pub(super) space: &'a Arc<SpaceBudget>,
 }
 
 impl FileFetcher<'_> {
@@ -80,7 +83,8 @@ impl FileFetcher<'_> {
             on_progress(size, Some(size));
             return Ok(size);
         }
-        let open = || PartFile::open(paths).map_err(|error| PartFile::error(&error));
+        let space = Arc::clone(self.space);
+        let open = || PartFile::open(paths, space).map_err(|error| PartFile::error(&error));
         let (file, etag) = blocking(open).await?;
         let download = ResumableDownload {
             http: self.http,
@@ -146,12 +150,13 @@ struct PartFile {
     paths: FilePaths,
     file: File,
     length: u64,
+    space: Arc<SpaceBudget>,
 }
 
 impl PartFile {
     /// Opens the incomplete file of an earlier download, or a new file. Returns its entity tag, if
     /// known.
-    fn open(paths: FilePaths) -> io::Result<(Self, Option<String>)> {
+    fn open(paths: FilePaths, space: Arc<SpaceBudget>) -> io::Result<(Self, Option<String>)> {
         for path in [&paths.part, &paths.complete, &paths.etag] {
             if let Some(folder) = path.parent() {
                 fs::create_dir_all(folder)?;
@@ -161,7 +166,7 @@ impl PartFile {
         let file = no_follow(options.create(true).append(true)).open(&paths.part)?;
         let length = file.metadata()?.len();
         let etag = paths.stored_etag();
-        Ok((Self { paths, file, length }, etag))
+        Ok((Self { paths, file, length, space }, etag))
     }
 }
 
@@ -173,9 +178,17 @@ impl PartialFile for PartFile {
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let count = bytes.len() as u64;
+        // Before they are written: otherwise another file could count them twice, as missing and as
+        // used.
+        self.space.record_written(&self.paths.part, count);
         self.file.write_all(bytes)?;
-        self.length += bytes.len() as u64;
+        self.length += count;
         Ok(())
+    }
+
+    fn require_space(&mut self, bytes: u64) -> io::Result<()> {
+        self.space.require(&self.paths.part, bytes)
     }
 
     fn restart(&mut self) -> io::Result<()> {
@@ -209,10 +222,11 @@ impl PartialFile for PartFile {
 
     fn error(error: &io::Error) -> Error {
         let message = format!("cannot write the downloaded file: {error}");
-        Error::new(ErrorKind::Config, message).with_hint(WRITE_HINT)
+        Error::new(ErrorKind::Config, message).with_hint(write_hint(error))
     }
 }
 
+const SPACE_HINT: &str = "Free disk space, or choose a folder on another disk.";
 const EXPIRED_HINT: &str = "Run the download again: the URL may have expired.";
 const WRITE_HINT: &str =
     "Check the free space and the permissions of the folder, or choose another folder.";
@@ -220,5 +234,13 @@ const WRITE_HINT: &str =
 /// Error returned when a file or folder cannot be written.
 pub(super) fn write_error(path: &Path, error: &io::Error) -> Error {
     let message = format!("cannot write {}: {error}", path.display());
-    Error::new(ErrorKind::Config, message).with_hint(WRITE_HINT)
+    Error::new(ErrorKind::Config, message).with_hint(write_hint(error))
+}
+
+/// Returns what to do about a file that cannot be written.
+fn write_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull => SPACE_HINT,
+        _ => WRITE_HINT,
+    }
 }

@@ -39,6 +39,12 @@ pub(crate) trait PartialFile: Send + 'static {
     /// Appends to the file.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 
+    /// Checks that `bytes` more can be written. Called before the first byte of a response is
+    /// written.
+    fn require_space(&mut self, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Discards the content.
     fn restart(&mut self) -> io::Result<()>;
 
@@ -226,6 +232,10 @@ impl ResumableDownload<'_> {
             state.validator = etag.map(|etag| Validator { etag, origin });
         }
         state.total = total;
+        if let Some(total) = total {
+            let require = move |file: &mut F| file.require_space(total.saturating_sub(file.len()));
+            (file, ()) = on_file(file, require).await?;
+        }
         (self.on_progress)(file.len(), total);
         self.receive(file, body, from, total, head.status == 206).await
     }

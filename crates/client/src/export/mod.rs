@@ -1,6 +1,8 @@
 //! Exports of checkpoints: as models merged with their base model, and as PEFT adapters.
 
 mod base;
+mod file_error;
+mod stop_flag;
 
 use std::fmt;
 use std::future::{IntoFuture, pending};
@@ -9,12 +11,13 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::{BoxFuture, Either, select};
-use tinkex_files::StagedFolder;
-use tinkex_weights::{AdapterExport, Error as FileError, StoredAdapter};
-use tinkex_wire::{CheckpointKind, TinkerPath};
+use tinkex_files::{DiskSpace, StagedFolder};
+use tinkex_weights::{
+    AdapterConversion, AdapterExport, Error as FileError, PeftConfig, RemoteAdapter,
+};
+use tinkex_wire::{CheckpointKind, TinkerPath, WeightsInfo};
 
 pub use tinkex_weights::{ExportDType, ExportFormat, ExportedModel};
 
@@ -25,6 +28,8 @@ use crate::rest_client::RestClient;
 use crate::service::ServiceClient;
 
 use base::BaseFinder;
+use file_error::file_error;
+use stop_flag::{StopFlag, StopOnDrop};
 
 type OnProgress = Arc<dyn Fn(&CheckpointExportProgress) + Send + Sync>;
 type FindBase = Box<dyn FnOnce(&str) -> io::Result<Option<PathBuf>> + Send>;
@@ -47,8 +52,10 @@ type FindBase = Box<dyn FnOnce(&str) -> io::Result<Option<PathBuf>> + Send>;
 ///
 /// It must be a Hugging Face folder. GGUF files are not accepted.
 ///
-/// Headers and shapes of all tensors, the values of the adapter and the free space are checked
-/// before the first file is written. The target folder appears when it is complete.
+/// Target, options, the headers and shapes of the base model, and the free space are checked before
+/// the checkpoint is downloaded; the tensors and values of the adapter before the first file is
+/// written. The target folder appears when it is complete. If [`base`](Self::base) is set and has
+/// another name than the base model that the adapter names, a warning is logged.
 ///
 /// ```no_run
 /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
@@ -85,7 +92,7 @@ pub struct CheckpointExport {
     to: PathBuf,
     base: Option<PathBuf>,
     format: ExportFormat,
-    replace: bool,
+    disk: DiskSpace,
     find_base: Option<FindBase>,
     on_progress: Option<OnProgress>,
     cancel: Option<BoxFuture<'static, ()>>,
@@ -166,8 +173,8 @@ impl CheckpointExport {
     fn new(source: ExportSource, to: PathBuf, env: Env) -> Self {
         let (options, format) = (AdapterExport::new("", &to), ExportFormat::default());
         let (base, find_base, on_progress, cancel) = (None, None, None, None);
-        let replace = false;
-        Self { source, env, options, to, base, format, replace, find_base, on_progress, cancel }
+        let disk = DiskSpace::default();
+        Self { source, env, options, to, base, format, disk, find_base, on_progress, cancel }
     }
 
     /// Sets the folder of the base model. Defaults to a search by name.
@@ -202,7 +209,6 @@ impl CheckpointExport {
 
     /// Replaces the folder if it exists, once the export is complete. Defaults to false.
     pub fn replace(mut self, replace: bool) -> Self {
-        self.replace = replace;
         self.options = self.options.replace(replace);
         self
     }
@@ -217,6 +223,19 @@ impl CheckpointExport {
     /// Adds a row to the table of the model card, for example `dataset` and its name.
     pub fn detail(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.options = self.options.detail(name, value);
+        self
+    }
+
+    /// Sets the function that returns the free bytes of the file system of a folder, or `None` if
+    /// they are not known. Defaults to the free space that the system reports, which does not
+    /// include every quota.
+    pub fn free_space(
+        mut self,
+        free_space: impl Fn(&Path) -> Option<u64> + Send + Sync + 'static,
+    ) -> Self {
+        self.disk = DiskSpace::new(free_space);
+        let disk = self.disk.clone();
+        self.options = self.options.free_space(move |folder| disk.available(folder));
         self
     }
 
@@ -257,25 +276,36 @@ impl CheckpointExport {
     }
 
     async fn execute(mut self, stop: StopFlag) -> Result<ExportedModel> {
-        if !self.replace && self.to.symlink_metadata().is_ok() {
-            return Err(file_error(FileError::AlreadyExists { path: self.to.clone() }));
-        }
         let needs_base = self.format != ExportFormat::Peft;
-        // The base model first: without it, nothing needs to be downloaded.
-        let mut base_is_known = !needs_base;
-        if let Some(name) = self.base_name().await?
-            && needs_base
-        {
-            self.set_base(&name).await?;
-            base_is_known = true;
+        // Check what can be checked before the first request, and the rest before the download.
+        let given_base = self.base.clone().filter(|_| needs_base);
+        if let Some(folder) = &given_base {
+            self.options = self.options.base(folder);
+        }
+        let mut has_base = !needs_base || given_base.is_some();
+        let mut least_bytes = check(&self.options, has_base, None).await?;
+        if let Some(info) = self.weights_info().await? {
+            if !has_base {
+                self.set_base(&info.base_model).await?;
+                has_base = true;
+            }
+            let adapter = RemoteAdapter {
+                rank: info.lora_rank.map_or(0, u64::from),
+                attention: info.train_attn == Some(true),
+                mlp: info.train_mlp == Some(true),
+                unembedding: info.train_unembed == Some(true),
+            };
+            least_bytes = check(&self.options, has_base, Some(adapter)).await?;
         }
         // The files of a checkpoint are removed when the export ends.
-        let (adapter, downloaded) = self.fetch_adapter().await?;
-        if !base_is_known {
-            let path = adapter.clone();
-            let open = move || StoredAdapter::open(path).map_err(file_error);
-            let name = blocking(open).await?.config().base_model.clone();
-            self.set_base(&name).await?;
+        let (adapter, downloaded) = self.fetch_adapter(least_bytes).await?;
+        if !has_base || given_base.is_some() {
+            let path = adapter.join(AdapterConversion::FILES[0]);
+            let config = blocking(move || PeftConfig::read(path).map_err(file_error)).await?;
+            match given_base {
+                Some(folder) => warn_of_other_base(&config, &folder),
+                None => self.set_base(&config.base_model).await?,
+            }
         }
         let (options, callback) = (self.options.adapter(adapter), self.on_progress);
         let _stop_on_drop = StopOnDrop(stop.clone());
@@ -296,18 +326,18 @@ impl CheckpointExport {
         blocking(write).await
     }
 
-    /// Returns the name of the base model, or `None` if only the files of the checkpoint name it.
-    async fn base_name(&mut self) -> Result<Option<String>> {
+    /// Returns the description of the checkpoint, or `None` if only its files have one.
+    async fn weights_info(&mut self) -> Result<Option<WeightsInfo>> {
         let ExportSource::Checkpoint { service, path } = &self.source else { return Ok(None) };
         let path = path.clone()?;
-        let name = base_model(service, &path).await?;
+        let info = weights_info(service, &path).await?;
         self.options = self.options.clone().detail("checkpoint", path.to_string());
-        Ok(name)
+        Ok(info)
     }
 
     /// Returns the folder of the adapter, and the temporary folder to which a checkpoint was
-    /// downloaded.
-    async fn fetch_adapter(&mut self) -> Result<(PathBuf, Option<StagedFolder>)> {
+    /// downloaded. The download leaves `reserved` bytes of the disk free.
+    async fn fetch_adapter(&mut self, reserved: u64) -> Result<(PathBuf, Option<StagedFolder>)> {
         let (service, path) = match &self.source {
             ExportSource::Adapter(folder) => return Ok((folder.clone(), None)),
             ExportSource::Checkpoint { service, path } => (service, path.clone()?),
@@ -315,6 +345,7 @@ impl CheckpointExport {
         let staged = staging(&self.to).await?;
         let target = staged.path().join("adapter");
         let mut download = service.rest().download(path, &target);
+        download = download.disk(self.disk.clone()).reserve(reserved);
         if let Some(callback) = self.on_progress.clone() {
             download = download.on_progress(move |now| {
                 let stage = ExportStage::Downloading;
@@ -332,11 +363,8 @@ impl CheckpointExport {
         Ok(())
     }
 
-    /// Returns the folder of the base model.
+    /// Returns the folder of the base model `name`.
     async fn find_base_folder(&mut self, name: &str) -> Result<PathBuf> {
-        if let Some(folder) = self.base.take() {
-            return Ok(folder);
-        }
         if let Some(find) = self.find_base.take() {
             let model = name.to_owned();
             let find = move || {
@@ -367,36 +395,19 @@ impl IntoFuture for CheckpointExport {
     }
 }
 
-/// Two flags shared with the thread that writes an export: whether it has to stop, and whether it
-/// has started.
-#[derive(Clone, Debug, Default)]
-struct StopFlag(Arc<(AtomicBool, AtomicBool)>);
-
-impl StopFlag {
-    fn set(&self) {
-        self.0.0.store(true, Ordering::Relaxed);
-    }
-
-    fn is_set(&self) -> bool {
-        self.0.0.load(Ordering::Relaxed)
-    }
-
-    fn start_writing(&self) {
-        self.0.1.store(true, Ordering::Relaxed);
-    }
-
-    fn is_writing(&self) -> bool {
-        self.0.1.load(Ordering::Relaxed)
-    }
-}
-
-/// Stops the thread that writes when the future of the export is dropped.
-struct StopOnDrop(StopFlag);
-
-impl Drop for StopOnDrop {
-    fn drop(&mut self) {
-        self.0.set();
-    }
+/// Checks the options, and the base model and the free space if the base model is known. Returns the
+/// minimum size of the export in bytes.
+async fn check(
+    options: &AdapterExport,
+    has_base: bool,
+    adapter: Option<RemoteAdapter>,
+) -> Result<u64> {
+    let options = options.clone();
+    let check = move || match has_base {
+        true => options.check(adapter.as_ref()),
+        false => options.check_options().map(|()| 0),
+    };
+    blocking(move || check().map_err(file_error)).await
 }
 
 /// Creates a temporary folder beside the target, for the files of the checkpoint: the target's file
@@ -404,60 +415,38 @@ impl Drop for StopOnDrop {
 async fn staging(to: &Path) -> Result<StagedFolder> {
     let to = to.to_owned();
     blocking(move || {
-        if let Some(parent) = to.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            std::fs::create_dir_all(parent)
-                .map_err(|error| file_error(FileError::io("create", parent)(error)))?;
-        }
-        StagedFolder::new(&to).map_err(|error| file_error(FileError::io("create", &to)(error)))
+        let failed = |error| file_error(FileError::io("create", &to)(error));
+        StagedFolder::with_parents(&to).map_err(failed)
     })
     .await
 }
 
-/// Returns the name of a checkpoint's base model, or `None` if the server does not know it.
-async fn base_model(service: &ServiceClient, path: &TinkerPath) -> Result<Option<String>> {
+/// Logs a warning if the adapter names another base model than the folder that the caller chose.
+/// Only the shapes of the tensors can tell them apart, and models of one family have the same.
+fn warn_of_other_base(config: &PeftConfig, folder: &Path) {
+    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    if !config.may_be_base(&folder.to_string_lossy()) {
+        let (named, folder) = (&config.base_model, folder.display());
+        tracing::warn!(
+            "the adapter names {named:?} as its base model, and is exported with the one in \
+             {folder}; check that both are the same model"
+        );
+    }
+}
+
+/// Returns the description of a checkpoint, or `None` if the server has none.
+async fn weights_info(service: &ServiceClient, path: &TinkerPath) -> Result<Option<WeightsInfo>> {
     match service.rest().get_weights_info(path).await {
         Ok(info) if !info.is_lora => {
             let message = format!("{path} is a fully trained model, not a LoRA adapter");
             let hint = "Download its files with `tinkex checkpoint download`.";
             Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint))
         }
-        Ok(info) => Ok(Some(info.base_model)),
+        Ok(info) => Ok(Some(info)),
         // Not every server describes external weights.
         Err(error) if path.kind() == CheckpointKind::External && error.status().is_some() => {
             Ok(None)
         }
         Err(error) => Err(error),
     }
-}
-
-/// Converts an error of reading or writing files.
-fn file_error(error: FileError) -> Error {
-    let (kind, hint) = match &error {
-        FileError::AlreadyExists { .. } => {
-            (ErrorKind::Conflict, "Choose another folder, or allow this one to be replaced.")
-        }
-        FileError::NotEnoughSpace { .. } => {
-            (ErrorKind::Config, "Free disk space, or choose a folder on another disk.")
-        }
-        FileError::Io { .. } => {
-            (ErrorKind::Config, "Check that the path exists and is accessible.")
-        }
-        FileError::InvalidExport { .. } => {
-            (ErrorKind::InvalidInput, "Choose another format or element type.")
-        }
-        FileError::Cancelled => (ErrorKind::Closed, "Run the export again."),
-        FileError::InvalidTensor { .. } => {
-            (ErrorKind::Decode, "Choose another element type, or an earlier checkpoint.")
-        }
-        FileError::BadFile { path, .. } if path.ends_with("tokenizer.json") => (
-            ErrorKind::Decode,
-            "Choose the format hf: GGUF files support the tokenizers of Llama 3, Qwen2, Qwen3, GPT-2 \
-             and SmolLM.",
-        ),
-        _ => (
-            ErrorKind::Decode,
-            "Check that adapter and base model belong together and are complete.",
-        ),
-    };
-    Error::new(kind, error.to_string()).with_source(error).with_hint(hint)
 }

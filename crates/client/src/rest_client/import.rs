@@ -53,7 +53,8 @@ impl RestClient {
 }
 
 impl AdapterImport {
-    /// Sets the base model. Defaults to the one that the adapter's configuration names.
+    /// Sets the base model. Defaults to the one that the adapter's configuration names. Logs a
+    /// warning if the configuration names another one.
     pub fn base_model(mut self, name: impl Into<String>) -> Self {
         self.options = self.options.base_model(Some(name.into()));
         self
@@ -67,7 +68,16 @@ impl AdapterImport {
 
     async fn run(self) -> Result<AdapterImported> {
         let folder = self.folder;
-        let (start, tensors) = blocking(move || check_files(&folder)).await?;
+        let (start, tensors, config) = blocking(move || check_files(&folder)).await?;
+        if let Some(base) = &self.options.base_model
+            && !config.may_be_base(base)
+        {
+            let named = &config.base_model;
+            tracing::warn!(
+                "the adapter names {named:?} as its base model, and is imported as an adapter of \
+                 {base:?}; check that both are the same model"
+            );
+        }
         let request = ImportAdapter::new(Uuid::new_v4().to_string(), self.options, start);
         let request = request.tensors(tensors);
         self.rest.call("import_adapter", &request).await.map_err(|error| match error.status() {
@@ -94,8 +104,8 @@ impl IntoFuture for AdapterImport {
 }
 
 /// Checks the configuration and the headers of an adapter. Returns the beginning of the request's
-/// body and the file with the rest.
-fn check_files(folder: &Path) -> Result<(Bytes, PathBuf)> {
+/// body, the file with the rest, and the configuration.
+fn check_files(folder: &Path) -> Result<(Bytes, PathBuf, PeftConfig)> {
     let [config, tensors] = AdapterConversion::FILES.map(|name| folder.join(name));
     for file in [&config, &tensors] {
         if !file.is_file() {
@@ -104,14 +114,14 @@ fn check_files(folder: &Path) -> Result<(Bytes, PathBuf)> {
             return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
         }
     }
-    PeftConfig::read(&config).map_err(file_error)?;
+    let settings = PeftConfig::read(&config).map_err(file_error)?;
     AdapterConversion::open(folder).map_err(file_error)?;
     let failed = |error: io::Error| {
         let message = format!("cannot read {}: {error}", config.display());
         Error::new(ErrorKind::InvalidInput, message)
     };
     let start = AdapterFiles::start(&std::fs::read(&config).map_err(failed)?);
-    Ok((start.into(), tensors))
+    Ok((start.into(), tensors, settings))
 }
 
 /// Converts an error of reading the adapter.

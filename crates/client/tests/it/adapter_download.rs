@@ -20,8 +20,8 @@ const SERVICE_HEAD: &str = "base_model.model.model.unembed_tokens";
 
 /// A server with one checkpoint of external weights, `tinker://run/external_weights/hf`, and one of
 /// sampler weights.
-struct HostedServer {
-    server: FakeServer,
+pub(crate) struct HostedServer {
+    pub(crate) server: FakeServer,
     files: Arc<Mutex<BTreeMap<String, Bytes>>>,
     /// Status and path of the requests for files.
     requests: Arc<Mutex<Vec<String>>>,
@@ -30,7 +30,7 @@ struct HostedServer {
 }
 
 impl HostedServer {
-    fn new(config: &Value, tensors: Vec<u8>) -> Self {
+    pub(crate) fn new(config: &Value, tensors: Vec<u8>) -> Self {
         let files: BTreeMap<String, Bytes> = [
             (CONFIG.to_owned(), config.to_string().into()),
             (TENSORS.to_owned(), tensors.into()),
@@ -76,16 +76,20 @@ impl HostedServer {
                 false => (200, content),
             };
             requests.lock().unwrap().push(format!("{status} {}", call.path));
-            Reply::status(status).header("etag", &etag).text(content)
+            let length = content.len().to_string();
+            Reply::status(status)
+                .header("etag", &etag)
+                .header("content-length", &length)
+                .text(content)
         });
     }
 
-    fn rest(&self) -> RestClient {
+    pub(crate) fn rest(&self) -> RestClient {
         self.server.builder().build().unwrap().rest()
     }
 
     /// Returns status and path of the requests for files since the last call.
-    fn take_requests(&self) -> Vec<String> {
+    pub(crate) fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut *self.requests.lock().unwrap())
     }
 }
@@ -271,4 +275,77 @@ async fn sampler_weights_are_downloaded_if_the_server_offers_them() {
     server.offers_sampler.store(true, Ordering::Relaxed);
     server.rest().download(path, &target).await.unwrap();
     assert_eq!(read_config(&target)["target_modules"], json!(["q_proj"]));
+}
+
+/// Returns the size of the files in a folder, or 0 if it does not exist.
+fn size_of_files(folder: &Path) -> u64 {
+    let files = fs::read_dir(folder).into_iter().flatten();
+    files.map(|file| file.unwrap().metadata().unwrap().len()).sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_disk_is_found_before_the_files_are_written() {
+    let tensors = pairs(&[Q]);
+    let server = HostedServer::new(&service_config(), tensors.clone());
+    let home = TempDir::new().unwrap();
+    let target = home.path().join("adapter");
+    let part = home.path().join("adapter.part");
+    let sizes: Vec<u64> =
+        server.files.lock().unwrap().values().map(|file| file.len() as u64).collect();
+    let used = {
+        let part = part.clone();
+        move || {
+            ["parts", "files"].map(|folder| size_of_files(&part.join(folder))).iter().sum::<u64>()
+        }
+    };
+    let download = |capacity: u64| {
+        let used = used.clone();
+        let free = move |_: &Path| Some(capacity.saturating_sub(used()));
+        server.rest().download(PATH, &target).parallel(1).free_space(free)
+    };
+    // The first file fits, the second does not.
+    let error = download(sizes[0] + sizes[1] - 1).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let message = error.to_string();
+    let expected =
+        format!("needs {} bytes, but only {} bytes are free on ", sizes[1], sizes[1] - 1);
+    assert!(message.contains(&expected), "{message}");
+    assert!(error.hint().unwrap().as_str().starts_with("Free disk space"), "{error:?}");
+    assert!(!target.exists());
+    assert_eq!(used(), sizes[0], "nothing of the second file was written");
+    download(sizes.iter().sum()).await.unwrap();
+    assert_eq!(fs::read(target.join(CONFIG)).unwrap().first(), Some(&b'{'));
+
+    let file = home.path().join("file");
+    let url = format!("http://files.test/blob/{TENSORS}");
+    server.rest().download_file(url, &file).await.unwrap();
+    assert_eq!(fs::read(file).unwrap(), tensors);
+}
+
+/// The conversion replaces the file with the tensors by a copy.
+#[tokio::test(start_paused = true)]
+async fn the_conversion_of_an_adapter_needs_space_for_a_copy() {
+    let tensors = pairs(&[Q, SERVICE_HEAD]);
+    let size = tensors.len() as u64;
+    let server = HostedServer::new(&service_config(), tensors.clone());
+    let home = TempDir::new().unwrap();
+    let target = home.path().join("adapter");
+    let files = home.path().join("adapter.part/files");
+    let complete = files.join(TENSORS);
+    // Everything fits until the tensors are complete.
+    let download = |free: u64| {
+        let complete = complete.clone();
+        let free = move |_: &Path| Some(if complete.exists() { free } else { u64::MAX });
+        server.rest().download(PATH, &target).free_space(free)
+    };
+    let error = download(size - 1).await.unwrap_err();
+    assert!(error.to_string().contains("bytes are free on"), "{error}");
+    assert!(error.hint().unwrap().as_str().starts_with("Free disk space"), "{error:?}");
+    assert!(!target.exists());
+    assert_eq!(fs::read(&complete).unwrap(), tensors, "the file is kept for the next download");
+    server.take_requests();
+    download(size).await.unwrap();
+    assert!(server.take_requests().contains(&format!("304 /blob/{TENSORS}")));
+    let file = TensorFile::open(target.join(TENSORS)).unwrap();
+    assert!(file.names().any(|name| name.contains("lm_head")));
 }

@@ -17,6 +17,7 @@ mod custom;
 mod custom_http;
 mod download;
 mod event_log;
+mod export;
 mod finish;
 mod handle;
 mod http2;

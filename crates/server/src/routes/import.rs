@@ -43,7 +43,8 @@ pub(super) async fn import(
         return Err(HttpError::unsupported_encoding());
     }
     let limit = state.options.limits.import_bytes;
-    if announced_length(parts)?.is_some_and(|length| length as u64 > limit) {
+    let announced = announced_length(parts)?.map(|length| length as u64);
+    if announced.is_some_and(|length| length > limit) {
         return Err(too_large(limit).into());
     }
     let mut upload = AdapterUpload::new(state, body);
@@ -53,10 +54,28 @@ pub(super) async fn import(
         // Without records, this waits for the write of the first request.
         return to_json(&durable::create(state, |_| Ok((Vec::new(), imported))).await?);
     }
+    if let Err(error) = check_space(state, announced.unwrap_or(0)).await {
+        // Read the body: the client does not expect a response before its end.
+        while upload.fill().await? {}
+        return Err(error.into());
+    }
 
     let folder = UnfinishedFolder::new(state, target.folder());
     let adapter = receive(state, &mut upload, &folder.name, options.base_model).await?;
     to_json(&target.publish(state, &folder.name, adapter).await?)
+}
+
+/// Checks that an upload of `bytes` fits on the disk. The error is permanent, unlike that of a failed
+/// write: each retry would send the whole adapter again.
+async fn check_space(state: &Arc<ServerState>, bytes: u64) -> Result<(), ServerError> {
+    let (disk, folder) = (state.options.disk.clone(), state.weights_dir.clone());
+    let check = move || disk.check(folder, bytes);
+    state.executor.run_job(check).await?.map_err(|shortage| {
+        let hint = "free space in the data folder of the server, or delete checkpoints";
+        ServerError::TooLarge(format!(
+            "cannot store the adapter on the server's disk: it {shortage}; {hint}"
+        ))
+    })
 }
 
 /// Keeps the expiry task from removing a folder to which no record refers yet.

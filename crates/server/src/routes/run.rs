@@ -190,10 +190,13 @@ pub(super) fn sampler(state: &ServerState, id: &str) -> RouteResult {
     let id = SamplerId::from(id);
     let store = state.store();
     let row = &store.samplers.get(&id).ok_or_else(|| ServerError::no_sampling_session(&id))?.row;
-    let tokenizer_id = state.models.get(&row.base_model).map(|base| base.tokenizer_id());
+    let base = state.models.get(&row.base_model);
+    let weights = base.as_ref().and_then(|base| base.weights_path());
+    let weights = weights.map(|path| path.to_string_lossy().into_owned());
     to_json(
         &SamplerInfo::new(id, row.base_model.clone())
             .model_path(row.model_path.clone())
-            .tokenizer_id(tokenizer_id),
+            .base_model_path(weights)
+            .tokenizer_id(base.map(|base| base.tokenizer_id())),
     )
 }

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -288,4 +290,52 @@ async fn a_folder_without_a_usable_adapter_is_not_uploaded() {
     let error = rest.import_adapter(folder.path()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.to_string().contains("use_dora is set"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adapter_that_does_not_fit_on_the_disk_is_refused_before_it_is_stored() {
+    let body = body_of(&adapter("qwen3"));
+    let size = u64::try_from(body.len()).unwrap();
+    let free = Arc::new(AtomicU64::new(size - 1));
+    let reported = Arc::clone(&free);
+    let test_server = TestServer::with(|options| {
+        let free_space = move |_: &Path| Some(reported.load(Ordering::Relaxed));
+        *options = options.clone().free_space(free_space);
+    })
+    .await;
+    let path = format!("/api/v1/imports/a?base_model={MODEL}");
+    let (status, rejected) = test_server.http().send("PUT", &path, &[], body.clone()).await;
+    let detail = rejected["detail"].as_str().unwrap_or_default();
+    assert_eq!(status, 413, "clients do not retry: {rejected}");
+    assert!(detail.contains("on the server's disk: it needs "), "{detail}");
+    assert!(detail.contains("free space in the data folder"), "{detail}");
+    assert_eq!(stored(&test_server.data), Vec::<String>::new());
+
+    let import = || test_server.client().rest().import_adapter(adapter("qwen3")).base_model(MODEL);
+    let error = import().await.unwrap_err();
+    assert_eq!((error.status(), error.attempts()), (Some(413), 1), "{error}");
+    assert_eq!(stored(&test_server.data), Vec::<String>::new());
+    free.store(size, Ordering::Relaxed);
+    import().await.unwrap();
+    // A retry of a completed import needs no space.
+    assert_eq!(test_server.http().send("PUT", &path, &[], body.clone()).await.0, 200);
+    free.store(0, Ordering::Relaxed);
+    assert_eq!(test_server.http().send("PUT", &path, &[], body).await.0, 200);
+}
+
+/// The folder of the base model has no tokenizer, so the identifier of the tokenizer is the name of
+/// the model.
+#[tokio::test(flavor = "multi_thread")]
+async fn bug_an_export_finds_a_served_folder_without_a_tokenizer() {
+    let test_server = TestServer::new().await;
+    let service = test_server.client();
+    let imported = service.rest().import_adapter(adapter("qwen3")).base_model(MODEL).await.unwrap();
+    let home = TempDir::new().unwrap();
+    let to = home.path().join("merged");
+    let exported = service.rest().export(&imported.weights_path, &to).await.unwrap();
+    assert!(exported.is_untied && !exported.has_tokenizer);
+    let sampler = service.create_sampling_client(MODEL).await.unwrap().get_sampler().await.unwrap();
+    let folder = fs::canonicalize(sampler.base_model_path.unwrap()).unwrap();
+    assert_eq!(folder, fs::canonicalize(golden("qwen3")).unwrap());
+    assert_eq!(sampler.tokenizer_id.as_deref(), Some(MODEL));
 }

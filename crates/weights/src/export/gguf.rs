@@ -30,18 +30,24 @@ pub(super) struct GgufContent {
 
 /// Returns the files of the folder: the model and a card.
 pub(super) fn files(plan: &MergePlan, card: &CardDetails) -> Result<Vec<OutputFile>> {
-    let content = GgufContent::new(plan, card)?;
+    let content = GgufContent::new(plan, &card.name)?;
     let name = format!("{}.gguf", card.name);
     Ok(vec![OutputFile::text("README.md", card.gguf(&name)), OutputFile::gguf(name, content)])
 }
 
+/// Returns the size of the GGUF file of a plan in bytes, after checking that the file can describe
+/// the model and its tokenizer. `name` is the name of the model.
+pub(super) fn size(plan: &MergePlan, name: &str) -> Result<u64> {
+    Ok(GgufContent::new(plan, name)?.bytes())
+}
+
 impl GgufContent {
-    fn new(plan: &MergePlan, card: &CardDetails) -> Result<Self> {
+    fn new(plan: &MergePlan, name: &str) -> Result<Self> {
         let dtype = plan.dtype().unwrap_or(ExportDType::F16);
         let config = plan.config();
         let config_path = plan.folder().join("config.json");
         let mut writer = GgufWriter::new();
-        describe(&mut writer, config, &card.name, dtype)
+        describe(&mut writer, config, name, dtype)
             .map_err(|reason| Error::bad_file(&config_path, reason))?;
         GgufTokenizer::read(plan.folder(), config)?.describe(&mut writer);
         let rope_factors = rope_factors(config);

@@ -58,8 +58,7 @@ pub(super) fn files(
         weight_map.extend(tensors.map(|tensor| (tensor.clone(), name.clone())));
         files.push(OutputFile::merged(name, plan, shard)?);
     }
-    let total_size: u64 = plan.tensors().iter().map(super::plan::PlannedTensor::bytes).sum();
-    let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
+    let index = json!({ "metadata": { "total_size": plan.bytes() }, "weight_map": weight_map });
     files.push(OutputFile::text("model.safetensors.index.json", pretty(&index)));
     Ok(files)
 }

@@ -2,10 +2,11 @@
 //!
 //! [`plan`] checks the adapter against the base model before the first byte is written, [`merge`]
 //! computes the merged tensors row by row, [`tensor_rows`] encodes them, [`hf`], [`gguf`] and
-//! [`peft_folder`] list the files of the three formats, and [`output`] writes them.
+//! [`peft_folder`] list the files of the three formats, and [`prepared`] and [`output`] write them.
 
 mod card;
 mod dtype;
+mod format;
 mod gguf;
 mod gguf_tokenizer;
 mod hf;
@@ -13,72 +14,26 @@ mod merge;
 mod output;
 mod peft_folder;
 mod plan;
+mod prepared;
+mod remote_adapter;
 mod tensor_rows;
 
-use std::fmt;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
-use tinkex_files::{StagedFolder, available_space, recover_folder};
+use tinkex_files::{DiskSpace, recover_folder};
 
 use crate::{Error, Result, StoredAdapter};
 
 pub use dtype::ExportDType;
+pub use format::ExportFormat;
+pub use prepared::{ExportProgress, ExportedModel, PreparedExport};
+pub use remote_adapter::RemoteAdapter;
 
 use card::CardDetails;
-use output::OutputFile;
 use plan::MergePlan;
 
 /// Default limit of the size of a safetensors file, in bytes; that of `transformers` 4.
 const SHARD_BYTES: u64 = 5_000_000_000;
-
-/// Format of an export.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ExportFormat {
-    /// Hugging Face model folder with the merged weights: safetensors, configuration, tokenizer.
-    #[default]
-    Hf,
-    /// PEFT adapter folder: the adapter alone, without the base model.
-    Peft,
-    /// Folder with one GGUF file, which contains the merged weights, the tokenizer and the chat
-    /// template.
-    Gguf,
-}
-
-impl ExportFormat {
-    /// All formats.
-    pub const ALL: [Self; 3] = [Self::Hf, Self::Peft, Self::Gguf];
-
-    /// Returns the name of the format, for example `hf`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Hf => "hf",
-            Self::Peft => "peft",
-            Self::Gguf => "gguf",
-        }
-    }
-}
-
-impl fmt::Display for ExportFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for ExportFormat {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let all = Self::ALL;
-        all.into_iter().find(|format| format.as_str() == text).ok_or_else(|| {
-            let names = all.map(Self::as_str).join(", ");
-            format!("unknown format {text:?}, expected one of {names}")
-        })
-    }
-}
 
 /// Exports a LoRA adapter: merges it into its base model, or writes it as a PEFT folder.
 ///
@@ -117,6 +72,7 @@ pub struct AdapterExport {
     replace: bool,
     shard_bytes: u64,
     details: Vec<(String, String)>,
+    disk: DiskSpace,
 }
 
 impl AdapterExport {
@@ -131,6 +87,7 @@ impl AdapterExport {
             replace: false,
             shard_bytes: SHARD_BYTES,
             details: Vec::new(),
+            disk: DiskSpace::default(),
         }
     }
 
@@ -181,6 +138,57 @@ impl AdapterExport {
         self
     }
 
+    /// Sets the function that returns the free bytes of the file system of a folder, or `None` if
+    /// they are not known. Defaults to the free space that the system reports, which does not
+    /// include every quota.
+    pub fn free_space(
+        mut self,
+        free_space: impl Fn(&Path) -> Option<u64> + Send + Sync + 'static,
+    ) -> Self {
+        self.disk = DiskSpace::new(free_space);
+        self
+    }
+
+    /// Checks what needs neither adapter nor base model: that the target does not exist or may be
+    /// replaced, and that the format can store the element type.
+    ///
+    /// # Errors
+    /// - [`Error::AlreadyExists`] if the target exists and may not be replaced.
+    /// - [`Error::InvalidExport`] if the element type does not suit the format.
+    pub fn check_options(&self) -> Result<()> {
+        recover_folder(&self.to).map_err(Error::io("write", &self.to))?;
+        if !self.replace && self.to.symlink_metadata().is_ok() {
+            return Err(Error::AlreadyExists { path: self.to.clone() });
+        }
+        match self.dtype.map(|dtype| self.format.check_dtype(dtype)) {
+            Some(Err(reason)) => Err(Error::invalid_export(&self.to, reason)),
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+
+    /// Checks everything that does not need the adapter, so that a caller can check before it
+    /// downloads the adapter: the options, the headers and shapes of the base model, its tokenizer
+    /// if the format converts it, and the free space, also for `adapter` if it is known. Returns the
+    /// minimum size of the export in bytes.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn check(&self, adapter: Option<&RemoteAdapter>) -> Result<u64> {
+        self.check_options()?;
+        let Some(folder) = self.base_folder()? else { return Ok(0) };
+        let mut plan = MergePlan::of_base(folder, self.dtype)?;
+        if adapter.is_some_and(|adapter| adapter.unembedding) {
+            plan.untie()?;
+        }
+        let bytes = match self.format {
+            ExportFormat::Gguf => gguf::size(&plan, &self.name())?,
+            ExportFormat::Hf | ExportFormat::Peft => plan.bytes(),
+        };
+        let download = adapter.map_or(0, |adapter| adapter.expected_bytes(&plan));
+        self.check_space(bytes.saturating_add(download))?;
+        Ok(bytes)
+    }
+
     /// Opens the adapter and the base model, and checks everything that can be checked before
     /// writing: the target, the options, the headers and shapes of all tensors, the values of the
     /// adapter, and the free space.
@@ -192,196 +200,65 @@ impl AdapterExport {
     /// - [`Error::BadFile`] if the adapter does not fit the base model.
     /// - As [`StoredAdapter::open`] and [`ModelFolder::open`](crate::ModelFolder::open).
     pub fn prepare(self) -> Result<PreparedExport> {
-        recover_folder(&self.to).map_err(Error::io("write", &self.to))?;
-        if !self.replace && self.to.symlink_metadata().is_ok() {
-            return Err(Error::AlreadyExists { path: self.to });
-        }
-        if let Some(dtype) = self.dtype
-            && self.format == ExportFormat::Hf
-            && dtype.stored().is_none()
-        {
-            let reason = format!("format hf cannot store {dtype}; choose format gguf for it");
-            return Err(Error::invalid_export(&self.adapter, reason));
-        }
+        self.check_options()?;
+        let base = self.base_folder()?;
         let adapter = StoredAdapter::open(&self.adapter)?;
         adapter.check_finite()?;
-        let base = match (self.format, &self.base) {
-            (ExportFormat::Peft, _) => None,
-            (_, Some(folder)) => Some(folder),
-            (format, None) => {
-                let reason = format!("format {format} needs the folder of the base model");
-                return Err(Error::invalid_export(&self.adapter, reason));
-            }
-        };
-        if let Some(file) = base.filter(|path| path.is_file()) {
-            let reason = format!(
-                "the base model {} is a file, expected a Hugging Face folder; an adapter cannot be \
-                 merged into a GGUF file",
-                file.display()
-            );
-            return Err(Error::invalid_export(&self.adapter, reason));
-        }
         let plan = base.map(|folder| MergePlan::new(folder, &adapter, self.dtype)).transpose()?;
-        let name = self.to.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let dtype = match (&plan, self.format) {
             (_, ExportFormat::Gguf) => Some(self.dtype.unwrap_or(ExportDType::F16)),
             (Some(plan), _) => plan.only_dtype().and_then(ExportDType::from_stored),
             (None, _) => adapter.only_dtype().and_then(ExportDType::from_stored),
         };
         let card = CardDetails {
-            name,
+            name: self.name(),
             config: adapter.config().clone(),
             modules: adapter.modules().map(str::to_owned).collect(),
-            base: base.cloned(),
+            base: base.map(Path::to_owned),
             unties: plan.as_ref().is_some_and(MergePlan::unties),
             dtype,
-            details: self.details,
+            details: self.details.clone(),
         };
-        let files = match (&plan, self.dtype) {
-            (Some(plan), _) if self.format == ExportFormat::Gguf => gguf::files(plan, &card)?,
-            (Some(plan), _) => hf::files(plan, &card, self.shard_bytes)?,
-            (None, None) => peft_folder::files(&self.adapter, &adapter, &card)?,
-            (None, Some(dtype)) => {
-                let reason = format!(
-                    "format peft keeps the element type of the adapter and cannot convert it to \
-                     {dtype}"
-                );
-                return Err(Error::invalid_export(&self.adapter, reason));
-            }
+        let files = match &plan {
+            Some(plan) if self.format == ExportFormat::Gguf => gguf::files(plan, &card)?,
+            Some(plan) => hf::files(plan, &card, self.shard_bytes)?,
+            None => peft_folder::files(&self.adapter, &adapter, &card)?,
         };
-        let (to, replace) = (self.to, self.replace);
+        let (to, replace) = (self.to.clone(), self.replace);
         let prepared = PreparedExport { to, replace, adapter, plan, dtype, files };
-        check_space(&prepared.to, prepared.bytes())?;
+        self.check_space(prepared.bytes())?;
         Ok(prepared)
     }
-}
 
-/// An export whose inputs were checked; created by [`AdapterExport::prepare`].
-#[derive(Debug)]
-#[must_use = "nothing is exported until it is written"]
-pub struct PreparedExport {
-    to: PathBuf,
-    replace: bool,
-    adapter: StoredAdapter,
-    plan: Option<MergePlan>,
-    dtype: Option<ExportDType>,
-    files: Vec<OutputFile>,
-}
-
-/// Progress of [`PreparedExport::write`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ExportProgress {
-    /// Bytes that were written.
-    pub bytes: u64,
-    /// Size of all files in bytes.
-    pub bytes_total: u64,
-}
-
-/// An export that was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ExportedModel {
-    /// The folder with the files.
-    pub folder: PathBuf,
-    /// Names of the files, in the order in which they were written.
-    pub files: Vec<String>,
-    /// Size of all files in bytes.
-    pub bytes: u64,
-    /// Element type of the weights, or `None` if the tensors have different types: without
-    /// [`AdapterExport::dtype`], each tensor keeps its own.
-    ///
-    /// GGUF files also have some tensors in other types; see [`ExportDType`].
-    pub dtype: Option<ExportDType>,
-    /// Whether the export contains a tokenizer. Programs cannot load a merged model without one; a
-    /// PEFT folder needs none.
-    pub has_tokenizer: bool,
-    /// Whether the merged model has a separate unembedding although the base model shares it with
-    /// the embedding.
-    pub is_untied: bool,
-}
-
-impl PreparedExport {
-    /// Returns the size of all files in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.files.iter().map(OutputFile::bytes).sum()
-    }
-
-    /// Writes the files to a temporary folder beside the target, then renames it to the target.
-    ///
-    /// Calls `progress` at least every few megabytes. If it returns [`ControlFlow::Break`], the
-    /// export stops. After an error the temporary folder is removed and the target is unchanged.
-    ///
-    /// # Errors
-    /// - [`Error::Cancelled`] if `progress` stopped the export.
-    /// - [`Error::InvalidTensor`] if a merged value is not finite or outside the range of the
-    ///   element type.
-    /// - [`Error::AlreadyExists`] if the target appeared meanwhile and may not be replaced.
-    /// - [`Error::Io`] if a file cannot be read or written.
-    pub fn write(
-        self,
-        mut progress: impl FnMut(ExportProgress) -> ControlFlow<()>,
-    ) -> Result<ExportedModel> {
-        let bytes = self.bytes();
-        if let Some(parent) = self.to.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
-        }
-        let staged = StagedFolder::new(&self.to).map_err(Error::io("create", &self.to))?;
-        let mut written = 0;
-        let mut count = |more: u64| {
-            written += more;
-            match progress(ExportProgress { bytes: written, bytes_total: bytes }) {
-                ControlFlow::Continue(()) => Ok(()),
-                ControlFlow::Break(()) => Err(Error::Cancelled),
+    /// Returns the folder of the base model, or `None` if the format needs none.
+    fn base_folder(&self) -> Result<Option<&Path>> {
+        let folder = match (self.format, &self.base) {
+            (ExportFormat::Peft, _) => return Ok(None),
+            (_, Some(folder)) => folder,
+            (format, None) => {
+                let reason = format!("format {format} needs the folder of the base model");
+                return Err(Error::invalid_export(&self.to, reason));
             }
         };
-        count(0)?;
-        for file in &self.files {
-            file.write(staged.path(), self.plan.as_ref(), &self.adapter, &mut count)?;
+        if folder.is_file() {
+            let reason = format!(
+                "the base model {} is a file, expected a Hugging Face folder; an adapter cannot be \
+                 merged into a GGUF file",
+                folder.display()
+            );
+            return Err(Error::invalid_export(&self.to, reason));
         }
-        if !self.replace && self.to.symlink_metadata().is_ok() {
-            return Err(Error::AlreadyExists { path: self.to });
-        }
-        staged.commit().map_err(Error::io("replace", &self.to))?;
-        let files: Vec<String> = self.files.iter().map(|file| file.name().to_owned()).collect();
-        let has_tokenizer =
-            files.iter().any(|name| name == "tokenizer.json" || name.ends_with(".gguf"));
-        let is_untied = self.plan.as_ref().is_some_and(MergePlan::unties);
-        let (folder, dtype) = (self.to, self.dtype);
-        Ok(ExportedModel { folder, files, bytes, dtype, has_tokenizer, is_untied })
+        Ok(Some(folder))
     }
-}
 
-/// Checks that the file system of `path`, which need not exist, has `needed` free bytes.
-fn check_space(path: &Path, needed: u64) -> Result<()> {
-    let absolute = std::path::absolute(path).map_err(Error::io("write", path))?;
-    let existing = absolute.ancestors().find(|folder| folder.exists());
-    let available = existing.and_then(available_space);
-    match (existing, available) {
-        (Some(folder), Some(available)) if available < needed => Err(Error::NotEnoughSpace {
-            path: path.to_owned(),
-            folder: folder.to_owned(),
-            needed,
-            available,
-        }),
-        _ => Ok(()),
+    /// Returns the name of the target folder.
+    fn name(&self) -> String {
+        self.to.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[cfg(unix)]
-    #[test]
-    fn a_full_disk_is_found_before_writing() {
-        let folder = tempfile::tempdir().unwrap();
-        let target = folder.path().join("not/yet/there");
-        check_space(&target, 1).unwrap();
-        let error = check_space(&target, 2_400_000_000_000_000_000).unwrap_err();
-        let message = error.to_string();
-        assert!(message.contains("not/yet/there: needs 2400000000.0 GB, but only "), "{message}");
-        assert!(message.ends_with(&format!("free on {}", folder.path().display())), "{message}");
+    /// Checks that `needed` bytes are free on the file system of the target.
+    fn check_space(&self, needed: u64) -> Result<()> {
+        let failed = |shortage| Error::NotEnoughSpace { path: self.to.clone(), shortage };
+        self.disk.check(&self.to, needed).map_err(failed)
     }
 }

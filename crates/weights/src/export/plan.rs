@@ -33,6 +33,19 @@ pub(super) struct PlannedTensor {
 }
 
 impl PlannedTensor {
+    /// Plans the tensor `name` with the values of the tensor `source` of the base model.
+    fn new(
+        base: &ModelFolder,
+        name: String,
+        source: String,
+        shape: Vec<usize>,
+        dtype: Option<ExportDType>,
+    ) -> Result<Self> {
+        let stored = base.tensor(&source)?.dtype();
+        let dtype = dtype.and_then(ExportDType::stored).unwrap_or(stored);
+        Ok(Self { name, shape, dtype, source, module: None })
+    }
+
     /// Returns the size of the tensor in a safetensors file, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.shape.iter().product::<usize>() as u64 * self.dtype.block_bytes() as u64
@@ -49,47 +62,73 @@ impl MergePlan {
         adapter: &StoredAdapter,
         dtype: Option<ExportDType>,
     ) -> Result<Self> {
+        let mut plan = Self::of_base(folder, dtype)?;
+        plan.add_adapter(adapter)?;
+        Ok(plan)
+    }
+
+    /// Opens the base model. The plan exports it unchanged.
+    ///
+    /// # Errors
+    /// As [`ModelFolder::open`].
+    pub(super) fn of_base(folder: &Path, dtype: Option<ExportDType>) -> Result<Self> {
         let base = ModelFolder::open(folder)?;
-        let config = base.config();
-        let mut modules: BTreeSet<String> = adapter.modules().map(str::to_owned).collect();
+        let all = base.config().tensors();
+        let tensors = all
+            .map(|(name, shape)| PlannedTensor::new(&base, name.clone(), name, shape, dtype))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self { folder: folder.to_owned(), base, dtype, tensors, unties: false })
+    }
+
+    /// Assigns the matrices of the adapter to the tensors, and adds an unembedding if the adapter
+    /// changes that of a tied model.
+    fn add_adapter(&mut self, adapter: &StoredAdapter) -> Result<()> {
+        let failed = |reason: String| Error::bad_file(adapter.file().path(), reason);
+        let mut modules: BTreeSet<&str> = adapter.modules().collect();
         if modules.is_empty() {
-            return Err(Error::bad_file(adapter.file().path(), "the adapter has no LoRA matrices"));
+            return Err(failed("the adapter has no LoRA matrices".to_owned()));
         }
-        let unties = config.tied && modules.contains(HEAD);
-        let mut wanted: Vec<(String, String, Vec<usize>)> =
-            config.tensors().map(|(name, shape)| (name.clone(), name, shape)).collect();
-        if unties {
-            let shape = vec![config.vocab_size, config.hidden_size];
-            wanted.push((UNEMBEDDING.to_owned(), EMBEDDING.to_owned(), shape));
+        if modules.contains(HEAD) {
+            self.untie()?;
         }
-        let mut tensors = Vec::with_capacity(wanted.len());
-        for (name, source, shape) in wanted {
-            let module = name.strip_suffix(".weight").filter(|_| name != EMBEDDING);
-            let module = module.and_then(|module| modules.take(module));
-            if let Some(module) = &module
-                && let Some(pair) = adapter.pair(module)
-            {
-                let size = [pair.outputs(), pair.inputs()];
-                if shape != size {
-                    let reason = mismatch(folder, adapter, module, &shape, size);
-                    return Err(Error::bad_file(adapter.file().path(), reason));
-                }
+        for tensor in self.tensors.iter_mut().filter(|tensor| tensor.name != EMBEDDING) {
+            let Some(module) = tensor.name.strip_suffix(".weight") else { continue };
+            let (true, Some(pair)) = (modules.remove(module), adapter.pair(module)) else {
+                continue;
+            };
+            let size = [pair.outputs(), pair.inputs()];
+            if tensor.shape != size {
+                return Err(failed(mismatch(&self.folder, adapter, module, &tensor.shape, size)));
             }
-            let stored = base.tensor(&source)?.dtype();
-            let dtype = dtype.and_then(ExportDType::stored).unwrap_or(stored);
-            tensors.push(PlannedTensor { name, shape, dtype, source, module });
+            tensor.module = Some(module.to_owned());
         }
-        if let Some(module) = modules.first() {
-            let reason = format!(
-                "it adapts {module}, which is not a linear layer of the base model in {} \
-                 ({} layers); {}",
-                folder.display(),
-                config.layers,
+        match modules.first() {
+            None => Ok(()),
+            Some(module) => Err(failed(format!(
+                "it adapts {module}, which is not a linear layer of the base model in {} ({} \
+                 layers); {}",
+                self.folder.display(),
+                self.base.config().layers,
                 trained_on(adapter)
-            );
-            return Err(Error::bad_file(adapter.file().path(), reason));
+            ))),
         }
-        Ok(Self { folder: folder.to_owned(), base, dtype, tensors, unties })
+    }
+
+    /// Adds an unembedding of its own to a tied model.
+    pub(super) fn untie(&mut self) -> Result<()> {
+        let config = self.base.config();
+        if config.tied && !self.unties {
+            let shape = vec![config.vocab_size, config.hidden_size];
+            let (name, source) = (UNEMBEDDING.to_owned(), EMBEDDING.to_owned());
+            self.tensors.push(PlannedTensor::new(&self.base, name, source, shape, self.dtype)?);
+            self.unties = true;
+        }
+        Ok(())
+    }
+
+    /// Returns the size of all tensors in safetensors files, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.tensors.iter().map(PlannedTensor::bytes).sum()
     }
 
     /// Returns the folder of the base model.

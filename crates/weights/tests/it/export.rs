@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tinkex_weights::{
     AdapterExport, AdapterFile, DType, Error, ExportDType, ExportFormat, ExportedModel,
-    ModelFolder, NamedTensor, StoredAdapter, TensorFile, TensorSlice, write_tensors,
+    ModelFolder, NamedTensor, RemoteAdapter, StoredAdapter, TensorFile, TensorSlice, write_tensors,
 };
 
 use crate::golden::{MODELS, copy_of, folder};
@@ -218,6 +218,98 @@ fn a_peft_adapter_is_copied_unchanged_and_the_services_names_are_replaced() {
     assert_eq!(AdapterFile::load(&to).unwrap().pairs, AdapterFile::load(&adapter).unwrap().pairs);
 }
 
+/// Replaces one value of a tensor of a file.
+fn replace_value(path: &Path, tensor: &str, index: usize, value: f32) {
+    let file = TensorFile::open(path).unwrap();
+    let tensors: Vec<(String, Vec<usize>, Vec<f32>)> = file
+        .tensors()
+        .map(|stored| {
+            let mut values = stored.to_f32().unwrap();
+            if stored.name() == tensor {
+                values[index] = value;
+            }
+            (stored.name().to_owned(), stored.shape().to_vec(), values)
+        })
+        .collect();
+    let tensors: Vec<NamedTensor<'_>> = tensors
+        .iter()
+        .map(|(name, shape, values)| NamedTensor { name, shape, values: TensorSlice::F32(values) })
+        .collect();
+    write_tensors(path, &tensors, &[]).unwrap();
+}
+
+#[test]
+fn a_full_disk_is_found_before_anything_is_written() {
+    let (base, adapter) = (folder("qwen3"), folder("qwen3").join("adapter"));
+    let out = TempDir::new().unwrap();
+    let to = out.path().join("not/yet/there");
+    let export =
+        |free: u64| AdapterExport::new(&adapter, &to).base(&base).free_space(move |_| Some(free));
+    let needed = export(u64::MAX).prepare().unwrap().bytes();
+    let least = export(u64::MAX).check(None).unwrap();
+    assert!(least < needed, "the adapter unties the model: {least} {needed}");
+    let _ = export(needed).prepare().unwrap();
+    for error in
+        [export(needed - 1).prepare().unwrap_err(), export(least - 1).check(None).unwrap_err()]
+    {
+        let Error::NotEnoughSpace { path, shortage } = &error else { panic!("{error}") };
+        assert_eq!(
+            (path, shortage.available + 1, &*shortage.folder),
+            (&to, shortage.needed, out.path())
+        );
+        let message = error.to_string();
+        assert!(message.contains("not/yet/there: needs "), "{message}");
+        assert!(message.ends_with(&format!("free on {}", out.path().display())), "{message}");
+        assert_eq!(names_in(out.path()), Vec::<String>::new());
+    }
+    export(least).check(None).unwrap();
+    // With what a server tells about the adapter, its size and that of the unembedding count too.
+    let remote = RemoteAdapter { rank: 4, attention: true, mlp: true, unembedding: true };
+    let exported = export(u64::MAX).check(Some(&remote)).unwrap();
+    assert!(exported > least && exported < needed && needed - exported < 10_000);
+    let adapter = fs::metadata(adapter.join("adapter_model.safetensors")).unwrap().len();
+    let error = export(exported).check(Some(&remote)).unwrap_err();
+    let Error::NotEnoughSpace { shortage, .. } = &error else { panic!("{error}") };
+    let download = shortage.needed - exported;
+    assert!(download <= adapter / 2 && download > adapter / 3, "f32 of {adapter}: {download}");
+    export(shortage.needed).check(Some(&remote)).unwrap();
+    // Other formats have other sizes.
+    let peft = export(1).format(ExportFormat::Peft);
+    assert_eq!(peft.check(None).unwrap(), 0, "without the adapter, its size is not known");
+    assert!(matches!(peft.prepare(), Err(Error::NotEnoughSpace { .. })));
+}
+
+#[test]
+fn everything_but_the_adapter_is_checked_without_it() {
+    let base = folder("llama");
+    let out = TempDir::new().unwrap();
+    let to = out.path().join("a/merged");
+    let export = || AdapterExport::new("", &to);
+    let refused = |export: AdapterExport, expected: &str| {
+        let error = export.check(None).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(names_in(out.path()), Vec::<String>::new(), "{expected}");
+    };
+    refused(export().base(&base).dtype(ExportDType::Q8_0), "format hf cannot store q8_0");
+    refused(export().format(ExportFormat::Peft).dtype(ExportDType::F16), "convert it to f16");
+    refused(export(), "a/merged: format hf needs the folder of the base model");
+    refused(export().base(out.path().join("gone")), "gone/config.json");
+    refused(export().base(base.join("config.json")), "config.json is a file, expected");
+    refused(export().base(&base).format(ExportFormat::Gguf), "tokenizer.json");
+    let truncated = copy_of("llama");
+    let path = truncated.path().join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    refused(export().base(truncated.path()), "model.safetensors");
+    assert_eq!(export().base(&base).dtype(ExportDType::F16).check(None).unwrap() * 2, {
+        export().base(&base).dtype(ExportDType::F32).check(None).unwrap()
+    });
+    fs::create_dir_all(&to).unwrap();
+    let error = export().base(&base).check(None).unwrap_err();
+    assert!(matches!(error, Error::AlreadyExists { .. }), "{error}");
+    export().base(&base).replace(true).check(None).unwrap();
+}
+
 #[test]
 fn faults_are_found_before_anything_is_written() {
     let (base, adapter) = (folder("llama"), folder("llama").join("adapter"));
@@ -255,6 +347,16 @@ fn faults_are_found_before_anything_is_written() {
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
     refused(export().base(truncated.path()), "model.safetensors");
+
+    // The values of the adapter are read too.
+    let damaged = copy_of("llama/adapter");
+    let tensors = damaged.path().join("adapter_model.safetensors");
+    let name = "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight";
+    replace_value(&tensors, name, 5, f32::NAN);
+    refused(
+        AdapterExport::new(damaged.path(), &to).base(&base),
+        &format!("tensor {name} is NaN at index 5, expected finite weights"),
+    );
 
     fs::create_dir(&to).unwrap();
     fs::write(to.join("old"), "x").unwrap();
@@ -320,7 +422,7 @@ fn values_that_the_element_type_cannot_hold_are_refused_by_tensor() {
 fn a_cancelled_export_leaves_nothing() {
     let (base, adapter) = (folder("llama"), folder("llama").join("adapter"));
     let out = TempDir::new().unwrap();
-    let to = out.path().join("merged");
+    let to = out.path().join("a/b/merged");
     for limit in [0, 1000, 100_000] {
         let prepared = AdapterExport::new(&adapter, &to).base(&base).prepare().unwrap();
         let error = prepared.write(|now| match now.bytes >= limit {

@@ -193,18 +193,25 @@ pub struct SamplerInfo {
     /// tokenizer from the name of the base model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer_id: Option<String>,
+    /// Folder or GGUF file with the weights of the base model, on the machine of the server. Only
+    /// `tinkex` servers send it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_model_path: Option<String>,
 }
 
 impl SamplerInfo {
     /// Describes a sampling session of the base model itself.
     pub fn new(sampler_id: SamplerId, base_model: impl Into<String>) -> Self {
-        Self { sampler_id, base_model: base_model.into(), model_path: None, tokenizer_id: None }
+        let (model_path, tokenizer_id, base_model_path) = (None, None, None);
+        let base_model = base_model.into();
+        Self { sampler_id, base_model, model_path, tokenizer_id, base_model_path }
     }
 }
 
 setters!(SamplerInfo {
     model_path: Option<String>;
     tokenizer_id: Option<String>;
+    base_model_path: Option<String>;
 });
 
 json_response!(TrainingRunPage, TrainingRun, SamplerInfo);

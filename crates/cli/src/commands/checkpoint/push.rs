@@ -8,6 +8,7 @@ use clap_complete::ArgValueCandidates;
 use serde_json::{Map, Value, json};
 use tinkex::wire::WeightsInfo;
 use tinkex::{Commit, Hub, HubRepo, TinkerPath};
+use tinkex_files::NameFilter;
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
@@ -73,16 +74,13 @@ pub(super) async fn push(
     let folder = tempfile::tempdir()
         .map_err(|error| CommandError::file("create", "a temporary folder", &error))?;
     let files = folder.path().join("checkpoint");
-    let mut download = service.rest().download(path.clone(), &files);
-    for pattern in &args.allow_pattern {
-        download = download.include(pattern);
-    }
-    for pattern in &args.ignore_pattern {
-        download = download.exclude(pattern);
-    }
     context.notice(&format!("downloading {path}"));
-    let downloaded = download.await?;
-    if args.allow_pattern.is_empty() && args.ignore_pattern.is_empty() {
+    // The adapter is converted as a whole, so the patterns select only what is uploaded.
+    let downloaded = service.rest().download(path.clone(), &files).await?;
+    let filter =
+        NameFilter { include: args.allow_pattern.clone(), exclude: args.ignore_pattern.clone() };
+    let mut names = select(&filter, downloaded.files, path)?;
+    if filter.is_empty() {
         check_adapter(&files)?;
     }
 
@@ -99,8 +97,6 @@ pub(super) async fn push(
     if revision != "main" {
         repo.create_branch(&revision).await?;
     }
-    let mut names = downloaded.files;
-    names.retain(|name| name != MARKER || !args.allow_pattern.is_empty());
     if !args.no_model_card && !names.iter().any(|name| name == CARD) {
         let card = model_card(path, repo.id(), &info);
         repo.validate_model_card(&card).await?;
@@ -132,6 +128,25 @@ pub(super) async fn push(
         "pull_request_url": committed.pull_request_url,
     });
     context.table(&table, &json)
+}
+
+/// Returns the names of the files to upload. The marker file is uploaded only if a pattern asks for
+/// it.
+fn select(
+    filter: &NameFilter,
+    files: Vec<String>,
+    path: &TinkerPath,
+) -> Result<Vec<String>, CommandError> {
+    let count = files.len();
+    let is_selected =
+        |name: &String| filter.selects(name) && (name != MARKER || !filter.include.is_empty());
+    let names: Vec<String> = files.into_iter().filter(is_selected).collect();
+    if names.is_empty() && !filter.is_empty() {
+        let message = format!("no pattern selects any of the {count} files of {path}");
+        return Err(CommandError::new(Exit::NotFound, message)
+            .hint("Check --allow-pattern and --ignore-pattern."));
+    }
+    Ok(names)
 }
 
 /// Replaces the token of the hub client by the one in `--hf-token-file`, if it is given.
