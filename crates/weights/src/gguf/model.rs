@@ -38,8 +38,8 @@ impl GgufModel {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn new(file: GgufFile) -> Result<Self> {
-        let config = config::model_config(&file)?;
-        let mut model = Self { file, config, warnings: Vec::new() };
+        let (config, warnings) = config::model_config(&file)?;
+        let mut model = Self { file, config, warnings };
         model.check()?;
         Ok(model)
     }
