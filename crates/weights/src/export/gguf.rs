@@ -149,18 +149,16 @@ fn needs_more_bits(name: &str, layers: usize, is_tied: bool) -> bool {
 /// refuses files with others. Returns a description of the first problem.
 fn check_architecture(config: &ModelConfig) -> Result<(), String> {
     let name = config.architecture.model_type();
-    let has_biases = match config.architecture {
-        Architecture::Llama => false,
-        Architecture::Qwen2 => config.o_bias || config.mlp_bias,
-        Architecture::Qwen3 => config.qkv_bias || config.o_bias || config.mlp_bias,
-    };
-    if has_biases {
+    if config.architecture == Architecture::Llama {
+        return Ok(());
+    }
+    if config.o_bias || config.mlp_bias {
         return Err(format!(
             "attention_bias is true, but llama.cpp's {name} models have no such biases; choose \
              format hf"
         ));
     }
-    if config.architecture != Architecture::Llama && needs_factors(&config.rope.scaling) {
+    if needs_factors(&config.rope.scaling) {
         return Err(format!(
             "llama.cpp's {name} models cannot scale rotary frequencies as rope_type llama3 does; \
              choose format hf"

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tempfile::TempDir;
 use tinkex_weights::{Error, ModelFolder};
 
