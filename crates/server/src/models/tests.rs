@@ -11,6 +11,17 @@ fn revision(hub: &Path, model: &str, hash: &str, files: &[&str]) -> PathBuf {
     folder
 }
 
+fn find(
+    tokenizer_dir: &Path,
+    mapped: &[(String, PathBuf)],
+    hub_cache: Option<&Path>,
+) -> Result<BaseModels, StartError> {
+    let mut options = ServerOptions::new(tokenizer_dir);
+    options.models = mapped.to_vec();
+    options.hub_cache = hub_cache.map(Path::to_owned);
+    BaseModels::find(tokenizer_dir, &options)
+}
+
 const COMPLETE: &[&str] = &["config.json", "model.safetensors"];
 
 /// The limits of an upstream's model come from its `config.json` in the hub cache.
@@ -21,7 +32,7 @@ fn models_of_upstreams_have_the_limits_of_their_configuration() {
     revision(hub.path(), "models--org--remote", "aaa", &["config.json"]);
     std::fs::create_dir(hub.path().join("models--org--remote/refs")).unwrap();
     std::fs::write(hub.path().join("models--org--remote/refs/main"), "aaa").unwrap();
-    let models = BaseModels::find(hub.path(), &[], Some(hub.path())).unwrap();
+    let models = find(hub.path(), &[], Some(hub.path())).unwrap();
     models.add_upstream(&"a".into(), "org/remote", None);
     models.add_upstream(&"a".into(), "org/unknown", None);
     let limits = |name| {
@@ -51,7 +62,7 @@ fn hub_cache_models_are_found_by_repository_name() {
     std::fs::write(hub.path().join("version.txt"), "1").unwrap();
 
     let tokenizer = tempfile::tempdir().unwrap();
-    let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
+    let models = find(tokenizer.path(), &[], Some(hub.path())).unwrap();
     assert_eq!(models.names(), ["Qwen/Qwen3-0.6B", "plain", builtin::NAME]);
     assert_eq!(models.get("Qwen/Qwen3-0.6B").unwrap().folder, main);
     assert_eq!(models.get("plain").unwrap().folder, only);
@@ -60,10 +71,10 @@ fn hub_cache_models_are_found_by_repository_name() {
 
     // A mapped folder replaces a cached model of the same name.
     let mapped = [("Qwen/Qwen3-0.6B".to_owned(), only.clone())];
-    let models = BaseModels::find(tokenizer.path(), &mapped, Some(hub.path())).unwrap();
+    let models = find(tokenizer.path(), &mapped, Some(hub.path())).unwrap();
     assert_eq!(models.get("Qwen/Qwen3-0.6B").unwrap().folder, only);
     let missing = [("x".to_owned(), hub.path().join("missing"))];
-    let error = BaseModels::find(tokenizer.path(), &missing, None).unwrap_err();
+    let error = find(tokenizer.path(), &missing, None).unwrap_err();
     let message = error.to_string();
     assert!(message.starts_with("cannot use base model \"x\": cannot read "), "{message}");
     assert!(message.contains("missing/config.json: "), "{message}");
@@ -118,11 +129,11 @@ fn damaged_folders_are_refused_when_the_server_starts() {
         let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
         damage(&folder);
         let mapped = [("x".to_owned(), folder)];
-        let error = BaseModels::find(tokenizer.path(), &mapped, None).unwrap_err();
+        let error = find(tokenizer.path(), &mapped, None).unwrap_err();
         let message = error.to_string();
         assert!(message.starts_with("cannot use base model \"x\": "), "{message}");
         assert!(message.contains(want), "{message}");
-        let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
+        let models = find(tokenizer.path(), &[], Some(hub.path())).unwrap();
         assert!(models.get("org/x").is_none(), "{want}");
         if !want.ends_with("config.json") {
             assert!(models.unavailable_message("org/x").contains(want), "{want}");
@@ -136,7 +147,7 @@ fn a_missing_or_small_tokenizer_does_not_prevent_the_start() {
     let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
     let start = || {
         let mapped = [("x".to_owned(), folder.clone())];
-        let models = BaseModels::find(tokenizer.path(), &mapped, None).unwrap();
+        let models = find(tokenizer.path(), &mapped, None).unwrap();
         models.get("x").unwrap()
     };
     let error = start().vocabulary().unwrap_err();
@@ -152,6 +163,38 @@ fn end_of_sequence_tokens_of_the_generation_configuration_count() {
     let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
     let generation = r#"{"eos_token_id": [7, 2]}"#;
     std::fs::write(folder.join("generation_config.json"), generation).unwrap();
-    let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
+    let models = find(tokenizer.path(), &[], Some(hub.path())).unwrap();
     assert_eq!(models.get("org/x").unwrap().eos(), [2, 7]);
+}
+
+#[test]
+fn the_folder_of_a_tokenizer_must_have_one_and_its_model_must_exist() {
+    let (hub, tokenizer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
+    let given = tempfile::tempdir().unwrap();
+    let find = |name: &str| {
+        let mut options = ServerOptions::new(tokenizer.path())
+            .model("mapped", &folder)
+            .tokenizer(name, given.path());
+        options.hub_cache = Some(hub.path().to_owned());
+        BaseModels::find(tokenizer.path(), &options)
+    };
+    let error = find("mapped").unwrap_err();
+    let shown = given.path().display();
+    assert_eq!(
+        error.to_string(),
+        format!("cannot use a tokenizer for \"mapped\": {shown} has no tokenizer.json")
+    );
+    assert!(error.model_hint().unwrap().contains("--tokenizer mapped=FOLDER"));
+    std::fs::write(given.path().join("tokenizer.json"), builtin::TOKENIZER).unwrap();
+    for name in ["mapped", "org/x"] {
+        let models = find(name).unwrap();
+        assert_eq!(models.get(name).unwrap().folder, given.path());
+        let other = if name == "mapped" { "org/x" } else { "mapped" };
+        assert_eq!(models.get(other).unwrap().folder, folder);
+    }
+    let error = find("unknown").unwrap_err().to_string();
+    let want =
+        "cannot use a tokenizer for \"unknown\": no such base model; available: mapped, org/x";
+    assert_eq!(error, want);
 }
