@@ -154,7 +154,9 @@ fn hint(error: &StartError) -> Option<String> {
         StartError::InvalidOrigin(_) => {
             "Pass an origin such as --allow-origin http://localhost:3000.".to_owned()
         }
-        StartError::InvalidModel { .. } => return error.model_hint(),
+        StartError::InvalidModel { .. } | StartError::InvalidTokenizer { .. } => {
+            return error.model_hint();
+        }
         _ => return None,
     })
 }
