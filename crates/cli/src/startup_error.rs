@@ -141,7 +141,12 @@ mod tests {
                 source: ErrorKind::PermissionDenied.into(),
             },
             StartError::InvalidOrigin("*".to_owned()),
-            StartError::UnknownModel { name: "other".to_owned(), available: "a, b".to_owned() },
+            StartError::UnknownModel {
+                action: "quantize",
+                name: "other".to_owned(),
+                available: "a, b".to_owned(),
+            },
+            StartError::InvalidTokenizer { name: "a".to_owned(), folder: "/tokenizer".into() },
             StartError::DataDirInUse("/data".into()),
             StartError::MissingModel {
                 name: "Qwen/Qwen3-8B".to_owned(),

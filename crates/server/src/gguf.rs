@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use tinkex_text::files::{
+    CONFIG, SPECIAL, TEMPLATE, TIKTOKEN, TOKENIZER, has_chat_template, has_tokenizer,
+};
 use tinkex_weights::{Error, GgufModel, ModelConfig, write_file};
 
 /// Configuration and tokenizer of a GGUF file that the server offers as a base model.
@@ -14,45 +17,93 @@ pub(crate) struct GgufBase {
 
 /// Checks the GGUF file `path`, which is served as `name`.
 ///
-/// The tokenizer is that of `tokenizer.json` beside the file, if there is one. Otherwise the
-/// tokenizer of the file is written to a folder in `tokenizer_dir`, so that other programs can load
-/// it. If the tokenizer is not supported, a warning says so: only requests that contain text need
-/// it.
+/// The tokenizer is that of the folder `given`, or of `tokenizer.json` beside the file if there is
+/// one. Otherwise the tokenizer of the file is written to a folder in `tokenizer_dir`, so that other
+/// programs can load it. If the tokenizer is not supported, a warning says so: only requests that
+/// contain text need it. A folder without a chat template gets that of the file: a copy of its
+/// tokenizer in `tokenizer_dir` has both.
 ///
 /// # Errors
-/// As [`GgufModel::open`], and if the tokenizer cannot be written.
-pub(crate) fn open(name: &str, path: &Path, tokenizer_dir: &Path) -> Result<GgufBase, Error> {
+/// As [`GgufModel::open`], and if the tokenizer cannot be read or written.
+pub(crate) fn open(
+    name: &str,
+    path: &Path,
+    given: Option<&Path>,
+    tokenizer_dir: &Path,
+) -> Result<GgufBase, Error> {
     let model = GgufModel::open(path)?;
     let mut warnings = model.warnings().to_vec();
     let beside = path.parent().unwrap_or(Path::new(""));
-    let tokenizer = if beside.join("tokenizer.json").is_file() {
-        beside.to_owned()
-    } else {
-        let folder = tokenizer_dir.join("gguf").join(file_name(name));
-        match model.tokenizer_files() {
-            Ok(files) => {
-                std::fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
-                replace(&folder.join("tokenizer.json"), &files.tokenizer)?;
-                replace(&folder.join("tokenizer_config.json"), &files.config)?;
-            }
-            Err(error) => {
-                // An earlier file of this name may have left a tokenizer there.
-                let _ = std::fs::remove_dir_all(&folder);
-                warnings.push(format!("clients cannot use the tokenizer of {name}: {error}"));
+    let found = given.or_else(|| has_tokenizer(beside).then_some(beside));
+    let folder = tokenizer_dir.join("gguf").join(file_name(name));
+    let config = model.config().clone();
+    if let Some(found) = found {
+        // A malformed file is reported when the tokenizer is checked.
+        let needs_template = matches!(has_chat_template(found), Ok(false));
+        let Some(template) = model.chat_template().filter(|_| needs_template) else {
+            return Ok(GgufBase { config, tokenizer: found.to_owned(), warnings });
+        };
+        let mut files = vec![(TEMPLATE, template.as_bytes().to_vec())];
+        for name in COPIED {
+            let path = found.join(name);
+            if path.is_file() {
+                files.push((name, std::fs::read(&path).map_err(Error::io("read", &path))?));
             }
         }
-        folder
-    };
-    let tokenizer = std::path::absolute(&tokenizer).unwrap_or(tokenizer);
-    Ok(GgufBase { config: model.config().clone(), tokenizer, warnings })
+        fill(&folder, &files)?;
+    } else {
+        match model.tokenizer_files() {
+            Ok(files) => fill(
+                &folder,
+                &[(TOKENIZER, files.tokenizer.into_bytes()), (CONFIG, files.config.into_bytes())],
+            )?,
+            Err(error) => {
+                fill(&folder, &[])?;
+                warnings.push(format!(
+                    "clients cannot use the tokenizer of {name}: {error}; put tokenizer.json beside \
+                     the file, or pass the folder that has it to tinkex serve, as --tokenizer \
+                     {name}=FOLDER"
+                ));
+            }
+        }
+    }
+    Ok(GgufBase { config, tokenizer: folder, warnings })
 }
 
-/// Writes a file unless it already has this content.
-fn replace(path: &Path, text: &str) -> Result<(), Error> {
-    if std::fs::read(path).is_ok_and(|old| old == text.as_bytes()) {
-        return Ok(());
+/// Files of a tokenizer that are copied, if they exist.
+const COPIED: [&str; 8] = [
+    TOKENIZER,
+    TIKTOKEN,
+    CONFIG,
+    SPECIAL,
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+];
+
+/// Writes the files of a folder of `tokenizer_dir`, and removes those that an earlier start wrote
+/// for another tokenizer. Files that already have their content are not rewritten.
+fn fill(folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Error> {
+    std::fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+    for (name, content) in files {
+        let path = folder.join(name);
+        if !std::fs::read(&path).is_ok_and(|old| old == *content) {
+            write_file(&path, |out| out.write_all(content))?;
+        }
     }
-    write_file(path, |out| out.write_all(text.as_bytes()))
+    for name in COPIED.into_iter().chain([TEMPLATE]) {
+        if files.iter().all(|(other, _)| *other != name) {
+            let path = folder.join(name);
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Error::io("remove", &path)(error));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Returns a file name for a model name, distinct from those of other names: other bytes than

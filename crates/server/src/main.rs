@@ -33,6 +33,8 @@ Listening:
 
 Models:
   --model NAME=PATH        Serve a Hugging Face model folder or GGUF file under a name; repeatable
+  --tokenizer NAME=FOLDER  Read the tokenizer and chat template of a model from another folder;
+                           repeatable
   --hub-cache DIR          Serve the models of a Hugging Face hub cache [default: the user's cache]
   --no-hub-cache           Do not serve models of a hub cache
   --alias NAME=PATH        Serve a base model, tinker:// path or training run to inference requests
@@ -152,7 +154,9 @@ fn hint(error: &StartError) -> Option<String> {
         StartError::InvalidOrigin(_) => {
             "Pass an origin such as --allow-origin http://localhost:3000.".to_owned()
         }
-        StartError::InvalidModel { .. } => return error.model_hint(),
+        StartError::InvalidModel { .. } | StartError::InvalidTokenizer { .. } => {
+            return error.model_hint();
+        }
         _ => return None,
     })
 }
@@ -194,6 +198,12 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
                 let (model, path) =
                     text.split_once('=').ok_or_else(|| invalid(&text, "NAME=PATH"))?;
                 options = options.model(model, path);
+            }
+            "--tokenizer" => {
+                let text = value()?;
+                let (model, folder) =
+                    text.split_once('=').ok_or_else(|| invalid(&text, "NAME=FOLDER"))?;
+                options = options.tokenizer(model, folder);
             }
             "--alias" => {
                 let text = value()?;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Amount of memory in bytes, parsed from a number with a unit.
+/// Amount of memory or disk space in bytes, parsed from a number with a unit.
 ///
 /// Units are `B`, the decimal ones `KB`, `MB`, `GB` and `TB`, and the binary ones `KiB`, `MiB`,
 /// `GiB` and `TiB`, in any case. The number may have a fraction.
@@ -46,12 +46,12 @@ impl MemorySize {
     pub fn bytes(self) -> usize {
         self.0
     }
-}
 
-impl FromStr for MemorySize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    /// Parses a size, as `parse` does, without a minimum.
+    ///
+    /// # Errors
+    /// Returns what is expected instead.
+    pub fn parse_any(text: &str) -> Result<Self, String> {
         let expected = || "expected a size with a unit, such as 4GiB or 512MB".to_owned();
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(expected)?;
         let (number, unit) = text.split_at(end);
@@ -67,8 +67,18 @@ impl FromStr for MemorySize {
         )]
         match bytes as usize {
             usize::MAX => Err("the size is too large".to_owned()),
-            bytes if bytes < MIN_BYTES => Err("expected at least 1MiB".to_owned()),
             bytes => Ok(Self(bytes)),
+        }
+    }
+}
+
+impl FromStr for MemorySize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match Self::parse_any(text)? {
+            Self(bytes) if bytes < MIN_BYTES => Err("expected at least 1MiB".to_owned()),
+            size => Ok(size),
         }
     }
 }
@@ -113,6 +123,7 @@ mod tests {
         for text in ["0GiB", "1000KB"] {
             assert_eq!(error(text), "expected at least 1MiB", "{text}");
         }
+        assert_eq!(MemorySize::parse_any("1000KB"), Ok(MemorySize(1_000_000)));
         for text in ["99999999999TiB", &format!("{}GiB", "9".repeat(400))] {
             assert_eq!(error(text), "the size is too large", "{text}");
         }

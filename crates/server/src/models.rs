@@ -1,24 +1,32 @@
 //! Base models that the server offers, and where their files are.
 //!
-//! Configurations, the headers of the weights and tokenizers are checked here, when the server
-//! starts. The worker loads weights on first use. The models of an upstream are added when it first
-//! responds; of those, only the tokenizer is read here.
+//! Configurations and the headers of the weights are checked here, before the server starts;
+//! tokenizers and chat templates are checked by a thread while it serves. The worker loads weights
+//! on first use. The models of an upstream are added when it first responds; of those, only the
+//! tokenizer is read here.
+
+mod built_in;
+mod text_files;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use tinkex_engine::builtin;
-use tinkex_engine::tokenizer::Vocabulary;
 use tinkex_files::HubCache;
-use tinkex_text::Tokenizer;
-use tinkex_weights::{Error as FileError, ModelConfig, ModelFolder, write_file};
+use tinkex_text::files::has_tokenizer;
+use tinkex_weights::{Error as FileError, ModelConfig, ModelFolder};
 use tinkex_wire::SupportedModel;
 
 use crate::error::{ServerError, with_causes};
-use crate::inference::ChatModel;
+use crate::options::ServerOptions;
 use crate::start_error::StartError;
 use crate::{gguf, log};
+
+use text_files::TextFiles;
+
+pub use built_in::{write_built_in_model, write_tokenizer};
+pub(crate) use text_files::check_text_files;
 
 /// Base models of the server, by name.
 #[derive(Debug, Default)]
@@ -35,10 +43,11 @@ pub(crate) struct BaseModels {
 #[derive(Debug)]
 pub(crate) struct BaseModel {
     pub(crate) name: String,
-    /// Folder of its tokenizer, and of its other files unless they are a GGUF file.
+    /// Folder of its tokenizer. It is also that of its other files, unless they are a GGUF file or
+    /// the folder of the tokenizer was given.
     pub(crate) folder: PathBuf,
     pub(crate) source: ModelSource,
-    on_first_use: LazyFiles,
+    text_files: TextFiles,
 }
 
 /// What computes with a base model.
@@ -72,35 +81,31 @@ pub(crate) struct UpstreamModel {
     config: Option<ModelConfig>,
 }
 
-/// Files of a base model that are read on first use.
-#[derive(Debug, Default)]
-struct LazyFiles {
-    vocabulary: OnceLock<Result<Arc<Vocabulary>, String>>,
-    tokenizer: OnceLock<Option<Tokenizer>>,
-    chat: OnceLock<Result<ChatModel, String>>,
-}
-
 impl BaseModels {
-    /// Finds the built-in model, the models of a hub cache and the models of `mapped` (name, and
-    /// folder or GGUF file); later ones replace earlier ones of the same name. Writes the
+    /// Finds the built-in model, the models of the hub cache and those of
+    /// [`ServerOptions::models`]; later ones replace earlier ones of the same name. Writes the
     /// tokenizers of the built-in model and of GGUF files to `tokenizer_dir`, so that other
     /// programs can load them.
     ///
     /// # Errors
-    /// [`StartError::InvalidModel`] if a mapped folder or file cannot be used. A model in the hub
-    /// cache that cannot be used is skipped and logged.
-    pub(crate) fn find(
-        tokenizer_dir: &Path,
-        mapped: &[(String, PathBuf)],
-        hub_cache: Option<&Path>,
-    ) -> Result<Self, StartError> {
+    /// - [`StartError::InvalidModel`] if a folder or file of [`ServerOptions::models`] cannot be
+    ///   used. A model in the hub cache that cannot be used is skipped and logged.
+    /// - [`StartError::InvalidTokenizer`] if a folder of [`ServerOptions::tokenizers`] has no
+    ///   tokenizer, [`StartError::UnknownModel`] if its model does not exist.
+    pub(crate) fn find(tokenizer_dir: &Path, options: &ServerOptions) -> Result<Self, StartError> {
         let mut usable = BTreeMap::new();
         let mut skipped = BTreeMap::new();
-        let built_in = BaseModel::built_in(tokenizer_dir)
-            .map_err(|error| StartError::invalid_model(builtin::NAME, tokenizer_dir, error))?;
-        usable.insert(builtin::NAME.to_owned(), Arc::new(built_in));
+        for (name, folder) in &options.tokenizers {
+            if !has_tokenizer(folder) {
+                return Err(StartError::invalid_tokenizer(name, folder));
+            }
+        }
+        let read = |name: &str, path: &Path| {
+            BaseModel::read(name, path, options.tokenizer_of(name), tokenizer_dir)
+        };
+        let hub_cache = options.hub_cache.as_deref();
         for (name, folder) in hub_cache.map(hub_cache_models).unwrap_or_default() {
-            match BaseModel::read(&name, &folder, tokenizer_dir) {
+            match read(&name, &folder) {
                 Ok(model) => {
                     usable.insert(name, Arc::new(model));
                 }
@@ -122,15 +127,30 @@ impl BaseModels {
                 }
             }
         }
-        for (name, path) in mapped {
-            let model = BaseModel::read(name, path, tokenizer_dir)
+        for (name, path) in &options.models {
+            let model = read(name, path)
                 .map_err(|error| StartError::invalid_model(name, path, error.into()))?;
-            model.check_tokenizer();
             usable.insert(name.clone(), Arc::new(model));
         }
-        let mapped = mapped.iter().map(|(name, _)| name.clone()).collect();
+        for (name, _) in &options.tokenizers {
+            if !usable.contains_key(name) {
+                let available = usable.keys().cloned().collect::<Vec<_>>().join(", ");
+                return Err(StartError::unknown_model("use a tokenizer for", name, available));
+            }
+        }
+        let built_in = BaseModel::built_in(tokenizer_dir)
+            .map_err(|error| StartError::invalid_model(builtin::NAME, tokenizer_dir, error))?;
+        usable.entry(builtin::NAME.to_owned()).or_insert_with(|| Arc::new(built_in));
+        let mapped = options.models.iter().map(|(name, _)| name.clone()).collect();
         let hub_cache = hub_cache.map(Path::to_owned);
         Ok(Self { usable: RwLock::new(usable), skipped, mapped, hub_cache })
+    }
+
+    /// Returns the models of the engine.
+    pub(crate) fn of_engine(&self) -> Vec<Arc<BaseModel>> {
+        let usable = self.usable();
+        let is_engine = |model: &&Arc<BaseModel>| matches!(model.source, ModelSource::Engine(_));
+        usable.values().filter(is_engine).cloned().collect()
     }
 
     fn usable(&self) -> RwLockReadGuard<'_, BTreeMap<String, Arc<BaseModel>>> {
@@ -162,7 +182,7 @@ impl BaseModels {
         upstreams.push(Arc::clone(upstream));
         let source = ModelSource::Upstream(UpstreamModel { upstreams, context, config });
         let model =
-            BaseModel { name: name.to_owned(), folder, source, on_first_use: LazyFiles::default() };
+            BaseModel { name: name.to_owned(), folder, source, text_files: TextFiles::default() };
         usable.insert(name.to_owned(), Arc::new(model));
     }
 
@@ -219,8 +239,7 @@ impl BaseModels {
         if self.usable().contains_key(name) {
             return Ok(());
         }
-        let available = self.names().join(", ");
-        Err(StartError::UnknownModel { name: name.to_owned(), available })
+        Err(StartError::unknown_model("quantize", name, self.names().join(", ")))
     }
 
     /// Returns the error message for a base model that this server does not have.
@@ -261,15 +280,23 @@ impl BaseModels {
 }
 
 impl BaseModel {
-    /// Checks the folder or GGUF file of a model and logs what is unusual about it.
-    fn read(name: &str, path: &Path, tokenizer_dir: &Path) -> Result<Self, FileError> {
-        let weights = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    /// Checks the folder or GGUF file of a model and logs what is unusual about it. `tokenizer` is
+    /// the folder of its tokenizer, if it was given.
+    fn read(
+        name: &str,
+        path: &Path,
+        tokenizer: Option<&Path>,
+        tokenizer_dir: &Path,
+    ) -> Result<Self, FileError> {
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let weights = absolute(path);
         let (config, warnings, folder) = if path.is_file() {
-            let file = gguf::open(name, path, tokenizer_dir)?;
-            (file.config, file.warnings, file.tokenizer)
+            let file = gguf::open(name, path, tokenizer, tokenizer_dir)?;
+            (file.config, file.warnings, absolute(&file.tokenizer))
         } else {
             let files = ModelFolder::inspect(path)?;
-            (files.config().clone(), files.warnings().to_vec(), weights.clone())
+            let folder = tokenizer.map_or_else(|| weights.clone(), absolute);
+            (files.config().clone(), files.warnings().to_vec(), folder)
         };
         warnings.iter().for_each(|warning| warn(name, warning));
         let engine = EngineModel { weights, built_in: false, config, warnings };
@@ -278,7 +305,7 @@ impl BaseModel {
 
     fn of_engine(name: String, folder: PathBuf, engine: EngineModel) -> Self {
         let source = ModelSource::Engine(engine);
-        Self { name, folder, source, on_first_use: LazyFiles::default() }
+        Self { name, folder, source, text_files: TextFiles::default() }
     }
 
     /// Returns the configuration, if it is known. It is known for every model of the engine.
@@ -314,25 +341,6 @@ impl BaseModel {
         self.config().map_or(&[], |config| &config.eos)
     }
 
-    /// Logs a warning if the tokenizer cannot be read, or has tokens that the model does not have.
-    fn check_tokenizer(&self) {
-        let consequence = "requests with stop strings are rejected";
-        match self.vocabulary() {
-            Err(error) => warn(&self.name, &format!("{error}; {consequence}")),
-            Ok(vocabulary) if vocabulary.len() > self.vocab_size() => {
-                let message = format!(
-                    "{} has {} tokens, but the model has {size}; requests with the tokens from \
-                     {size} on are rejected",
-                    self.folder.join("tokenizer.json").display(),
-                    vocabulary.len(),
-                    size = self.vocab_size(),
-                );
-                warn(&self.name, &message);
-            }
-            Ok(_) => {}
-        }
-    }
-
     fn built_in(tokenizer_dir: &Path) -> Result<Self, tinkex_engine::Error> {
         let folder =
             std::path::absolute(tokenizer_dir).unwrap_or_else(|_| tokenizer_dir.to_owned());
@@ -342,16 +350,6 @@ impl BaseModel {
         Ok(Self::of_engine(builtin::NAME.to_owned(), folder, engine))
     }
 
-    /// Returns the identifier for tokenizer libraries: the folder if it has a tokenizer, so that
-    /// no download is needed, and the model's name otherwise.
-    pub(crate) fn tokenizer_id(&self) -> String {
-        if self.folder.join("tokenizer.json").is_file() {
-            self.folder.to_string_lossy().into_owned()
-        } else {
-            self.name.clone()
-        }
-    }
-
     /// Returns the folder or GGUF file of the weights, if they are on this machine.
     pub(crate) fn weights_path(&self) -> Option<&Path> {
         match &self.source {
@@ -359,93 +357,11 @@ impl BaseModel {
             ModelSource::Engine(_) | ModelSource::Upstream(_) => None,
         }
     }
-
-    /// Returns the tokenizer if it is in memory, or that there is none; `None` if it was not read
-    /// yet.
-    pub(crate) fn loaded_tokenizer(&self) -> Option<Option<Tokenizer>> {
-        self.on_first_use.tokenizer.get().cloned()
-    }
-
-    /// Returns the tokenizer, read on first use, which blocks. If it cannot be read, logs the reason
-    /// once and returns `None`.
-    pub(crate) fn tokenizer(&self) -> Option<Tokenizer> {
-        let read = || {
-            let tokenizer = Tokenizer::from_folder(&self.folder);
-            let tokenizer = tokenizer.map_err(|error| {
-                let consequence = "inference requests must send token ids and receive no text";
-                warn(&self.name, &format!("{error}; {consequence}"));
-            });
-            tokenizer.ok()
-        };
-        self.on_first_use.tokenizer.get_or_init(read).clone()
-    }
-
-    /// Returns the chat template or the reason why it cannot be used, if it has been read; `None`
-    /// if it has not been read yet.
-    pub(crate) fn loaded_chat(&self) -> Option<Result<ChatModel, String>> {
-        self.on_first_use.chat.get().cloned()
-    }
-
-    /// Returns the chat template, read on first use, which blocks. The error is the reason why it
-    /// cannot be used.
-    pub(crate) fn chat(&self) -> Result<ChatModel, String> {
-        self.on_first_use.chat.get_or_init(|| ChatModel::read(self)).clone()
-    }
-
-    /// Returns the vocabulary, read on first use.
-    pub(crate) fn vocabulary(&self) -> Result<Arc<Vocabulary>, String> {
-        let path = self.folder.join("tokenizer.json");
-        let read = || match Vocabulary::read(path) {
-            Ok(vocabulary) => Ok(Arc::new(vocabulary)),
-            Err(error) => Err(with_causes(&error)),
-        };
-        self.on_first_use.vocabulary.get_or_init(read).clone()
-    }
 }
 
 /// Logs a warning about the files of a base model.
 pub(crate) fn warn(base_model: &str, message: &str) {
     tracing::warn!(target: log::MODEL, base_model, "{message}");
-}
-
-/// `tokenizer_config.json` of the built-in model.
-const TOKENIZER_CONFIG: &str = r#"{
-  "tokenizer_class": "PreTrainedTokenizerFast",
-  "eos_token": "<|im_end|>",
-  "pad_token": "<|endoftext|>",
-  "model_max_length": 2048,
-  "chat_template": "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
-}
-"#;
-
-/// Writes the tokenizer files of the built-in model to `folder`, in the layout of Hugging Face
-/// tokenizer libraries. Files that already have this content are not rewritten.
-///
-/// # Errors
-/// Fails if a file cannot be written.
-pub fn write_tokenizer(folder: &Path) -> Result<(), tinkex_engine::Error> {
-    let files: [(&str, &[u8]); 3] = [
-        ("config.json", builtin::CONFIG),
-        ("tokenizer.json", builtin::TOKENIZER),
-        ("tokenizer_config.json", TOKENIZER_CONFIG.as_bytes()),
-    ];
-    for (name, content) in files {
-        let path = folder.join(name);
-        if std::fs::read(&path).ok().as_deref() != Some(content) {
-            write_file(&path, |out| out.write_all(content))?;
-        }
-    }
-    Ok(())
-}
-
-/// Writes the files of the built-in model to `folder`, in the layout of Hugging Face model folders.
-///
-/// # Errors
-/// Fails if a file cannot be written.
-pub fn write_built_in_model(folder: &Path) -> Result<(), tinkex_engine::Error> {
-    write_tokenizer(folder)?;
-    let path = folder.join("model.safetensors");
-    Ok(write_file(&path, |out| out.write_all(builtin::WEIGHTS))?)
 }
 
 /// Lists the models in a hub cache with the folder of their files. Repositories without weights are
@@ -456,170 +372,4 @@ fn hub_cache_models(hub: &Path) -> Vec<(String, PathBuf)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Creates a revision of a model in a hub cache with the given files of the golden model.
-    fn revision(hub: &Path, model: &str, hash: &str, files: &[&str]) -> PathBuf {
-        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3");
-        let folder = hub.join(model).join("snapshots").join(hash);
-        std::fs::create_dir_all(&folder).unwrap();
-        for file in files {
-            std::fs::copy(golden.join(file), folder.join(file)).unwrap();
-        }
-        folder
-    }
-
-    const COMPLETE: &[&str] = &["config.json", "model.safetensors"];
-
-    /// The limits of an upstream's model come from its `config.json` in the hub cache.
-    #[cfg(feature = "upstream")]
-    #[test]
-    fn models_of_upstreams_have_the_limits_of_their_configuration() {
-        let hub = tempfile::tempdir().unwrap();
-        revision(hub.path(), "models--org--remote", "aaa", &["config.json"]);
-        std::fs::create_dir(hub.path().join("models--org--remote/refs")).unwrap();
-        std::fs::write(hub.path().join("models--org--remote/refs/main"), "aaa").unwrap();
-        let models = BaseModels::find(hub.path(), &[], Some(hub.path())).unwrap();
-        models.add_upstream(&"a".into(), "org/remote", None);
-        models.add_upstream(&"a".into(), "org/unknown", None);
-        let limits = |name| {
-            let model = models.get(name).unwrap();
-            (model.vocab_size(), model.known_context())
-        };
-        let config = ModelConfig::read(
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3/config.json"),
-        )
-        .unwrap();
-        assert_eq!(limits("org/remote"), (config.vocab_size, Some(config.max_positions)));
-        assert_eq!(limits("org/unknown"), (usize::MAX, None));
-    }
-
-    #[test]
-    fn hub_cache_models_are_found_by_repository_name() {
-        let hub = tempfile::tempdir().unwrap();
-        let main = revision(hub.path(), "models--Qwen--Qwen3-0.6B", "aaa", COMPLETE);
-        revision(hub.path(), "models--Qwen--Qwen3-0.6B", "bbb", COMPLETE);
-        std::fs::create_dir(hub.path().join("models--Qwen--Qwen3-0.6B/refs")).unwrap();
-        std::fs::write(hub.path().join("models--Qwen--Qwen3-0.6B/refs/main"), "aaa\n").unwrap();
-        let only = revision(hub.path(), "models--plain", "ccc", COMPLETE);
-        revision(hub.path(), "models--org--tokenizer-only", "ddd", &["config.json"]);
-        let unknown = revision(hub.path(), "models--org--unknown", "eee", COMPLETE);
-        std::fs::write(unknown.join("config.json"), "{\"model_type\": \"unknown\"}").unwrap();
-        std::fs::create_dir(hub.path().join(".locks")).unwrap();
-        std::fs::write(hub.path().join("version.txt"), "1").unwrap();
-
-        let tokenizer = tempfile::tempdir().unwrap();
-        let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
-        assert_eq!(models.names(), ["Qwen/Qwen3-0.6B", "plain", builtin::NAME]);
-        assert_eq!(models.get("Qwen/Qwen3-0.6B").unwrap().folder, main);
-        assert_eq!(models.get("plain").unwrap().folder, only);
-        let message = models.unavailable_message("org/unknown");
-        assert!(message.contains("architecture \"unknown\" is not supported"), "{message}");
-
-        // A mapped folder replaces a cached model of the same name.
-        let mapped = [("Qwen/Qwen3-0.6B".to_owned(), only.clone())];
-        let models = BaseModels::find(tokenizer.path(), &mapped, Some(hub.path())).unwrap();
-        assert_eq!(models.get("Qwen/Qwen3-0.6B").unwrap().folder, only);
-        let missing = [("x".to_owned(), hub.path().join("missing"))];
-        let error = BaseModels::find(tokenizer.path(), &missing, None).unwrap_err();
-        let message = error.to_string();
-        assert!(message.starts_with("cannot use base model \"x\": cannot read "), "{message}");
-        assert!(message.contains("missing/config.json: "), "{message}");
-    }
-
-    /// Whatever the headers of the files tell is checked before the server starts, with the name of
-    /// the part at fault. In the hub cache, the model is skipped.
-    #[test]
-    fn damaged_folders_are_refused_when_the_server_starts() {
-        type Damage = fn(&Path);
-        fn edit(folder: &Path, file: &str, from: &str, to: &str) {
-            let text = std::fs::read_to_string(folder.join(file)).unwrap();
-            assert!(text.contains(from), "{file} contains {from}");
-            std::fs::write(folder.join(file), text.replace(from, to)).unwrap();
-        }
-        let cases: [(Damage, &str); 8] = [
-            (|f| std::fs::remove_file(f.join("config.json")).unwrap(), "config.json"),
-            (
-                |f| edit(f, "config.json", "Qwen3ForCausalLM", "GPT2LMHeadModel"),
-                "\"GPT2LMHeadModel\"",
-            ),
-            (|f| edit(f, "config.json", "\"vocab_size\"", "\"size\""), "vocab_size is missing"),
-            (
-                |f| edit(f, "config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"),
-                "tensor model.layers.2.input_layernorm.weight is missing",
-            ),
-            (
-                |f| {
-                    edit(
-                        f,
-                        "config.json",
-                        "\"intermediate_size\": 64",
-                        "\"intermediate_size\": 65",
-                    );
-                },
-                "tensor model.layers.0.mlp.gate_proj.weight has shape",
-            ),
-            (
-                |f| {
-                    let path = f.join("model.safetensors");
-                    let bytes = std::fs::read(&path).unwrap();
-                    std::fs::write(path, &bytes[..bytes.len() - 4]).unwrap();
-                },
-                "model.safetensors: the header describes",
-            ),
-            (
-                |f| {
-                    std::fs::remove_file(f.join("model.safetensors")).unwrap();
-                    std::fs::write(f.join("model.safetensors.index.json"), "{}").unwrap();
-                },
-                "not an index of tensor files: missing field `weight_map`",
-            ),
-            (
-                |f| std::fs::write(f.join("generation_config.json"), "{").unwrap(),
-                "generation_config.json: not a generation configuration",
-            ),
-        ];
-        for (damage, want) in cases {
-            let (hub, tokenizer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-            let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
-            damage(&folder);
-            let mapped = [("x".to_owned(), folder)];
-            let error = BaseModels::find(tokenizer.path(), &mapped, None).unwrap_err();
-            let message = error.to_string();
-            assert!(message.starts_with("cannot use base model \"x\": "), "{message}");
-            assert!(message.contains(want), "{message}");
-            let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
-            assert!(models.get("org/x").is_none(), "{want}");
-            if !want.ends_with("config.json") {
-                assert!(models.unavailable_message("org/x").contains(want), "{want}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_missing_or_small_tokenizer_does_not_prevent_the_start() {
-        let (hub, tokenizer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
-        let start = || {
-            let mapped = [("x".to_owned(), folder.clone())];
-            let models = BaseModels::find(tokenizer.path(), &mapped, None).unwrap();
-            models.get("x").unwrap()
-        };
-        let error = start().vocabulary().unwrap_err();
-        assert!(error.contains("tokenizer.json: "), "{error}");
-        std::fs::write(folder.join("tokenizer.json"), builtin::TOKENIZER).unwrap();
-        let model = start();
-        assert!(model.vocabulary().unwrap().len() > model.vocab_size());
-    }
-
-    #[test]
-    fn end_of_sequence_tokens_of_the_generation_configuration_count() {
-        let (hub, tokenizer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
-        let generation = r#"{"eos_token_id": [7, 2]}"#;
-        std::fs::write(folder.join("generation_config.json"), generation).unwrap();
-        let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
-        assert_eq!(models.get("org/x").unwrap().eos(), [2, 7]);
-    }
-}
+mod tests;

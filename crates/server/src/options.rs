@@ -39,6 +39,11 @@ pub struct ServerOptions {
     pub create_api_key: bool,
     /// Base models to serve: name, and Hugging Face model folder or GGUF file.
     pub models: Vec<(String, PathBuf)>,
+    /// Folders with the tokenizers and chat templates of single models: name of a model of
+    /// [`models`](Self::models) or of the hub cache, and folder (default none). Otherwise, the folder
+    /// of a model has its tokenizer, or the GGUF file. If the folder has no chat template, that of
+    /// the GGUF file is used.
+    pub tokenizers: Vec<(String, PathBuf)>,
     /// Further names of models for inference requests: alias, and the base model, `tinker://` path
     /// or training run that it stands for.
     pub aliases: Vec<(String, String)>,
@@ -229,6 +234,7 @@ impl ServerOptions {
             api_key: None,
             create_api_key: false,
             models: Vec::new(),
+            tokenizers: Vec::new(),
             aliases: Vec::new(),
             allow_origins: Vec::new(),
             hub_cache: None,
@@ -266,6 +272,19 @@ impl ServerOptions {
     pub fn model(mut self, name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         self.models.push((name.into(), path.into()));
         self
+    }
+
+    /// Uses the tokenizer in `folder` for the model `name`; see [`tokenizers`](Self::tokenizers).
+    #[must_use]
+    pub fn tokenizer(mut self, name: impl Into<String>, folder: impl Into<PathBuf>) -> Self {
+        self.tokenizers.push((name.into(), folder.into()));
+        self
+    }
+
+    /// Returns the folder of the tokenizer that was given for a model.
+    pub(crate) fn tokenizer_of(&self, model: &str) -> Option<&Path> {
+        let given = self.tokenizers.iter().rev().find(|(name, _)| name == model);
+        given.map(|(_, folder)| folder.as_path())
     }
 
     /// Quantizes frozen weights according to `rule`, the value of a command-line option.

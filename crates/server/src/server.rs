@@ -18,7 +18,7 @@ use crate::expiry;
 use crate::file_limit;
 use crate::inference::NamedModel;
 use crate::log;
-use crate::models::BaseModels;
+use crate::models::{BaseModels, check_text_files};
 use crate::options::{DropUndone, ServerOptions};
 use crate::queue::Queue;
 use crate::random::RandomSource;
@@ -114,6 +114,7 @@ impl Server {
         let address =
             listener.local_addr().map_err(StartError::io(StartAction::Listen, address))?;
         let handles = opened.start().await?;
+        check_text_files(&handles.state);
         let (stop, stopped) = watch::channel(false);
         let state = Arc::clone(&handles.state);
         let accept_task = task::spawn(accept_connections(listener, state, stopped));
@@ -216,8 +217,7 @@ impl OpenedServer {
         let tokenizer_dir = data_dir.join("tokenizer");
         std::fs::create_dir_all(&tokenizer_dir)
             .map_err(StartError::io(StartAction::Create, tokenizer_dir.display()))?;
-        let hub_cache = options.hub_cache.as_deref();
-        let models = BaseModels::find(&tokenizer_dir, &options.models, hub_cache)?;
+        let models = BaseModels::find(&tokenizer_dir, &options)?;
         let store = Store::open(&data_dir, options.limits.result_bytes, &executor, clocks)
             .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
         check_needed_backends(&options, &store, &models)?;

@@ -79,13 +79,23 @@ pub enum StartError {
     /// The base URL or the key of an upstream is invalid.
     #[error("cannot use an upstream: {0}")]
     InvalidUpstream(String),
-    /// A model of [`ServerOptions::quantize_models`] is not served.
-    #[error("cannot quantize {name:?}: no such base model; available: {available}")]
+    /// A model of [`ServerOptions::quantize_models`] or [`ServerOptions::tokenizers`] is not served.
+    #[error("cannot {action} {name:?}: no such base model; available: {available}")]
     UnknownModel {
+        /// What an option asks for, for the message.
+        action: &'static str,
         /// Name of the model.
         name: String,
         /// Names of the served models, for the message.
         available: String,
+    },
+    /// A folder of [`ServerOptions::tokenizers`] has no tokenizer.
+    #[error("cannot use a tokenizer for {name:?}: {} has no tokenizer.json", folder.display())]
+    InvalidTokenizer {
+        /// Name of the base model.
+        name: String,
+        /// The folder.
+        folder: PathBuf,
     },
     /// The files of a base model are missing, damaged or not supported.
     #[error("cannot use base model {name:?}: {}", with_causes(&**error))]
@@ -148,6 +158,14 @@ impl StartError {
         }
     }
 
+    pub(crate) fn unknown_model(action: &'static str, name: &str, available: String) -> Self {
+        Self::UnknownModel { action, name: name.to_owned(), available }
+    }
+
+    pub(crate) fn invalid_tokenizer(name: &str, folder: &Path) -> Self {
+        Self::InvalidTokenizer { name: name.to_owned(), folder: folder.to_owned() }
+    }
+
     /// Returns what the user can do about [`ApiKeyFile`](Self::ApiKeyFile), one sentence; `None`
     /// for other errors.
     #[must_use]
@@ -166,10 +184,15 @@ impl StartError {
         })
     }
 
-    /// Returns what the user can do about [`InvalidModel`](Self::InvalidModel), one sentence;
-    /// `None` for other errors.
+    /// Returns what the user can do about [`InvalidModel`](Self::InvalidModel) and
+    /// [`InvalidTokenizer`](Self::InvalidTokenizer), one sentence; `None` for other errors.
     #[must_use]
     pub fn model_hint(&self) -> Option<String> {
+        if let Self::InvalidTokenizer { name, .. } = self {
+            return Some(format!(
+                "Pass the folder that contains tokenizer.json: --tokenizer {name}=FOLDER."
+            ));
+        }
         let Self::InvalidModel { folder: path, error, .. } = self else { return None };
         let shown = path.display();
         Some(match &**error {

@@ -74,6 +74,8 @@ impl ModelFolder {
         let mut config = ModelConfig::read(path.join("config.json"))?;
         let mut warnings = Vec::new();
         config.eos = all_eos(path, &config, &mut warnings)?;
+        let bos = config.bos.into_iter().collect();
+        config.bos = known_tokens(path, "bos_token_id", bos, &config, &mut warnings).pop();
         let files = tensor_files(path)?;
         let mut locations = BTreeMap::new();
         for (i, file) in files.iter().enumerate() {
@@ -234,16 +236,28 @@ fn all_eos(folder: &Path, config: &ModelConfig, warnings: &mut Vec<String>) -> R
             }
         }
     }
+    Ok(known_tokens(folder, "eos_token_id", eos, config, warnings))
+}
+
+/// Removes the tokens that the model does not have, with a warning for each. `field` is the name of
+/// the setting that has the tokens.
+fn known_tokens(
+    folder: &Path,
+    field: &str,
+    mut ids: Vec<u32>,
+    config: &ModelConfig,
+    warnings: &mut Vec<String>,
+) -> Vec<u32> {
     let vocab = config.vocab_size;
-    eos.retain(|id| {
+    ids.retain(|id| {
         let known = (*id as usize) < vocab;
         if !known {
             warnings.push(format!(
-                "{} has the eos_token_id {id}, but the model has {vocab} tokens; it is ignored",
+                "{} has the {field} {id}, but the model has {vocab} tokens; it is ignored",
                 folder.display()
             ));
         }
         known
     });
-    Ok(eos)
+    ids
 }

@@ -154,6 +154,11 @@ const OTHER_VARIANTS: [&str; 16] = [
     "use_rslora",
 ];
 
+/// Values of `init_lora_weights` with which `peft` changes the weights of the base model, by their
+/// beginnings. The saved adapter fits only the changed base model. Other values, such as `eva`,
+/// `gaussian` and `orthogonal`, concern the start of the training alone.
+const BASE_CHANGING_INITS: [&str; 5] = ["pissa", "corda", "olora", "lora_ga", "loftq"];
+
 impl RawPeftConfig {
     /// Checks that the adapter is a plain LoRA adapter. Returns a description of the first problem.
     fn validate(self) -> Result<PeftConfig, String> {
@@ -167,6 +172,9 @@ impl RawPeftConfig {
             if self.rest.get(name).is_some_and(is_enabled) {
                 return Err(format!("{name} is set; only plain LoRA is supported"));
             }
+        }
+        if let Some(name) = self.rest.get("init_lora_weights").and_then(Value::as_str) {
+            check_init(name)?;
         }
         let rank = match usize::try_from(self.r) {
             Ok(rank @ 1..=65_536) => rank,
@@ -185,6 +193,26 @@ impl RawPeftConfig {
         let base_model = self.base_model_name_or_path.unwrap_or_default();
         Ok(PeftConfig { rank, alpha: self.lora_alpha, base_model, target_modules })
     }
+}
+
+/// Checks that the initialization `name` leaves the base model as it is.
+fn check_init(name: &str) -> Result<(), String> {
+    let lower = name.to_lowercase();
+    let Some(init) = BASE_CHANGING_INITS.iter().find(|init| lower.starts_with(**init)) else {
+        return Ok(());
+    };
+    let advice = match *init {
+        // The base model is quantized too, so the difference is not a LoRA adapter.
+        "loftq" => "merge it into that base model with merge_and_unload of peft",
+        _ => {
+            "convert it to plain LoRA with save_pretrained(..., \
+             path_initial_model_for_weight_conversion=...) of peft"
+        }
+    };
+    Err(format!(
+        "init_lora_weights {name:?} changes the weights of the base model, and the adapter fits \
+         only the changed ones; {advice}"
+    ))
 }
 
 /// Returns whether a setting is enabled: not null, not false, and not empty.

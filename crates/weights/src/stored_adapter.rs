@@ -147,14 +147,14 @@ impl StoredAdapter {
         Ok(pairs)
     }
 
-    /// Checks that every value is finite. Reads one matrix at a time.
+    /// Checks that every value is finite. Reads a part of one matrix at a time.
     ///
     /// # Errors
     /// As [`read_pairs`](Self::read_pairs).
     pub fn check_finite(&self) -> Result<()> {
         for pair in self.modules().filter_map(|module| self.pair(module)) {
-            finite(pair.a)?;
-            finite(pair.b)?;
+            pair.a.check_all_finite()?;
+            pair.b.check_all_finite()?;
         }
         Ok(())
     }

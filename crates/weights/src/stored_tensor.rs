@@ -312,6 +312,24 @@ impl<'a> StoredTensor<'a> {
         Err(Error::bad_file(self.path, reason))
     }
 
+    /// Checks that all elements are finite. Reads a part of the tensor at a time.
+    ///
+    /// # Errors
+    /// As [`check_finite`](Self::check_finite) and [`read_f32`](Self::read_f32).
+    pub fn check_all_finite(&self) -> Result<()> {
+        /// Number of elements that are checked at a time; whole blocks of every format.
+        const COUNT: usize = 1 << 18;
+        let count = self.count();
+        let mut values = vec![0.0; COUNT.min(count)];
+        for start in (0..count).step_by(COUNT) {
+            let range = start..count.min(start + COUNT);
+            let values = &mut values[..range.len()];
+            self.read_f32(range, values)?;
+            self.check_finite(start, values)?;
+        }
+        Ok(())
+    }
+
     /// Returns all elements as f32.
     ///
     /// # Errors

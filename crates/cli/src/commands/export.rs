@@ -13,6 +13,7 @@ use tinkex::{
     CheckpointExport, CheckpointExportProgress, ExportDType, ExportFormat, ExportStage,
     ExportedModel,
 };
+use tinkex_server::MemorySize;
 use tokio::sync::watch;
 
 use crate::args::{FormatOption, export_or_output_format};
@@ -39,6 +40,9 @@ pub(crate) struct ExportArgs {
     /// Element type of the weights [default: that of the base model; for gguf f16]
     #[arg(long, value_name = "TYPE", value_parser = export_dtype())]
     dtype: Option<ExportDType>,
+    /// Split the weights of format hf into files of at most this size, such as 2GB [default: 5GB]
+    #[arg(long, value_name = "SIZE", value_parser = MemorySize::parse_any)]
+    max_shard_size: Option<MemorySize>,
     /// Folder of the base model [default: found by its name]
     #[arg(long, value_name = "FOLDER")]
     base: Option<PathBuf>,
@@ -99,6 +103,9 @@ pub(super) async fn run(
     let mut export = export.format(args.export_format()).replace(args.force);
     if let Some(dtype) = args.dtype {
         export = export.dtype(dtype);
+    }
+    if let Some(size) = args.max_shard_size {
+        export = export.shard_bytes(size.bytes() as u64);
     }
     if let Some(base) = &args.base {
         export = export.base(context.environment.path(base));

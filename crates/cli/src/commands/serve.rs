@@ -80,6 +80,14 @@ pub(crate) struct ServeArgs {
         help_heading = "Models"
     )]
     models: Vec<(String, PathBuf)>,
+    /// Read the tokenizer and chat template of a model from another folder; repeatable
+    #[arg(
+        long = "tokenizer",
+        value_name = "NAME=FOLDER",
+        value_parser = named_folder,
+        help_heading = "Models"
+    )]
+    tokenizers: Vec<(String, PathBuf)>,
     /// Serve a base model, tinker:// path or training run to inference requests under another name;
     /// repeatable
     #[arg(
@@ -237,6 +245,10 @@ fn named_path(text: &str) -> Result<(String, PathBuf), String> {
     alias(text).map(|(name, path)| (name, path.into()))
 }
 
+fn named_folder(text: &str) -> Result<(String, PathBuf), String> {
+    named_path(text).map_err(|_| "expected NAME=FOLDER".to_owned())
+}
+
 fn alias(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, target)) if !name.is_empty() && !target.is_empty() => {
@@ -339,6 +351,7 @@ pub(super) async fn run(
     options.address = (args.host, args.port).into();
     let resolve = |(name, folder): (String, PathBuf)| (name, context.environment.path(&folder));
     options.models = args.models.into_iter().map(resolve).collect();
+    options.tokenizers = args.tokenizers.into_iter().map(resolve).collect();
     let first_alias = args.aliases.first().map(|(name, _)| name.clone());
     (options.aliases, options.allow_origins) = (args.aliases, args.allow_origins);
     options.hub_cache = match args.hub_cache {

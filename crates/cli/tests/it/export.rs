@@ -57,6 +57,16 @@ async fn checkpoints_of_the_built_in_model_are_exported() {
     let weights =
         |folder: &str| std::fs::read(sandbox.path(&format!("{folder}/model.safetensors"))).unwrap();
     assert!(weights("again") == weights("out/merged"));
+
+    let line = "export adapter --to split --dtype f32 --max-shard-size 100KB --json";
+    let split = sandbox.run(line).await.ok().json();
+    let shards = files(&split).into_iter().filter(|name| name.ends_with(".safetensors")).count();
+    assert!(shards > 2, "{split}");
+    assert!(files(&split).contains(&"model.safetensors.index.json"), "{split}");
+    sandbox
+        .run("export adapter --to split-2 --max-shard-size 5")
+        .await
+        .fails(2, &["expected a size with a unit"]);
 }
 
 #[tokio::test]

@@ -62,6 +62,8 @@ async fn unsafe_serve_options_are_rejected_with_a_reason() {
             "serve --no-hub-cache --port 0 --quantize other=q8",
             "cannot quantize \"other\": no such base model; available: tinkex/tiny",
         ),
+        ("serve --tokenizer folder", "expected NAME=FOLDER"),
+        ("serve --port 0 --tokenizer a=nowhere", "nowhere has no tokenizer.json"),
         ("serve --model a=b --model a=c", "duplicate model name a"),
         ("serve --port 0 --model a=nowhere", "cannot use base model \"a\": cannot read "),
     ] {

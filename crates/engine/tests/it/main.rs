@@ -12,5 +12,6 @@ mod losses;
 mod merged;
 mod optimizers;
 mod quantized;
+mod quantized_model;
 mod robust;
 mod tokenizers;

@@ -2,160 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
 use tinkex_engine::loss::Loss;
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_engine::train::{Datum, TrainingObjective};
-use tinkex_engine::{Engine, EngineOptions, LoraConfig, Quantization, Trainer};
-use tinkex_weights::{
-    Architecture, BlockFormat, DType, GgufWriter, ModelConfig, NamedTensor, TensorFile,
-    TensorSlice, gguf_tensor_name, write_tensors,
-};
+use tinkex_engine::{Engine, EngineOptions, LoraConfig, Precision, Quantization, Trainer};
+use tinkex_weights::TensorFile;
 
-/// Formats of the matrices of a file, in turn. Stacked matrices have different formats.
-const FORMATS: [DType; 7] = [
-    DType::Block(BlockFormat::Q4K),
-    DType::Block(BlockFormat::Q6K),
-    DType::Block(BlockFormat::Q8_0),
-    DType::Block(BlockFormat::Q4_0),
-    DType::F16,
-    DType::Bf16,
-    DType::F32,
-];
+use crate::quantized_model::QuantizedModel;
 
 const CROSS_ENTROPY: TrainingObjective<'static> = TrainingObjective::Loss(Loss::CrossEntropy);
-
-/// A random model: a GGUF file in mixed formats, and a folder with the dequantized weights.
-struct Models {
-    folder: tempfile::TempDir,
-}
-
-impl Models {
-    fn new(architecture: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let class = match architecture {
-            "llama" => "LlamaForCausalLM",
-            "qwen2" => "Qwen2ForCausalLM",
-            _ => "Qwen3ForCausalLM",
-        };
-        let config = json!({
-            "architectures": [class], "vocab_size": 100, "hidden_size": 256,
-            "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 256, "tie_word_embeddings": architecture == "qwen3",
-            "rope_theta": 10000.0,
-        });
-        let text = config.to_string();
-        std::fs::write(folder.path().join("config.json"), &text).unwrap();
-        let config = ModelConfig::parse(text.as_bytes(), "config.json").unwrap();
-        let mut rng = fastrand::Rng::with_seed(14);
-        let mut writer = GgufWriter::new();
-        metadata(&mut writer, architecture, &config);
-        let mut stored: Vec<Vec<u8>> = Vec::new();
-        let mut decoded: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
-        for (i, (name, shape)) in config.tensors().enumerate() {
-            let count = shape.iter().product();
-            let mut values: Vec<f32> = (0..count).map(|_| rng.f32() - 0.5).collect();
-            let dtype = if shape.len() == 2 { FORMATS[i % FORMATS.len()] } else { DType::F32 };
-            for value in &mut values {
-                *value = if shape.len() == 2 { *value * 0.2 } else { 1.0 + *value * 0.2 };
-            }
-            let bytes = encode(dtype, &values);
-            decode(dtype, &bytes, &mut values);
-            if config.architecture == Architecture::Llama
-                && (name.contains("q_proj") || name.contains("k_proj"))
-            {
-                values = uninterleave(&values, shape[1], config.head_dim);
-            }
-            writer.tensor(&gguf_tensor_name(&name).unwrap(), dtype, &shape).unwrap();
-            stored.push(bytes);
-            decoded.push((name, shape, values));
-        }
-        let file = folder.path().join("model.gguf");
-        writer.write(file, |i, out| Ok(out.write_all(&stored[i])?)).unwrap();
-        let tensors: Vec<NamedTensor<'_>> = decoded
-            .iter()
-            .map(|(name, shape, values)| NamedTensor {
-                name,
-                shape,
-                values: TensorSlice::F32(values),
-            })
-            .collect();
-        write_tensors(folder.path().join("model.safetensors"), &tensors, &[]).unwrap();
-        Self { folder }
-    }
-
-    fn gguf(&self) -> PathBuf {
-        self.folder.path().join("model.gguf")
-    }
-}
-
-fn metadata(writer: &mut GgufWriter, architecture: &str, config: &ModelConfig) {
-    writer.metadata("general.architecture", architecture);
-    for (key, value) in [
-        ("block_count", config.layers),
-        ("context_length", config.max_positions),
-        ("embedding_length", config.hidden_size),
-        ("feed_forward_length", config.intermediate_size),
-        ("attention.head_count", config.heads),
-        ("attention.head_count_kv", config.kv_heads),
-        ("attention.key_length", config.head_dim),
-    ] {
-        writer.metadata(format!("{architecture}.{key}"), u32::try_from(value).unwrap());
-    }
-    writer.metadata(format!("{architecture}.attention.layer_norm_rms_epsilon"), config.norm_eps);
-    writer.metadata(format!("{architecture}.rope.freq_base"), 10_000.0_f32);
-}
-
-fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
-    let mut bytes = vec![0; dtype.byte_len(values.len()).unwrap()];
-    match dtype {
-        DType::Block(format) => format.encode(values, &mut bytes),
-        DType::F16 => {
-            for (to, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-                *to = half::f16::from_f32(*value).to_le_bytes();
-            }
-        }
-        DType::Bf16 => {
-            for (to, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-                *to = half::bf16::from_f32(*value).to_le_bytes();
-            }
-        }
-        _ => {
-            for (to, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-                *to = value.to_le_bytes();
-            }
-        }
-    }
-    bytes
-}
-
-fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) {
-    match dtype {
-        DType::Block(format) => format.decode(bytes, values),
-        DType::F16 => {
-            for (value, from) in values.iter_mut().zip(bytes.as_chunks().0) {
-                *value = half::f16::from_le_bytes(*from).to_f32();
-            }
-        }
-        DType::Bf16 => {
-            for (value, from) in values.iter_mut().zip(bytes.as_chunks().0) {
-                *value = half::bf16::from_le_bytes(*from).to_f32();
-            }
-        }
-        _ => {}
-    }
-}
-
-/// Restores the order of the rows that files of the llama architecture change.
-fn uninterleave(values: &[f32], cols: usize, head_dim: usize) -> Vec<f32> {
-    let rows: Vec<&[f32]> = values.chunks(cols).collect();
-    rows.chunks(head_dim)
-        .flat_map(|head| head.iter().step_by(2).chain(head.iter().skip(1).step_by(2)))
-        .flat_map(|row| row.iter().copied())
-        .collect()
-}
 
 fn tokens() -> Vec<u32> {
     (0_u32..40).map(|i| (i * i + 31 * i + 7) % 100).collect()
@@ -189,36 +45,139 @@ fn gradients(engine: &Engine, adapter: &Path) -> TensorFile {
     TensorFile::open(folder.path().join("adapter/optimizer.safetensors")).unwrap()
 }
 
+/// Compares the gradients of a quantized model with those of its dequantized weights.
+fn assert_equal_gradients(what: &str, quantized: &Engine, plain: &Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let adapter = folder.path().join("adapter");
+    trainer(quantized).save(&adapter).unwrap();
+    let (got, want) = (gradients(quantized, &adapter), gradients(plain, &adapter));
+    let mut compared = 0;
+    for expected in want.tensors().filter(|tensor| tensor.name().contains("lora")) {
+        let found = got.tensor(expected.name()).unwrap().to_f32().unwrap();
+        let expected_values = expected.to_f32().unwrap();
+        let norm = |values: &mut dyn Iterator<Item = f32>| {
+            values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt()
+        };
+        let size = norm(&mut expected_values.iter().copied());
+        let error = norm(&mut expected_values.iter().zip(&found).map(|(a, b)| a - b));
+        assert!(error <= 1e-4 * size, "{what} {}: {error} of {size}", expected.name());
+        compared += usize::from(size > 0.0);
+    }
+    assert!(compared > 20, "{what}: {compared} gradients");
+}
+
 #[test]
 fn gradients_are_those_of_the_dequantized_weights() {
     for architecture in ["llama", "qwen2", "qwen3"] {
-        let models = Models::new(architecture);
+        let models = QuantizedModel::new(architecture);
         let quantized = Engine::open(models.gguf(), EngineOptions::default()).unwrap();
         let plain = Engine::open(models.folder.path(), EngineOptions::default()).unwrap();
         assert!(quantized.weight_bytes() < plain.weight_bytes() / 2);
-        let folder = tempfile::tempdir().unwrap();
-        let adapter = folder.path().join("adapter");
-        trainer(&quantized).save(&adapter).unwrap();
-        let (got, want) = (gradients(&quantized, &adapter), gradients(&plain, &adapter));
-        let mut compared = 0;
-        for expected in want.tensors().filter(|tensor| tensor.name().contains("lora")) {
-            let found = got.tensor(expected.name()).unwrap().to_f32().unwrap();
-            let expected_values = expected.to_f32().unwrap();
-            let norm = |values: &mut dyn Iterator<Item = f32>| {
-                values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt()
-            };
-            let size = norm(&mut expected_values.iter().copied());
-            let error = norm(&mut expected_values.iter().zip(&found).map(|(a, b)| a - b));
-            assert!(error <= 1e-4 * size, "{architecture} {}: {error} of {size}", expected.name());
-            compared += usize::from(size > 0.0);
+        assert_equal_gradients(architecture, &quantized, &plain);
+    }
+}
+
+#[test]
+fn gradients_of_a_folder_that_is_quantized_are_those_of_the_dequantized_weights() {
+    for (architecture, quantization) in [
+        ("llama", Quantization::Q4),
+        ("qwen2", Quantization::Q8),
+        ("qwen3", Quantization::Q8),
+        ("qwen3", Quantization::Q4),
+    ] {
+        let models = QuantizedModel::new(architecture);
+        let options =
+            EngineOptions { quantization: Some(quantization), ..EngineOptions::default() };
+        let quantized = Engine::open(models.folder.path(), options).unwrap();
+        models.dequantize(quantization);
+        let plain = Engine::open(models.folder.path(), EngineOptions::default()).unwrap();
+        assert!(quantized.weight_bytes() < plain.weight_bytes() / 2);
+        let what = format!("{architecture} {quantization:?}");
+        assert_equal_gradients(&what, &quantized, &plain);
+    }
+}
+
+/// Returns the ways to store the frozen weights: folder or GGUF file, and options.
+fn storages(models: &QuantizedModel) -> Vec<(PathBuf, EngineOptions)> {
+    let folder = models.folder.path().to_owned();
+    let plain = EngineOptions::default();
+    vec![
+        (folder.clone(), EngineOptions { precision: Precision::Bf16, ..plain.clone() }),
+        (folder.clone(), EngineOptions { quantization: Some(Quantization::Q8), ..plain.clone() }),
+        (folder, EngineOptions { quantization: Some(Quantization::Q4), ..plain.clone() }),
+        (models.gguf(), plain),
+    ]
+}
+
+#[test]
+fn training_does_not_depend_on_the_batch_or_on_threads() {
+    let models = QuantizedModel::new("qwen3");
+    let rows: Vec<Vec<u32>> = (0_u32..24)
+        .map(|i| (0..3 + i * 7 % 29).map(|at| (at * at + 31 * at + 5 * (i % 6)) % 100).collect())
+        .collect();
+    let all: Vec<Datum<'_>> = rows.iter().map(|row| datum(row)).collect();
+    for (path, options) in storages(&models) {
+        let run = |threads: usize| {
+            let options = EngineOptions { threads, ..options.clone() };
+            let mut trainer = trainer(&Engine::open(&path, options.clone()).unwrap());
+            let together = trainer.forward(&CROSS_ENTROPY, &all).unwrap().logprobs;
+            for i in (0..all.len()).step_by(5) {
+                let alone = trainer.forward(&CROSS_ENTROPY, &all[i..=i]).unwrap().logprobs;
+                assert_eq!(alone[0], together[i], "row {i}, {options:?}");
+            }
+            trainer.forward_backward(&CROSS_ENTROPY, &all).unwrap();
+            let params = AdamParams { learning_rate: 1e-3, ..AdamParams::default() };
+            let norm = trainer.optim_step(&StepParams::Adam(params)).unwrap().grad_norm;
+            let weights: Vec<f32> =
+                trainer.tensors().flat_map(|(_, a, b)| [a.to_vec(), b.to_vec()].concat()).collect();
+            (together, norm, weights)
+        };
+        assert!(run(1) == run(3), "{options:?}");
+    }
+}
+
+#[test]
+fn samples_do_not_depend_on_the_batch_or_on_threads() {
+    let models = QuantizedModel::new("llama");
+    let requests = || {
+        (0_u32..7).map(|i| {
+            let prompt = (0..4 + 11 * (i % 3)).map(|at| (at * 31 + i / 3 * 17) % 100).collect();
+            let mut request = SampleRequest::new(prompt, 12);
+            request.seed = u64::from(i);
+            request.samples = 1 + i as usize % 2;
+            request.decoding.temperature = 0.8;
+            request
+        })
+    };
+    for (path, options) in storages(&models) {
+        let open = |threads: usize| {
+            let options = EngineOptions { threads, cache_memory: 16 << 20, ..options.clone() };
+            Engine::open(&path, options).unwrap()
+        };
+        let run = |engine: &Engine, requests: &[SampleRequest]| {
+            let mut sampler = engine.sampler().unwrap();
+            for request in requests {
+                sampler.add(&engine.base_weights(), request.clone()).unwrap();
+            }
+            let mut outputs = Vec::new();
+            while !sampler.is_idle() {
+                outputs.extend(sampler.step());
+            }
+            outputs.sort_by_key(|(id, _)| *id);
+            outputs.into_iter().map(|(_, output)| output.unwrap().samples).collect::<Vec<_>>()
+        };
+        let engine = open(1);
+        let alone: Vec<_> = requests().flat_map(|one| run(&engine, &[one])).collect();
+        for threads in [1, 3] {
+            let together = run(&open(threads), &requests().collect::<Vec<_>>());
+            assert_eq!(together, alone, "{threads} threads, {options:?}");
         }
-        assert!(compared > 20, "{compared} gradients");
     }
 }
 
 #[test]
 fn sampling_and_training_on_quantized_weights_report_the_same_bits() {
-    let models = Models::new("qwen3");
+    let models = QuantizedModel::new("qwen3");
     let folder = models.folder.path();
     let cases = [
         (models.gguf(), None),
@@ -248,7 +207,7 @@ fn sampling_and_training_on_quantized_weights_report_the_same_bits() {
 
 #[test]
 fn quantization_reduces_memory_and_keeps_log_probabilities_close() {
-    let models = Models::new("llama");
+    let models = QuantizedModel::new("llama");
     let open = |quantization| {
         let options = EngineOptions { quantization, ..EngineOptions::default() };
         Engine::open(models.folder.path(), options).unwrap()
@@ -274,23 +233,13 @@ fn quantization_reduces_memory_and_keeps_log_probabilities_close() {
 
 #[test]
 fn weights_that_are_too_large_to_quantize_are_refused_by_name() {
-    let models = Models::new("qwen3");
-    let path = models.folder.path().join("model.safetensors");
-    let file = TensorFile::open(&path).unwrap();
+    let models = QuantizedModel::new("qwen3");
     let name = "model.layers.1.mlp.up_proj.weight";
-    let mut tensors = Vec::new();
-    for tensor in file.tensors() {
-        let mut values = tensor.to_f32().unwrap();
-        if tensor.name() == name {
+    models.change(|tensor, _, values| {
+        if tensor == name {
             values[1000] = 1e7;
         }
-        tensors.push((tensor.name().to_owned(), tensor.shape().to_owned(), values));
-    }
-    let changed: Vec<NamedTensor<'_>> = tensors
-        .iter()
-        .map(|(name, shape, values)| NamedTensor { name, shape, values: TensorSlice::F32(values) })
-        .collect();
-    write_tensors(&path, &changed, &[]).unwrap();
+    });
     let open = |quantization| {
         let options = EngineOptions { quantization, ..EngineOptions::default() };
         Engine::open(models.folder.path(), options)

@@ -27,8 +27,8 @@ fn open(folder: &Path, clocks: &Arc<TestClocks>) -> Arc<ServerState> {
     let clocks: Arc<TestClocks> = Arc::clone(clocks);
     let store = Store::open(folder, 1 << 20, &Executor::Threads, clocks).unwrap();
     std::fs::create_dir_all(folder.join("tokenizer")).unwrap();
-    let models = BaseModels::find(&folder.join("tokenizer"), &[], None).unwrap();
     let (options, weights) = (ServerOptions::new(folder), folder.join("weights"));
+    let models = BaseModels::find(&folder.join("tokenizer"), &options).unwrap();
     let (executor, random) = (Executor::Threads, RandomSource::System);
     Arc::new(ServerState::new(options, store, models, weights, executor, random))
 }

@@ -237,3 +237,36 @@ async fn usage_counts_prompt_cached_and_sampled_tokens() {
     });
     assert!(sampled.is_some_and(|event| event["session_id"].is_null()), "{billed}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stop_tokens_outside_the_vocabulary_are_rejected() {
+    let test_server = TestServer::new().await;
+    let url = test_server.server.base_url();
+    let messages = json!([{"role": "user", "content": "What does a cow say?"}]);
+    for (path, mut request, vocabulary) in [
+        ("completions", json!({"model": MODEL, "prompt": [3, 4]}), 113),
+        ("completions", json!({"model": BUILT_IN, "prompt": "The cow"}), 1024),
+        ("chat/completions", json!({"model": BUILT_IN, "messages": messages}), 1024),
+    ] {
+        for stream in [false, true] {
+            request["max_tokens"] = json!(1);
+            request["stream"] = json!(stream);
+            request["stop_token_ids"] = json!([5, vocabulary - 1, vocabulary]);
+            let send = http_client().post(format!("{url}/v1/{path}")).body(request.to_string());
+            let response = send.send().await.unwrap();
+            assert_eq!(response.status(), 400, "{request}");
+            let error: Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();
+            assert_eq!(error["error"]["param"], "stop_token_ids", "{error}");
+            let message = error["error"]["message"].as_str().unwrap();
+            let want = format!(
+                "stop_token_ids[2]: token {vocabulary} is outside of the model's vocabulary of \
+                 {vocabulary} tokens"
+            );
+            assert!(message.contains(&want), "{message}");
+        }
+        request["stream"] = json!(false);
+        request["stop_token_ids"] = json!([vocabulary - 1]);
+        let send = http_client().post(format!("{url}/v1/{path}")).body(request.to_string());
+        assert_eq!(send.send().await.unwrap().status(), 200, "{request}");
+    }
+}

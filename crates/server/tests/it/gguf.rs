@@ -1,12 +1,13 @@
 //! GGUF files as base models, and quantization of folders.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use tinkex_server::{Quantization, Server};
+use tinkex_server::{Quantization, Server, StartError};
+use tinkex_text::Tokenizer;
 use tinkex_weights::GgufFile;
 
 use crate::golden_gguf;
-use crate::harness::{MODEL, TestServer, golden, options};
+use crate::harness::{MODEL, TestServer, client, golden, options};
 
 fn write_gguf(path: &Path) {
     let names = (0..).map(|i| format!("t{i}"));
@@ -33,6 +34,65 @@ async fn a_gguf_file_gives_the_results_of_its_folder() {
     let config = std::fs::read_to_string(Path::new(&tokenizer).join("tokenizer_config.json"));
     assert!(config.unwrap().contains("{{ messages }}"));
     assert!(Path::new(&tokenizer).join("tokenizer.json").is_file());
+}
+
+/// Returns the folder of the tokenizer that the server names to clients of the GGUF file `path`.
+async fn tokenizer_folder(data: &Path, path: &Path, given: Option<&Path>) -> PathBuf {
+    let mut options = options(data).model("org/file", path);
+    if let Some(given) = given {
+        options = options.tokenizer("org/file", given);
+    }
+    let server = Server::start(options).await.unwrap();
+    let service = client(&server.base_url());
+    let trainer = service.create_lora_training_client("org/file").rank(2).create().await.unwrap();
+    let id = trainer.get_info().await.unwrap().model_data.tokenizer_id.unwrap();
+    server.stop().await;
+    id.into()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_has_the_tokenizer_and_the_file_the_chat_template() {
+    let (files, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = files.path().join("model.gguf");
+    write_gguf(&path);
+    let other = tempfile::tempdir().unwrap();
+    tinkex_server::write_tokenizer(other.path()).unwrap();
+    let given = Some(other.path());
+    let read = |folder: &Path, name: &str| std::fs::read_to_string(folder.join(name)).ok();
+
+    // The folder has a chat template of its own.
+    let found = tokenizer_folder(data.path(), &path, given).await;
+    assert_eq!(found, other.path());
+
+    // It has none, so the file's is added.
+    std::fs::write(other.path().join("tokenizer_config.json"), r#"{"eos_token": "x"}"#).unwrap();
+    let found = tokenizer_folder(data.path(), &path, given).await;
+    assert!(found.starts_with(data.path()), "{}", found.display());
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        assert_eq!(read(&found, name), read(other.path(), name), "{name}");
+    }
+    assert_eq!(read(&found, "chat_template.jinja").as_deref(), Some("{{ messages }}"));
+    let tokenizer = Tokenizer::from_folder(&found).unwrap();
+    assert!(tokenizer.has_chat_template());
+
+    // The same beside the file.
+    let beside = files.path().join("tokenizer.json");
+    std::fs::copy(other.path().join("tokenizer.json"), &beside).unwrap();
+    let again = tokenizer_folder(data.path(), &path, None).await;
+    assert_eq!(again, found);
+    assert_eq!(read(&found, "tokenizer_config.json"), None, "no such file is beside the file");
+    assert_eq!(read(&found, "chat_template.jinja").as_deref(), Some("{{ messages }}"));
+
+    // The tokenizer of the file replaces both.
+    std::fs::remove_file(beside).unwrap();
+    assert_eq!(tokenizer_folder(data.path(), &path, None).await, found);
+    assert_eq!(read(&found, "chat_template.jinja"), None);
+    assert!(read(&found, "tokenizer_config.json").unwrap().contains("{{ messages }}"));
+
+    let empty = tempfile::tempdir().unwrap();
+    let options = options(data.path()).model("file", &path).tokenizer("file", empty.path());
+    let error = Server::start(options).await.err().unwrap();
+    assert!(matches!(error, StartError::InvalidTokenizer { .. }), "{error}");
 }
 
 #[tokio::test]

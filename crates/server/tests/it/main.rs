@@ -23,6 +23,7 @@ mod fuzz;
 #[cfg(feature = "upstream")]
 mod gateway;
 mod gguf;
+mod gguf_tokenizer;
 mod golden_gguf;
 mod harness;
 mod idle;

@@ -2,13 +2,14 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tinkex::{ErrorCategory, SamplingParams, StopReason};
 use tinkex_server::{Server, StartError};
 
+use crate::golden_gguf;
 use crate::harness::{Http, MODEL, TestServer, golden, options};
 
 /// Copies the files of a golden model to a temporary folder.
@@ -192,39 +193,80 @@ async fn a_folder_that_changed_since_the_start_is_not_loaded() {
     );
 }
 
+/// A `tinkex-server` process that logs to a file.
+struct LoggingServer {
+    child: Child,
+    url: String,
+    data: TempDir,
+}
+
+impl LoggingServer {
+    fn start(arguments: &[&str]) -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let log = std::fs::File::create(data.path().join("log")).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
+            .args(["--port", "0", "--threads", "1", "--no-key", "--log-format", "json"])
+            .arg("--data-dir")
+            .arg(data.path().join("data"))
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut url = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
+        Self { child, url: url.trim().to_owned(), data }
+    }
+
+    /// Returns the warnings about a model so far.
+    fn warnings(&self, model: &str) -> Vec<String> {
+        let log = std::fs::read_to_string(self.data.path().join("log")).unwrap();
+        // The last line may be incomplete.
+        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let warnings =
+            events.filter(|event| event["level"] == "WARN" && event["base_model"] == model);
+        warnings.map(|event| event["message"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Waits until there are `count` warnings about a model, and returns them.
+    async fn first_warnings(&self, model: &str, count: usize) -> Vec<String> {
+        loop {
+            let warnings = self.warnings(model);
+            if warnings.len() >= count {
+                return warnings;
+            }
+            Http::new(&self.url).get("/api/v1/healthz").await;
+        }
+    }
+
+    fn stop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for LoggingServer {
+    /// Ends the process of a test that failed.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
 /// A missing tokenizer is logged at the start, and a tied unembedding with values of its own when
 /// the weights are loaded.
 #[tokio::test(flavor = "multi_thread")]
 async fn unusual_files_are_logged() {
     let copy = copy_of("llama");
     edit_config(copy.path(), "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
-    let data = tempfile::tempdir().unwrap();
-    let log_file = data.path().join("log");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
-        .args(["--port", "0", "--threads", "1", "--no-hub-cache", "--log-format", "json"])
-        .arg("--no-key")
-        .arg("--data-dir")
-        .arg(data.path().join("data"))
-        .arg("--model")
-        .arg(format!("{MODEL}={}", copy.path().display()))
-        .stdout(Stdio::piped())
-        .stderr(std::fs::File::create(&log_file).unwrap())
-        .spawn()
-        .unwrap();
-    let mut url = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
-    let warnings = || -> Vec<String> {
-        let log = std::fs::read_to_string(&log_file).unwrap();
-        let events = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let warnings =
-            events.filter(|event| event["level"] == "WARN" && event["base_model"] == MODEL);
-        warnings.map(|event| event["message"].as_str().unwrap().to_owned()).collect()
-    };
-    let at_start = warnings();
+    let model = format!("{MODEL}={}", copy.path().display());
+    let mut server = LoggingServer::start(&["--no-hub-cache", "--model", &model]);
+    let at_start = server.first_warnings(MODEL, 1).await;
     assert_eq!(at_start.len(), 1, "{at_start:?}");
     assert!(at_start[0].contains("tokenizer.json"), "{at_start:?}");
-    assert!(at_start[0].ends_with("requests with stop strings are rejected"), "{at_start:?}");
-    let http = Http::new(url.trim());
+    let want = "chat requests are rejected, and other inference requests must send token ids and \
+                receive no text; requests with stop strings are rejected";
+    assert!(at_start[0].ends_with(want), "{at_start:?}");
+    let http = Http::new(&server.url);
     let session = http.session().await;
     let sampler = http.sampler(&session).await;
     let request = json!({
@@ -233,9 +275,72 @@ async fn unusual_files_are_logged() {
     });
     let (_, future) = http.post("/asample", request).await;
     http.sampled(&future).await;
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let warnings = warnings();
+    // The first use of the tokenizer does not repeat the warning.
+    let request = json!({"model": MODEL, "prompt": [5], "max_tokens": 1}).to_string();
+    let (status, body) = http.send("POST", "/v1/completions", &[], request.into_bytes()).await;
+    assert_eq!(status, 200, "{body}");
+    server.stop();
+    let warnings = server.warnings(MODEL);
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[1].contains("lm_head.weight differs from"), "{warnings:?}");
+}
+
+/// Tokenizers and chat templates of all models are read when the server starts, not at first use.
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_tokenizers_and_chat_templates_are_logged_at_the_start() {
+    let files = tempfile::tempdir().unwrap();
+    let folder = |name: &str| {
+        let folder = files.path().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(golden("qwen3").join(file), folder.join(file)).unwrap();
+        }
+        folder
+    };
+    // A vocabulary that the `tokenizers` library cannot load.
+    let unknown_split = json!({
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [],
+        "pre_tokenizer": {"type": "Unknown"},
+    });
+    let split = folder("split");
+    std::fs::write(split.join("tokenizer.json"), unknown_split.to_string()).unwrap();
+    // A model of the hub cache.
+    let cached = folder("hub/models--org--cached/snapshots/aaa");
+    tinkex_server::write_tokenizer(&cached).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden("qwen3").join(file), cached.join(file)).unwrap();
+    }
+    std::fs::write(cached.join("chat_template.jinja"), "{% for %}").unwrap();
+    let gguf = files.path().join("gguf");
+    std::fs::create_dir(&gguf).unwrap();
+    let gguf = gguf.join("model.gguf");
+    golden_gguf::write(&golden("qwen3"), &gguf, (0..).map(|i| format!("t{i}")), None);
+    let bytes = std::fs::read(&gguf).unwrap();
+    let at = bytes.windows(4).position(|part| part == b"gpt2").unwrap();
+    std::fs::write(&gguf, [&bytes[..at], b"bert", &bytes[at + 4..]].concat()).unwrap();
+
+    let (hub, split) = (files.path().join("hub"), format!("split={}", split.display()));
+    let mut server = LoggingServer::start(&[
+        "--hub-cache",
+        hub.to_str().unwrap(),
+        "--model",
+        &split,
+        "--model",
+        &format!("file={}", gguf.display()),
+    ]);
+    let split = server.first_warnings("split", 1).await.join("\n");
+    assert!(split.contains("split/tokenizer.json") && split.contains("PreTokenizer"), "{split}");
+    assert!(split.ends_with("must send token ids and receive no text"), "{split}");
+    let cached = server.first_warnings("org/cached", 2).await;
+    let last = cached.last().unwrap();
+    assert!(cached.iter().any(|line| line.contains("has 1024 tokens, but the")), "{cached:?}");
+    assert!(last.contains("template") && last.ends_with("; chat requests are rejected"), "{last}");
+    let file = server.first_warnings("file", 1).await;
+    assert!(
+        file[0].starts_with("clients cannot use the tokenizer of file: ")
+            && file[0].contains("tokenizer \"bert\" is not supported")
+            && file[0].ends_with("--tokenizer file=FOLDER"),
+        "{file:?}"
+    );
+    server.stop();
 }

@@ -22,6 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 # with rounded ones, in nats. bf16 has 8 significant bits and f16 has 11.
 # The largest differences that were measured are 0.14 and 0.014.
 ROUNDED = {"bf16": (torch.bfloat16, 0.2), "f16": (torch.float16, 0.02)}
+# Options of the exports in each precision. Weights of 100 KB are split into several files.
+OPTIONS = {"bf16": ["--max-shard-size", "100KB"], "f16": []}
 MESSAGES = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "12, isn't it?"}]
 
 
@@ -70,7 +72,9 @@ def check_merged(checkpoint, name, expected):
     check_text_files(exact, base)
     exact = tensors(exact)
     for dtype, (torch_dtype, tolerance) in ROUNDED.items():
-        folder = export(checkpoint, name, "hf", "--dtype", dtype, "--base", base)
+        folder = export(checkpoint, name, "hf", "--dtype", dtype, "--base", base, *OPTIONS[dtype])
+        is_split = os.path.exists(os.path.join(folder, "model.safetensors.index.json"))
+        assert is_split == bool(OPTIONS[dtype]), os.listdir(folder)
         rounded = tensors(folder)
         assert rounded.keys() == exact.keys(), rounded.keys() ^ exact.keys()
         for key, value in rounded.items():

@@ -2,11 +2,14 @@
 
     python llama.py CASES
 
-CASES is the file that greedy.py and gguf_bases.py wrote. Needs llama-cpp-python, gguf and numpy.
+CASES is the file that greedy.py and gguf_bases.py wrote. Needs llama-cpp-python, gguf and numpy. Also
+runs the Python code for llama.cpp of docs/weights.md.
 """
 
 import ctypes
 import json
+import os
+import re
 import sys
 
 import gguf
@@ -163,6 +166,21 @@ def dequantized(path):
     return copy
 
 
+def check_documented_code(path):
+    """Runs the code of docs/weights.md with the file `path`."""
+    docs = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../docs/weights.md")
+    with open(docs) as file:
+        blocks = re.findall(r"```python\n(.*?)```", file.read(), re.DOTALL)
+    (code,) = [block for block in blocks if "from llama_cpp import" in block]
+    documented = '"my-model/my-model.gguf"'
+    assert documented in code, code
+    names = {}
+    exec(code.replace(documented, repr(path)), names)
+    assert isinstance(names["answer"], str), names["answer"]
+    names["model"].close()
+    print(f"  the code of docs/weights.md answers {names['answer'][:20]!r}", flush=True)
+
+
 def main():
     with open(sys.argv[1]) as file:
         cases = json.load(file)
@@ -178,6 +196,7 @@ def main():
             except AssertionError as failure:
                 failed += 1
                 print(f"  {name} {dtype}: FAILED: {failure}", flush=True)
+    check_documented_code(next(iter(cases.values()))["files"]["q8_0"])
     same = sum(len(case.get("bases", {})) for case in cases.values())
     print(f"GGUF files: {failed} failed, {same} were also served as base models")
     sys.exit(1 if failed or not same else 0)

@@ -76,6 +76,14 @@ pub fn has_tokenizer(folder: &Path) -> bool {
     [TOKENIZER, TIKTOKEN].iter().any(|file| folder.join(file).is_file())
 }
 
+/// Returns whether the tokenizer of a folder has a chat template.
+///
+/// # Errors
+/// [`ErrorKind::Malformed`] or [`ErrorKind::Unreadable`] if a file cannot be read.
+pub fn has_chat_template(folder: &Path) -> Result<bool, Error> {
+    Ok(!TokenizerFiles::read(folder)?.templates.is_empty())
+}
+
 impl TokenizerFiles {
     /// Reads the files in a folder. Missing files are not an error.
     pub(crate) fn read(folder: &Path) -> Result<Self, Error> {

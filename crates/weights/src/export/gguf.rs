@@ -14,8 +14,8 @@ use crate::config::UNEMBEDDING;
 use crate::gguf::{GGUF_EMBEDDING, GGUF_UNEMBEDDING, ROPE_FACTORS, has_interleaved_heads};
 use crate::json_fields::read_small;
 use crate::{
-    BlockFormat, DType, Error, FillError, GgufWriter, ModelConfig, Result, RopeScaling,
-    StoredAdapter, gguf_tensor_name,
+    Architecture, BlockFormat, DType, Error, FillError, GgufWriter, ModelConfig, Result,
+    RopeScaling, StoredAdapter, gguf_tensor_name,
 };
 
 /// The content of a GGUF file.
@@ -46,6 +46,7 @@ impl GgufContent {
         let dtype = plan.dtype().unwrap_or(ExportDType::F16);
         let config = plan.config();
         let config_path = plan.folder().join("config.json");
+        check_architecture(config).map_err(|reason| Error::bad_file(&config_path, reason))?;
         let mut writer = GgufWriter::new();
         describe(&mut writer, config, name, dtype)
             .map_err(|reason| Error::bad_file(&config_path, reason))?;
@@ -150,6 +151,28 @@ fn needs_more_bits(name: &str, layers: usize, is_tied: bool) -> bool {
         && (layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2)
 }
 
+/// Checks that llama.cpp's implementation of the architecture has every tensor of the model: it
+/// refuses files with others. Returns a description of the first problem.
+fn check_architecture(config: &ModelConfig) -> Result<(), String> {
+    let name = config.architecture.model_type();
+    if config.architecture == Architecture::Llama {
+        return Ok(());
+    }
+    if config.o_bias || config.mlp_bias {
+        return Err(format!(
+            "attention_bias is true, but llama.cpp's {name} models have no such biases; choose \
+             format hf"
+        ));
+    }
+    if needs_factors(&config.rope.scaling) {
+        return Err(format!(
+            "llama.cpp's {name} models cannot scale rotary frequencies as rope_type llama3 does; \
+             choose format hf"
+        ));
+    }
+    Ok(())
+}
+
 /// Adds architecture and dimensions to the metadata. Returns a description of the first problem.
 fn describe(
     writer: &mut GgufWriter,
@@ -232,10 +255,15 @@ fn describe(
     Ok(())
 }
 
+/// Returns whether GGUF stores a context extension as a tensor of factors instead of metadata.
+fn needs_factors(scaling: &RopeScaling) -> bool {
+    matches!(scaling, RopeScaling::Llama3 { .. } | RopeScaling::Factors(_))
+}
+
 /// Returns the factors of the rotary frequencies if GGUF has no metadata for the model's context
 /// extension; otherwise none.
 fn rope_factors(config: &ModelConfig) -> Vec<f32> {
-    if !matches!(config.rope.scaling, RopeScaling::Llama3 { .. } | RopeScaling::Factors(_)) {
+    if !needs_factors(&config.rope.scaling) {
         return Vec::new();
     }
     let plain = crate::Rope { theta: config.rope.theta, scaling: RopeScaling::None };

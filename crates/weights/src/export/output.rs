@@ -155,8 +155,14 @@ impl OutputFile {
             }
             Content::Adapter { header, tensors } => {
                 out.write_header(header)?;
+                let mut buffer = Vec::new();
                 for name in tensors {
-                    out.write(&adapter.file().tensor(name)?.bytes()?)?;
+                    let tensor = adapter.file().tensor(name)?;
+                    for start in (0..tensor.byte_len()).step_by(COPY_BUFFER) {
+                        buffer.resize(COPY_BUFFER.min(tensor.byte_len() - start), 0);
+                        tensor.read_bytes(start, &mut buffer)?;
+                        out.write(&buffer)?;
+                    }
                 }
             }
             Content::Copy(from) => copy(from, self.bytes, &mut out)?,

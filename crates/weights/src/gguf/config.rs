@@ -13,8 +13,8 @@ const KNOWN: &str = "llama, qwen2 and qwen3";
 const END_TOKENS: [&str; 5] =
     ["<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"];
 
-/// Returns the configuration of the model in `file`.
-pub(super) fn model_config(file: &GgufFile) -> Result<ModelConfig> {
+/// Returns the configuration of the model in `file`, and warnings about metadata that is ignored.
+pub(super) fn model_config(file: &GgufFile) -> Result<(ModelConfig, Vec<String>)> {
     let name = file
         .get("general.architecture")
         .and_then(GgufValue::as_str)
@@ -24,9 +24,11 @@ pub(super) fn model_config(file: &GgufFile) -> Result<ModelConfig> {
         return Err(Error::UnknownArchitecture { path, name, known: KNOWN });
     };
     let metadata = Metadata { file, prefix: name };
-    let config = metadata.config(architecture);
+    let mut warnings = Vec::new();
+    let config = metadata.config(architecture, &mut warnings);
     let config = config.and_then(|config| config.check().map(|()| config));
-    config.map_err(|reason| Error::bad_file(file.path(), reason))
+    let config = config.map_err(|reason| Error::bad_file(file.path(), reason))?;
+    Ok((config, warnings))
 }
 
 /// The metadata of one architecture.
@@ -70,7 +72,11 @@ impl Metadata<'_> {
         }
     }
 
-    fn config(&self, architecture: Architecture) -> Result<ModelConfig, String> {
+    fn config(
+        &self,
+        architecture: Architecture,
+        warnings: &mut Vec<String>,
+    ) -> Result<ModelConfig, String> {
         if let Some(parts) = self.file.get("split.count").and_then(GgufValue::as_u64)
             && parts > 1
         {
@@ -130,28 +136,44 @@ impl Metadata<'_> {
                 || has("model.layers.0.self_attn.q_proj.bias"),
             o_bias: has("model.layers.0.self_attn.o_proj.bias"),
             mlp_bias: has("model.layers.0.mlp.gate_proj.bias"),
-            eos: self.end_tokens(vocab_size)?,
-            bos: self.token_id("bos", vocab_size)?,
+            eos: self.end_tokens(vocab_size, warnings)?,
+            bos: self.token_id("bos", vocab_size, warnings)?,
         })
     }
 
-    /// Returns the token that `tokenizer.ggml.NAME_token_id` names.
-    fn token_id(&self, name: &str, vocab_size: usize) -> Result<Option<u32>, String> {
+    /// Returns the token that `tokenizer.ggml.NAME_token_id` names. Ignores a token that the model
+    /// does not have, with a warning.
+    fn token_id(
+        &self,
+        name: &str,
+        vocab_size: usize,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<u32>, String> {
         let key = format!("tokenizer.ggml.{name}_token_id");
         let Some(value) = self.file.get(&key) else { return Ok(None) };
-        match value.as_u64().and_then(|id| u32::try_from(id).ok()) {
-            Some(id) if (id as usize) < vocab_size => Ok(Some(id)),
-            _ => Err(format!(
-                "metadata {key} is {}, expected a token id below {vocab_size}",
-                value.shown()
-            )),
+        match value.as_u64() {
+            Some(id) if id < vocab_size as u64 => Ok(u32::try_from(id).ok()),
+            Some(id) => {
+                warnings.push(format!(
+                    "{} has the {key} {id}, but the model has {vocab_size} tokens; it is ignored",
+                    self.file.path().display()
+                ));
+                Ok(None)
+            }
+            // Negative ids stand for no token, as in `config.json`.
+            None if value.is_integer() => Ok(None),
+            None => Err(format!("metadata {key} is {}, expected a token id", value.shown())),
         }
     }
 
-    fn end_tokens(&self, vocab_size: usize) -> Result<Vec<u32>, String> {
+    fn end_tokens(
+        &self,
+        vocab_size: usize,
+        warnings: &mut Vec<String>,
+    ) -> Result<Vec<u32>, String> {
         let mut ids = Vec::new();
         for name in ["eos", "eot", "eom"] {
-            ids.extend(self.token_id(name, vocab_size)?);
+            ids.extend(self.token_id(name, vocab_size, warnings)?);
         }
         let types = match self.file.get("tokenizer.ggml.token_type") {
             Some(GgufValue::Array(GgufArray::I32(types))) => types.as_slice(),

@@ -7,6 +7,7 @@ use super::config;
 use super::names::{ROPE_FACTORS, gguf_tensor_name, has_interleaved_heads};
 use super::read::GgufFile;
 use super::tokenizer::{GgufTokenizerFiles, tokenizer_files};
+use super::value::GgufValue;
 use crate::stored_tensor::RowOrder;
 use crate::{Error, ModelConfig, Result, StoredTensor};
 
@@ -38,8 +39,8 @@ impl GgufModel {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn new(file: GgufFile) -> Result<Self> {
-        let config = config::model_config(&file)?;
-        let mut model = Self { file, config, warnings: Vec::new() };
+        let (config, warnings) = config::model_config(&file)?;
+        let mut model = Self { file, config, warnings };
         model.check()?;
         Ok(model)
     }
@@ -95,6 +96,12 @@ impl GgufModel {
         } else {
             stored
         })
+    }
+
+    /// Returns the chat template of the file, if it has one.
+    #[must_use]
+    pub fn chat_template(&self) -> Option<&str> {
+        self.file.get("tokenizer.chat_template").and_then(GgufValue::as_str)
     }
 
     /// Returns the tokenizer and the chat template of the file, as the files of a Hugging Face

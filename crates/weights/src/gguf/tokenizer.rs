@@ -140,27 +140,20 @@ impl<'a> TokenizerParts<'a> {
         match text("model") {
             Some("gpt2") => {}
             Some("llama") => {
-                return Err("the tokenizer is a SentencePiece model, which is not supported; put \
-                     tokenizer.json beside the file"
-                    .to_owned());
+                return Err(
+                    "the tokenizer is a SentencePiece model, which is not supported".to_owned()
+                );
             }
             None => {
-                return Err(format!(
-                    "metadata {} is missing; put tokenizer.json beside the file",
-                    key("model")
-                ));
+                return Err(format!("metadata {} is missing", key("model")));
             }
             Some(other) => {
-                return Err(format!(
-                    "tokenizer {other:?} is not supported, expected \"gpt2\"; put tokenizer.json \
-                     beside the file"
-                ));
+                return Err(format!("tokenizer {other:?} is not supported, expected \"gpt2\""));
             }
         }
         let split = text("pre").and_then(PreTokenizer::from_name).ok_or_else(|| {
             format!(
-                "pre-tokenizer {:?} is not supported, expected gpt-2, llama-bpe, qwen2 or smollm; \
-                 put tokenizer.json beside the file",
+                "pre-tokenizer {:?} is not supported, expected gpt-2, llama-bpe, qwen2 or smollm",
                 text("pre").unwrap_or("")
             )
         })?;

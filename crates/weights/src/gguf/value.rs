@@ -82,6 +82,21 @@ impl GgufValue {
         }
     }
 
+    /// Returns whether the value is an integer of any width.
+    pub(super) fn is_integer(&self) -> bool {
+        matches!(
+            self,
+            Self::U8(_)
+                | Self::U16(_)
+                | Self::U32(_)
+                | Self::U64(_)
+                | Self::I8(_)
+                | Self::I16(_)
+                | Self::I32(_)
+                | Self::I64(_)
+        )
+    }
+
     /// Returns the value if it is a float.
     #[must_use]
     pub fn as_f64(&self) -> Option<f64> {

@@ -7,11 +7,12 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tinkex_weights::{
-    AdapterExport, AdapterFile, DType, Error, ExportDType, ExportFormat, ExportedModel,
+    AdapterExport, AdapterFile, DType, Error, ExportDType, ExportFormat, ExportedModel, GgufModel,
     ModelFolder, NamedTensor, RemoteAdapter, StoredAdapter, TensorFile, TensorSlice, write_tensors,
 };
 
-use crate::golden::{MODELS, copy_of, folder};
+use crate::export_gguf::add_tokenizer;
+use crate::golden::{MODELS, OwnedTensor, change_tensors, copy_of, folder};
 
 fn run(export: AdapterExport) -> Result<ExportedModel, Error> {
     let prepared = export.prepare()?;
@@ -159,6 +160,54 @@ fn the_configuration_of_an_untied_model_changes_only_with_the_element_type() {
     expected["dtype"] = json!("float16");
     expected["torch_dtype"] = json!("float16");
     assert_eq!(read_json(&half.join("config.json")), expected);
+}
+
+/// As in `transformers`, which uses both matrices.
+#[test]
+fn a_separate_unembedding_of_a_tied_model_is_merged_and_stays_separate() {
+    let base = copy_of("qwen3");
+    add_tokenizer(base.path(), ModelFolder::open(base.path()).unwrap().config().vocab_size);
+    change_tensors(&base, |tensors| {
+        let embedding = tensors.iter().find(|tensor| tensor.name == "model.embed_tokens.weight");
+        let OwnedTensor { shape, values, .. } = embedding.unwrap();
+        let head = OwnedTensor {
+            name: "lm_head.weight".to_owned(),
+            shape: shape.clone(),
+            values: values.iter().map(|value| 0.5 - value).collect(),
+        };
+        tensors.push(head);
+    });
+    assert_eq!(read_json(&base.path().join("config.json"))["tie_word_embeddings"], true);
+    let adapter = folder("qwen3").join("adapter");
+    let model = ModelFolder::open(base.path()).unwrap();
+    let file = AdapterFile::load(&adapter).unwrap();
+    let want = expected(&model, &file, "lm_head.weight", "lm_head");
+    let embedding = model.tensor("model.embed_tokens.weight").unwrap().to_f32().unwrap();
+    let check = |head: Vec<f32>, stored_embedding: Vec<f32>| {
+        assert_eq!(stored_embedding, embedding);
+        for (got, want) in head.into_iter().zip(&want) {
+            assert!((f64::from(got) - want).abs() <= want.abs() * 1e-6 + 1e-7, "{got} for {want}");
+        }
+    };
+    let out = TempDir::new().unwrap();
+    let export = |format: ExportFormat| {
+        let to = out.path().join(format.as_str());
+        let export = AdapterExport::new(&adapter, &to).base(base.path()).format(format);
+        let exported = run(export.dtype(ExportDType::F32)).unwrap();
+        assert!(!exported.is_untied, "the base model is untied already");
+        to
+    };
+    let to = export(ExportFormat::Hf);
+    assert_eq!(read_json(&to.join("config.json"))["tie_word_embeddings"], false);
+    let merged = ModelFolder::open(&to).unwrap();
+    assert_eq!(merged.warnings(), [""; 0]);
+    let read = |name: &str| merged.tensor(name).unwrap().to_f32().unwrap();
+    check(read("lm_head.weight"), read("model.embed_tokens.weight"));
+    let to = export(ExportFormat::Gguf);
+    let merged = GgufModel::open(to.join("gguf.gguf")).unwrap();
+    assert!(!merged.config().tied);
+    let read = |name: &str| merged.tensor(name).unwrap().to_f32().unwrap();
+    check(read("lm_head.weight"), read("model.embed_tokens.weight"));
 }
 
 #[test]

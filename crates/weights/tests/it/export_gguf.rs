@@ -10,7 +10,7 @@ use tinkex_weights::{
     AdapterExport, DType, ExportDType, ExportFormat, GgufModel, GgufValue, ModelFolder, RopeScaling,
 };
 
-use crate::golden::{MODELS, copy_of, folder};
+use crate::golden::{MODELS, OwnedTensor, change_json, change_tensors, copy_of, folder};
 
 const TEMPLATE: &str = "{{ messages[0].content }}";
 
@@ -144,4 +144,90 @@ fn tokenizers_that_llama_cpp_does_not_know_are_refused() {
     let hf = AdapterExport::new(folder("qwen3").join("adapter"), &to).base(base.path());
     let error = hf.dtype(ExportDType::Q4KM).prepare().unwrap_err().to_string();
     assert!(error.contains("format hf cannot store q4_k_m"), "{error}");
+}
+
+#[test]
+fn context_extensions_are_stored() {
+    let yarn = json!({
+        "rope_type": "yarn", "rope_theta": 500_000.0, "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    });
+    let custom = json!({
+        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 2.5, "beta_fast": 24.0,
+        "beta_slow": 2.0, "attention_factor": 1.25, "original_max_position_embeddings": 100,
+    });
+    let linear = json!({ "rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0 });
+    let llama3 = json!({
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    });
+    for (name, settings) in [
+        ("llama", &linear),
+        ("llama", &yarn),
+        ("llama", &llama3),
+        ("qwen2", &linear),
+        ("qwen2", &custom),
+        ("qwen3", &yarn),
+        ("qwen3", &custom),
+    ] {
+        let base = copy_of(name);
+        change_json(&base, "config.json", &json!({ "rope_parameters": settings }));
+        let source = ModelFolder::open(base.path()).unwrap();
+        let want = source.config();
+        assert_ne!(want.rope.scaling, RopeScaling::None, "{name} {settings}");
+        add_tokenizer(base.path(), want.vocab_size);
+        let out = TempDir::new().unwrap();
+        let to = out.path().join("model");
+        export(base.path(), name, &to, ExportFormat::Gguf, ExportDType::F32);
+        let model = GgufModel::open(to.join("model.gguf")).unwrap();
+        assert!(model.warnings().is_empty(), "{:?}", model.warnings());
+        let got = model.config();
+        let is_close = |got: f64, want: f64| (got - want).abs() < 1e-6 * want.abs();
+        let frequencies = got.rope.frequencies(got.head_dim);
+        for (got, want) in frequencies.iter().zip(want.rope.frequencies(want.head_dim)) {
+            assert!(is_close(*got, want), "{name} {settings}: {got} for {want}");
+        }
+        let (got, want) = (&got.rope, &want.rope);
+        assert!(is_close(got.attention_factor(), want.attention_factor()), "{name} {settings}");
+        // Llama 3's extension is stored as factors of the frequencies.
+        if !matches!(want.scaling, RopeScaling::Llama3 { .. }) {
+            let kinds = [got, want].map(|rope| std::mem::discriminant(&rope.scaling));
+            assert_eq!(kinds[0], kinds[1], "{name} {settings}");
+        }
+    }
+}
+
+#[test]
+fn models_that_llama_cpp_refuses_are_refused() {
+    let out = TempDir::new().unwrap();
+    let to = out.path().join("model");
+    let error = |base: &TempDir, name: &str| {
+        add_tokenizer(base.path(), ModelFolder::open(base.path()).unwrap().config().vocab_size);
+        let export = AdapterExport::new(folder(name).join("adapter"), &to).base(base.path());
+        export.format(ExportFormat::Gguf).prepare().unwrap_err().to_string()
+    };
+    let base = copy_of("qwen3");
+    change_json(&base, "config.json", &json!({ "attention_bias": true }));
+    change_tensors(&base, |tensors| {
+        let biases: Vec<OwnedTensor> = tensors
+            .iter()
+            .filter(|tensor| tensor.name.contains("self_attn") && tensor.shape.len() == 2)
+            .map(|tensor| OwnedTensor {
+                name: tensor.name.replace(".weight", ".bias"),
+                shape: vec![tensor.shape[0]],
+                values: vec![0.5; tensor.shape[0]],
+            })
+            .collect();
+        tensors.extend(biases);
+    });
+    let text = error(&base, "qwen3");
+    assert!(text.contains("config.json: attention_bias is true, but llama.cpp's qwen3"), "{text}");
+    let base = copy_of("qwen2");
+    let settings = json!({
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    });
+    change_json(&base, "config.json", &json!({ "rope_parameters": settings }));
+    let text = error(&base, "qwen2");
+    assert!(text.contains("llama.cpp's qwen2 models cannot scale rotary frequencies"), "{text}");
 }

@@ -85,6 +85,7 @@ fn adapters_of_unsupported_variants_are_refused() {
         ("peft_type", serde_json::json!("IA3")),
         ("rank_pattern", serde_json::json!({"q_proj": 8})),
         ("modules_to_save", serde_json::json!(["lm_head"])),
+        ("init_lora_weights", serde_json::json!("pissa")),
         ("r", serde_json::json!(0)),
         ("r", serde_json::json!(8)),
     ] {
@@ -96,6 +97,36 @@ fn adapters_of_unsupported_variants_are_refused() {
         fs::write(copy.path().join("adapter_config.json"), config.to_string()).unwrap();
         let error = AdapterFile::load(copy.path()).unwrap_err();
         assert!(matches!(error, Error::BadFile { .. }), "{key} = {value}: {error}");
+    }
+}
+
+#[test]
+fn adapters_of_changed_base_models_are_refused() {
+    let good = folder("llama").join("adapter");
+    let text = fs::read(good.join("adapter_config.json")).unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    let path = copy.path().join("adapter_config.json");
+    let read = |init: serde_json::Value| {
+        let mut config: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        config["init_lora_weights"] = init;
+        fs::write(&path, config.to_string()).unwrap();
+        PeftConfig::read(&path)
+    };
+    for init in ["pissa", "pissa_niter_16", "PiSSA", "corda", "olora", "lora_ga"] {
+        let error = read(init.into()).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("init_lora_weights {init:?} changes the weights of the base")),
+            "{error}"
+        );
+        assert!(error.contains("path_initial_model_for_weight_conversion"), "{error}");
+    }
+    let error = read("loftq".into()).unwrap_err().to_string();
+    assert!(error.contains("merge_and_unload"), "{error}");
+    for init in [true.into(), false.into(), serde_json::Value::Null] {
+        read(init).unwrap();
+    }
+    for init in ["gaussian", "eva", "orthogonal"] {
+        read(init.into()).unwrap();
     }
 }
 

@@ -3,58 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tempfile::TempDir;
-use tinkex_weights::{
-    Error, ModelFolder, NamedTensor, StoredTensor, TensorFile, TensorSlice, write_tensors,
-};
+use tinkex_weights::{Error, ModelFolder};
 
-use crate::golden::copy_of;
+use crate::golden::{OwnedTensor, change_json, change_tensors, copy_of};
 
 /// Returns the error of opening a model that cannot be loaded.
 fn open_error(path: &Path) -> Error {
     ModelFolder::open(path).unwrap_err()
-}
-
-/// Changes fields of a JSON file of the folder.
-fn change_json(folder: &TempDir, file: &str, changes: &Value) {
-    let path = folder.path().join(file);
-    let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    for (key, value) in changes.as_object().unwrap() {
-        json[key] = value.clone();
-    }
-    fs::write(path, json.to_string()).unwrap();
-}
-
-/// A tensor of a file, in memory.
-struct OwnedTensor {
-    name: String,
-    shape: Vec<usize>,
-    values: Vec<f32>,
-}
-
-impl OwnedTensor {
-    fn new(tensor: StoredTensor<'_>) -> Self {
-        let (name, shape) = (tensor.name().to_owned(), tensor.shape().to_vec());
-        Self { name, shape, values: tensor.to_f32().unwrap() }
-    }
-}
-
-/// Rewrites the tensors of a folder with one file.
-fn change_tensors(folder: &TempDir, change: impl FnOnce(&mut Vec<OwnedTensor>)) {
-    let path = folder.path().join("model.safetensors");
-    let file = TensorFile::open(&path).unwrap();
-    let mut tensors: Vec<OwnedTensor> = file.tensors().map(OwnedTensor::new).collect();
-    change(&mut tensors);
-    let refs: Vec<NamedTensor<'_>> = tensors
-        .iter()
-        .map(|tensor| NamedTensor {
-            name: &tensor.name,
-            shape: &tensor.shape,
-            values: TensorSlice::F32(&tensor.values),
-        })
-        .collect();
-    write_tensors(&path, &refs, &[("format", "pt")]).unwrap();
 }
 
 #[test]
@@ -257,6 +214,11 @@ fn end_of_sequence_tokens_of_both_files_count() {
         warnings.contains("has the eos_token_id 131, but the model has 131 tokens"),
         "{warnings}"
     );
+    change_json(&copy, "config.json", &json!({ "bos_token_id": 131 }));
+    let folder = ModelFolder::inspect(copy.path()).unwrap();
+    assert_eq!(folder.config().bos, None);
+    let warnings = folder.warnings().join("\n");
+    assert!(warnings.contains("has the bos_token_id 131, but the model has 131"), "{warnings}");
     for (generation, want) in [
         ("{", "not a generation configuration"),
         ("[1]", "not a generation configuration"),

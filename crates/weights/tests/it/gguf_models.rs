@@ -167,7 +167,7 @@ fn unsuitable_files_are_refused_by_name() {
             "is an array of 2 elements of type u32, expected an integer",
         ),
         ("qwen2.attention.layer_norm_rms_epsilon", f32::NAN.into(), "rms_epsilon"),
-        ("tokenizer.ggml.eos_token_id", 97_u32.into(), "is 97 (u32), expected a token id below 97"),
+        ("tokenizer.ggml.eos_token_id", "2".into(), "is \"2\" (string), expected a token id"),
         ("split.count", 3_u32.into(), "one of 3 parts"),
     ] {
         let error = open(&set(key, value)).unwrap_err();
@@ -184,6 +184,24 @@ fn unsuitable_files_are_refused_by_name() {
         copy.tensors.push(vec![0; 12]);
     });
     assert!(error.unwrap_err().to_string().contains("rope_freqs.weight"));
+}
+
+/// As in a folder.
+#[test]
+fn tokens_that_the_model_does_not_have_are_ignored() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut copy = GgufCopy::new("qwen2");
+    copy.writer
+        .metadata("tokenizer.ggml.eos_token_id", 97_u32)
+        .metadata("tokenizer.ggml.eot_token_id", -1_i32)
+        .metadata("tokenizer.ggml.bos_token_id", u32::MAX);
+    let model = GgufModel::open(copy.write(folder.path())).unwrap();
+    assert_eq!((&model.config().eos[..], model.config().bos), (&[3][..], None));
+    let [eos, bos] = model.warnings() else { panic!("{:?}", model.warnings()) };
+    let path = folder.path().join("model.gguf");
+    let want = "tokenizer.ggml.eos_token_id 97, but the model has 97 tokens; it is ignored";
+    assert_eq!(*eos, format!("{} has the {want}", path.display()));
+    assert!(bos.contains("tokenizer.ggml.bos_token_id 4294967295"), "{bos}");
 }
 
 #[test]
