@@ -11,7 +11,7 @@
 //! - `liveN`: N adapters that sample one after the other
 //! - `contextN`: tokens after a context of N tokens
 //! - `load`, `coldload`: opening the model, with its file in the page cache or not
-//! - `read`, `coldread`: reading the bytes of the model's file in order, in the same two cases
+//! - `read`, `coldread`: reading the model's file into memory, in the same two cases
 //!
 //! Prints the best round: wall-clock seconds, CPU seconds, the peak memory in MiB, and the size of
 //! the file and of the KV cache in MiB.
@@ -19,7 +19,6 @@
 #![expect(clippy::print_stdout, reason = "the benchmark prints its result")]
 
 use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -274,12 +273,10 @@ fn file_bytes(files: &[PathBuf]) -> BenchResult<u64> {
     Ok(lengths?.into_iter().sum())
 }
 
-/// Reads all bytes of files in order.
+/// Reads files into memory, as loading a model does.
 fn read_files(files: &[PathBuf]) -> BenchResult<()> {
-    let mut buffer = vec![0; 1 << 20];
     for file in files {
-        let mut file = File::open(file)?;
-        while file.read(&mut buffer)? > 0 {}
+        std::hint::black_box(std::fs::read(file)?);
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Fallible allocation: if the system refuses memory, the caller gets an error and the process does
 //! not abort.
 
+use crate::kernel::free_unused_activations;
 use crate::{Error, Result};
 
 /// Returns an empty vector with capacity for `len` elements.
@@ -12,7 +13,12 @@ use crate::{Error, Result};
 /// [`Error::OutOfMemory`] if the system refuses the allocation. `what` names its purpose.
 pub(crate) fn reserve<T>(what: &'static str, len: usize) -> Result<Vec<T>> {
     let mut out = Vec::new();
-    match out.try_reserve_exact(len) {
+    // If necessary, without the memory that is kept for later activations.
+    let reserved = out.try_reserve_exact(len).or_else(|_| {
+        free_unused_activations();
+        out.try_reserve_exact(len)
+    });
+    match reserved {
         Ok(()) => Ok(out),
         Err(_) => Err(out_of_memory(what, len.saturating_mul(size_of::<T>()))),
     }

@@ -174,22 +174,46 @@ impl<'a> StoredTensor<'a> {
         }
     }
 
-    /// Asks the system to read bytes of the file before they are used, at most `len` from byte
-    /// `start` of the tensor. Returns without waiting for the disk. Does nothing for a tensor in
-    /// memory, and on systems other than Linux.
-    pub fn read_ahead(&self, start: usize, len: usize) {
-        #[cfg(target_os = "linux")]
-        if let StoredBytes::File { file, offset, len: total } = self.data
-            && let Some(len) = total
-                .checked_sub(start)
-                .and_then(|rest| std::num::NonZero::new(len.min(rest) as u64))
-        {
-            // The advice has no effect on the contents, so a refusal does not matter.
-            let advice = rustix::fs::Advice::WillNeed;
-            let _ = rustix::fs::fadvise(file, offset + start as u64, Some(len), advice);
+    /// Returns the number of bytes of the tensor, from its first one on, that contain the first
+    /// `rows` rows.
+    #[must_use]
+    pub fn end_of_rows(&self, rows: usize) -> usize {
+        let rows = match self.order {
+            RowOrder::Plain => rows,
+            RowOrder::Interleaved { head_dim } => rows.next_multiple_of(head_dim),
+        };
+        let row_bytes = self.dtype.byte_len(self.row_len()).unwrap_or(0);
+        rows.saturating_mul(row_bytes).min(self.data.len())
+    }
+
+    /// Returns where the tensor is: its file, and the offset of its first byte. The offset is 0 for a
+    /// tensor in memory.
+    #[must_use]
+    pub fn position(&self) -> (&'a Path, u64) {
+        match self.data {
+            StoredBytes::Memory(_) => (self.path, 0),
+            StoredBytes::File { offset, .. } => (self.path, offset),
         }
-        #[cfg(not(target_os = "linux"))]
-        let _ = (start, len);
+    }
+
+    /// Returns whether byte `start` can be read without waiting for the disk. Returns `false` if the
+    /// system cannot tell.
+    #[must_use]
+    pub fn is_cached(&self, start: usize) -> bool {
+        match self.data {
+            StoredBytes::Memory(_) => true,
+            #[cfg(target_os = "linux")]
+            StoredBytes::File { file, offset, .. } => {
+                use rustix::io::{ReadWriteFlags, preadv2};
+
+                let mut byte = [0];
+                let mut buffers = [io::IoSliceMut::new(&mut byte)];
+                let flags = ReadWriteFlags::NOWAIT;
+                preadv2(file, &mut buffers, offset + start as u64, flags).is_ok_and(|read| read > 0)
+            }
+            #[cfg(not(target_os = "linux"))]
+            StoredBytes::File { .. } => false,
+        }
     }
 
     /// Returns the size in bytes that the tensor has in its file.

@@ -185,8 +185,8 @@ pub(super) const ROWS: [Row; 44] = {
     [
         row(Train, A_F32, "train", 5, Torch, TRAINING),
         row(Train, A_BF16, "train", 5, Torch, TRAINING),
-        row(Train, B_F32, "train", 1, Torch, TRAINING),
-        row(Train, B_BF16, "train", 1, Torch, TRAINING),
+        row(Train, B_F32, "train", 2, Torch, TRAINING),
+        row(Train, B_BF16, "train", 2, Torch, TRAINING),
         row(Ragged, A_F32, "ragged", 2, Torch, Speed(2.0)),
         row(Ragged, B_F32, "ragged", 1, Torch, Speed(2.0)),
         row(Decode, A_F32, "decode1", 3, Llama, ReportOnly),

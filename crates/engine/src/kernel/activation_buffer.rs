@@ -11,7 +11,8 @@ use std::sync::{Mutex, PoisonError};
 
 use super::system_memory::SystemMemory;
 
-/// Minimum size in bytes of memory that is kept. Less comes from the heap.
+/// Minimum size in bytes of memory that the pool keeps. Smaller buffers are allocated on the heap
+/// and freed when they are dropped.
 const MIN_KEPT: usize = 1 << 20;
 
 /// Memory of dropped buffers.
@@ -45,12 +46,13 @@ impl ActivationBuffer {
 
     /// Replaces all values by a copy of `values`.
     pub(crate) fn copy_from(&mut self, values: &[f32]) {
-        self.resize(values.len());
+        self.resize_for_overwrite(values.len());
         self.copy_from_slice(values);
     }
 
-    /// Changes the length. The values are unspecified afterwards and must be overwritten.
-    pub(crate) fn resize(&mut self, len: usize) {
+    /// Sets the length. All values are unspecified afterwards: the caller must write every value
+    /// before it is read, because the system may still set reused pages to 0.
+    pub(crate) fn resize_for_overwrite(&mut self, len: usize) {
         self.set_len(len);
     }
 
@@ -70,7 +72,8 @@ impl ActivationBuffer {
     /// Gives the memory to later buffers. The buffer is empty afterwards.
     fn release(&mut self) {
         self.len = 0;
-        if let Some(memory) = self.memory.take().filter(|memory| memory.len >= MIN_KEPT) {
+        if let Some(mut memory) = self.memory.take().filter(|memory| memory.len >= MIN_KEPT) {
+            memory.allow_reclaim();
             lock(&POOL).keep(memory);
         }
     }
@@ -88,7 +91,9 @@ impl Deref for ActivationBuffer {
     fn deref(&self) -> &[f32] {
         let Some(memory) = &self.memory else { return &[] };
         // SAFETY: the memory has at least `len` values, is aligned to cache lines, initialized
-        // (every bit pattern is an f32), and belongs to this buffer alone, which is borrowed.
+        // (every bit pattern is an f32), and belongs to this buffer alone, which is borrowed. The
+        // system changes only pages that have not been written since `resize_for_overwrite`, whose
+        // callers write all values before they read any.
         unsafe { std::slice::from_raw_parts(memory.start.as_ptr().cast(), self.len) }
     }
 }
@@ -122,6 +127,13 @@ fn allocate(bytes: usize) -> (SystemMemory, Contents) {
     // The memory is freed while the pool is unlocked.
     drop(surplus);
     (memory, Contents::Zero)
+}
+
+/// Frees the memory that no buffer has.
+pub(crate) fn free_unused() {
+    let unused = lock(&POOL).clear();
+    // The memory is freed while the pool is unlocked.
+    drop(unused);
 }
 
 fn lock(pool: &Mutex<BufferPool>) -> std::sync::MutexGuard<'_, BufferPool> {
@@ -175,9 +187,14 @@ impl BufferPool {
         self.free.drain(..count).collect()
     }
 
-    /// Keeps the memory of a dropped buffer. The system may take it back in the meantime.
-    fn keep(&mut self, mut memory: SystemMemory) {
-        memory.allow_reclaim();
+    /// Removes the memory that no buffer has.
+    fn clear(&mut self) -> Vec<SystemMemory> {
+        self.free_bytes = 0;
+        std::mem::take(&mut self.free)
+    }
+
+    /// Keeps the memory of a dropped buffer.
+    fn keep(&mut self, memory: SystemMemory) {
         self.used_bytes -= memory.len;
         self.free_bytes += memory.len;
         self.free.push(memory);
@@ -215,9 +232,9 @@ mod tests {
         assert_eq!(*buffer, [1.0, 2.0, 3.0]);
         buffer.copy_from(&[4.0]);
         assert_eq!(*buffer, [4.0]);
-        buffer.resize(MIN_KEPT);
+        buffer.resize_for_overwrite(MIN_KEPT);
         assert_eq!(buffer.len(), MIN_KEPT);
-        buffer.resize(0);
+        buffer.resize_for_overwrite(0);
         assert!(buffer.is_empty());
     }
 
@@ -244,5 +261,19 @@ mod tests {
         assert_eq!((pool.used_bytes, pool.free_bytes), (14 * MIB, 2 * MIB));
         assert_eq!(pool.add(100 * MIB).len(), 1);
         assert_eq!((pool.free_bytes, pool.peak_bytes), (0, 114 * MIB));
+        pool.keep(SystemMemory::on_heap(100 * MIB));
+        assert_eq!(pool.clear().len(), 1);
+        assert_eq!((pool.used_bytes, pool.free_bytes), (14 * MIB, 0));
+    }
+
+    #[test]
+    fn memory_is_found_by_a_buffer_of_the_same_size() {
+        for bytes in [MIN_KEPT, MIN_KEPT * 5 / 4, MIN_KEPT * 5 / 2, MIN_KEPT * 17 / 4] {
+            let size = SystemMemory::huge_pages_len(bytes).unwrap();
+            let mut pool = BufferPool::new();
+            pool.add(size);
+            pool.keep(SystemMemory::on_huge_pages(bytes).unwrap_or(SystemMemory::on_heap(size)));
+            assert_eq!(pool.take(size).unwrap().len, size, "{bytes}");
+        }
     }
 }

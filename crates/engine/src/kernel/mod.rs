@@ -31,7 +31,7 @@ mod thread_pool_tests;
 mod tile;
 mod weight_format;
 
-pub(crate) use activation_buffer::ActivationBuffer;
+pub(crate) use activation_buffer::{ActivationBuffer, free_unused as free_unused_activations};
 pub(crate) use gemm::{FusedGemm, Lhs, Rhs};
 pub(crate) use isa::Isa;
 pub use panels::Precision;

@@ -8,7 +8,6 @@ use std::ptr::NonNull;
 /// Alignment of every allocation in bytes: a cache line, which no aligned load crosses.
 pub(super) const LINE: usize = 64;
 /// Size of a huge page in bytes.
-#[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Memory from the system, zeroed when it is allocated and freed when it is dropped.
@@ -30,8 +29,8 @@ enum Source {
     Map(NonNull<u8>, usize),
 }
 
-// SAFETY: the memory belongs to this value alone. It is accessed through raw pointers only, and who
-// dereferences them must rule out data races.
+// SAFETY: the memory belongs to this value alone. It is accessed through raw pointers only, and code
+// that dereferences them must prevent data races.
 unsafe impl Send for SystemMemory {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for SystemMemory {}
@@ -47,20 +46,27 @@ impl SystemMemory {
         Self { start, len, source: Source::Heap(layout) }
     }
 
-    /// Allocates at least `len` bytes on huge pages. Returns `None` if the system refuses, or if it
-    /// is not Linux. The system assigns physical memory when a page is written.
+    /// Returns the size in bytes of the huge pages that `len` bytes need.
+    pub(super) fn huge_pages_len(len: usize) -> Option<usize> {
+        len.checked_next_multiple_of(HUGE_PAGE)
+    }
+
+    /// Allocates [`huge_pages_len`](Self::huge_pages_len) bytes for `len` bytes. Returns `None` if
+    /// the system refuses, or if it is not Linux. The system assigns physical memory when a page is
+    /// written.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn on_huge_pages(_: usize) -> Option<Self> {
         None
     }
 
-    /// Allocates at least `len` bytes on huge pages. Returns `None` if the system refuses, or if it
-    /// is not Linux. The system assigns physical memory when a page is written.
+    /// Allocates [`huge_pages_len`](Self::huge_pages_len) bytes for `len` bytes. Returns `None` if
+    /// the system refuses, or if it is not Linux. The system assigns physical memory when a page is
+    /// written.
     #[cfg(target_os = "linux")]
     pub(super) fn on_huge_pages(len: usize) -> Option<Self> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-        let len = len.checked_next_multiple_of(HUGE_PAGE)?;
+        let len = Self::huge_pages_len(len)?;
         // A huge page must start at a multiple of its size.
         let map_len = len.checked_add(HUGE_PAGE)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -79,8 +85,9 @@ impl SystemMemory {
         Some(Self { start, len, source: Source::Map(map, map_len) })
     }
 
-    /// Allows the system to take the memory back until it is written again. Afterwards every byte
-    /// has its old value or is 0. Does nothing for memory on the heap.
+    /// Allows the system to take pages back. Until a page is written again, it may change from its
+    /// old values to zeros at any time, so it must be written before it is read. Does nothing for
+    /// memory on the heap.
     pub(super) fn allow_reclaim(&mut self) {
         #[cfg(target_os = "linux")]
         if let Source::Map(..) = self.source {

@@ -170,8 +170,8 @@ impl Tile {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx2,fma,f16c")]
     unsafe fn avx512<F: PanelFormat>(self, rows: usize, panels: usize) {
-        // SAFETY: the caller promises valid addresses, and the function enables AVX-512F and what
-        // it includes.
+        // SAFETY: the caller promises valid addresses, and the function enables AVX-512F, AVX-512BW
+        // and what they include.
         unsafe { self.dispatch::<Avx512, F>(rows, panels) }
     }
 
@@ -404,7 +404,8 @@ unsafe fn decode_avx2<F: PanelFormat>(panel: PanelBlocks<'_>, first: usize, out:
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx2,fma,f16c")]
 unsafe fn decode_avx512<F: PanelFormat>(panel: PanelBlocks<'_>, first: usize, out: &mut [f32]) {
-    // SAFETY: the caller promises that the panel has the inputs; the function enables AVX-512F.
+    // SAFETY: the caller promises that the panel has the inputs; the function enables AVX-512F
+    // and AVX-512BW.
     unsafe { decode::<Avx512, F>(panel, first, out) }
 }
 

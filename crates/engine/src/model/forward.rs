@@ -87,7 +87,7 @@ impl Model {
     /// If a token is not in the vocabulary.
     pub(crate) fn embed(&self, tokens: &[u32], chunks: &[SequenceChunk], work: &mut Workspace) {
         let hidden = self.config.hidden_size;
-        work.x.resize(tokens.len() * hidden);
+        work.x.resize_for_overwrite(tokens.len() * hidden);
         for (x, token) in work.x.chunks_exact_mut(hidden).zip(tokens) {
             self.embedding.row(*token as usize, x);
         }
@@ -149,7 +149,7 @@ impl Model {
                 pages,
             );
         }
-        activations.attention_out.resize(count * heads.query_width());
+        activations.attention_out.resize_for_overwrite(count * heads.query_width());
         let rotated = &work.rotated[queries..];
         kernel.attend(heads, chunks, rotated, qkv_width, pages, &mut activations.attention_out);
 
@@ -202,8 +202,8 @@ impl Model {
         inverse: &mut ActivationBuffer,
     ) {
         let hidden = gain.len();
-        out.resize(x.len());
-        inverse.resize(x.len() / hidden);
+        out.resize_for_overwrite(x.len());
+        inverse.resize_for_overwrite(x.len() / hidden);
         let (isa, epsilon) = (self.kernel.isa(), self.config.norm_eps);
         self.kernel.pool().for_each_row_with(
             out,
@@ -241,7 +241,7 @@ impl Model {
     pub(crate) fn activate(&self, gate_up: &[f32], out: &mut ActivationBuffer) {
         let width = self.config.intermediate_size;
         let count = gate_up.len() / (2 * width);
-        out.resize(count * width);
+        out.resize_for_overwrite(count * width);
         let isa = self.kernel.isa();
         self.kernel.pool().for_each_row(out, width, width * 16, |row, out| {
             let (gate, up) = gate_up[row * 2 * width..(row + 1) * 2 * width].split_at(width);

@@ -38,7 +38,7 @@ pub(crate) fn linear_with_lora(
     let size = (count, inputs, outputs);
     let sides = (Lhs::rows(x, inputs), Rhs::packed(weights));
     let widths = deltas.iter().map(|(rows, delta)| rows.len() * delta.width());
-    hidden.resize(widths.sum());
+    hidden.resize_for_overwrite(widths.sum());
     if let [(rows, delta)] = deltas
         && *rows == (0..count)
     {
@@ -91,7 +91,7 @@ impl Linear {
         out: &mut ActivationBuffer,
     ) {
         let (outputs, inputs) = (self.weights.rows(), self.weights.cols());
-        out.resize(x.len() / inputs * outputs);
+        out.resize_for_overwrite(x.len() / inputs * outputs);
         let deltas: Vec<(Range<usize>, &Delta)> =
             deltas.filter_map(|(rows, delta)| Some((rows, delta?))).collect();
         linear_with_lora(kernel, &self.weights, x, &deltas, hidden, out);

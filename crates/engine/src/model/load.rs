@@ -94,31 +94,35 @@ impl Model {
     ) -> Result<Self> {
         let storage = storage.into();
         let mut bytes = 0_usize;
-        let (mut layers, mut others) = (Vec::new(), Vec::new());
+        let mut tensors = Vec::new();
         for (name, shape) in config.tensors() {
             if let [rows, cols] = *shape {
                 let matrix = Matrix::new(source, &name, rows, cols, storage)?;
                 bytes = bytes.saturating_add(matrix.bytes());
                 if let SourceTensor::Stored(tensor) = matrix.tensor {
-                    if matrix.is_embedding { &mut others } else { &mut layers }.push(tensor);
+                    // Embedding and unembedding are packed after the layers.
+                    let layer = name.split('.').find_map(|part| part.parse::<usize>().ok());
+                    tensors.push((layer.unwrap_or(usize::MAX), tensor));
                 }
             }
         }
         probe("the model's weights", bytes)?;
-        // The order in which the tensors are packed.
-        layers.append(&mut others);
-        ReadAhead::run(&layers, |progress| {
+        // The layers are packed in order. Within a layer, reading in the order of the file is faster.
+        tensors.sort_by_key(|(layer, tensor)| (*layer, tensor.position()));
+        let tensors: Vec<StoredTensor<'_>> =
+            tensors.into_iter().map(|(_, tensor)| tensor).collect();
+        ReadAhead::run(&tensors, |progress| {
             Self::load_weights(config, source, storage, kernel, progress)
         })
     }
 
-    /// Packs the weights and reports the bytes that it has read.
+    /// Packs the weights.
     fn load_weights(
         config: &ModelConfig,
         source: &impl TensorSource,
         storage: WeightStorage,
         kernel: Kernel,
-        progress: &ReadAhead,
+        progress: &ReadAhead<'_>,
     ) -> Result<Self> {
         let query_width = config.heads * config.head_dim;
         let kv_width = config.kv_heads * config.head_dim;
@@ -187,7 +191,7 @@ struct LayerLoader<'a, S> {
     source: &'a S,
     storage: WeightStorage,
     kernel: &'a Kernel,
-    progress: &'a ReadAhead,
+    progress: &'a ReadAhead<'a>,
     prefix: String,
 }
 
@@ -223,8 +227,6 @@ struct Matrix<'a> {
     format: WeightFormat,
     /// Format that the values are quantized to while they are read.
     quantized: Option<BlockFormat>,
-    /// Whether this is the embedding or the unembedding.
-    is_embedding: bool,
 }
 
 impl<'a> Matrix<'a> {
@@ -254,7 +256,7 @@ impl<'a> Matrix<'a> {
             (DType::Bf16, None) if source.keeps_precision() => WeightFormat::Bf16,
             (_, None) => storage.precision.into(),
         };
-        Ok(Self { tensor, rows, cols, format, quantized, is_embedding })
+        Ok(Self { tensor, rows, cols, format, quantized })
     }
 
     /// Returns the size of the packed matrix in bytes.
@@ -262,11 +264,10 @@ impl<'a> Matrix<'a> {
         self.format.matrix_bytes(self.rows, self.cols)
     }
 
-    /// Returns the size in bytes of `rows` rows in the file; 0 if the values are in memory.
-    fn file_bytes(&self, rows: usize) -> usize {
-        match self.tensor {
-            SourceTensor::Stored(tensor) => tensor.byte_len() / self.rows.max(1) * rows,
-            SourceTensor::F32(_) => 0,
+    /// Waits until rows of a stored tensor are in the page cache.
+    fn wait(&self, progress: &ReadAhead<'_>, first: usize, rows: usize) {
+        if let SourceTensor::Stored(tensor) = &self.tensor {
+            progress.wait_for_rows(tensor, first, rows);
         }
     }
 
@@ -303,13 +304,13 @@ fn pack(
     kernel: &Kernel,
     cols: usize,
     matrices: &[Matrix<'_>],
-    progress: &ReadAhead,
+    progress: &ReadAhead<'_>,
 ) -> Result<Panels> {
     let values: Vec<_> = matrices
         .iter()
         .map(|matrix| {
             move |first: usize, out: &mut [f32]| {
-                progress.advance(matrix.file_bytes(out.len() / cols));
+                matrix.wait(progress, first, out.len() / cols);
                 matrix.read_values(first, out)
             }
         })
@@ -318,7 +319,7 @@ fn pack(
         .iter()
         .map(|matrix| {
             move |first: usize, out: &mut [u8]| {
-                progress.advance(matrix.file_bytes(out.len() / matrix.format.row_bytes(cols)));
+                matrix.wait(progress, first, out.len() / matrix.format.row_bytes(cols));
                 matrix.read_stored(kernel.isa(), first, out)
             }
         })

@@ -131,7 +131,7 @@ impl OutputHead<'_> {
         let kernel = &self.model.kernel;
         let (hidden, vocab) = (self.hidden(), self.model.config.vocab_size);
         let cols = SLICE.min(vocab - from);
-        out.resize(count * cols);
+        out.resize_for_overwrite(count * cols);
         let rhs = Rhs::Packed { weights: self.model.unembedding(), from };
         let lhs = Lhs::rows(&self.x[first * hidden..], hidden);
         let delta = self.lora.and_then(|lora| lora.unembedding.as_ref());
@@ -220,7 +220,7 @@ impl OutputHead<'_> {
             for from in (0..vocab).step_by(SLICE) {
                 let cols = SLICE.min(vocab - from);
                 match saved {
-                    Some(_) => logits.resize(count * cols),
+                    Some(_) => logits.resize_for_overwrite(count * cols),
                     None => self.logits(first, count, from, &lora_hidden, &mut logits),
                 }
                 kernel.pool().for_each_row(&mut logits, cols, cols * 16, |row, logits| {

@@ -1,97 +1,162 @@
-//! [`ReadAhead`]: the system reads the next tensors of a file while earlier ones are packed.
+//! [`ReadAhead`]: a thread reads the tensors of a file in order, ahead of the threads that pack them.
 //!
-//! Packing occupies all threads of the pool. Without a request in advance, the disk would be idle
-//! while they compute, and they would be idle while it reads.
+//! Packing occupies all threads of the pool. Without a thread that reads, the disk would be idle
+//! while they compute, and they would read several places of the file at once, which is slower than
+//! reading it in order.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::{self, Thread};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use tinkex_weights::StoredTensor;
 
-/// Maximum number of bytes that are requested but not yet packed.
+/// Maximum number of bytes that are read but not yet packed.
 const WINDOW: usize = 256 << 20;
-/// Number of bytes per request. Linux ignores what exceeds its readahead size, 128 KiB by default.
-const REQUEST: usize = 128 << 10;
-/// Number of packed bytes after which the thread that sends requests continues.
-const WAKE_STEP: usize = 4 << 20;
-/// Tensors with fewer bytes in total are read without requests in advance.
+/// Number of bytes that are read at a time.
+const READ_BYTES: usize = 256 << 10;
+/// Tensors with fewer bytes in total are read by the threads that pack them.
 const MIN_BYTES: usize = 16 << 20;
 
-/// Progress of packing, which limits how far ahead the file is read.
-#[derive(Debug, Default)]
-pub(super) struct ReadAhead {
-    /// Number of bytes that have been packed.
+/// Progress of the thread that reads, and of the threads that pack. All positions are bytes in the
+/// tensors, one after the other.
+#[derive(Debug)]
+pub(super) struct ReadAhead<'a> {
+    /// Position of the first byte of each tensor, by name.
+    starts: HashMap<&'a str, usize>,
+    /// Position before which all bytes are in the page cache; the largest number if nobody reads
+    /// ahead any more.
+    read: AtomicUsize,
+    /// Number of bytes that are packed.
     used: AtomicUsize,
-    is_done: AtomicBool,
-    /// Thread that sends the requests.
-    thread: OnceLock<Thread>,
+    demand: Mutex<ReadDemand>,
+    /// Signals a change of `demand` or `used`, to the thread that reads.
+    demand_changed: Condvar,
+    /// Signals a change of `read`, to the threads that pack.
+    read_changed: Condvar,
 }
 
-impl ReadAhead {
-    /// Calls `work` while another thread requests the bytes of `tensors` in order. `work` reports
-    /// the bytes that it has used.
-    pub(super) fn run<R>(tensors: &[StoredTensor<'_>], work: impl FnOnce(&Self) -> R) -> R {
-        let progress = Self::default();
-        let total = tensors.iter().map(StoredTensor::byte_len).fold(0, usize::saturating_add);
+/// What the thread that reads has to do.
+#[derive(Debug, Default)]
+struct ReadDemand {
+    /// Maximum position that a thread waits for.
+    wanted: usize,
+    is_done: bool,
+}
+
+impl<'a> ReadAhead<'a> {
+    /// Calls `work` while another thread reads `tensors` in order. `work` calls
+    /// [`wait_for_rows`](Self::wait_for_rows) before it reads rows itself.
+    pub(super) fn run<R>(tensors: &[StoredTensor<'a>], work: impl FnOnce(&Self) -> R) -> R {
+        let mut total = 0_usize;
+        let mut starts = HashMap::with_capacity(tensors.len());
+        for tensor in tensors {
+            starts.insert(tensor.name(), total);
+            total = total.saturating_add(tensor.byte_len());
+        }
+        let progress = Self {
+            starts,
+            read: AtomicUsize::new(0),
+            used: AtomicUsize::new(0),
+            demand: Mutex::default(),
+            demand_changed: Condvar::new(),
+            read_changed: Condvar::new(),
+        };
         if total < MIN_BYTES {
+            progress.set_read(usize::MAX);
             return work(&progress);
         }
         thread::scope(|scope| {
             let name = "tinkex-read-ahead".to_owned();
-            let requests = || progress.request(tensors);
+            let read = || {
+                let _stopped = OnDrop(|| progress.set_read(usize::MAX));
+                progress.read(tensors);
+            };
             // Without the thread, loading is slower and has the same result.
-            if let Ok(thread) = thread::Builder::new().name(name).spawn_scoped(scope, requests) {
-                let _ = progress.thread.set(thread.thread().clone());
+            if thread::Builder::new().name(name).spawn_scoped(scope, read).is_err() {
+                progress.set_read(usize::MAX);
             }
             // The scope waits for the thread, even if `work` panics.
-            let _stop = StopOnDrop(&progress);
+            let _done = OnDrop(|| progress.finish());
             work(&progress)
         })
     }
 
-    /// Reports that `bytes` more bytes of the tensors have been used.
-    pub(super) fn advance(&self, bytes: usize) {
-        let before = self.used.fetch_add(bytes, Ordering::Relaxed);
-        if before / WAKE_STEP != before.wrapping_add(bytes) / WAKE_STEP {
-            self.wake();
+    /// Waits until `count` rows of a tensor, from row `first` on, are in the page cache, and counts
+    /// them as packed. Returns at once if nobody reads ahead.
+    pub(super) fn wait_for_rows(&self, tensor: &StoredTensor<'_>, first: usize, count: usize) {
+        let Some(start) = self.starts.get(tensor.name()) else { return };
+        let end = start.saturating_add(tensor.end_of_rows(first + count));
+        let used = tensor.end_of_rows(first + count) - tensor.end_of_rows(first);
+        let before = self.used.fetch_add(used, Ordering::Relaxed);
+        let is_read = self.read.load(Ordering::Acquire) >= end;
+        // Most calls neither wait nor wake the thread that reads.
+        if is_read && before / READ_BYTES == before.saturating_add(used) / READ_BYTES {
+            return;
+        }
+        let mut demand = self.lock();
+        demand.wanted = demand.wanted.max(end);
+        self.demand_changed.notify_one();
+        while self.read.load(Ordering::Acquire) < end {
+            demand = self.read_changed.wait(demand).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn wake(&self) {
-        if let Some(thread) = self.thread.get() {
-            thread.unpark();
-        }
-    }
-
-    /// Requests the bytes of the tensors, at most [`WINDOW`] bytes more than have been used.
-    fn request(&self, tensors: &[StoredTensor<'_>]) {
-        let mut requested = 0_usize;
+    /// Reads the tensors until there is nobody to read for.
+    fn read(&self, tensors: &[StoredTensor<'_>]) {
+        let mut buffer = vec![0; READ_BYTES];
+        let mut position = 0;
         for tensor in tensors {
-            for start in (0..tensor.byte_len()).step_by(REQUEST) {
-                while requested.saturating_sub(self.used.load(Ordering::Relaxed)) > WINDOW {
-                    if self.is_done.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    thread::park();
+            for start in (0..tensor.byte_len()).step_by(READ_BYTES) {
+                if !self.wait_for_demand(position) {
+                    return;
                 }
-                tensor.read_ahead(start, REQUEST);
-                requested += REQUEST.min(tensor.byte_len() - start);
-            }
-            if self.is_done.load(Ordering::Relaxed) {
-                return;
+                let len = READ_BYTES.min(tensor.byte_len() - start);
+                // The threads that pack read the bytes again and report an error.
+                if !tensor.is_cached(start) && tensor.read_bytes(start, &mut buffer[..len]).is_err()
+                {
+                    return;
+                }
+                position += len;
+                self.set_read(position);
             }
         }
+    }
+
+    /// Waits until the bytes at `position` should be read. Returns `false` if the work is done.
+    fn wait_for_demand(&self, position: usize) -> bool {
+        let window_end = || self.used.load(Ordering::Relaxed).saturating_add(WINDOW);
+        let mut demand = self.lock();
+        while !demand.is_done && position > window_end() && position >= demand.wanted {
+            demand = self.demand_changed.wait(demand).unwrap_or_else(PoisonError::into_inner);
+        }
+        !demand.is_done
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ReadDemand> {
+        self.demand.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_read(&self, position: usize) {
+        // Under the lock, no thread is between its last look at `read` and its wait.
+        let _demand = self.lock();
+        self.read.store(position, Ordering::Release);
+        self.read_changed.notify_all();
+    }
+
+    /// Ends the thread that reads.
+    fn finish(&self) {
+        self.lock().is_done = true;
+        self.demand_changed.notify_one();
     }
 }
 
-/// Ends the thread that sends requests.
-struct StopOnDrop<'a>(&'a ReadAhead);
+/// Calls a function when it is dropped, also during a panic.
+struct OnDrop<F: Fn()>(F);
 
-impl Drop for StopOnDrop<'_> {
+impl<F: Fn()> Drop for OnDrop<F> {
     fn drop(&mut self) {
-        self.0.is_done.store(true, Ordering::Relaxed);
-        self.0.wake();
+        (self.0)();
     }
 }
 
@@ -101,38 +166,67 @@ mod tests {
 
     use super::*;
 
-    /// Writes a file with one tensor that is large enough for the thread to start.
+    const ROWS: usize = 1024;
+    const COUNT: usize = 2 * WINDOW / MIN_BYTES;
+
+    /// Writes a file with tensors that are larger than the window together.
     fn large_file(folder: &std::path::Path) -> TensorFile {
         let path = folder.join("x.safetensors");
         let values = vec![1.5; MIN_BYTES / size_of::<f32>()];
-        let tensor =
-            NamedTensor { name: "x", shape: &[values.len()], values: TensorSlice::F32(&values) };
-        write_tensors(&path, &[tensor], &[]).unwrap();
+        let shape = [ROWS, values.len() / ROWS];
+        let names: Vec<String> = (0..COUNT).map(|index| format!("x{index:02}")).collect();
+        let tensor = |name| NamedTensor { name, shape: &shape, values: TensorSlice::F32(&values) };
+        let tensors: Vec<NamedTensor<'_>> = names.iter().map(|name| tensor(&**name)).collect();
+        write_tensors(&path, &tensors, &[]).unwrap();
         TensorFile::open(&path).unwrap()
+    }
+
+    fn tensors(file: &TensorFile) -> Vec<StoredTensor<'_>> {
+        let mut names: Vec<&str> = file.names().collect();
+        names.sort_unstable();
+        names.into_iter().map(|name| file.tensor(name).unwrap()).collect()
+    }
+
+    #[test]
+    fn every_row_is_read_in_any_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = large_file(folder.path());
+        let tensors = tensors(&file);
+        // The last tensor is wanted first, though it is outside the window.
+        for reverse in [false, true] {
+            let mut order: Vec<&StoredTensor<'_>> = tensors.iter().collect();
+            if reverse {
+                order.reverse();
+            }
+            let used = ReadAhead::run(&tensors, |progress| {
+                for tensor in order {
+                    for first in (0..ROWS).step_by(64) {
+                        progress.wait_for_rows(tensor, first, 64);
+                    }
+                }
+                progress.used.load(Ordering::Relaxed)
+            });
+            assert_eq!(used, 2 * WINDOW);
+        }
     }
 
     #[test]
     fn the_thread_ends_with_the_work_even_if_nothing_was_used() {
         let folder = tempfile::tempdir().unwrap();
         let file = large_file(folder.path());
-        // More requests than fit in the window, so that the thread waits.
-        let tensors = vec![file.tensor("x").unwrap(); 2 * WINDOW / MIN_BYTES];
+        let tensors = tensors(&file);
         assert_eq!(ReadAhead::run(&tensors, |_| 7), 7);
-        let used = ReadAhead::run(&tensors, |progress| {
-            for _ in 0..tensors.len() {
-                progress.advance(MIN_BYTES);
-            }
-            progress.used.load(Ordering::Relaxed)
-        });
-        assert_eq!(used, 2 * WINDOW);
+        let outcome = std::panic::catch_unwind(|| ReadAhead::run(&tensors, |_| panic!("no")));
+        assert!(outcome.is_err());
     }
 
     #[test]
-    fn the_thread_ends_if_the_work_panics() {
+    fn a_tensor_that_cannot_be_read_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let file = large_file(folder.path());
-        let tensors = vec![file.tensor("x").unwrap(); 2 * WINDOW / MIN_BYTES];
-        let outcome = std::panic::catch_unwind(|| ReadAhead::run(&tensors, |_| panic!("no")));
-        assert!(outcome.is_err());
+        let tensors = tensors(&file);
+        let path = folder.path().join("x.safetensors");
+        std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(1 << 20).unwrap();
+        ReadAhead::run(&tensors, |progress| progress.wait_for_rows(&tensors[9], 0, ROWS));
     }
 }

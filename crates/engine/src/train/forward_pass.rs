@@ -229,7 +229,7 @@ impl<'a> ForwardPass<'a> {
             return None;
         }
         let mut x = ActivationBuffer::default();
-        x.resize(rows.len() * hidden);
+        x.resize_for_overwrite(rows.len() * hidden);
         for (row, x) in rows.iter().zip(x.chunks_exact_mut(hidden)) {
             x.copy_from_slice(&self.normed[row * hidden..(row + 1) * hidden]);
         }

@@ -270,11 +270,12 @@ fn stored_bf16_rows_that_are_not_finite_are_errors() {
         assert_eq!(rows, bytes[..8]);
         let error = tensor.read_rows(1, &mut rows).unwrap_err().to_string();
         assert!(error.contains(&format!("tensor x is {name} at index 5")), "{error}");
-        // The advice has no visible effect, inside and outside the tensor.
-        for (start, len) in [(0, 12), (4, 100), (12, 1), (usize::MAX, 1), (3, 0)] {
-            tensor.read_ahead(start, len);
-        }
+        assert_eq!([0, 1, 3, 4].map(|rows| tensor.end_of_rows(rows)), [0, 4, 12, 12]);
         assert_eq!(tensor.byte_len(), 12);
+        assert_eq!(tensor.position().0, path);
+        assert_eq!(tensor.position().1 + 12, std::fs::metadata(&path).unwrap().len());
+        // Outside of the file there is nothing to read.
+        assert!(!tensor.is_cached(1 << 30));
     }
 }
 
