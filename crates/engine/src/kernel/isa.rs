@@ -50,7 +50,7 @@ impl Isa {
                 && is_x86_feature_detected!("f16c")
             {
                 all.push(Self(Level::Avx2));
-                if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+                if is_x86_feature_detected!("avx512f") {
                     all.push(Self(Level::Avx512));
                 }
             }

@@ -29,7 +29,7 @@
     reason = "reads through raw pointers; every function documents its requirements"
 )]
 
-use super::simd::Simd16;
+use super::simd::{BYTE_BASE, Simd16};
 
 /// Storage format of a panel, read in blocks. A block consists of `PARTS` parts, each with its own
 /// scale, a part of `PART_CHUNKS` chunks, and a chunk of `CHUNK_INPUTS` inputs.
@@ -205,7 +205,7 @@ impl PanelFormat for Q8_0 {
         // SAFETY: the caller promises a valid block and the instructions of `W`.
         unsafe {
             let scale = W::load_f16(block);
-            (scale, scale.times(W::all(W::BYTE_BASE + f32::from(Self::ZERO))))
+            (scale, scale.times(W::all(BYTE_BASE + f32::from(Self::ZERO))))
         }
     }
 

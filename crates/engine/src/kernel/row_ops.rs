@@ -28,7 +28,7 @@ macro_rules! for_each_isa {
                 }
 
                 #[cfg(target_arch = "x86_64")]
-                #[target_feature(enable = "avx512f,avx512bw,avx2,fma,f16c")]
+                #[target_feature(enable = "avx512f,avx2,fma,f16c")]
                 fn avx512($($arg: $type),*) $(-> $out)? {
                     body($($arg),*)
                 }
@@ -38,8 +38,8 @@ macro_rules! for_each_isa {
                     // SAFETY: an `Isa` of this level proves that the CPU has AVX2, FMA and F16C.
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx2 => unsafe { avx2($($arg),*) },
-                    // SAFETY: an `Isa` of this level proves that the CPU has AVX-512F, AVX-512BW,
-                    // AVX2, FMA and F16C.
+                    // SAFETY: an `Isa` of this level proves that the CPU has AVX-512F, AVX2, FMA
+                    // and F16C.
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx512 => unsafe { avx512($($arg),*) },
                 }

@@ -25,8 +25,6 @@ pub(super) trait Simd16: Copy {
     /// Maximum number of rows of a tile if the weights are quantized. 0 means that they are decoded
     /// into a buffer.
     const MAX_QUANTIZED_ROWS: usize;
-    /// Number that [`byte`](Self::byte) adds to a byte: 0 or a power of two up to 2¹⁵.
-    const BYTE_BASE: f32;
 
     /// Sixteen 32-bit words.
     type Words: Copy;
@@ -55,7 +53,7 @@ pub(super) trait Simd16: Copy {
     unsafe fn lower_bf16(words: Self::Words) -> Self;
     /// Returns the bf16 values in the upper half of each word.
     unsafe fn upper_bf16(words: Self::Words) -> Self;
-    /// Returns [`BYTE_BASE`](Self::BYTE_BASE) plus byte `I` of each word, 0 being the lowest byte.
+    /// Returns [`BYTE_BASE`] plus byte `I` of each word, 0 being the lowest byte.
     unsafe fn byte<const I: usize>(words: Self::Words) -> Self;
     /// Returns the unsigned number in the `bits` bits of each word from bit `shift` on, minus
     /// `offset`. `bits` is at most 8. `shift`, `bits` and `offset` should be constants, so that the
@@ -64,6 +62,10 @@ pub(super) trait Simd16: Copy {
     /// Returns words with bits 30 and 31 of each of the given words in bits 0 to 5.
     unsafe fn join_top_bits(words: [Self::Words; 3]) -> Self::Words;
 }
+
+/// Number that [`Simd16::byte`] adds to a byte, 2¹⁵: in the mantissa of a number from 2¹⁵ to 2¹⁶, the
+/// units are bits 8 to 15.
+pub(super) const BYTE_BASE: f32 = 32_768.0;
 
 /// Returns the exponent bits of the f32 whose mantissa bit `shift` has the value 1.
 #[cfg(target_arch = "x86_64")]
@@ -79,7 +81,6 @@ impl Simd16 for Portable {
     const PANELS: [usize; 9] = [0, 1, 1, 1, 1, 1, 1, 0, 0];
     const QUANTIZED_PANELS: usize = 0;
     const MAX_QUANTIZED_ROWS: usize = 0;
-    const BYTE_BASE: f32 = 0.0;
 
     type Words = [u32; PANEL];
 
@@ -167,7 +168,7 @@ impl Simd16 for Portable {
 
     #[inline(always)]
     unsafe fn byte<const I: usize>(words: Self::Words) -> Self {
-        Self(words.map(|word| f32::from(word.to_le_bytes()[I])))
+        Self(words.map(|word| BYTE_BASE + f32::from(word.to_le_bytes()[I])))
     }
 
     #[inline(always)]
@@ -193,20 +194,19 @@ pub(super) use x86::{Avx2, Avx512};
 mod x86 {
     use std::arch::x86_64::{
         __m256, __m256i, __m512, __m512i, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
-        _mm_setr_epi32, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
-        _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps,
-        _mm256_fmsub_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps, _mm256_or_si256,
-        _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_srl_epi32,
-        _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm512_add_ps, _mm512_and_si512,
-        _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
-        _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_loadu_ps,
-        _mm512_loadu_si512, _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_ps,
-        _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_ps, _mm512_setzero_ps, _mm512_shuffle_epi8,
-        _mm512_slli_epi32, _mm512_srl_epi32, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
-        _mm512_ternarylogic_epi32,
+        _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+        _mm256_cvtepu8_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_fmsub_ps, _mm256_loadu_ps,
+        _mm256_loadu_si256, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi32, _mm256_set1_ps,
+        _mm256_setzero_ps, _mm256_slli_epi32, _mm256_srl_epi32, _mm256_srli_epi32,
+        _mm256_storeu_ps, _mm256_sub_ps, _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps,
+        _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtph_ps,
+        _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
+        _mm512_or_si512, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_ps,
+        _mm512_setzero_ps, _mm512_slli_epi32, _mm512_srl_epi32, _mm512_srli_epi32,
+        _mm512_storeu_ps, _mm512_sub_ps, _mm512_ternarylogic_epi32,
     };
 
-    use super::{Simd16, exponent_bits};
+    use super::{BYTE_BASE, Simd16, exponent_bits};
 
     /// Mask of the upper sixteen of 32 bits.
     const UPPER: i32 = -0x1_0000;
@@ -225,8 +225,6 @@ mod x86 {
         const PANELS: [usize; 9] = [0, 4, 2, 1, 1, 1, 1, 0, 0];
         const QUANTIZED_PANELS: usize = 2;
         const MAX_QUANTIZED_ROWS: usize = 4;
-        // In the mantissa of a number from 2¹⁵ to 2¹⁶, the units are bits 8 to 15.
-        const BYTE_BASE: f32 = 32_768.0;
 
         type Words = (__m256i, __m256i);
 
@@ -381,7 +379,7 @@ mod x86 {
     }
 
     /// Implements [`Simd16::byte`] for eight words: moves the byte to bits 8 to 15 and adds the
-    /// exponent of [`Simd16::BYTE_BASE`].
+    /// exponent of [`BYTE_BASE`].
     #[inline(always)]
     unsafe fn byte256<const I: usize>(words: __m256i) -> __m256 {
         // SAFETY: the caller promises AVX2.
@@ -392,7 +390,7 @@ mod x86 {
                 2 => _mm256_srli_epi32::<8>(words),
                 _ => _mm256_srli_epi32::<16>(words),
             };
-            let exponent = _mm256_set1_epi32(Avx2::BYTE_BASE.to_bits().cast_signed());
+            let exponent = _mm256_set1_epi32(BYTE_BASE.to_bits().cast_signed());
             let byte = _mm256_and_si256(moved, _mm256_set1_epi32(BYTE_MASK));
             _mm256_castsi256_ps(_mm256_or_si256(byte, exponent))
         }
@@ -442,7 +440,6 @@ mod x86 {
         const PANELS: [usize; 9] = [0, 4, 4, 4, 4, 4, 4, 2, 2];
         const QUANTIZED_PANELS: usize = 4;
         const MAX_QUANTIZED_ROWS: usize = 8;
-        const BYTE_BASE: f32 = 0.0;
 
         type Words = __m512i;
 
@@ -531,18 +528,21 @@ mod x86 {
         }
 
         #[inline(always)]
-        #[expect(clippy::cast_possible_truncation, reason = "a word has four bytes")]
         unsafe fn byte<const I: usize>(words: Self::Words) -> Self {
-            // The shuffle moves byte `I` of each word of a group of four to its lowest byte and
-            // clears the others, where the highest bit of an index is set. Shuffle and conversion
-            // run on other units than multiplications.
-            // SAFETY: the caller promises AVX-512F and AVX-512BW.
+            // The same method as in `byte256`.
+            // SAFETY: the caller promises AVX-512F.
             unsafe {
-                let index =
-                    |word: u8| i32::from_le_bytes([word * 4 + const { I as u8 }, 128, 128, 128]);
-                let group = _mm_setr_epi32(index(0), index(1), index(2), index(3));
-                let byte = _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(group));
-                Self(_mm512_cvtepi32_ps(byte))
+                let moved = match I {
+                    0 => _mm512_slli_epi32::<8>(words),
+                    1 => words,
+                    2 => _mm512_srli_epi32::<8>(words),
+                    _ => _mm512_srli_epi32::<16>(words),
+                };
+                let exponent = _mm512_set1_epi32(BYTE_BASE.to_bits().cast_signed());
+                // Bitwise `exponent | (moved & mask)`.
+                let mask = _mm512_set1_epi32(BYTE_MASK);
+                let bits = _mm512_ternarylogic_epi32::<0xF8>(exponent, moved, mask);
+                Self(_mm512_castsi512_ps(bits))
             }
         }
 

@@ -168,10 +168,10 @@ impl Tile {
     }
 
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx2,fma,f16c")]
+    #[target_feature(enable = "avx512f,avx2,fma,f16c")]
     unsafe fn avx512<F: PanelFormat>(self, rows: usize, panels: usize) {
-        // SAFETY: the caller promises valid addresses, and the function enables AVX-512F, AVX-512BW
-        // and what they include.
+        // SAFETY: the caller promises valid addresses, and the function enables AVX-512F and what
+        // it includes.
         unsafe { self.dispatch::<Avx512, F>(rows, panels) }
     }
 
@@ -402,10 +402,9 @@ unsafe fn decode_avx2<F: PanelFormat>(panel: PanelBlocks<'_>, first: usize, out:
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx2,fma,f16c")]
 unsafe fn decode_avx512<F: PanelFormat>(panel: PanelBlocks<'_>, first: usize, out: &mut [f32]) {
-    // SAFETY: the caller promises that the panel has the inputs; the function enables AVX-512F
-    // and AVX-512BW.
+    // SAFETY: the caller promises that the panel has the inputs; the function enables AVX-512F.
     unsafe { decode::<Avx512, F>(panel, first, out) }
 }
 
