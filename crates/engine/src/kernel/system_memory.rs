@@ -36,14 +36,21 @@ unsafe impl Send for SystemMemory {}
 unsafe impl Sync for SystemMemory {}
 
 impl SystemMemory {
-    /// Allocates `len` bytes on the heap.
+    /// Allocates `len` bytes on the heap. Aborts the process if the system refuses.
     pub(super) fn on_heap(len: usize) -> Self {
-        let layout =
-            Layout::from_size_align(len.max(LINE), LINE).expect("a size in the address space");
+        Self::try_on_heap(len).unwrap_or_else(|| handle_alloc_error(Self::heap_layout(len)))
+    }
+
+    /// Allocates `len` bytes on the heap, or returns `None` if the system refuses.
+    pub(super) fn try_on_heap(len: usize) -> Option<Self> {
+        let layout = Self::heap_layout(len);
         // SAFETY: the size of the layout is not 0.
-        let start = unsafe { alloc_zeroed(layout) };
-        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
-        Self { start, len, source: Source::Heap(layout) }
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { start, len, source: Source::Heap(layout) })
+    }
+
+    fn heap_layout(len: usize) -> Layout {
+        Layout::from_size_align(len.max(LINE), LINE).expect("a size in the address space")
     }
 
     /// Returns the size in bytes of the huge pages that `len` bytes need.
