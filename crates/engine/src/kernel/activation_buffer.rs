@@ -37,10 +37,11 @@ impl ActivationBuffer {
         buffer
     }
 
-    /// Returns a buffer with a copy of `values`.
-    pub(crate) fn copy_of(values: &[f32]) -> Self {
+    /// Returns a buffer of `len` unspecified values, which the caller must write before it reads
+    /// any.
+    pub(crate) fn for_overwrite(len: usize) -> Self {
         let mut buffer = Self::default();
-        buffer.copy_from(values);
+        buffer.resize_for_overwrite(len);
         buffer
     }
 
@@ -213,7 +214,9 @@ mod tests {
             let mut buffer = ActivationBuffer::zeroed(len / (1 + usize::from(round) % 3));
             assert!(buffer.iter().all(|value| *value == 0.0), "round {round}");
             buffer.fill(f32::from(round));
-            drop(ActivationBuffer::copy_of(&buffer));
+            let mut copy = ActivationBuffer::for_overwrite(buffer.len());
+            copy.copy_from(&buffer);
+            drop(copy);
             kept.push((f32::from(round), buffer));
             if round % 2 == 1 {
                 kept.remove(0);

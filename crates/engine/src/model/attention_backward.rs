@@ -143,7 +143,7 @@ impl Model {
         // The trees are in row order.
         let tree_of_row: Vec<usize> =
             (0..).zip(&trees).flat_map(|(i, tree)| tree.rows.clone().map(move |_| i)).collect();
-        let mut grad = ActivationBuffer::zeroed(batch.tokens.len() * width);
+        let mut grad = ActivationBuffer::for_overwrite(batch.tokens.len() * width);
         self.kernel.pool().for_each_row(&mut grad, width, width, |row, grad| {
             let tree = tree_of_row[row];
             let elements = trees[tree].elements(&(row..row + 1));

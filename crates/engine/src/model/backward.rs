@@ -28,8 +28,7 @@ struct LinearBackward<'a> {
     input: &'a [f32],
     /// Gradient with respect to the output.
     grad_output: &'a [f32],
-    /// Receives the gradient with respect to the input, which is added. `None` if the input needs
-    /// no gradient.
+    /// Receives the gradient with respect to the input. `None` if the input needs no gradient.
     grad_input: Option<&'a mut [f32]>,
 }
 
@@ -76,7 +75,7 @@ impl Model {
 
         let mut active = ActivationBuffer::default();
         self.activate(&activations.gate_up, &mut active);
-        let mut grad_active = ActivationBuffer::zeroed(count * inner);
+        let mut grad_active = ActivationBuffer::for_overwrite(count * inner);
         let down = LinearBackward {
             input: &active,
             grad_output: grad,
@@ -85,13 +84,15 @@ impl Model {
         self.linear_backward(pass, FusedLinear::Down, down, grads, sink);
         drop(active);
 
-        let mut grad_gate_up = ActivationBuffer::copy_of(&activations.gate_up);
+        let mut grad_gate_up = ActivationBuffer::for_overwrite(activations.gate_up.len());
         self.kernel.pool().for_each_row(
             &mut grad_gate_up,
             2 * inner,
             24 * inner,
-            |row, gate_up| {
-                let (gate, up) = gate_up.split_at_mut(inner);
+            |row, grad_gate_up| {
+                let gate_up = &activations.gate_up[row * 2 * inner..(row + 1) * 2 * inner];
+                grad_gate_up.copy_from_slice(gate_up);
+                let (gate, up) = grad_gate_up.split_at_mut(inner);
                 row_ops::swiglu_backward(
                     isa,
                     gate,
@@ -105,7 +106,7 @@ impl Model {
         let (mut normed, mut inverse_rms) =
             (ActivationBuffer::default(), ActivationBuffer::default());
         self.norm_rows(&activations.mlp_input, &layer.mlp_norm, &mut normed, &mut inverse_rms);
-        let mut grad_normed = ActivationBuffer::zeroed(count * hidden);
+        let mut grad_normed = ActivationBuffer::for_overwrite(count * hidden);
         let gate_up = LinearBackward {
             input: &normed,
             grad_output: &grad_gate_up,
@@ -137,7 +138,8 @@ impl Model {
         let layer = &self.layers[index];
         let count = batch.tokens.len();
 
-        let mut grad_attention = ActivationBuffer::zeroed(count * self.heads().query_width());
+        let mut grad_attention =
+            ActivationBuffer::for_overwrite(count * self.heads().query_width());
         let o = LinearBackward {
             input: &activations.attention_out,
             grad_output: grad,
@@ -145,8 +147,8 @@ impl Model {
         };
         self.linear_backward(pass, FusedLinear::O, o, grads, sink);
 
-        let mut rotated = ActivationBuffer::copy_of(&activations.qkv);
-        self.rotate(layer, angles, &mut rotated);
+        let mut rotated = ActivationBuffer::default();
+        self.rotate(layer, angles, &activations.qkv, &mut rotated);
         let mut grad_qkv = self.attend_backward(&AttentionTensors {
             batch,
             rotated: &rotated,
@@ -159,7 +161,7 @@ impl Model {
         let (mut normed, mut inverse_rms) =
             (ActivationBuffer::default(), ActivationBuffer::default());
         self.norm_rows(&activations.input, &layer.attention_norm, &mut normed, &mut inverse_rms);
-        let mut grad_normed = ActivationBuffer::zeroed(count * self.config.hidden_size);
+        let mut grad_normed = ActivationBuffer::for_overwrite(count * self.config.hidden_size);
         let qkv = LinearBackward {
             input: &normed,
             grad_output: &grad_qkv,

@@ -135,8 +135,7 @@ impl Model {
             &mut activations.qkv_lora,
             &mut activations.qkv,
         );
-        work.rotated.copy_from(&activations.qkv);
-        self.rotate(layer, &work.angles, &mut work.rotated);
+        self.rotate(layer, &work.angles, &activations.qkv, &mut work.rotated);
         let (queries, keys, values) = qkv_offsets(heads.query_width(), heads.kv_width());
         for chunk in chunks {
             let rows = &work.rotated[chunk.rows.start * qkv_width..];
@@ -217,17 +216,25 @@ impl Model {
         );
     }
 
-    /// Applies the QK norms, if the model has them, and the rotary embedding to the queries and
-    /// keys of projected rows, in place.
-    pub(crate) fn rotate(&self, layer: &Layer, angles: &RotaryAngles, qkv: &mut [f32]) {
+    /// Writes the projected rows `qkv` to `out`, with the QK norms, if the model has them, and the
+    /// rotary embedding applied to their queries and keys.
+    pub(crate) fn rotate(
+        &self,
+        layer: &Layer,
+        angles: &RotaryAngles,
+        qkv: &[f32],
+        out: &mut ActivationBuffer,
+    ) {
         let isa = self.kernel.isa();
         let heads = self.heads();
         let width = layer.qkv.weights.rows();
         let epsilon = self.config.norm_eps;
-        self.kernel.pool().for_each_row(qkv, width, width * 4, |row, qkv| {
+        out.resize_for_overwrite(qkv.len());
+        self.kernel.pool().for_each_row(out, width, width * 4, |row, out| {
+            out.copy_from_slice(&qkv[row * width..(row + 1) * width]);
             let (cos, sin) = angles.row(row);
             let end = heads.query_width() + heads.kv_width();
-            for (i, head) in qkv[..end].chunks_exact_mut(heads.head_dim).enumerate() {
+            for (i, head) in out[..end].chunks_exact_mut(heads.head_dim).enumerate() {
                 let gain = if i < heads.query_heads { &layer.query_norm } else { &layer.key_norm };
                 if let Some(gain) = gain {
                     row_ops::norm_in_place(isa, head, gain, epsilon);

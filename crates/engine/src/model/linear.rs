@@ -102,7 +102,8 @@ impl Linear {
         }
     }
 
-    /// Adds the gradient with respect to `x` to `grad_x` and that of the delta to its gradient.
+    /// Writes the gradient with respect to `x` to `grad_x` and adds that of the delta to its
+    /// gradient.
     ///
     /// `grad` is the gradient with respect to the output, `hidden` the value that
     /// [`forward`](Self::forward) wrote. `grad_x` is `None` for the first layer, whose input needs
@@ -121,7 +122,7 @@ impl Linear {
         if let Some(grad_x) = grad_x.as_deref_mut() {
             let size = (count, outputs, inputs);
             let lhs = Lhs::rows(grad, outputs);
-            kernel.gemm_accumulate(size, lhs, Rhs::transposed(&self.weights), grad_x, inputs);
+            kernel.gemm(size, lhs, Rhs::transposed(&self.weights), grad_x, inputs);
         }
         if let Some((delta, delta_grad)) = delta {
             delta.backward(kernel, x, hidden, grad, outputs, delta_grad, grad_x);

@@ -228,8 +228,7 @@ impl<'a> ForwardPass<'a> {
         if rows.is_empty() {
             return None;
         }
-        let mut x = ActivationBuffer::default();
-        x.resize_for_overwrite(rows.len() * hidden);
+        let mut x = ActivationBuffer::for_overwrite(rows.len() * hidden);
         for (row, x) in rows.iter().zip(x.chunks_exact_mut(hidden)) {
             x.copy_from_slice(&self.normed[row * hidden..(row + 1) * hidden]);
         }
