@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Returns the number of bytes that can still be written to the file system of `path`, which must
-/// exist. Returns `None` if it is not known: on platforms other than Unix, on file systems that report
-/// no sizes, or after an error.
+/// exist. Returns `None` if it is not known: on platforms other than Unix, on file systems that
+/// report no sizes, or after an error.
 ///
 /// ```
 /// # #[cfg(unix)]
@@ -46,8 +46,8 @@ pub struct DiskSpace(Option<Arc<FreeSpace>>);
 type FreeSpace = dyn Fn(&Path) -> Option<u64> + Send + Sync;
 
 impl DiskSpace {
-    /// Asks `free_space` for the free bytes of the file system of an existing folder. It returns
-    /// `None` if they are not known.
+    /// Creates a `DiskSpace` that calls `free_space` with an existing folder. The function returns
+    /// the free bytes of the folder's file system, or `None` if they are not known.
     pub fn new(free_space: impl Fn(&Path) -> Option<u64> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(free_space)))
     }
@@ -69,7 +69,7 @@ impl DiskSpace {
     /// [`NotEnoughSpace`] if fewer bytes are free.
     pub fn check(&self, path: impl AsRef<Path>, needed: u64) -> Result<(), NotEnoughSpace> {
         let Ok(path) = std::path::absolute(path) else { return Ok(()) };
-        let Some(folder) = path.ancestors().find(|folder| folder.exists()) else { return Ok(()) };
+        let Some(folder) = path.ancestors().find(|folder| folder.is_dir()) else { return Ok(()) };
         match self.available(folder) {
             Some(available) if available < needed => {
                 Err(NotEnoughSpace { folder: folder.to_owned(), needed, available })
@@ -142,6 +142,8 @@ mod tests {
         });
         let target = folder.path().join("not/yet/there");
         disk.check(&target, 1000).unwrap();
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        disk.check(folder.path().join("file"), 1000).unwrap();
         let error = disk.check(&target, 1001).unwrap_err();
         assert_eq!((error.needed, error.available, &*error.folder), (1001, 1000, folder.path()));
         assert_eq!(error.to_string(), "needs 1001 bytes, but only 1000 bytes are free");

@@ -80,9 +80,18 @@ pub enum Error {
         /// Required and free space.
         shortage: NotEnoughSpace,
     },
-    /// The options of an export contradict each other, or a required one is missing.
+    /// An option of an export is invalid, or its format does not support the option or the model.
     #[error("cannot export to {}: {reason}", path.display())]
     InvalidExport {
+        /// Path of the target.
+        path: PathBuf,
+        /// Description of the problem.
+        reason: String,
+    },
+    /// The export needs the Hugging Face folder of the base model, but none was set, or the path is
+    /// that of a file.
+    #[error("cannot export to {}: {reason}", path.display())]
+    InvalidBase {
         /// Path of the target.
         path: PathBuf,
         /// Description of the problem.
@@ -107,6 +116,11 @@ impl Error {
     /// Creates [`Error::InvalidExport`].
     pub(crate) fn invalid_export(path: &Path, reason: impl Into<String>) -> Self {
         Self::InvalidExport { path: path.to_owned(), reason: reason.into() }
+    }
+
+    /// Creates [`Error::InvalidBase`].
+    pub(crate) fn invalid_base(path: &Path, reason: impl Into<String>) -> Self {
+        Self::InvalidBase { path: path.to_owned(), reason: reason.into() }
     }
 
     /// Creates [`Error::InvalidTensor`].

@@ -1,8 +1,8 @@
 //! Downloads of checkpoints and of single files.
 //!
-//! [`resume`] has the download loop, which the files of a hub use too. [`part_file`]
-//! downloads files that need no credential, [`space`] checks that they fit, [`convert`] makes an adapter loadable by `peft`, and
-//! [`folder`] publishes all files of a checkpoint at once.
+//! [`resume`] has the download loop, which the files of a hub use too. [`part_file`] downloads files
+//! that need no credential, [`space`] checks that they fit, [`convert`] makes an adapter loadable by
+//! `peft`, and [`folder`] publishes all files of a checkpoint at once.
 
 pub(crate) mod attempts;
 mod convert;
@@ -33,6 +33,7 @@ use crate::service::ServiceClient;
 
 use export::Export;
 use folder::StagingFolder;
+pub(crate) use part_file::SPACE_HINT;
 use part_file::{FileFetcher, FilePaths};
 use space::SpaceBudget;
 

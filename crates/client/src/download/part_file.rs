@@ -179,8 +179,8 @@ impl PartialFile for PartFile {
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let count = bytes.len() as u64;
-        // Before they are written: otherwise another file could count them twice, as missing and as
-        // used.
+        // Record the bytes before the write: if another file checked the space between the two, it
+        // would subtract them twice, as used space and as space that this file still needs.
         self.space.record_written(&self.paths.part, count);
         self.file.write_all(bytes)?;
         self.length += count;
@@ -226,7 +226,8 @@ impl PartialFile for PartFile {
     }
 }
 
-const SPACE_HINT: &str = "Free disk space, or choose a folder on another disk.";
+/// Hint of errors because of a full disk.
+pub(crate) const SPACE_HINT: &str = "Free disk space, or choose a folder on another disk.";
 const EXPIRED_HINT: &str = "Run the download again: the URL may have expired.";
 const WRITE_HINT: &str =
     "Check the free space and the permissions of the folder, or choose another folder.";

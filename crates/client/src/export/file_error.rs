@@ -1,7 +1,10 @@
 //! Errors of an export's files.
 
+use std::io;
+
 use tinkex_weights::Error as FileError;
 
+use crate::download::SPACE_HINT;
 use crate::error::{Error, ErrorKind};
 
 /// Converts an error of reading or writing files.
@@ -10,15 +13,20 @@ pub(super) fn file_error(error: FileError) -> Error {
         FileError::AlreadyExists { .. } => {
             (ErrorKind::Conflict, "Choose another folder, or allow this one to be replaced.")
         }
-        FileError::NotEnoughSpace { .. } => {
-            (ErrorKind::Config, "Free disk space, or choose a folder on another disk.")
+        FileError::NotEnoughSpace { .. } => (ErrorKind::Config, SPACE_HINT),
+        FileError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+            (ErrorKind::Config, SPACE_HINT)
         }
         FileError::Io { .. } => {
             (ErrorKind::Config, "Check that the path exists and is accessible.")
         }
         FileError::InvalidExport { .. } => {
-            (ErrorKind::InvalidInput, "Choose another format or element type.")
+            (ErrorKind::InvalidInput, "Choose another format, or options that this one supports.")
         }
+        FileError::InvalidBase { .. } => (
+            ErrorKind::InvalidInput,
+            "Pass the Hugging Face folder of the base model (--base FOLDER on the command line).",
+        ),
         FileError::Cancelled => (ErrorKind::Closed, "Run the export again."),
         FileError::InvalidTensor { .. } => {
             (ErrorKind::Decode, "Choose another element type, or an earlier checkpoint.")
@@ -34,4 +42,19 @@ pub(super) fn file_error(error: FileError) -> Error {
         ),
     };
     Error::new(kind, error.to_string()).with_source(error).with_hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_becomes_full_has_the_hint_about_space() {
+        let full = FileError::io("write", "model.safetensors".as_ref());
+        let error = file_error(full(io::ErrorKind::StorageFull.into()));
+        assert_eq!(error.hint().unwrap().as_str(), SPACE_HINT);
+        let denied = FileError::io("write", "model.safetensors".as_ref());
+        let error = file_error(denied(io::ErrorKind::PermissionDenied.into()));
+        assert_ne!(error.hint().unwrap().as_str(), SPACE_HINT);
+    }
 }

@@ -213,8 +213,9 @@ impl CheckpointExport {
         self
     }
 
-    /// Sets the size in bytes at which the weights are split into several safetensors files.
-    /// Defaults to 5 GB.
+    /// Sets the maximum size in bytes of a safetensors file of [`ExportFormat::Hf`], at least 1.
+    /// Larger weights are split into several files. A larger tensor has a file of its own. Defaults
+    /// to 5 GB. Setting it for another format is an error.
     pub fn shard_bytes(mut self, bytes: u64) -> Self {
         self.options = self.options.shard_bytes(bytes);
         self
@@ -283,7 +284,7 @@ impl CheckpointExport {
             self.options = self.options.base(folder);
         }
         let mut has_base = !needs_base || given_base.is_some();
-        let mut least_bytes = check(&self.options, has_base, None).await?;
+        let mut min_export_bytes = check(&self.options, has_base, None).await?;
         if let Some(info) = self.weights_info().await? {
             if !has_base {
                 self.set_base(&info.base_model).await?;
@@ -291,14 +292,12 @@ impl CheckpointExport {
             }
             let adapter = RemoteAdapter {
                 rank: info.lora_rank.map_or(0, u64::from),
-                attention: info.train_attn == Some(true),
-                mlp: info.train_mlp == Some(true),
                 unembedding: info.train_unembed == Some(true),
             };
-            least_bytes = check(&self.options, has_base, Some(adapter)).await?;
+            min_export_bytes = check(&self.options, has_base, Some(adapter)).await?;
         }
         // The files of a checkpoint are removed when the export ends.
-        let (adapter, downloaded) = self.fetch_adapter(least_bytes).await?;
+        let (adapter, downloaded) = self.fetch_adapter(min_export_bytes).await?;
         if !has_base || given_base.is_some() {
             let path = adapter.join(AdapterConversion::FILES[0]);
             let config = blocking(move || PeftConfig::read(path).map_err(file_error)).await?;
@@ -395,8 +394,8 @@ impl IntoFuture for CheckpointExport {
     }
 }
 
-/// Checks the options, and the base model and the free space if the base model is known. Returns the
-/// minimum size of the export in bytes.
+/// Checks the options. If the base model is known, also checks it and the free space. Returns the
+/// minimum size of the export in bytes, or 0 if the base model is not known.
 async fn check(
     options: &AdapterExport,
     has_base: bool,
@@ -410,8 +409,8 @@ async fn check(
     blocking(move || check().map_err(file_error)).await
 }
 
-/// Creates a temporary folder beside the target, for the files of the checkpoint: the target's file
-/// system has the space for them, the system's temporary folder perhaps not.
+/// Creates a temporary folder beside the target, for the files of the checkpoint. The free space was
+/// checked on the file system of the target; that of the system's temporary folder may be smaller.
 async fn staging(to: &Path) -> Result<StagedFolder> {
     let to = to.to_owned();
     blocking(move || {
@@ -422,14 +421,14 @@ async fn staging(to: &Path) -> Result<StagedFolder> {
 }
 
 /// Logs a warning if the adapter names another base model than the folder that the caller chose.
-/// Only the shapes of the tensors can tell them apart, and models of one family have the same.
+/// The export checks the shapes of the tensors, which variants of a model have in common.
 fn warn_of_other_base(config: &PeftConfig, folder: &Path) {
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     if !config.may_be_base(&folder.to_string_lossy()) {
         let (named, folder) = (&config.base_model, folder.display());
         tracing::warn!(
-            "the adapter names {named:?} as its base model, and is exported with the one in \
-             {folder}; check that both are the same model"
+            "the adapter was trained on {named:?} but is exported with {folder}; results are wrong \
+             unless both are the same model"
         );
     }
 }

@@ -3,26 +3,33 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Two flags shared with the thread that writes an export: whether it has to stop, and whether it
-/// has started.
+/// Flags shared with the thread that writes an export.
 #[derive(Clone, Debug, Default)]
-pub(super) struct StopFlag(Arc<(AtomicBool, AtomicBool)>);
+pub(super) struct StopFlag(Arc<Flags>);
+
+#[derive(Debug, Default)]
+struct Flags {
+    /// Whether the thread must stop.
+    stop: AtomicBool,
+    /// Whether the thread has been started.
+    writing: AtomicBool,
+}
 
 impl StopFlag {
     pub(super) fn set(&self) {
-        self.0.0.store(true, Ordering::Relaxed);
+        self.0.stop.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn is_set(&self) -> bool {
-        self.0.0.load(Ordering::Relaxed)
+        self.0.stop.load(Ordering::Relaxed)
     }
 
     pub(super) fn start_writing(&self) {
-        self.0.1.store(true, Ordering::Relaxed);
+        self.0.writing.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn is_writing(&self) -> bool {
-        self.0.1.load(Ordering::Relaxed)
+        self.0.writing.load(Ordering::Relaxed)
     }
 }
 

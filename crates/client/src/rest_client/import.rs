@@ -74,8 +74,8 @@ impl AdapterImport {
         {
             let named = &config.base_model;
             tracing::warn!(
-                "the adapter names {named:?} as its base model, and is imported as an adapter of \
-                 {base:?}; check that both are the same model"
+                "the adapter was trained on {named:?} but is imported for {base:?}; results are \
+                 wrong unless both are the same model"
             );
         }
         let request = ImportAdapter::new(Uuid::new_v4().to_string(), self.options, start);

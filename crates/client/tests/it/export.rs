@@ -134,31 +134,78 @@ async fn faults_are_found_before_the_download() {
     let to = home.path().join("a/b/merged");
     let export = || server.rest().export(TRAINING, &to);
     let base = golden("llama");
+    // llama.cpp's qwen2 models have no such rotary frequencies.
+    let scaled = TempDir::new().unwrap();
+    copy_folder(&golden("qwen2"), scaled.path());
+    let file = scaled.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["rope_parameters"] = json!({
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    });
+    fs::write(&file, config.to_string()).unwrap();
     let cases = [
         (
             export().base(&base).dtype(ExportDType::Q8_0),
             ErrorKind::InvalidInput,
             "cannot store q8_0",
+            "Choose another format",
         ),
         (
             export().format(ExportFormat::Peft).dtype(ExportDType::F16),
             ErrorKind::InvalidInput,
             "cannot convert it to f16",
+            "Choose another format",
         ),
-        (export().base(home.path().join("gone")), ErrorKind::Config, "gone/config.json"),
-        (export().base(base.join("config.json")), ErrorKind::InvalidInput, "is a file"),
-        (export().base(&base).format(ExportFormat::Gguf), ErrorKind::Config, "tokenizer.json"),
+        (
+            export().format(ExportFormat::Peft).shard_bytes(1000),
+            ErrorKind::InvalidInput,
+            "format peft has one file of weights",
+            "Choose another format",
+        ),
+        (
+            export().base(home.path().join("gone")),
+            ErrorKind::Config,
+            "gone/config.json",
+            "Check that the path exists",
+        ),
+        (
+            export().base(base.join("config.json")),
+            ErrorKind::InvalidInput,
+            "is a file",
+            "Pass the Hugging Face folder of the base model (--base FOLDER",
+        ),
+        (
+            export().base(&base).format(ExportFormat::Gguf),
+            ErrorKind::Config,
+            "tokenizer.json",
+            "Check that the path exists",
+        ),
+        (
+            export().base(scaled.path()).format(ExportFormat::Gguf),
+            ErrorKind::InvalidInput,
+            "cannot scale rotary frequencies",
+            "Choose another format",
+        ),
         (
             export().base(&base).free_space(|_| Some(1000)),
             ErrorKind::Config,
             "but only 1.0 kB are free on",
+            "Free disk space",
         ),
-        (export(), ErrorKind::NotFound, "cannot find base model \"org/base\""),
+        (
+            export(),
+            ErrorKind::NotFound,
+            "cannot find base model \"org/base\"",
+            "Pass the folder of the base model",
+        ),
     ];
-    for (export, kind, message) in cases {
+    for (export, kind, message, hint) in cases {
         let error = export.await.unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
         assert_eq!(error.kind(), kind, "{error}");
+        let given = error.hint().unwrap();
+        assert!(given.as_str().starts_with(hint), "{error}: {given:?}");
         assert_untouched(&server, &home);
     }
     let error = server.rest().export(TRAINING, home.path()).base(&base).await.unwrap_err();
@@ -166,18 +213,18 @@ async fn faults_are_found_before_the_download() {
     assert_untouched(&server, &home);
 }
 
-/// The base model fits on the disk, but not together with the adapter, whose size follows from its
-/// rank and modules.
+/// The base model fits on the disk, but not together with its own unembedding and the adapter of it,
+/// whose size follows from the rank.
 #[tokio::test(start_paused = true)]
-async fn the_size_of_the_adapter_is_known_before_its_download() {
-    let hosted = server("llama");
-    let info = json!({ "base_model": "llama", "is_lora": true, "lora_rank": 4,
-        "train_attn": true, "train_mlp": true, "train_unembed": false });
+async fn the_size_of_the_adapter_is_estimated_before_its_download() {
+    let hosted = server("qwen3");
+    let info = json!({ "base_model": "qwen3", "is_lora": true, "lora_rank": 4,
+        "train_attn": true, "train_mlp": true, "train_unembed": true });
     let replaced = hosted.server.clone().on_call(Route::WeightsInfo, move |_| Reply::json(&info));
     let home = TempDir::new().unwrap();
-    let weights = fs::metadata(golden("llama").join("model.safetensors")).unwrap().len();
+    let weights = fs::metadata(golden("qwen3").join("model.safetensors")).unwrap().len();
     let rest = replaced.builder().build().unwrap().rest();
-    let export = rest.export(TRAINING, home.path().join("a/merged")).base(golden("llama"));
+    let export = rest.export(TRAINING, home.path().join("a/merged")).base(golden("qwen3"));
     let error = export.free_space(move |_| Some(weights)).await.unwrap_err();
     assert!(error.to_string().contains("are free on"), "{error}");
     assert_untouched(&hosted, &home);
@@ -359,6 +406,6 @@ async fn another_name_of_the_base_model_is_a_warning() {
     export("org/other", "other").await.unwrap();
     let warnings = warnings(&log);
     let [warning] = &warnings[..] else { panic!("{warnings:?}") };
-    assert!(warning.contains("names \"org/other\" as its base model"), "{warning}");
+    assert!(warning.contains("was trained on \"org/other\" but"), "{warning}");
     assert!(warning.contains("golden/llama"), "{warning}");
 }

@@ -45,6 +45,21 @@ impl ExportFormat {
             Self::Hf | Self::Gguf => Ok(()),
         }
     }
+
+    /// Checks that the format can split the weights into files of at most `bytes` bytes. Returns the
+    /// reason if it cannot.
+    pub(super) fn check_shard_bytes(self, bytes: u64) -> Result<(), String> {
+        match self {
+            Self::Hf if bytes == 0 => {
+                Err("the maximum size of a file is 0, expected at least 1 byte".to_owned())
+            }
+            Self::Hf => Ok(()),
+            Self::Peft | Self::Gguf => Err(format!(
+                "format {self} has one file of weights and no maximum size; choose format hf to \
+                 split the weights"
+            )),
+        }
+    }
 }
 
 impl fmt::Display for ExportFormat {

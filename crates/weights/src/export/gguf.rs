@@ -46,7 +46,6 @@ impl GgufContent {
         let dtype = plan.dtype().unwrap_or(ExportDType::F16);
         let config = plan.config();
         let config_path = plan.folder().join("config.json");
-        check_architecture(config).map_err(|reason| Error::bad_file(&config_path, reason))?;
         let mut writer = GgufWriter::new();
         describe(&mut writer, config, name, dtype)
             .map_err(|reason| Error::bad_file(&config_path, reason))?;
@@ -151,10 +150,16 @@ fn needs_more_bits(name: &str, layers: usize, is_tied: bool) -> bool {
         && (layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2)
 }
 
-/// Checks that llama.cpp's implementation of the architecture has every tensor of the model: it
-/// refuses files with others. Returns a description of the first problem.
-fn check_architecture(config: &ModelConfig) -> Result<(), String> {
+/// Checks that a GGUF file can describe the model, and that llama.cpp's implementation of the
+/// architecture has every tensor of the model: it refuses files with others. Returns a description
+/// of the first problem.
+pub(super) fn check_architecture(config: &ModelConfig) -> Result<(), String> {
     let name = config.architecture.model_type();
+    if matches!(config.rope.scaling, RopeScaling::Yarn { truncate: false, .. }) {
+        return Err(
+            "GGUF cannot store rope_scaling with truncate false; choose format hf".to_owned()
+        );
+    }
     if config.architecture == Architecture::Llama {
         return Ok(());
     }
@@ -227,11 +232,8 @@ fn describe(
             beta_slow,
             original,
             attention_factor,
-            truncate,
+            truncate: _,
         } => {
-            if !truncate {
-                return Err("rope_scaling with truncate false cannot be stored in GGUF".to_owned());
-            }
             float("rope.scaling.factor", *factor);
             float("rope.scaling.yarn_beta_fast", *beta_fast);
             float("rope.scaling.yarn_beta_slow", *beta_slow);

@@ -70,7 +70,8 @@ pub struct AdapterExport {
     format: ExportFormat,
     dtype: Option<ExportDType>,
     replace: bool,
-    shard_bytes: u64,
+    /// `None` for [`SHARD_BYTES`].
+    shard_bytes: Option<u64>,
     details: Vec<(String, String)>,
     disk: DiskSpace,
 }
@@ -85,7 +86,7 @@ impl AdapterExport {
             format: ExportFormat::default(),
             dtype: None,
             replace: false,
-            shard_bytes: SHARD_BYTES,
+            shard_bytes: None,
             details: Vec::new(),
             disk: DiskSpace::default(),
         }
@@ -125,10 +126,11 @@ impl AdapterExport {
         self
     }
 
-    /// Sets the size in bytes at which the weights are split into several safetensors files.
-    /// Defaults to 5 GB. A larger tensor has a file of its own.
+    /// Sets the maximum size in bytes of a safetensors file of [`ExportFormat::Hf`], at least 1.
+    /// Larger weights are split into several files. A larger tensor has a file of its own. Defaults
+    /// to 5 GB. Setting it for another format is an error.
     pub fn shard_bytes(mut self, bytes: u64) -> Self {
-        self.shard_bytes = bytes;
+        self.shard_bytes = Some(bytes);
         self
     }
 
@@ -150,26 +152,27 @@ impl AdapterExport {
     }
 
     /// Checks what needs neither adapter nor base model: that the target does not exist or may be
-    /// replaced, and that the format can store the element type.
+    /// replaced, that the format can store the element type, and that it can split the weights if
+    /// [`shard_bytes`](Self::shard_bytes) is set.
     ///
     /// # Errors
     /// - [`Error::AlreadyExists`] if the target exists and may not be replaced.
-    /// - [`Error::InvalidExport`] if the element type does not suit the format.
+    /// - [`Error::InvalidExport`] if an option does not suit the format.
     pub fn check_options(&self) -> Result<()> {
         recover_folder(&self.to).map_err(Error::io("write", &self.to))?;
         if !self.replace && self.to.symlink_metadata().is_ok() {
             return Err(Error::AlreadyExists { path: self.to.clone() });
         }
-        match self.dtype.map(|dtype| self.format.check_dtype(dtype)) {
-            Some(Err(reason)) => Err(Error::invalid_export(&self.to, reason)),
-            Some(Ok(())) | None => Ok(()),
-        }
+        let dtype = self.dtype.map_or(Ok(()), |dtype| self.format.check_dtype(dtype));
+        let shards = self.shard_bytes.map_or(Ok(()), |bytes| self.format.check_shard_bytes(bytes));
+        dtype.and(shards).map_err(|reason| Error::invalid_export(&self.to, reason))
     }
 
     /// Checks everything that does not need the adapter, so that a caller can check before it
     /// downloads the adapter: the options, the headers and shapes of the base model, its tokenizer
-    /// if the format converts it, and the free space, also for `adapter` if it is known. Returns the
-    /// minimum size of the export in bytes.
+    /// if the format converts it, and the free space for a merged model, with what is known about
+    /// the size of `adapter`. Returns the minimum size of the export in bytes, which is 0 for
+    /// [`ExportFormat::Peft`].
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -177,6 +180,7 @@ impl AdapterExport {
         self.check_options()?;
         let Some(folder) = self.base_folder()? else { return Ok(0) };
         let mut plan = MergePlan::of_base(folder, self.dtype)?;
+        self.check_architecture(&plan)?;
         if adapter.is_some_and(|adapter| adapter.unembedding) {
             plan.untie()?;
         }
@@ -184,7 +188,7 @@ impl AdapterExport {
             ExportFormat::Gguf => gguf::size(&plan, &self.name())?,
             ExportFormat::Hf | ExportFormat::Peft => plan.bytes(),
         };
-        let download = adapter.map_or(0, |adapter| adapter.expected_bytes(&plan));
+        let download = adapter.map_or(0, |adapter| adapter.min_bytes(&plan));
         self.check_space(bytes.saturating_add(download))?;
         Ok(bytes)
     }
@@ -195,7 +199,10 @@ impl AdapterExport {
     ///
     /// # Errors
     /// - [`Error::AlreadyExists`] if the target exists and may not be replaced.
-    /// - [`Error::InvalidExport`] if an option does not suit the format, or no base model was set.
+    /// - [`Error::InvalidExport`] if an option does not suit the format, or the format cannot store
+    ///   the base model.
+    /// - [`Error::InvalidBase`] if no base model was set although the format needs one, or it is a
+    ///   file.
     /// - [`Error::NotEnoughSpace`] if the file system of the target is too full.
     /// - [`Error::BadFile`] if the adapter does not fit the base model.
     /// - As [`StoredAdapter::open`] and [`ModelFolder::open`](crate::ModelFolder::open).
@@ -205,6 +212,9 @@ impl AdapterExport {
         let adapter = StoredAdapter::open(&self.adapter)?;
         adapter.check_finite()?;
         let plan = base.map(|folder| MergePlan::new(folder, &adapter, self.dtype)).transpose()?;
+        if let Some(plan) = &plan {
+            self.check_architecture(plan)?;
+        }
         let dtype = match (&plan, self.format) {
             (_, ExportFormat::Gguf) => Some(self.dtype.unwrap_or(ExportDType::F16)),
             (Some(plan), _) => plan.only_dtype().and_then(ExportDType::from_stored),
@@ -221,7 +231,7 @@ impl AdapterExport {
         };
         let files = match &plan {
             Some(plan) if self.format == ExportFormat::Gguf => gguf::files(plan, &card)?,
-            Some(plan) => hf::files(plan, &card, self.shard_bytes)?,
+            Some(plan) => hf::files(plan, &card, self.shard_bytes.unwrap_or(SHARD_BYTES))?,
             None => peft_folder::files(&self.adapter, &adapter, &card)?,
         };
         let (to, replace) = (self.to.clone(), self.replace);
@@ -237,7 +247,7 @@ impl AdapterExport {
             (_, Some(folder)) => folder,
             (format, None) => {
                 let reason = format!("format {format} needs the folder of the base model");
-                return Err(Error::invalid_export(&self.to, reason));
+                return Err(Error::invalid_base(&self.to, reason));
             }
         };
         if folder.is_file() {
@@ -246,9 +256,20 @@ impl AdapterExport {
                  merged into a GGUF file",
                 folder.display()
             );
-            return Err(Error::invalid_export(&self.to, reason));
+            return Err(Error::invalid_base(&self.to, reason));
         }
         Ok(Some(folder))
+    }
+
+    /// Checks that the format can store models of the base model's architecture and settings.
+    fn check_architecture(&self, plan: &MergePlan) -> Result<()> {
+        if self.format != ExportFormat::Gguf {
+            return Ok(());
+        }
+        gguf::check_architecture(plan.config()).map_err(|reason| {
+            let config = plan.folder().join("config.json");
+            Error::invalid_export(&self.to, format!("{}: {reason}", config.display()))
+        })
     }
 
     /// Returns the name of the target folder.

@@ -312,15 +312,19 @@ fn a_full_disk_is_found_before_anything_is_written() {
         assert_eq!(names_in(out.path()), Vec::<String>::new());
     }
     export(least).check(None).unwrap();
-    // With what a server tells about the adapter, its size and that of the unembedding count too.
-    let remote = RemoteAdapter { rank: 4, attention: true, mlp: true, unembedding: true };
+    // An adapter of the unembedding unties the model, and is at least as large as its matrices of
+    // the unembedding.
+    let remote = RemoteAdapter { rank: 4, unembedding: true };
     let exported = export(u64::MAX).check(Some(&remote)).unwrap();
     assert!(exported > least && exported < needed && needed - exported < 10_000);
     let adapter = fs::metadata(adapter.join("adapter_model.safetensors")).unwrap().len();
+    let unembedding = ModelFolder::open(&base).unwrap();
+    let unembedding = unembedding.config().vocab_size + unembedding.config().hidden_size;
     let error = export(exported).check(Some(&remote)).unwrap_err();
     let Error::NotEnoughSpace { shortage, .. } = &error else { panic!("{error}") };
     let download = shortage.needed - exported;
-    assert!(download <= adapter / 2 && download > adapter / 3, "f32 of {adapter}: {download}");
+    assert_eq!(download, 4 * 2 * unembedding as u64);
+    assert!(download <= adapter, "{adapter}");
     export(shortage.needed).check(Some(&remote)).unwrap();
     // Other formats have other sizes.
     let peft = export(1).format(ExportFormat::Peft);
@@ -341,6 +345,11 @@ fn everything_but_the_adapter_is_checked_without_it() {
     };
     refused(export().base(&base).dtype(ExportDType::Q8_0), "format hf cannot store q8_0");
     refused(export().format(ExportFormat::Peft).dtype(ExportDType::F16), "convert it to f16");
+    refused(export().base(&base).shard_bytes(0), "expected at least 1 byte");
+    for format in [ExportFormat::Gguf, ExportFormat::Peft] {
+        let export = export().base(&base).format(format).shard_bytes(1);
+        refused(export, &format!("format {format} has one file of weights"));
+    }
     refused(export(), "a/merged: format hf needs the folder of the base model");
     refused(export().base(out.path().join("gone")), "gone/config.json");
     refused(export().base(base.join("config.json")), "config.json is a file, expected");

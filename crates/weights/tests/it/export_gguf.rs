@@ -7,7 +7,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tinkex_weights::{
-    AdapterExport, DType, ExportDType, ExportFormat, GgufModel, GgufValue, ModelFolder, RopeScaling,
+    AdapterExport, DType, Error, ExportDType, ExportFormat, GgufModel, GgufValue, ModelFolder,
+    RopeScaling,
 };
 
 use crate::golden::{MODELS, OwnedTensor, change_json, change_tensors, copy_of, folder};
@@ -204,7 +205,11 @@ fn models_that_llama_cpp_refuses_are_refused() {
     let error = |base: &TempDir, name: &str| {
         add_tokenizer(base.path(), ModelFolder::open(base.path()).unwrap().config().vocab_size);
         let export = AdapterExport::new(folder(name).join("adapter"), &to).base(base.path());
-        export.format(ExportFormat::Gguf).prepare().unwrap_err().to_string()
+        let export = export.format(ExportFormat::Gguf);
+        let (checked, error) = (export.check(None).unwrap_err(), export.prepare().unwrap_err());
+        assert!(matches!(error, Error::InvalidExport { .. }), "{error:?}");
+        assert_eq!(checked.to_string(), error.to_string());
+        error.to_string()
     };
     let base = copy_of("qwen3");
     change_json(&base, "config.json", &json!({ "attention_bias": true }));
@@ -230,4 +235,12 @@ fn models_that_llama_cpp_refuses_are_refused() {
     change_json(&base, "config.json", &json!({ "rope_parameters": settings }));
     let text = error(&base, "qwen2");
     assert!(text.contains("llama.cpp's qwen2 models cannot scale rotary frequencies"), "{text}");
+    let base = copy_of("llama");
+    let settings = json!({
+        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "truncate": false,
+        "original_max_position_embeddings": 64,
+    });
+    change_json(&base, "config.json", &json!({ "rope_parameters": settings }));
+    let text = error(&base, "llama");
+    assert!(text.contains("GGUF cannot store rope_scaling with truncate false"), "{text}");
 }
