@@ -2,9 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tinkex_text::files::{
-    CONFIG, SPECIAL, TEMPLATE, TIKTOKEN, TOKENIZER, has_chat_template, has_tokenizer,
-};
+use tinkex_text::files::{CONFIG, SPECIAL, TEMPLATE, TIKTOKEN, TOKENIZER, has_chat_template};
 use tinkex_weights::{Error, GgufModel, ModelConfig, write_file};
 
 /// Configuration and tokenizer of a GGUF file that the server offers as a base model.
@@ -17,11 +15,16 @@ pub(crate) struct GgufBase {
 
 /// Checks the GGUF file `path`, which is served as `name`.
 ///
-/// The tokenizer is that of the folder `given`, or of `tokenizer.json` beside the file if there is
-/// one. Otherwise the tokenizer of the file is written to a folder in `tokenizer_dir`, so that other
-/// programs can load it. If the tokenizer is not supported, a warning says so: only requests that
-/// contain text need it. A folder without a chat template gets that of the file: a copy of its
-/// tokenizer in `tokenizer_dir` has both.
+/// The tokenizer is the first of these that exists:
+///
+/// 1. the one in the folder `given`;
+/// 2. `tokenizer.json` beside the file;
+/// 3. the tokenizer in the file, which is converted and written to a folder in `tokenizer_dir`, so
+///    that other programs can load it. If it is not supported, the result has a warning instead of
+///    an error: only requests that contain text need a tokenizer.
+///
+/// If 1 or 2 has no chat template, it is copied to a folder in `tokenizer_dir`, together with the
+/// chat template of the file.
 ///
 /// # Errors
 /// As [`GgufModel::open`], and if the tokenizer cannot be read or written.
@@ -34,7 +37,7 @@ pub(crate) fn open(
     let model = GgufModel::open(path)?;
     let mut warnings = model.warnings().to_vec();
     let beside = path.parent().unwrap_or(Path::new(""));
-    let found = given.or_else(|| has_tokenizer(beside).then_some(beside));
+    let found = given.or_else(|| beside.join(TOKENIZER).is_file().then_some(beside));
     let folder = tokenizer_dir.join("gguf").join(file_name(name));
     let config = model.config().clone();
     if let Some(found) = found {

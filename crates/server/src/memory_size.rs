@@ -47,11 +47,11 @@ impl MemorySize {
         self.0
     }
 
-    /// Parses a size, as `parse` does, without a minimum.
+    /// Parses a size such as `512MB`, without the minimum of 1 MiB that [`FromStr`] requires.
     ///
     /// # Errors
-    /// Returns what is expected instead.
-    pub fn parse_any(text: &str) -> Result<Self, String> {
+    /// Returns a description of the expected format.
+    pub fn parse_without_minimum(text: &str) -> Result<Self, String> {
         let expected = || "expected a size with a unit, such as 4GiB or 512MB".to_owned();
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(expected)?;
         let (number, unit) = text.split_at(end);
@@ -76,7 +76,7 @@ impl FromStr for MemorySize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match Self::parse_any(text)? {
+        match Self::parse_without_minimum(text)? {
             Self(bytes) if bytes < MIN_BYTES => Err("expected at least 1MiB".to_owned()),
             size => Ok(size),
         }
@@ -123,7 +123,7 @@ mod tests {
         for text in ["0GiB", "1000KB"] {
             assert_eq!(error(text), "expected at least 1MiB", "{text}");
         }
-        assert_eq!(MemorySize::parse_any("1000KB"), Ok(MemorySize(1_000_000)));
+        assert_eq!(MemorySize::parse_without_minimum("1000KB"), Ok(MemorySize(1_000_000)));
         for text in ["99999999999TiB", &format!("{}GiB", "9".repeat(400))] {
             assert_eq!(error(text), "the size is too large", "{text}");
         }

@@ -40,9 +40,9 @@ pub struct ServerOptions {
     /// Base models to serve: name, and Hugging Face model folder or GGUF file.
     pub models: Vec<(String, PathBuf)>,
     /// Folders with the tokenizers and chat templates of single models: name of a model of
-    /// [`models`](Self::models) or of the hub cache, and folder (default none). Otherwise, the folder
-    /// of a model has its tokenizer, or the GGUF file. If the folder has no chat template, that of
-    /// the GGUF file is used.
+    /// [`models`](Self::models) or of the hub cache, and folder (default none). The folder has
+    /// `tokenizer.json` or `tiktoken.model`. Other models have the tokenizer in their own folder, or
+    /// in their GGUF file. If the folder has no chat template, that of the GGUF file is used.
     pub tokenizers: Vec<(String, PathBuf)>,
     /// Further names of models for inference requests: alias, and the base model, `tinker://` path
     /// or training run that it stands for.

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Request;
+use hyper::body::Incoming;
 use tinkex_files::{FileLock, FolderAccess, LockError, create_private_folder};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -488,13 +490,13 @@ async fn accept_connections(
             accepted = listener.accept() => accepted,
             () = until_stopped(&mut stopped) => return,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             tokio::time::sleep(ACCEPT_RETRY).await;
             continue;
         };
         let (state, stopped) = (Arc::clone(&state), stopped.clone());
         task::spawn(async move {
-            serve_connection(stream, state, stopped).await;
+            serve_connection(stream, peer, state, stopped).await;
             drop(permit);
         });
     }
@@ -502,6 +504,7 @@ async fn accept_connections(
 
 async fn serve_connection(
     stream: TcpStream,
+    peer: SocketAddr,
     state: Arc<ServerState>,
     mut stopped: watch::Receiver<bool>,
 ) {
@@ -510,7 +513,8 @@ async fn serve_connection(
     let _ = stream.set_nodelay(true);
     let timeout = state.options.timeouts.client_io;
     let io = hyper_util::rt::TokioIo::new(WriteTimeoutStream::new(stream, timeout));
-    let service = hyper::service::service_fn(move |request| {
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(routes::PeerAddress(peer));
         let state = Arc::clone(&state);
         async move { Ok::<_, std::convert::Infallible>(routes::handle(&state, request).await) }
     });

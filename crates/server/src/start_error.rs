@@ -82,7 +82,8 @@ pub enum StartError {
     /// A model of [`ServerOptions::quantize_models`] or [`ServerOptions::tokenizers`] is not served.
     #[error("cannot {action} {name:?}: no such base model; available: {available}")]
     UnknownModel {
-        /// What an option asks for, for the message.
+        /// Step of the start that needs the model, as a verb for the message: `quantize` or `use a
+        /// tokenizer for`.
         action: &'static str,
         /// Name of the model.
         name: String,
@@ -90,7 +91,10 @@ pub enum StartError {
         available: String,
     },
     /// A folder of [`ServerOptions::tokenizers`] has no tokenizer.
-    #[error("cannot use a tokenizer for {name:?}: {} has no tokenizer.json", folder.display())]
+    #[error(
+        "cannot use a tokenizer for {name:?}: {} has neither tokenizer.json nor tiktoken.model",
+        folder.display()
+    )]
     InvalidTokenizer {
         /// Name of the base model.
         name: String,
@@ -190,7 +194,8 @@ impl StartError {
     pub fn model_hint(&self) -> Option<String> {
         if let Self::InvalidTokenizer { name, .. } = self {
             return Some(format!(
-                "Pass the folder that contains tokenizer.json: --tokenizer {name}=FOLDER."
+                "Pass the folder that contains tokenizer.json or tiktoken.model: --tokenizer \
+                 {name}=FOLDER."
             ));
         }
         let Self::InvalidModel { folder: path, error, .. } = self else { return None };

@@ -40,8 +40,9 @@ pub(crate) struct ExportArgs {
     /// Element type of the weights [default: that of the base model; for gguf f16]
     #[arg(long, value_name = "TYPE", value_parser = export_dtype())]
     dtype: Option<ExportDType>,
-    /// Split the weights of format hf into files of at most this size, such as 2GB [default: 5GB]
-    #[arg(long, value_name = "SIZE", value_parser = MemorySize::parse_any)]
+    /// Split the weights of format hf into files of at most this size, such as 2GB; a larger tensor
+    /// has a file of its own [default: 5GB]
+    #[arg(long, value_name = "SIZE", value_parser = shard_size)]
     max_shard_size: Option<MemorySize>,
     /// Folder of the base model [default: found by its name]
     #[arg(long, value_name = "FOLDER")]
@@ -69,6 +70,14 @@ impl ExportArgs {
 fn export_dtype() -> impl TypedValueParser<Value = ExportDType> {
     PossibleValuesParser::new(ExportDType::ALL.map(ExportDType::as_str))
         .try_map(|name| name.parse::<ExportDType>())
+}
+
+/// Parses the maximum size of a file.
+fn shard_size(text: &str) -> Result<MemorySize, String> {
+    match MemorySize::parse_without_minimum(text)? {
+        size if size.bytes() == 0 => Err("expected at least 1B".to_owned()),
+        size => Ok(size),
+    }
 }
 
 pub(super) async fn run(

@@ -1,4 +1,4 @@
-//! What is known about the training of a checkpoint, for the model card of its export.
+//! Name, method, data and number of steps of a training run, for the model card of an export.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::reference::{folder_of_run, name_of};
 /// Returns rows for the table of a model card: the name of the run, which the server has, and the
 /// method, data and number of steps, which only a run folder on this machine has.
 ///
-/// A model card without these rows is complete, so a server that rejects the request is no error.
+/// The rows are optional, so a request that the server rejects is logged and not an error.
 pub(super) async fn training_details(
     environment: &Environment,
     rest: &RestClient,
@@ -33,7 +33,7 @@ pub(super) async fn training_details(
     Ok(details)
 }
 
-/// Returns what the files of a run folder state.
+/// Returns the rows for method, data and steps from the files of a run folder.
 fn folder_details(folder: &Path, path: &TinkerPath) -> Vec<(&'static str, String)> {
     let read = |name: &str| -> Value {
         let bytes = std::fs::read(folder.join(name)).unwrap_or_default();

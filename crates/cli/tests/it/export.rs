@@ -67,6 +67,15 @@ async fn checkpoints_of_the_built_in_model_are_exported() {
         .run("export adapter --to split-2 --max-shard-size 5")
         .await
         .fails(2, &["expected a size with a unit"]);
+    sandbox
+        .run("export adapter --to split-2 --max-shard-size 0GB")
+        .await
+        .fails(2, &["expected at least 1B"]);
+    for format in ["gguf", "peft"] {
+        let line = format!("export adapter --to split-2 --format {format} --max-shard-size 2GB");
+        let message = format!("format {format} has one file of weights");
+        sandbox.run(&line).await.fails(1, &[&message, "choose format hf"]);
+    }
 }
 
 #[tokio::test]
@@ -153,6 +162,6 @@ async fn another_base_model_is_a_warning() {
         std::fs::copy(golden.join("qwen3").join(name), sandbox.path("other").join(name)).unwrap();
     }
     let exported = sandbox.run(&format!("export {adapter} --base other --to merged")).await.ok();
-    let warning = "warning: the adapter names \"qwen3\" as its base model, and is exported with";
+    let warning = "warning: the adapter was trained on \"qwen3\" but is exported with";
     assert_eq!(exported.err.matches(warning).count(), 1, "{}", exported.err);
 }

@@ -78,7 +78,7 @@ async fn unusable_folders_and_servers_without_imports_are_reported() {
     let unknown = sandbox.run_args(["import", golden, "--local"]).await;
     unknown.fails(7, &["base model \"qwen3\" is not available", "--base"]);
     let other = sandbox.run_args(["import", golden, "--base", "tinkex/tiny", "--local"]).await;
-    let warning = "warning: the adapter names \"qwen3\" as its base model, and is imported as";
+    let warning = "warning: the adapter was trained on \"qwen3\" but is imported for";
     let other = other.fails(7, &["adapter of", warning]);
     assert_eq!(other.err.matches("warning:").count(), 1, "{}", other.err);
 

@@ -63,7 +63,10 @@ async fn unsafe_serve_options_are_rejected_with_a_reason() {
             "cannot quantize \"other\": no such base model; available: tinkex/tiny",
         ),
         ("serve --tokenizer folder", "expected NAME=FOLDER"),
-        ("serve --port 0 --tokenizer a=nowhere", "nowhere has no tokenizer.json"),
+        (
+            "serve --port 0 --tokenizer a=nowhere",
+            "nowhere has neither tokenizer.json nor tiktoken.model",
+        ),
         ("serve --model a=b --model a=c", "duplicate model name a"),
         ("serve --port 0 --model a=nowhere", "cannot use base model \"a\": cannot read "),
     ] {

@@ -37,9 +37,9 @@ fn service_adapter() -> (Bytes, Bytes) {
     (config.to_string().into(), [&length, header.as_bytes(), data].concat().into())
 }
 
-/// Runs the command with `options` against a Tinker service and a hub. Returns the uploaded files,
-/// each of which the hub takes as a large file.
-async fn push(options: &str) -> BTreeMap<String, Bytes> {
+/// Runs the command with `options` against a Tinker service and a hub, which takes each file as a
+/// large file. Returns the exit code, the error output and the server.
+async fn run_push(options: &str) -> (u8, String, FakeServer) {
     let (config, tensors) = service_adapter();
     let files =
         [(CONFIG, config), (TENSORS, tensors), ("checkpoint_complete", Bytes::from_static(b"1"))];
@@ -48,7 +48,7 @@ async fn push(options: &str) -> BTreeMap<String, Bytes> {
     let urls = json!({ "urls": urls, "expires": "2099-01-01T00:00:00Z" });
     let info = json!({ "base_model": "org/base", "is_lora": true, "lora_rank": 4 });
     let mut server = FakeServer::new()
-        .on(Route::ExternalWeightsUrls, Reply::json(&urls))
+        .on(Route::ExternalWeightsUrls, Reply::json(&urls).always())
         .on(Route::WeightsInfo, Reply::json(&info).always())
         .on_path("GET /api/whoami-v2", Reply::json(json!({ "name": "me" })).always())
         .on_path("POST /api/repos/create", Reply::json(json!({})))
@@ -94,8 +94,13 @@ async fn push(options: &str) -> BTreeMap<String, Bytes> {
         format!("tinkex checkpoint push-hf tinker://r/external_weights/hf --repo me/x {options}");
     let line = line.split_whitespace().map(Into::into).collect();
     let exit = tinkex_cli::run(&mut environment, line).await;
-    assert_eq!(exit.code(), 0, "{}", err.text());
+    (exit.code(), err.text(), server)
+}
 
+/// Runs the command with `options`. Returns the uploaded files.
+async fn push(options: &str) -> BTreeMap<String, Bytes> {
+    let (exit, err, server) = run_push(options).await;
+    assert_eq!(exit, 0, "{err}");
     let calls = server.calls();
     let commit = calls.iter().find(|call| call.path.contains("/commit/")).unwrap();
     let lines = String::from_utf8(commit.body.to_vec()).unwrap();
@@ -133,4 +138,21 @@ async fn the_tensors_of_the_hosted_service_are_uploaded_with_the_names_of_peft()
     }
     let uploaded = push("--allow-pattern checkpoint_complete --no-model-card").await;
     assert_eq!(uploaded.keys().collect::<Vec<_>>(), ["checkpoint_complete"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn patterns_that_select_nothing_are_refused_before_the_download() {
+    for options in
+        ["--allow-pattern *.bin", "--ignore-pattern *.json --ignore-pattern *.safetensors"]
+    {
+        let (exit, err, server) = run_push(options).await;
+        assert_ne!(exit, 0, "{options}");
+        let message = "no file of tinker://r/external_weights/hf is left to upload: the patterns \
+                       exclude all 3 files";
+        assert!(err.contains(message), "{options}: {err}");
+        assert!(err.contains("hint: Check --allow-pattern and --ignore-pattern."), "{err}");
+        let paths: Vec<String> = server.calls().into_iter().map(|call| call.path).collect();
+        assert!(!paths.iter().any(|path| path.starts_with("/blob/")), "{options}: {paths:?}");
+        assert!(!paths.iter().any(|path| path == "/api/repos/create"), "{options}: {paths:?}");
+    }
 }

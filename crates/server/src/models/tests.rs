@@ -183,7 +183,9 @@ fn the_folder_of_a_tokenizer_must_have_one_and_its_model_must_exist() {
     let shown = given.path().display();
     assert_eq!(
         error.to_string(),
-        format!("cannot use a tokenizer for \"mapped\": {shown} has no tokenizer.json")
+        format!(
+            "cannot use a tokenizer for \"mapped\": {shown} has neither tokenizer.json nor tiktoken.model"
+        )
     );
     assert!(error.model_hint().unwrap().contains("--tokenizer mapped=FOLDER"));
     std::fs::write(given.path().join("tokenizer.json"), builtin::TOKENIZER).unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use http::header::CONTENT_ENCODING;
 use http::request::Parts;
 use tinkex_engine::LoraConfig;
-use tinkex_files::StagedFolder;
+use tinkex_files::{NotEnoughSpace, StagedFolder};
 use tinkex_weights::{AdapterConversion, AdapterFile, Error as FileError};
 use tinkex_wire::rest::{AdapterImported, ImportOptions};
 use tinkex_wire::{CheckpointKind, ModelId, OptimizerConfig, TinkerPath};
@@ -45,17 +45,20 @@ pub(super) async fn import(
     let limit = state.options.limits.import_bytes;
     let announced = announced_length(parts)?.map(|length| length as u64);
     if announced.is_some_and(|length| length > limit) {
+        // The rest of the body is not read, unlike below: its size has no limit.
         return Err(too_large(limit).into());
     }
     let mut upload = AdapterUpload::new(state, body);
     if let Some(imported) = target.existing(state) {
-        // This is a retry. Read the body: the client does not expect a response before its end.
+        // This is a retry. Read the body: a client that is still sending would see a reset
+        // connection instead of this response.
         while upload.fill().await? {}
         // Without records, this waits for the write of the first request.
         return to_json(&durable::create(state, |_| Ok((Vec::new(), imported))).await?);
     }
     if let Err(error) = check_space(state, announced.unwrap_or(0)).await {
-        // Read the body: the client does not expect a response before its end.
+        // Read the body: `drain` stops after 16 MiB, and a client that is still sending would see a
+        // reset connection instead of this error.
         while upload.fill().await? {}
         return Err(error.into());
     }
@@ -70,12 +73,16 @@ pub(super) async fn import(
 async fn check_space(state: &Arc<ServerState>, bytes: u64) -> Result<(), ServerError> {
     let (disk, folder) = (state.options.disk.clone(), state.weights_dir.clone());
     let check = move || disk.check(folder, bytes);
-    state.executor.run_job(check).await?.map_err(|shortage| {
-        let hint = "free space in the data folder of the server, or delete checkpoints";
-        ServerError::TooLarge(format!(
-            "cannot store the adapter on the server's disk: it {shortage}; {hint}"
-        ))
-    })
+    state.executor.run_job(check).await?.map_err(|shortage| no_space(&shortage))
+}
+
+/// Returns the error of an adapter that does not fit on the disk. It does not name the folder, which
+/// is one of the server.
+fn no_space(shortage: &NotEnoughSpace) -> ServerError {
+    let hint = "free space in the data folder of the server, or delete checkpoints";
+    ServerError::TooLarge(format!(
+        "cannot store the adapter on the server's disk: it {shortage}; {hint}"
+    ))
 }
 
 /// Keeps the expiry task from removing a folder to which no record refers yet.
@@ -113,7 +120,7 @@ async fn receive(
     // The job keeps the permit: it continues if the client disconnects, which drops this future.
     let check = move || {
         let _permit = permit;
-        let adapter = CheckedAdapter::read(&check_state.models, staged.path(), base_model)?;
+        let adapter = CheckedAdapter::read(&check_state, staged.path(), base_model)?;
         staged.commit().map_err(|error| ServerError::write_failed(&error))?;
         Ok::<_, ServerError>(adapter)
     };
@@ -233,9 +240,10 @@ struct CheckedAdapter {
 
 impl CheckedAdapter {
     /// Checks the adapter in `folder` against its base model: `base_model`, or the one that its
-    /// configuration names. Converts names of the hosted service.
+    /// configuration names. Converts names of the hosted service, which needs space for a second
+    /// copy of the tensors.
     fn read(
-        models: &BaseModels,
+        state: &ServerState,
         folder: &Path,
         base_model: Option<String>,
     ) -> Result<Self, ServerError> {
@@ -246,7 +254,7 @@ impl CheckedAdapter {
                 "adapter_config.json does not name the base model; pass the name of one",
             )
         })?;
-        let base = require_base_model(models, &base_model)?;
+        let base = require_base_model(&state.models, &base_model)?;
         let config = base
             .config()
             .ok_or_else(|| ServerError::Internal(format!("{base_model} has no configuration")))?;
@@ -255,6 +263,9 @@ impl CheckedAdapter {
             AdapterConversion::open(folder).map_err(|error| file_error(&error))?
             && conversion.is_needed(None)
         {
+            let needed = conversion.space_needed().map_err(|error| file_error(&error))?;
+            let fits = state.options.disk.check(folder, needed);
+            fits.map_err(|shortage| no_space(&shortage))?;
             conversion.apply(None).map_err(|error| file_error(&error))?;
         }
         let size = |name: &str| Ok(std::fs::metadata(folder.join(name))?.len());

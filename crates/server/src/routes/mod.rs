@@ -18,6 +18,7 @@ mod session;
 mod upload;
 mod usage;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -153,7 +154,18 @@ async fn dispatch(
     let limit = body::size_limit(state, found.route);
     let body = ReceivedBody::read(state, parts, body, limit, found.route.body()).await?;
     let query = parts.uri.query().unwrap_or_default();
-    call_handler(state, &found, query, &parts.headers, body).await
+    call_handler(state, &found, query, parts, body).await
+}
+
+/// Address of the client of a connection; an extension of its requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerAddress(pub(crate) SocketAddr);
+
+/// Returns whether a request came over a loopback address, and hence from this machine.
+fn is_from_this_machine(parts: &Parts) -> bool {
+    let peer = parts.extensions.get::<PeerAddress>();
+    // Canonical, because a socket for IPv6 and IPv4 has addresses such as ::ffff:127.0.0.1.
+    peer.is_some_and(|peer| peer.0.ip().to_canonical().is_loopback())
 }
 
 /// Calls the handler of a route. The match is exhaustive: a route added to the table does not
@@ -162,9 +174,10 @@ async fn call_handler(
     state: &Arc<ServerState>,
     found: &RouteMatch,
     query: &str,
-    headers: &HeaderMap,
+    parts: &Parts,
     received: ReceivedBody,
 ) -> RouteResult {
+    let headers = &parts.headers;
     let body = received.bytes.clone();
     let param = |n: usize| found.params.get(n).map_or("", String::as_str);
     let unsupported = |message: &str| Err(ServerError::invalid(message).into());
@@ -221,7 +234,7 @@ async fn call_handler(
 
         Route::CreateSamplingSession => run::create_sampler(state, &body).await,
         Route::JoinSamplingSession => run::join_sampler(state, &body).await,
-        Route::GetSampler => run::sampler(state, param(0)),
+        Route::GetSampler => run::sampler(state, param(0), is_from_this_machine(parts)),
 
         Route::RetrieveFuture => future::retrieve(state, &body).await,
         Route::RetrieveFutures => future::retrieve_many(state, &body).await,

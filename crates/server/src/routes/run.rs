@@ -186,12 +186,14 @@ pub(super) async fn join_sampler(state: &Arc<ServerState>, body: &Bytes) -> Rout
     to_json(&SamplingSessionJoined::new(client_counter))
 }
 
-pub(super) fn sampler(state: &ServerState, id: &str) -> RouteResult {
+/// Describes a sampling session. Only clients on this machine get the path of the weights: others
+/// cannot use it.
+pub(super) fn sampler(state: &ServerState, id: &str, is_local: bool) -> RouteResult {
     let id = SamplerId::from(id);
     let store = state.store();
     let row = &store.samplers.get(&id).ok_or_else(|| ServerError::no_sampling_session(&id))?.row;
     let base = state.models.get(&row.base_model);
-    let weights = base.as_ref().and_then(|base| base.weights_path());
+    let weights = base.as_ref().filter(|_| is_local).and_then(|base| base.weights_path());
     let weights = weights.map(|path| path.to_string_lossy().into_owned());
     to_json(
         &SamplerInfo::new(id, row.base_model.clone())

@@ -83,8 +83,10 @@ async fn a_folder_has_the_tokenizer_and_the_file_the_chat_template() {
     assert_eq!(read(&found, "tokenizer_config.json"), None, "no such file is beside the file");
     assert_eq!(read(&found, "chat_template.jinja").as_deref(), Some("{{ messages }}"));
 
-    // The tokenizer of the file replaces both.
+    // The tokenizer of the file replaces both, also if another tokenizer than `tokenizer.json` is
+    // beside it.
     std::fs::remove_file(beside).unwrap();
+    std::fs::write(files.path().join("tiktoken.model"), "IQ== 0\n").unwrap();
     assert_eq!(tokenizer_folder(data.path(), &path, None).await, found);
     assert_eq!(read(&found, "chat_template.jinja"), None);
     assert!(read(&found, "tokenizer_config.json").unwrap().contains("{{ messages }}"));

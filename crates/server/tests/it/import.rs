@@ -168,6 +168,26 @@ async fn an_adapter_with_the_names_of_the_hosted_service_is_converted() {
     assert!(names.names().any(|name| name == "base_model.model.lm_head.lora_A.weight"));
 }
 
+/// The upload fits, but not the copy that the conversion writes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversion_that_does_not_fit_on_the_disk_is_refused() {
+    let checks = AtomicU64::new(0);
+    let test_server = TestServer::with(|options| {
+        let free_space = move |_: &Path| {
+            Some(if checks.fetch_add(1, Ordering::Relaxed) == 0 { 1 << 30 } else { 1 })
+        };
+        *options = options.clone().free_space(free_space);
+    })
+    .await;
+    let tensors =
+        tensors_with(|name, _, _| *name = name.replace(".lm_head.", ".model.unembed_tokens."));
+    let body = body(&config_with("target_modules", json!("all-linear")), &tensors);
+    let path = format!("/api/v1/imports/a?base_model={MODEL}");
+    let (status, rejected) = test_server.http().send("PUT", &path, &[], body).await;
+    assert_eq!(status, 413, "{rejected}");
+    assert_eq!(stored(&test_server.data), Vec::<String>::new());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn unsupported_parts_are_named_and_nothing_is_stored() {
     let test_server = TestServer::with(|options| options.limits.import_bytes = 1 << 20).await;

@@ -194,7 +194,7 @@ pub struct SamplerInfo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer_id: Option<String>,
     /// Folder or GGUF file with the weights of the base model, on the machine of the server. Only
-    /// `tinkex` servers send it.
+    /// `tinkex` servers send it, and only to clients on the same machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_model_path: Option<String>,
 }

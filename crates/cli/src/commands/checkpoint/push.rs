@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::Args;
 use clap_complete::ArgValueCandidates;
 use serde_json::{Map, Value, json};
-use tinkex::wire::WeightsInfo;
+use tinkex::wire::{CheckpointKind, WeightsInfo};
 use tinkex::{Commit, Hub, HubRepo, TinkerPath};
 use tinkex_files::NameFilter;
 
@@ -70,6 +70,14 @@ pub(super) async fn push(
     let hub = with_token(context, &args, service.hub()?)?;
     hub.whoami().await?;
     let path = &args.path.resolve(context, CheckpointUse::Download).await?;
+    let filter =
+        NameFilter { include: args.allow_pattern.clone(), exclude: args.ignore_pattern.clone() };
+    if !filter.is_empty() && path.kind() != CheckpointKind::Training {
+        // Find wrong patterns before the download. A training checkpoint has no list of files
+        // before the download exports it.
+        let listed = service.rest().get_external_weights_urls(path).await?;
+        select(&filter, listed.urls.into_keys().collect(), path)?;
+    }
 
     let folder = tempfile::tempdir()
         .map_err(|error| CommandError::file("create", "a temporary folder", &error))?;
@@ -77,8 +85,6 @@ pub(super) async fn push(
     context.notice(&format!("downloading {path}"));
     // The adapter is converted as a whole, so the patterns select only what is uploaded.
     let downloaded = service.rest().download(path.clone(), &files).await?;
-    let filter =
-        NameFilter { include: args.allow_pattern.clone(), exclude: args.ignore_pattern.clone() };
     let mut names = select(&filter, downloaded.files, path)?;
     if filter.is_empty() {
         check_adapter(&files)?;
@@ -142,7 +148,8 @@ fn select(
         |name: &String| filter.selects(name) && (name != MARKER || !filter.include.is_empty());
     let names: Vec<String> = files.into_iter().filter(is_selected).collect();
     if names.is_empty() && !filter.is_empty() {
-        let message = format!("no pattern selects any of the {count} files of {path}");
+        let message =
+            format!("no file of {path} is left to upload: the patterns exclude all {count} files");
         return Err(CommandError::new(Exit::NotFound, message)
             .hint("Check --allow-pattern and --ignore-pattern."));
     }
