@@ -74,7 +74,7 @@ async fn checkpoints_of_the_built_in_model_are_exported() {
     for format in ["gguf", "peft"] {
         let line = format!("export adapter --to split-2 --format {format} --max-shard-size 2GB");
         let message = format!("format {format} has one file of weights");
-        sandbox.run(&line).await.fails(1, &[&message, "choose format hf"]);
+        sandbox.run(&line).await.fails(2, &[&message, "choose format hf"]);
     }
 }
 

@@ -357,8 +357,10 @@ impl CheckpointDownload {
         let (path, exported) = (export.map_or(path, |export| &export.path), export.is_some());
         let tracker = ProgressTracker::new(&names, self.on_progress.clone());
         let current = tokio::sync::Mutex::new((urls, Instant::now()));
-        let space = Arc::new(SpaceBudget::new(self.disk.clone(), self.reserved));
-        let (staging_ref, current, tracker, space) = (&staging, &current, &tracker, &space);
+        let mut budget = SpaceBudget::new(self.disk.clone(), self.reserved);
+        let files_closed = budget.drop_signal();
+        let budget = Arc::new(budget);
+        let (staging_ref, current, tracker, space) = (&staging, &current, &tracker, &budget);
         let fetch_one = |name: String| async move {
             let url = {
                 // Hold the lock while requesting new URLs, so that only one task requests them.
@@ -383,7 +385,12 @@ impl CheckpointDownload {
             Ok::<_, Error>(bytes)
         };
         let all = stream::iter(names.clone()).map(fetch_one).buffer_unordered(self.parallel);
-        all.try_for_each(|_| async { Ok(()) }).await?;
+        if let Err(error) = all.try_for_each(|_| async { Ok(()) }).await {
+            // Nothing is written any more when the caller receives the error.
+            drop(budget);
+            let _ = files_closed.await;
+            return Err(error);
+        }
         if !self.raw {
             convert::convert_adapter(&self.service, &staging, checkpoint, space).await?;
         }

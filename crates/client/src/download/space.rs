@@ -1,11 +1,13 @@
 //! [`SpaceBudget`]: whether the files of a download fit on the disk.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tinkex_files::DiskSpace;
+use tokio::sync::oneshot;
 
 /// Disk space for the files of one download, which are written at the same time.
 #[derive(Debug, Default)]
@@ -15,11 +17,21 @@ pub(super) struct SpaceBudget {
     reserved: u64,
     /// Bytes that are not yet written, by the path of the incomplete file.
     missing: Mutex<HashMap<PathBuf, u64>>,
+    /// Closed when the budget is dropped.
+    dropped: Option<oneshot::Sender<Infallible>>,
 }
 
 impl SpaceBudget {
     pub(super) fn new(disk: DiskSpace, reserved: u64) -> Self {
-        Self { disk, reserved, missing: Mutex::default() }
+        Self { disk, reserved, missing: Mutex::default(), dropped: None }
+    }
+
+    /// Returns a receiver that is closed when the budget is dropped. Every open file holds the
+    /// budget, also one that a thread is still working on after its download was cancelled.
+    pub(super) fn drop_signal(&mut self) -> oneshot::Receiver<Infallible> {
+        let (sender, receiver) = oneshot::channel();
+        self.dropped = Some(sender);
+        receiver
     }
 
     /// Records that `bytes` of a file are missing, and checks that the missing bytes of all files
