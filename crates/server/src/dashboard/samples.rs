@@ -44,6 +44,8 @@ pub(super) fn samples(state: &ServerState, query: &QueryParams) -> DocumentResul
     if search.is_some() {
         filter.limit = SEARCH_PAGE;
     }
+    // Counted first, so that the list has every sample that is counted.
+    let total = state.history.read(|reader| reader.sample_count()).map_err(read_failed)?;
     let (mut found, mut searched) = (Vec::new(), 0);
     let mut more = false;
     loop {
@@ -69,7 +71,6 @@ pub(super) fn samples(state: &ServerState, query: &QueryParams) -> DocumentResul
             break;
         }
     }
-    let total = state.history.read(|reader| reader.sample_count()).map_err(read_failed)?;
     Ok(json!({ "samples": found, "more": more, "total": total }))
 }
 
