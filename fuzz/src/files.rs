@@ -52,7 +52,8 @@ fn read(tensor: &StoredTensor<'_>) {
 /// Reads an adapter folder. The input is the configuration, a zero byte, and the tensors.
 pub(crate) fn adapter(input: &[u8]) {
     let split = input.iter().position(|byte| *byte == 0).unwrap_or(input.len());
-    let (config, tensors) = (&input[..split], input.get(split + 1..).unwrap_or_default());
+    let config = &input[..split];
+    let tensors = input.get(split + 1..).unwrap_or_default();
     let folder = FOLDER.path().join("adapter");
     std::fs::create_dir_all(&folder).expect("created");
     std::fs::write(folder.join("adapter_config.json"), config).expect("written");

@@ -1,6 +1,6 @@
 """Trains with the official SDK and prints exact numbers: `steps.py BASE_URL MODEL STEPS`.
 
-Prints the bits of the loss of every step as `loss STEP HEX`, then those of a sample of the trained weights.
+Prints the bits of the loss of every step as `loss STEP HEX`, then the bits of a sample of the trained weights.
 The run saves its state every twenty steps.
 """
 

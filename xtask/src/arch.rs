@@ -61,6 +61,21 @@ const RUNTIMES_AND_NETWORK: &[&str] = &[
     "tokio",
 ];
 
+/// Async runtimes, HTTP and network libraries, and databases.
+const HTTP_AND_DATABASE: &[&str] = &[
+    "async-std",
+    "axum",
+    "http",
+    "http-body",
+    "hyper",
+    "mio",
+    "reqwest",
+    "rusqlite",
+    "rustls",
+    "smol",
+    "tokio",
+];
+
 const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-autodiff",
@@ -71,13 +86,57 @@ const RULES: &[CrateRule] = &[
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
+        package: "tinkex-builtin-model",
+        folder: "crates/builtin-model",
+        features: Features::All,
+        may_use: &["tinkex-autodiff", "tinkex-engine", "tinkex-files", "tinkex-weights"],
+        must_not_use: RUNTIMES_AND_NETWORK,
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-backend",
+        folder: "crates/backend",
+        features: Features::All,
+        // No engine and no client: both sides of a queue use it.
+        may_use: &["tinkex-autodiff", "tinkex-files", "tinkex-store", "tinkex-wire"],
+        must_not_use: &["clap", "http", "hyper", "onig_sys", "openssl-sys", "reqwest", "rustls"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-backoff",
+        folder: "crates/backoff",
+        features: Features::All,
+        may_use: &[],
+        must_not_use: RUNTIMES_AND_NETWORK,
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex",
+        folder: "crates/client",
+        features: Features::None,
+        // Without features, the SDK reads no model files and knows no hub.
+        may_use: &[
+            "tinkex-autodiff",
+            "tinkex-backoff",
+            "tinkex-files",
+            "tinkex-transport",
+            "tinkex-wire",
+        ],
+        must_not_use: &["aws-lc-sys", "axum", "clap", "native-tls", "openssl-sys", "tokenizers"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
         package: "tinkex",
         folder: "crates/client",
         features: Features::All,
         may_use: &[
             "tinkex-autodiff",
+            "tinkex-backoff",
             "tinkex-files",
+            "tinkex-hub",
+            "tinkex-runs",
             "tinkex-text",
+            "tinkex-transport",
             "tinkex-weights",
             "tinkex-wire",
         ],
@@ -91,14 +150,40 @@ const RULES: &[CrateRule] = &[
         may_use: &[
             "tinkex",
             "tinkex-autodiff",
+            "tinkex-backend",
+            "tinkex-backoff",
+            "tinkex-dashboard",
             "tinkex-engine",
             "tinkex-files",
+            "tinkex-gateway",
+            "tinkex-hub",
+            "tinkex-inference",
+            "tinkex-recipes",
+            "tinkex-runs",
             "tinkex-server",
+            "tinkex-store",
             "tinkex-text",
+            "tinkex-transport",
             "tinkex-weights",
             "tinkex-wire",
         ],
         must_not_use: &["aws-lc-sys", "native-tls", "onig_sys", "openssl-sys"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-dashboard",
+        folder: "crates/dashboard",
+        features: Features::All,
+        // No engine, no inference: the server passes the few figures of theirs that a page shows.
+        may_use: &[
+            "tinkex-autodiff",
+            "tinkex-files",
+            "tinkex-runs",
+            "tinkex-store",
+            "tinkex-text",
+            "tinkex-wire",
+        ],
+        must_not_use: &["clap", "http", "hyper", "onig_sys", "openssl-sys", "reqwest", "rustls"],
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
@@ -118,36 +203,95 @@ const RULES: &[CrateRule] = &[
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
-        package: "tinkex-server",
-        folder: "crates/server",
-        features: Features::None,
+        package: "tinkex-gateway",
+        folder: "crates/gateway",
+        features: Features::All,
+        // No engine: an upstream computes.
         may_use: &[
+            "tinkex",
             "tinkex-autodiff",
-            "tinkex-engine",
+            "tinkex-backend",
+            "tinkex-backoff",
             "tinkex-files",
+            "tinkex-store",
             "tinkex-text",
+            "tinkex-transport",
             "tinkex-weights",
             "tinkex-wire",
         ],
-        // The server never sends HTTP requests.
-        must_not_use: &["clap", "onig_sys", "openssl-sys", "reqwest", "rustls"],
+        must_not_use: &["aws-lc-sys", "clap", "native-tls", "onig_sys", "openssl-sys"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-hub",
+        folder: "crates/hub",
+        features: Features::All,
+        may_use: &[
+            "tinkex-autodiff",
+            "tinkex-backoff",
+            "tinkex-files",
+            "tinkex-text",
+            "tinkex-transport",
+            "tinkex-wire",
+        ],
+        must_not_use: &["aws-lc-sys", "axum", "clap", "native-tls", "onig_sys", "openssl-sys"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-inference",
+        folder: "crates/inference",
+        features: Features::All,
+        may_use: &["tinkex-autodiff", "tinkex-text", "tinkex-wire"],
+        must_not_use: HTTP_AND_DATABASE,
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-recipes",
+        folder: "crates/recipes",
+        features: Features::All,
+        may_use: &[
+            "tinkex",
+            "tinkex-autodiff",
+            "tinkex-backoff",
+            "tinkex-files",
+            "tinkex-hub",
+            "tinkex-runs",
+            "tinkex-text",
+            "tinkex-transport",
+            "tinkex-wire",
+        ],
+        must_not_use: &["aws-lc-sys", "axum", "clap", "native-tls", "onig_sys", "openssl-sys"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-runs",
+        folder: "crates/runs",
+        features: Features::All,
+        may_use: &["tinkex-autodiff", "tinkex-files", "tinkex-wire"],
+        // Programs of any kind read run folders.
+        must_not_use: RUNTIMES_AND_NETWORK,
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
         package: "tinkex-server",
         folder: "crates/server",
         features: Features::All,
-        // The feature `upstream` sends requests to other servers.
         may_use: &[
-            "tinkex",
             "tinkex-autodiff",
+            "tinkex-backend",
+            "tinkex-backoff",
+            "tinkex-dashboard",
             "tinkex-engine",
             "tinkex-files",
+            "tinkex-inference",
+            "tinkex-runs",
+            "tinkex-store",
             "tinkex-text",
             "tinkex-weights",
             "tinkex-wire",
         ],
-        must_not_use: &["aws-lc-sys", "clap", "native-tls", "onig_sys", "openssl-sys"],
+        // The server never sends HTTP requests; it takes a driver for each upstream.
+        must_not_use: &["clap", "onig_sys", "openssl-sys", "reqwest", "rustls"],
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
@@ -157,14 +301,31 @@ const RULES: &[CrateRule] = &[
         may_use: &[
             "tinkex",
             "tinkex-autodiff",
+            "tinkex-backend",
+            "tinkex-backoff",
+            "tinkex-dashboard",
             "tinkex-engine",
             "tinkex-files",
+            "tinkex-gateway",
+            "tinkex-inference",
+            "tinkex-runs",
             "tinkex-server",
+            "tinkex-store",
             "tinkex-text",
+            "tinkex-transport",
             "tinkex-weights",
             "tinkex-wire",
         ],
         must_not_use: &["clap", "onig_sys", "openssl-sys"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-store",
+        folder: "crates/store",
+        features: Features::All,
+        // No engine, and nothing that executes or answers requests.
+        may_use: &["tinkex-autodiff", "tinkex-files", "tinkex-wire"],
+        must_not_use: &["clap", "http", "hyper", "onig_sys", "openssl-sys", "reqwest", "rustls"],
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
@@ -173,6 +334,14 @@ const RULES: &[CrateRule] = &[
         features: Features::All,
         may_use: &["tinkex-autodiff", "tinkex-wire"],
         must_not_use: ASYNC,
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-transport",
+        folder: "crates/transport",
+        features: Features::All,
+        may_use: &["tinkex-autodiff", "tinkex-backoff", "tinkex-files", "tinkex-wire"],
+        must_not_use: &["aws-lc-sys", "axum", "clap", "native-tls", "onig_sys", "openssl-sys"],
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
@@ -196,18 +365,26 @@ const RULES: &[CrateRule] = &[
         folder: "xtask",
         features: Features::All,
         may_use: &[],
-        // These take long to compile, and every development command compiles xtask first.
-        must_not_use: &["clap", "serde", "syn"],
+        // Every development command compiles xtask first, so that it has few dependencies.
+        must_not_use: &["futures-util", "regex", "serde", "tokio"],
         unsafe_code: Unsafe::Forbidden,
     },
 ];
+
+/// Document with a table of all crates.
+const DOCUMENT: &str = "ARCHITECTURE.md";
 
 /// Checks every crate of the workspace and reports all violations.
 pub(crate) fn check() -> Result<(), XtaskError> {
     println!("\n==> architecture: dependencies between crates");
     let mut faults = Vec::new();
     let packages = packages()?;
+    let document = std::fs::read_to_string(root().join(DOCUMENT))
+        .map_err(|error| XtaskError::new(format!("cannot read {DOCUMENT}: {error}")))?;
     for package in &packages {
+        if !document.contains(&format!("`{package}`")) {
+            faults.push(format!("{package} has no row in the table of {DOCUMENT}"));
+        }
         let mut rules = RULES.iter().filter(|rule| rule.package == package).peekable();
         if rules.peek().is_none() {
             faults.push(format!("{package} has no rule in xtask/src/arch.rs"));

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use clap::Args;
+
 use crate::step::{Step, XtaskError, cargo, ignored_test, root, target, tool};
+use crate::test::skipped;
 
 /// Debian packages of the browser and its driver.
 const PACKAGES: [&str; 2] = ["chromium", "chromium-driver"];
@@ -15,24 +18,28 @@ const INSTALL_LIMIT: Duration = Duration::from_secs(300);
 /// Maximum time of all tests together, without their compilation. A test ends itself before.
 const TEST_LIMIT: Duration = Duration::from_secs(900);
 
-pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
-    let screenshots = match options {
-        [] => false,
-        ["--screenshots"] => true,
-        other => return Err(XtaskError::new(format!("unknown options: {}", other.join(" ")))),
-    };
+/// Arguments of `cargo xtask browser`.
+#[derive(Args, Default)]
+pub(crate) struct BrowserArgs {
+    /// Update the images docs/images/dashboard-*.png instead
+    #[arg(long)]
+    screenshots: bool,
+}
+
+pub(crate) fn run(args: &BrowserArgs) -> Result<(), XtaskError> {
     if !is_installed() {
         install();
     }
     if !is_installed() {
-        println!(
-            "\n==> dashboard in Chromium: SKIPPED (`chromium --version` or `chromedriver --version` \
-             fails, and apt-get cannot install {})",
-            PACKAGES.join(" and ")
+        let packages = PACKAGES.join(" and ");
+        let reason = format!(
+            "`chromium --version` or `chromedriver --version` fails, and apt-get cannot install \
+             {packages}"
         );
+        skipped("dashboard in Chromium", &reason);
         return Ok(());
     }
-    if screenshots {
+    if args.screenshots {
         let test = "browser::screenshots::screenshots_of_all_views";
         let folder = target().join("screenshots");
         ignored_test("screenshots", "tinkex-server", test, &[])?
@@ -42,7 +49,7 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     }
     let axe = axe();
     if axe.is_none() {
-        println!("\n==> accessibility: SKIPPED (npm cannot install {AXE})");
+        skipped("accessibility", &format!("npm cannot install {AXE}"));
     }
     println!("\n==> dashboard in Chromium: building");
     let listed = tests().arguments(&["--list"]).output()?;
@@ -57,7 +64,7 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     step.run_within(TEST_LIMIT)
 }
 
-/// Creates a step that runs the browser tests, without the one that writes screenshots.
+/// Creates a step that runs the browser tests, except the test that writes screenshots.
 fn tests() -> Step {
     let title = "dashboard in Chromium";
     cargo(title, &["test", "--locked", "--package", "tinkex-server", "--test", "it"]).arguments(&[

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::step::{Step, XtaskError, cargo, root, target, tool};
+use crate::step::{Step, XtaskError, cargo, root, target, timed, tool};
+use crate::test::skipped;
 
 /// Crate to measure, and the least coverage in percent that the command accepts.
 struct Measured {
@@ -25,8 +26,27 @@ const CRATES: [Measured; 2] = [
 /// Names of files that contain only code of unit tests.
 const TEST_FILES: [&str; 2] = ["tests.rs", "fixture.rs"];
 
+/// Measures the coverage if the LLVM tools are installed.
+pub(crate) fn check_if_installed() -> Result<(), XtaskError> {
+    match llvm_tools()? {
+        Some(tools) => timed("coverage", || measure(&tools)),
+        None => {
+            skipped("coverage", "needs `rustup component add llvm-tools`");
+            Ok(())
+        }
+    }
+}
+
 pub(crate) fn run() -> Result<(), XtaskError> {
-    let tools = llvm_tools()?;
+    let tools = llvm_tools()?.ok_or_else(|| {
+        XtaskError::new(
+            "coverage: the toolchain has no LLVM tools\n  Run `rustup component add llvm-tools`.",
+        )
+    })?;
+    measure(&tools)
+}
+
+fn measure(tools: &Path) -> Result<(), XtaskError> {
     let folder = target().join("coverage");
     let profiles = folder.join("profiles");
     let tests = || instrumented(&folder, &profiles);
@@ -61,16 +81,12 @@ fn instrumented(folder: &Path, profiles: &Path) -> Step {
         .variable("LLVM_PROFILE_FILE", profiles.join("%p-%m.profraw"))
 }
 
-/// Returns the folder of the LLVM tools of the Rust toolchain.
-fn llvm_tools() -> Result<PathBuf, XtaskError> {
+/// Returns the folder of the LLVM tools of the Rust toolchain; `None` if they are not installed.
+fn llvm_tools() -> Result<Option<PathBuf>, XtaskError> {
     let libraries = tool("toolchain", "rustc", &["--print", "target-libdir"]).output()?;
     let folder = Path::new(libraries.trim()).with_file_name("bin");
-    if folder.join("llvm-cov").exists() && folder.join("llvm-profdata").exists() {
-        return Ok(folder);
-    }
-    Err(XtaskError::new(
-        "coverage: the toolchain has no LLVM tools\n  Run `rustup component add llvm-tools`.",
-    ))
+    let installed = folder.join("llvm-cov").exists() && folder.join("llvm-profdata").exists();
+    Ok(installed.then_some(folder))
 }
 
 /// Returns the test programs that cargo names in its JSON messages.
@@ -79,7 +95,7 @@ fn executables(messages: &str) -> Vec<&str> {
     messages.lines().filter_map(|line| line.split_once(key)?.1.split('"').next()).collect()
 }
 
-/// Number of lines with code, and of those that a test executes.
+/// Number of lines with code, and number of lines that a test executes.
 #[derive(Clone, Copy, Default)]
 struct Lines {
     total: u32,
@@ -101,16 +117,19 @@ impl Lines {
     }
 }
 
-/// Parses a report in the format of lcov. Returns the lines of each file, relative to the
-/// workspace, without those of unit tests.
+/// Parses a report in the format of lcov. Returns the line counts of each file, by its path relative
+/// to the workspace, without the lines of unit tests.
 fn parse(lcov: &str) -> BTreeMap<String, Lines> {
     let mut files = BTreeMap::new();
-    let (mut file, mut lines, mut tests_start) = (String::new(), Lines::default(), u32::MAX);
+    let mut file = String::new();
+    let mut lines = Lines::default();
+    let mut tests_start = u32::MAX;
     for record in lcov.lines() {
         if let Some(path) = record.strip_prefix("SF:") {
             let path = Path::new(path);
             file = path.strip_prefix(root()).unwrap_or(path).to_string_lossy().into_owned();
-            (lines, tests_start) = (Lines::default(), first_test_line(path));
+            lines = Lines::default();
+            tests_start = first_test_line(path);
         } else if let Some(data) = record.strip_prefix("DA:") {
             let mut numbers = data.split(',').map(str::parse::<u64>);
             if let (Some(Ok(line)), Some(Ok(count))) = (numbers.next(), numbers.next())

@@ -6,6 +6,8 @@
 
 use std::path::PathBuf;
 
+use clap::Args;
+
 use crate::step::{XtaskError, cargo, root, target, tool};
 
 /// Names of the readers that are fuzzed.
@@ -21,48 +23,28 @@ const COVERAGE_FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \
 /// Largest input in bytes.
 const MAX_INPUT: &str = "-max_len=16384";
 
-struct GuidedOptions<'a> {
-    target: Option<&'a str>,
+/// Arguments of `cargo xtask fuzz guided`.
+#[derive(Args)]
+pub(crate) struct GuidedFuzzArgs {
+    /// Duration for each reader
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
-    /// Whether to replace the corpus in the repository by a minimal one with the same coverage.
+    /// Reader to fuzz [default: all]
+    #[arg(long, value_name = "NAME", value_parser = TARGETS)]
+    target: Option<String>,
+    /// Replace fuzz/corpus by a minimal corpus with the same coverage
+    #[arg(long)]
     minimize: bool,
 }
 
-fn parse<'a>(options: &[&'a str]) -> Result<GuidedOptions<'a>, XtaskError> {
-    let mut parsed = GuidedOptions { target: None, seconds: 60, minimize: false };
-    let mut options = options.iter();
-    while let Some(option) = options.next() {
-        match (*option, options.clone().next()) {
-            ("--minimize", _) => {
-                parsed.minimize = true;
-                continue;
-            }
-            ("--target", Some(name)) if TARGETS.contains(name) => parsed.target = Some(name),
-            ("--target", _) => {
-                let names = TARGETS.join(", ");
-                return Err(XtaskError::new(format!("fuzz: --target: expected one of {names}")));
-            }
-            ("--seconds", Some(value)) => {
-                parsed.seconds = value
-                    .parse()
-                    .map_err(|_| XtaskError::new("fuzz: --seconds: expected a number"))?;
-            }
-            (other, _) => return Err(XtaskError::new(format!("fuzz: unknown option {other}"))),
-        }
-        options.next();
-    }
-    Ok(parsed)
-}
-
-pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
-    let options = parse(options)?;
-    let selected = match options.target {
-        Some(target) => vec![target],
+pub(crate) fn run(args: &GuidedFuzzArgs) -> Result<(), XtaskError> {
+    let selected = match &args.target {
+        Some(target) => vec![target.as_str()],
         None => TARGETS.to_vec(),
     };
     let program = build()?;
     for name in selected {
-        fuzz(&program, name, &options)?;
+        fuzz(&program, name, args)?;
     }
     Ok(())
 }
@@ -89,7 +71,7 @@ fn host_triple() -> Result<String, XtaskError> {
 
 /// Fuzzes one reader, starting from its corpus. Inputs that reach new code are kept in `target`;
 /// an input that fails is written there, too.
-fn fuzz(program: &PathBuf, name: &str, options: &GuidedOptions<'_>) -> Result<(), XtaskError> {
+fn fuzz(program: &PathBuf, name: &str, args: &GuidedFuzzArgs) -> Result<(), XtaskError> {
     let create = |folder: PathBuf| match std::fs::create_dir_all(&folder) {
         Ok(()) => Ok(folder),
         Err(error) => Err(XtaskError::new(format!("cannot create {}: {error}", folder.display()))),
@@ -101,8 +83,8 @@ fn fuzz(program: &PathBuf, name: &str, options: &GuidedOptions<'_>) -> Result<()
     let step = tool("guided fuzzing", program, &[MAX_INPUT, "-timeout=10", "-rss_limit_mb=2048"])
         .variable("TINKEX_FUZZ_TARGET", name)
         .arguments(&[&prefix]);
-    if !options.minimize {
-        let seconds = format!("-max_total_time={}", options.seconds);
+    if !args.minimize {
+        let seconds = format!("-max_total_time={}", args.seconds);
         return step
             .arguments(&[&seconds, "-print_final_stats=1"])
             .argument(&found)

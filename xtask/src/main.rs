@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool prints to standard output")]
 
+mod api;
 mod arch;
 mod bench;
 mod browser;
@@ -14,116 +15,191 @@ mod conformance;
 mod contract;
 mod coverage;
 mod deny;
+mod features;
 mod fuzz;
 mod guided_fuzz;
 mod llama;
 mod python;
 mod record;
+mod reference;
+mod scenarios;
 mod screenshot;
 mod soak;
 mod step;
+mod test;
+mod test_programs;
 mod test_server;
 mod type_names;
 mod ui;
 
 use std::process::ExitCode;
 
+use clap::{Args, Parser, Subcommand};
+
+use bench::Benchmark;
+use browser::BrowserArgs;
+use cluster::ClusterArgs;
+use conformance::ConformanceArgs;
+use contract::ContractArgs;
+use fuzz::FuzzArgs;
+use record::RecordArgs;
+use soak::SoakArgs;
 use step::{XtaskError, cargo, ignored_test, target};
+use test::TestArgs;
 
-const HELP: &str = "\
-Usage: cargo xtask <command>
+/// Development commands of this repository
+///
+/// They need cargo only, except where the help of a command says otherwise.
+#[derive(Parser)]
+#[command(name = "xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct Xtask {
+    #[command(subcommand)]
+    command: XtaskCommand,
+}
 
-  test            Run everything that CI checks: fmt, lint, tests, doc, arch, browser,
-                  conformance
-                    --without-python  Skip conformance, which needs python3 and a registry
-                    --without-torch   Skip the part of conformance that needs torch (6 GB of disk)
-  fmt             Check formatting (`--fix` to apply it)
-  lint            Run clippy with warnings as errors
-  doc             Build the documentation with broken links as errors
-  arch            Check dependencies between crates, and that type names are unique
-  browser         Test the dashboard in headless Chromium (installs the Debian packages chromium and
-                  chromium-driver if they are missing)
-                    --screenshots  Update the images of docs/images instead
-  ui              Compress the files of the dashboard after a change in crates/server/ui
-  dist            Build the binary to ship: target/dist/tinkex
-  package         Check that every crate can be packaged, without publishing
-  screenshot      Render the output of `tinkex quickstart` as docs/images/quickstart.svg
-  bench WHAT      Run a benchmark; results are ratios to a peer in the same run
-                    wire      Codecs, compared with memcpy and prost
-                    client    Client, compared with the Python SDK and with bare requests
-                              (needs python3; `--quick` runs each row once)
-                    cli       Binary size, start-up time and memory, compared with the Python CLI
-                    engine    Training and sampling, compared with torch, peft and llama.cpp
-                              (needs python3; without labels all rows, otherwise the rows with the
-                              labels: train ragged decode lora adapters live context load, A B,
-                              f32 bf16 q8_0 q4_k; `--repeat N` sets the measurements per row,
-                              3 by default)
-                    gateway   What a gateway adds to an upstream that responds at once: latency, CPU
-                              time per sample, memory with 10,000 samples outstanding
-                    server    Overhead over the engine's own time, idle and under load; `--streams`
-                              measures only streams, `--llama` compares them with llama.cpp's
-                              server (builds llama.cpp once)
-  conformance     Run the official Python SDK against a new server, repeat a training run with the
-                  Rust client and compare the numbers; run the packages openai and anthropic; and
-                  compare adapters, exported models and model folders with peft and transformers
-                    adapters         Compare adapters, exported models and model folders only
-                    inference        Run the packages openai (PyPI, npm) and anthropic only
-                    lm-eval          Evaluate a checkpoint with lm-eval (not part of the others)
-                    --sdk VERSION    Test one version only: 0.36.0 or 0.25.0
-                    --without-torch  Skip the custom losses and the adapters
-  llama           Export trained models as GGUF files, load them in llama.cpp and compare what it
-                  generates with the server (builds llama.cpp once, which takes minutes)
-  contract        Run the contract suite against any Tinker server
-                    --base-url URL        Base URL of the server
-                    --api-key-file FILE   File that contains the API key
-                    --model NAME          Base model [default: the first that the server lists]
-  record          Record the exchanges of the official Python SDK with a new server as fixtures/sdk,
-                  and list what changed
-                    --sdk VERSION  Version of the SDK [default: 0.36.0]
-  coverage        Measure line coverage of tinkex-wire and tinkex; fails below the minimum
-                  (needs `rustup component add llvm-tools`)
-  cluster         Run the contract suite, `tinkex`, the official SDK and openai against SkyRL, directly
-                  and through a gateway (needs 2 GB of disk, and python3.12 or the variable
-                  PYTHON312 with its path)
-                    kills            Train while the gateway or SkyRL is killed, and compare losses
-                    upstreams        Train through one gateway on two servers; one is killed
-                    --skyrl VERSION  Check one release only: 0.4.0 or 0.3.0
-                    --direct         Without the gateway
-                    --gateway        Only through the gateway
-                    --seeds N        Runs of `kills` in which the gateway is killed [default: 10];
-                                     SkyRL is killed in half as many
-                    --check NAME     Run only the checks whose names contain this; repeatable
-                    --record         Record the exchanges that the tests replay
-  simulate        Run clients and a server in simulated time with random faults (crates/simulation)
-                    --seeds N    Number of scenarios [default: 1000]
-                    --seed S     First seed [default: 0]
-                    --minutes M  Run scenarios for this time
-                    --check K    Run every K-th seed twice and compare [default: 50; 0: never]
-                    -v           Print the events of every scenario
-  crash           Train while the server is killed and its disk fills up, with 25 random seeds
-  soak            Run client programs against a server that is killed or stopped at random moments and
-                  one that is not; fails if they compute different things, or if memory, file handles,
-                  threads or disk grow
-                    --minutes N   Duration [default: 30]
-                    --seed N      Seed of the programs and of the kills [default: 1]
-  deny            Check licences, duplicate versions, sources and advisories of the dependencies
-                  (installs cargo-deny; skips advisories if their database cannot be downloaded)
-  fuzz [server]   Fuzz all decoders of the wire crate, or all routes of a server
-  fuzz weights    Fuzz the reader of GGUF files
-                    --seconds N   Duration [default: 60]
-                    --seed N      Seed of the run to repeat
-                    --target T    Decoder to fuzz [default: all]
-  fuzz guided     Fuzz readers with libFuzzer, guided by coverage (needs Linux and a C++ compiler)
-                    --seconds N   Duration for each reader [default: 60]
-                    --target T    Reader: adapter, config, gguf, safetensors, template or wire
-                                  [default: all]
-                    --minimize    Replace fuzz/corpus by a minimal corpus with the same coverage
-";
+#[derive(Subcommand)]
+enum XtaskCommand {
+    /// Run everything that CI checks
+    Test(TestArgs),
+    /// Check the formatting of the code
+    Fmt(FixArgs),
+    /// Run clippy with warnings as errors
+    Lint,
+    /// Lint every package without features, with each feature alone, and with all
+    Features,
+    /// Build the documentation with warnings as errors
+    Doc,
+    /// Check dependencies between crates, and that exported type names are unique
+    Arch,
+    /// Compare the public API of the crate tinkex with docs/api.txt
+    Api(FixArgs),
+    /// Compare the tests of every scenario with docs/scenarios.md
+    Scenarios(FixArgs),
+    /// Compare the help of every tinkex command with docs/commands.md
+    Reference(FixArgs),
+    /// Test the dashboard in headless Chromium
+    ///
+    /// Installs the Debian packages chromium and chromium-driver if they are missing and apt-get can
+    /// be used; otherwise it says that it was skipped. Checks accessibility if npm can install
+    /// axe-core.
+    Browser(BrowserArgs),
+    /// Test the scripts of the dashboard and check their types
+    ///
+    /// Needs node; without npm, the types are not checked.
+    Ui,
+    /// Build the binary to ship: target/dist/tinkex
+    Dist,
+    /// Check that every crate can be packaged, without publishing
+    Package,
+    /// Render the output of `tinkex quickstart` as docs/images/quickstart.svg
+    Screenshot,
+    /// Run a benchmark; results are ratios to a peer in the same run
+    #[command(subcommand)]
+    Bench(Benchmark),
+    /// Run the official Python SDK against a new server
+    ///
+    /// Repeats a training run of the SDK with the Rust client and compares the numbers; runs the
+    /// packages openai and anthropic; compares adapters, exported models and model folders with peft
+    /// and transformers. Needs python3; installs the packages under target once (three minutes,
+    /// 6 GB).
+    Conformance(ConformanceArgs),
+    /// Compare exported GGUF files in llama.cpp with the server
+    ///
+    /// Trains small models, exports them in all types, and compares tokens, chat template,
+    /// log-probabilities and greedy samples: with the checkpoint, and with the file as base model.
+    /// Needs python3 and a C++ compiler; installs the packages of `conformance` and builds llama.cpp
+    /// under target once (12 minutes on 2 cores).
+    Llama,
+    /// Run the contract suite against any Tinker server
+    Contract(ContractArgs),
+    /// Record the exchanges of the official Python SDK with a new server as fixtures/sdk
+    ///
+    /// Lists what changed. Needs python3.
+    Record(RecordArgs),
+    /// Measure line coverage of tinkex-wire and tinkex; fails below the minimum
+    ///
+    /// Needs `rustup component add llvm-tools`.
+    Coverage,
+    /// Check the client, the command line and the gateway against SkyRL
+    ///
+    /// Runs the contract suite, `tinkex`, the official SDK and the package openai, directly and
+    /// through a gateway. Needs 2 GB of disk, and python3.12 or the variable PYTHON312 with its path.
+    Cluster(ClusterArgs),
+    /// Run clients and a server in simulated time with random faults
+    ///
+    /// `--seed S --seeds 1 -v` repeats a scenario that failed and prints its events.
+    Simulate(SimulateArgs),
+    /// Train while the server is killed and its disk fills up, with 25 random seeds
+    Crash,
+    /// Run client programs against a server that is killed or stopped at random moments
+    ///
+    /// Fails if they compute other things than with a server that is not killed, or if memory, file
+    /// handles, threads or disk grow. Needs Linux.
+    Soak(SoakArgs),
+    /// Check licences, duplicate versions, sources and advisories of the dependencies
+    ///
+    /// Follows the rules of deny.toml. Installs cargo-deny under target once; skips advisories if
+    /// their database cannot be downloaded.
+    Deny,
+    /// Fuzz the decoders of the wire crate
+    Fuzz(FuzzArgs),
+}
+
+/// Whether a command updates what it otherwise checks.
+#[derive(Args)]
+struct FixArgs {
+    /// Apply the changes instead of failing
+    #[arg(long)]
+    fix: bool,
+}
+
+/// Options of the simulation; the program `tinkex-simulation` has the defaults.
+#[derive(Args)]
+struct SimulateArgs {
+    /// Number of scenarios [default: 1000, or as many as fit into --minutes]
+    #[arg(long, value_name = "N")]
+    seeds: Option<u64>,
+    /// First seed [default: 0]
+    #[arg(long, value_name = "SEED")]
+    seed: Option<u64>,
+    /// Start no further scenario after this time
+    #[arg(long, value_name = "MINUTES")]
+    minutes: Option<u64>,
+    /// Run every N-th seed twice and compare the events; 0 disables the check [default: 50]
+    #[arg(long, value_name = "N")]
+    check: Option<u64>,
+    /// Print the events of every scenario
+    #[arg(short)]
+    verbose: bool,
+}
+
+impl SimulateArgs {
+    fn run(&self) -> Result<(), XtaskError> {
+        let run = ["run", "--release", "--locked", "--package", "tinkex-simulation", "--"];
+        let numbers = [
+            ("--seeds", self.seeds),
+            ("--seed", self.seed),
+            ("--minutes", self.minutes),
+            ("--check", self.check),
+        ];
+        let mut simulation = cargo("simulation", &run);
+        for (name, number) in numbers {
+            if let Some(number) = number {
+                simulation = simulation.arguments(&[name, &number.to_string()]);
+            }
+        }
+        if self.verbose {
+            simulation = simulation.arguments(&["-v"]);
+        }
+        simulation.run()
+    }
+}
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    match run(&arguments) {
+    if let Some(code) = api::run_as_rustdoc() {
+        return code;
+    }
+    match run(Xtask::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("\nxtask: {failure}");
@@ -132,61 +208,39 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &[&str]) -> Result<(), XtaskError> {
-    match arguments {
-        ["test"] => test(Some(&[])),
-        ["test", "--without-python"] => test(None),
-        ["test", "--without-torch"] => test(Some(&["--without-torch"])),
-        ["fmt"] => fmt(&["--check"]),
-        ["fmt", "--fix"] => fmt(&[]),
-        ["lint"] => lint(),
-        ["doc"] => doc(),
-        ["arch"] => architecture(),
-        ["browser", options @ ..] => browser::run(options),
-        ["ui"] => ui::run(),
-        ["dist"] => dist(),
-        ["package"] => package(),
-        ["screenshot"] => screenshot::run(),
-        ["bench", what, options @ ..] => bench::run(what, options),
-        ["conformance", options @ ..] => conformance::run(options),
-        ["contract", options @ ..] => contract::run(options),
-        ["record", options @ ..] => record::run(options),
-        ["coverage"] => coverage::run(),
-        ["cluster", options @ ..] => cluster::run(options),
-        ["simulate", options @ ..] => simulate(options),
-        ["crash"] => crash(),
-        ["soak", options @ ..] => soak::run(options),
-        ["deny"] => deny::run(),
-        ["llama"] => llama::run(),
-        ["fuzz", options @ ..] => fuzz::run(options),
-        [] | ["help" | "--help" | "-h"] => {
-            print!("{HELP}");
-            Ok(())
-        }
-        other => Err(XtaskError::new(format!("unknown command: {}\n\n{HELP}", other.join(" ")))),
+fn run(command: XtaskCommand) -> Result<(), XtaskError> {
+    match command {
+        XtaskCommand::Test(args) => test::run(&args),
+        XtaskCommand::Fmt(FixArgs { fix }) => fmt(fix),
+        XtaskCommand::Lint => lint(),
+        XtaskCommand::Features => features::check(),
+        XtaskCommand::Doc => doc(),
+        XtaskCommand::Arch => architecture(),
+        XtaskCommand::Api(FixArgs { fix }) => api::check(fix),
+        XtaskCommand::Scenarios(FixArgs { fix }) => scenarios::check(fix),
+        XtaskCommand::Reference(FixArgs { fix }) => reference::check(fix),
+        XtaskCommand::Browser(args) => browser::run(&args),
+        XtaskCommand::Ui => ui::check(),
+        XtaskCommand::Dist => dist(),
+        XtaskCommand::Package => package(),
+        XtaskCommand::Screenshot => screenshot::run(),
+        XtaskCommand::Bench(benchmark) => bench::run(&benchmark),
+        XtaskCommand::Conformance(args) => conformance::run(&args),
+        XtaskCommand::Llama => llama::run(),
+        XtaskCommand::Contract(args) => contract::run(&args),
+        XtaskCommand::Record(args) => record::run(&args),
+        XtaskCommand::Coverage => coverage::run(),
+        XtaskCommand::Cluster(args) => cluster::run(&args),
+        XtaskCommand::Simulate(args) => args.run(),
+        XtaskCommand::Crash => crash(),
+        XtaskCommand::Soak(args) => soak::run(&args),
+        XtaskCommand::Deny => deny::run(),
+        XtaskCommand::Fuzz(args) => fuzz::run(&args),
     }
 }
 
-fn test(conformance: Option<&[&str]>) -> Result<(), XtaskError> {
-    fmt(&["--check"])?;
-    lint()?;
-    cargo(
-        "tests and documentation examples",
-        &["test", "--workspace", "--all-features", "--locked"],
-    )
-    .run()?;
-    doc()?;
-    architecture()?;
-    browser::run(&[])?;
-    match conformance {
-        Some(options) => conformance::run(options)?,
-        None => println!("\n==> conformance: SKIPPED (--without-python)"),
-    }
-    println!("\nAll checks passed.");
-    Ok(())
-}
-
-fn fmt(options: &[&str]) -> Result<(), XtaskError> {
+fn fmt(fix: bool) -> Result<(), XtaskError> {
+    let options: &[&str] = if fix { &[] } else { &["--check"] };
     cargo("formatting", &["fmt", "--all"]).arguments(options).run()
 }
 
@@ -224,11 +278,6 @@ fn package() -> Result<(), XtaskError> {
         .run()
 }
 
-fn simulate(options: &[&str]) -> Result<(), XtaskError> {
-    let run = ["run", "--release", "--locked", "--package", "tinkex-simulation", "--"];
-    cargo("simulation", &run).arguments(options).run()
-}
-
 fn crash() -> Result<(), XtaskError> {
     ignored_test(
         "crash test",
@@ -237,4 +286,56 @@ fn crash() -> Result<(), XtaskError> {
         &[],
     )?
     .run()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::Xtask;
+    use crate::step::root;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Xtask::command().debug_assert();
+    }
+
+    #[test]
+    fn the_commands_of_the_quality_gates_exist() {
+        let document = std::fs::read_to_string(root().join("docs/scenarios.md")).unwrap();
+        let gates: Vec<&str> = document.lines().filter(|line| line.starts_with("| Q")).collect();
+        assert_eq!(gates.len(), 8, "Q0 to Q7");
+        for gate in gates {
+            let commands = gate.split('|').nth(4).unwrap();
+            for name in commands.split('`').skip(1).step_by(2) {
+                assert!(Xtask::command().find_subcommand(name).is_some(), "{gate}: {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn valid_command_lines_are_accepted_and_invalid_ones_refused() {
+        for line in [
+            "xtask simulate --seed 7 --seeds 1 -v",
+            "xtask fuzz --seconds 5",
+            "xtask fuzz server --seed 3",
+            "xtask fuzz guided --target wire --minimize",
+            "xtask conformance adapters",
+            "xtask bench engine decode B --repeat 5",
+            "xtask cluster kills --seeds 4",
+            "xtask test --without-python",
+        ] {
+            assert!(Xtask::try_parse_from(line.split(' ')).is_ok(), "{line}");
+        }
+        for line in [
+            "xtask fuzz guided --seed 3",
+            "xtask conformance adapters --sdk 0.36.0",
+            "xtask conformance --sdk 1.0.0",
+            "xtask contract",
+            "xtask cluster --direct --gateway",
+            "xtask bench engine none",
+        ] {
+            assert!(Xtask::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
 }

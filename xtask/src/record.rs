@@ -7,23 +7,25 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use clap::Args;
+
 use crate::python::{self, Packages};
 use crate::step::{XtaskError, root, target, tool};
 use crate::test_server::{MODEL, TestServer, golden_model};
 
 const PROGRAM: &str = "crates/server/tests/python/record.py";
 const RECORDINGS: &str = "fixtures/sdk";
-const DEFAULT_SDK: &str = "0.36.0";
 
-pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
-    let version = match options {
-        [] => DEFAULT_SDK,
-        ["--sdk", version] => version,
-        other => {
-            let found = other.join(" ");
-            return Err(XtaskError::new(format!("record: expected --sdk VERSION, found {found}")));
-        }
-    };
+/// Arguments of `cargo xtask record`.
+#[derive(Args)]
+pub(crate) struct RecordArgs {
+    /// Version of the SDK
+    #[arg(long, value_name = "VERSION", default_value = "0.36.0")]
+    sdk: String,
+}
+
+pub(crate) fn run(args: &RecordArgs) -> Result<(), XtaskError> {
+    let version = &args.sdk;
     let folder = Path::new("record").join(version);
     let sdk = format!("tinker=={version}");
     let python = python::environment(&folder, &Packages::wheels(&[&sdk]))?;
@@ -36,7 +38,8 @@ pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     drop(server);
 
     let old = root().join(RECORDINGS);
-    let (before, after) = (read(&old)?, read(&new)?);
+    let before = read(&old)?;
+    let after = read(&new)?;
     replace(&old, &after)?;
     report(&before, &after);
     Ok(())
@@ -88,7 +91,8 @@ fn report(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) {
         match before.get(name) {
             None => print(name, format!("added, {} lines", new.lines().count())),
             Some(old) if old != new => {
-                let (removed, added) = (missing_lines(old, new), missing_lines(new, old));
+                let removed = missing_lines(old, new);
+                let added = missing_lines(new, old);
                 print(name, format!("changed, +{added} -{removed} lines"));
             }
             Some(_) => {}

@@ -1,11 +1,14 @@
 //! Steps of a command: each prints the command line of an external tool, runs it and requires
-//! success.
+//! success. [`times`] has the durations of the steps that ended.
 
 use std::ffi::OsStr;
 use std::fmt;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Error of an xtask command: a message for the user.
 #[derive(Debug)]
@@ -23,9 +26,41 @@ impl fmt::Display for XtaskError {
     }
 }
 
+/// Duration of a step that succeeded, or of a part of a step.
+#[derive(Clone, Debug)]
+pub(crate) struct Timing {
+    pub(crate) name: String,
+    pub(crate) duration: Duration,
+}
+
+/// Durations of the steps that succeeded, in the order of their ends.
+static TIMES: Mutex<Vec<Timing>> = Mutex::new(Vec::new());
+
+/// Returns the durations of all steps of this process that succeeded.
+pub(crate) fn times() -> Vec<Timing> {
+    TIMES.lock().clone()
+}
+
+/// Prints and records the duration of a step.
+fn record_time(name: String, duration: Duration) {
+    println!("    {name} took {:.1} s", duration.as_secs_f64());
+    TIMES.lock().push(Timing { name, duration });
+}
+
+/// Runs a step that is not a single command.
+pub(crate) fn timed<T>(
+    name: &str,
+    run: impl FnOnce() -> Result<T, XtaskError>,
+) -> Result<T, XtaskError> {
+    let start = Instant::now();
+    let result = run()?;
+    record_time(name.to_owned(), start.elapsed());
+    Ok(result)
+}
+
 /// External command that has not been started.
 pub(crate) struct Step {
-    title: &'static str,
+    title: String,
     /// Name of the tool for messages.
     tool: String,
     command: Command,
@@ -33,8 +68,8 @@ pub(crate) struct Step {
 
 /// Variables that `cargo run` sets for xtask itself.
 ///
-/// They are removed for the cargo processes that xtask starts: a build script that reads one of
-/// them (ring's does) would otherwise run again, and its dependents be compiled again, on every
+/// They are removed for the cargo processes that xtask starts: a build script that reads such a
+/// variable (ring's does) would otherwise run again, and its dependents be compiled again, on every
 /// switch between `cargo xtask` and plain cargo.
 const XTASK_VARIABLES: [&str; 7] = [
     "CARGO_MANIFEST_DIR",
@@ -47,7 +82,7 @@ const XTASK_VARIABLES: [&str; 7] = [
 ];
 
 /// Creates a step that runs cargo in the workspace root.
-pub(crate) fn cargo(title: &'static str, arguments: &[&str]) -> Step {
+pub(crate) fn cargo(title: &str, arguments: &[&str]) -> Step {
     #[expect(clippy::disallowed_methods, reason = "cargo passes its own path to its children")]
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut step = Step { tool: "cargo".to_owned(), ..tool(title, cargo, arguments) };
@@ -58,10 +93,10 @@ pub(crate) fn cargo(title: &'static str, arguments: &[&str]) -> Step {
 }
 
 /// Creates a step that runs `tool` in the workspace root.
-pub(crate) fn tool(title: &'static str, tool: impl AsRef<OsStr>, arguments: &[&str]) -> Step {
+pub(crate) fn tool(title: &str, tool: impl AsRef<OsStr>, arguments: &[&str]) -> Step {
     let mut command = Command::new(tool.as_ref());
     command.args(arguments).current_dir(root());
-    Step { title, tool: tool.as_ref().to_string_lossy().into_owned(), command }
+    Step { title: title.to_owned(), tool: tool.as_ref().to_string_lossy().into_owned(), command }
 }
 
 /// Creates a step that runs one `#[ignore]`d integration test of `package`.
@@ -69,7 +104,7 @@ pub(crate) fn tool(title: &'static str, tool: impl AsRef<OsStr>, arguments: &[&s
 /// # Errors
 /// If the test does not exist: cargo would otherwise run no test and report success.
 pub(crate) fn ignored_test(
-    title: &'static str,
+    title: &str,
     package: &str,
     test: &str,
     cargo_options: &[&str],
@@ -110,6 +145,12 @@ impl Step {
         self
     }
 
+    /// Runs the command in `folder` instead of the workspace root.
+    pub(crate) fn folder(mut self, folder: impl AsRef<Path>) -> Self {
+        self.command.current_dir(folder);
+        self
+    }
+
     pub(crate) fn variable(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.command.env(name, value);
         self
@@ -121,13 +162,26 @@ impl Step {
         format!("{} {}", self.tool, words.collect::<Vec<_>>().join(" "))
     }
 
+    /// Returns the name under which the duration of the step is recorded.
+    fn timing_name(&self) -> String {
+        if self.tool != "cargo" {
+            return self.title.clone();
+        }
+        let mut command = self.command_line();
+        if let Some((end, _)) = command.char_indices().nth(60) {
+            command.truncate(end);
+            command.push('…');
+        }
+        format!("{} ({command})", self.title)
+    }
+
     /// Runs the command with inherited standard streams.
     pub(crate) fn run(mut self) -> Result<(), XtaskError> {
         println!("\n==> {}: {}", self.title, self.command_line());
         let start = Instant::now();
         match self.command.status() {
             Ok(status) if status.success() => {
-                println!("    {} took {:.1} s", self.title, start.elapsed().as_secs_f64());
+                record_time(self.timing_name(), start.elapsed());
                 Ok(())
             }
             Ok(status) => Err(self.failed(&status.to_string())),
@@ -143,7 +197,7 @@ impl Step {
         loop {
             match child.try_wait() {
                 Ok(Some(status)) if status.success() => {
-                    println!("    {} took {:.1} s", self.title, start.elapsed().as_secs_f64());
+                    record_time(self.timing_name(), start.elapsed());
                     return Ok(());
                 }
                 Ok(Some(status)) => return Err(self.failed(&status.to_string())),
@@ -161,10 +215,37 @@ impl Step {
         }
     }
 
+    /// Runs the command, prints its standard output, and calls `read` with each line of it.
+    pub(crate) fn run_with_lines(mut self, mut read: impl FnMut(&str)) -> Result<(), XtaskError> {
+        println!("\n==> {}: {}", self.title, self.command_line());
+        let start = Instant::now();
+        let spawned = self.command.stdout(Stdio::piped()).spawn();
+        let mut child = spawned.map_err(|error| self.failed(&error.to_string()))?;
+        for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
+            let line = line.map_err(|error| self.failed(&error.to_string()))?;
+            println!("{line}");
+            read(&line);
+        }
+        match child.wait() {
+            Ok(status) if status.success() => {
+                record_time(self.timing_name(), start.elapsed());
+                Ok(())
+            }
+            Ok(status) => Err(self.failed(&status.to_string())),
+            Err(error) => Err(self.failed(&error.to_string())),
+        }
+    }
+
     /// Starts the command without waiting for it.
     pub(crate) fn spawn(mut self) -> Result<Child, XtaskError> {
         println!("\n==> {}: {}", self.title, self.command_line());
         self.command.spawn().map_err(|error| self.failed(&error.to_string()))
+    }
+
+    /// Runs the command with inherited standard error and returns its standard output.
+    pub(crate) fn output_with_inherited_errors(mut self) -> Result<String, XtaskError> {
+        self.command.stderr(Stdio::inherit());
+        self.output()
     }
 
     /// Runs the command and returns its standard output.

@@ -26,12 +26,12 @@ pub(crate) struct TestServer {
 impl TestServer {
     /// Builds the server program.
     pub(crate) fn build() -> Result<(), XtaskError> {
-        cargo("server", &["build", "--locked", "--package", "tinkex-server"]).run()
+        cargo("server", &["build", "--locked", "--package", "tinkex-cli"]).run()
     }
 
     /// Starts a server with an empty data folder.
     ///
-    /// `efficient` offers batched polling, protobuf and compression; otherwise none of them.
+    /// `efficient` offers batched polling, protobuf and compression; otherwise neither.
     pub(crate) fn start(
         data: &Path,
         models: &[NamedModel],
@@ -51,8 +51,8 @@ impl TestServer {
             |error: std::io::Error| XtaskError::new(format!("cannot start the server: {error}"));
         // Remove the data of an earlier run, if any.
         let _ = std::fs::remove_dir_all(data);
-        let mut command = Command::new(target().join("debug/tinkex-server"));
-        command.args(["--port", "0", "--quiet", "--no-hub-cache", "--data-dir"]).arg(data);
+        let mut command = Command::new(target().join("debug/tinkex"));
+        command.args(["serve", "--port", "0", "--quiet", "--no-hub-cache", "--data-dir"]).arg(data);
         for (name, folder) in models {
             command.args(["--model", &format!("{name}={}", folder.display())]);
         }

@@ -1,8 +1,9 @@
-//! Checks that every type name has one definition.
+//! Checks that every exported type name has one definition.
 //!
-//! No two `pub`, `pub(crate)` or `pub(super)` types of the workspace share a name, unless the name is
-//! listed in [`SHARED_CONCEPTS`]: one concept that several crates define for themselves. A reader who
-//! searches for a type then finds one definition.
+//! No two exported types of the workspace share a name, unless the name is listed in
+//! [`SHARED_CONCEPTS`]: a concept that several crates define for themselves. A reader who searches
+//! for a type of an API then finds one definition. A `pub` type is exported: the lint
+//! `unreachable_pub` requires that other types are `pub(crate)` or private.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ const SHARED_CONCEPTS: &[&str] = &[
 ];
 
 pub(crate) fn check() -> Result<(), XtaskError> {
-    println!("\n==> type names: one definition each");
+    println!("\n==> exported type names: one definition each");
     let mut definitions: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
     let mut folders = vec![root().join("crates"), root().join("xtask")];
     while let Some(folder) = folders.pop() {
@@ -39,7 +40,7 @@ pub(crate) fn check() -> Result<(), XtaskError> {
                 }
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let source = std::fs::read_to_string(&path).map_err(failed(&path))?;
-                for name in source.lines().filter_map(visible_type) {
+                for name in source.lines().filter_map(exported_type) {
                     definitions.entry(name.to_owned()).or_default().push(path.clone());
                 }
             }
@@ -61,18 +62,15 @@ pub(crate) fn check() -> Result<(), XtaskError> {
         println!("    {count} names");
         return Ok(());
     }
-    Err(XtaskError::new(format!("type names with several definitions:\n  {}", faults.join("\n  "))))
+    Err(XtaskError::new(format!(
+        "exported type names with several definitions:\n  {}",
+        faults.join("\n  ")
+    )))
 }
 
-/// Returns the name of the type that a line defines at the top level of a module, if the type is
-/// visible outside of it.
-fn visible_type(line: &str) -> Option<&str> {
-    let rest = line.strip_prefix("pub")?;
-    let rest = match rest.strip_prefix('(') {
-        Some(restricted) => restricted.split_once(')')?.1,
-        None => rest,
-    };
-    let rest = rest.trim_start();
+/// Returns the name of the exported type that a line defines at the top level of a module, if any.
+fn exported_type(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("pub ")?;
     let rest = ["struct ", "enum ", "trait ", "union "]
         .iter()
         .find_map(|keyword| rest.strip_prefix(keyword))?;
@@ -85,15 +83,15 @@ fn failed(path: &Path) -> impl Fn(std::io::Error) -> XtaskError {
 
 #[cfg(test)]
 mod tests {
-    use super::visible_type;
+    use super::exported_type;
 
     #[test]
-    fn only_visible_types_at_the_top_level_of_a_module_count() {
-        assert_eq!(visible_type("pub struct Batch<'a> {"), Some("Batch"));
-        assert_eq!(visible_type("pub(crate) enum Record {"), Some("Record"));
-        assert_eq!(visible_type("pub(super) trait Source: Sized {"), Some("Source"));
-        assert_eq!(visible_type("struct Private;"), None);
-        assert_eq!(visible_type("    pub struct Nested;"), None);
-        assert_eq!(visible_type("pub fn batch() {}"), None);
+    fn only_exported_types_at_the_top_level_of_a_module_count() {
+        assert_eq!(exported_type("pub struct Batch<'a> {"), Some("Batch"));
+        assert_eq!(exported_type("pub trait Source: Sized {"), Some("Source"));
+        assert_eq!(exported_type("pub(crate) enum Record {"), None);
+        assert_eq!(exported_type("struct Private;"), None);
+        assert_eq!(exported_type("    pub struct Nested;"), None);
+        assert_eq!(exported_type("pub fn batch() {}"), None);
     }
 }

@@ -10,7 +10,7 @@ use crate::tape::{Tape, Var};
 pub(crate) enum NodeValue {
     Tensor(Var),
     Number(f64, ElementKind),
-    /// List. It is shared: lists of references to lists would otherwise grow exponentially.
+    /// List, in shared memory: copies of lists of references to lists would grow exponentially.
     List(Rc<Vec<Self>>),
     Text(String),
     None,

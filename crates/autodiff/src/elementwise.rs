@@ -163,7 +163,9 @@ fn erf(x: f64) -> f64 {
     if x.is_nan() || x.abs() > 6.0 {
         return if x.is_nan() { x } else { x.signum() };
     }
-    let (mut term, mut sum, mut n) = (x, x, 1.0);
+    let mut term = x;
+    let mut sum = x;
+    let mut n = 1.0;
     while term.abs() > sum.abs() * f64::EPSILON / 4.0 {
         term *= 2.0 * x * x / (2.0 * n + 1.0);
         sum += term;
@@ -233,22 +235,21 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
 /// versions of PyTorch.
 fn clamp(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let mut x = call.tensor(0, "input")?;
-    let (low, high) = (call.optional_tensor(1, "min")?, call.optional_tensor(2, "max")?);
+    let low = call.optional_tensor(1, "min")?;
+    let high = call.optional_tensor(2, "max")?;
     if low.is_none() && high.is_none() {
         return Err("clamp needs min or max".to_owned());
     }
     if let Some(low) = low {
         let kind = promoted(call, x, low);
-        x = call.tape.binary(x, low, kind, |x, low| match x < low {
-            true => (low, 0.0, 1.0),
-            false => (x, 1.0, 0.0),
-        })?;
+        x = call
+            .tape
+            .binary(x, low, kind, |x, low| if x < low { (low, 0.0, 1.0) } else { (x, 1.0, 0.0) })?;
     }
     if let Some(high) = high {
         let kind = promoted(call, x, high);
-        x = call.tape.binary(x, high, kind, |x, high| match x > high {
-            true => (high, 0.0, 1.0),
-            false => (x, 1.0, 0.0),
+        x = call.tape.binary(x, high, kind, |x, high| {
+            if x > high { (high, 0.0, 1.0) } else { (x, 1.0, 0.0) }
         })?;
     }
     Ok(x)
@@ -277,10 +278,12 @@ fn select(call: &mut CallArgs<'_>, mask: Var, a: Var, b: Var) -> Result<Var, Str
         .and_then(|shape| broadcast(&shape, call.tape.shape(mask)))
         .ok_or("the shapes of condition and values cannot be broadcast together")?;
     let mask = call.tape.broadcast_to(mask, &shape)?;
-    let (a, b) = (call.tape.broadcast_to(a, &shape)?, call.tape.broadcast_to(b, &shape)?);
+    let a = call.tape.broadcast_to(a, &shape)?;
+    let b = call.tape.broadcast_to(b, &shape)?;
     call.tape.check_words(4 * call.tape.get(mask).data.len())?;
     let selected: Vec<bool> = call.tape.get(mask).data.iter().map(|&m| m != 0.0).collect();
-    let (left, right) = (&call.tape.get(a).data, &call.tape.get(b).data);
+    let left = &call.tape.get(a).data;
+    let right = &call.tape.get(b).data;
     let data = selected.iter().enumerate().map(|(i, &yes)| if yes { left[i] } else { right[i] });
     let value = Array { shape, data: data.collect(), kind };
     let by_a = selected.iter().map(|&yes| f64::from(yes)).collect();

@@ -102,7 +102,8 @@ pub enum NodeOp {
 
 impl GraphNode {
     fn new(op: NodeOp, name: &str, target: &str, args: Vec<GraphArg>) -> Self {
-        let (name, target) = (name.to_owned(), target.to_owned());
+        let name = name.to_owned();
+        let target = target.to_owned();
         Self { op, name, target, args, kwargs: BTreeMap::new() }
     }
 

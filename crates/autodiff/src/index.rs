@@ -11,7 +11,8 @@ const LIST_ITEM_WORDS: usize = size_of::<NodeValue>() / 8;
 pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
     match name {
         "getitem" => {
-            let (input, index) = (call.required(0, "input")?, call.index());
+            let input = call.required(0, "input")?;
+            let index = call.index();
             match input {
                 NodeValue::List(items) => list_item(call, &items, &index).map(Some),
                 NodeValue::Tensor(x) => {
@@ -82,7 +83,9 @@ fn tensor_item(call: &mut CallArgs<'_>, x: Var, index: NodeValue) -> Result<Var,
         return Err(format!("{indexed} indices are too many for a tensor of rank {}", shape.len()));
     };
     let source_strides = strides(&shape);
-    let (mut sizes, mut steps, mut start) = (Vec::new(), Vec::new(), 0_usize);
+    let mut sizes = Vec::new();
+    let mut steps = Vec::new();
+    let mut start = 0_usize;
     let mut tensor_index = None;
     let mut dim = 0;
     let mut unindexed = Some(unindexed);
@@ -146,7 +149,8 @@ fn range(slice: &[Option<i64>; 3], length: usize) -> Result<(usize, isize, usize
     let clamp = |at: i64| {
         if at < 0 { at.saturating_add(signed_length).max(0) } else { at.min(signed_length) }
     };
-    let (from, to) = (clamp(start.unwrap_or(0)), clamp(stop.unwrap_or(signed_length)));
+    let from = clamp(start.unwrap_or(0));
+    let to = clamp(stop.unwrap_or(signed_length));
     let count = if to > from { (to - from - 1) / step + 1 } else { 0 };
     let unsigned = |n: i64| usize::try_from(n).map_err(too_long);
     // A larger step selects the same single element, and could overflow in products with strides.
@@ -157,7 +161,8 @@ fn range(slice: &[Option<i64>; 3], length: usize) -> Result<(usize, isize, usize
 
 /// Returns the elements where the mask is true. The dimensions of the mask become one dimension.
 fn masked(call: &mut CallArgs<'_>, x: Var, mask: Var) -> Result<Var, String> {
-    let (shape, mask) = (call.tape.shape(x), call.tape.get(mask));
+    let shape = call.tape.shape(x);
+    let mask = call.tape.get(mask);
     if !shape.starts_with(&mask.shape) {
         return Err(format!(
             "mask of shape {:?} does not fit a tensor of shape {shape:?}",
@@ -184,7 +189,8 @@ fn checked_index(value: f64, length: usize) -> Result<usize, String> {
 
 /// Runs `index_select`: returns the slices of `x` along `dim` at these indices.
 fn index_select(call: &mut CallArgs<'_>, x: Var, dim: usize, index: Var) -> Result<Var, String> {
-    let (shape, index) = (call.tape.shape(x).to_vec(), call.tape.get(index));
+    let shape = call.tape.shape(x).to_vec();
+    let index = call.tape.get(index);
     if index.kind != ElementKind::Int || index.shape.len() != 1 {
         return Err("the index must be a one-dimensional integer tensor".to_owned());
     }
@@ -212,7 +218,8 @@ fn index_select(call: &mut CallArgs<'_>, x: Var, dim: usize, index: Var) -> Resu
 /// Runs `gather`: returns, for each element of the index, the element of `x` at that index along
 /// `dim`.
 fn gather(call: &mut CallArgs<'_>, x: Var, dim: &NodeValue, index: Var) -> Result<Var, String> {
-    let (shape, index) = (call.tape.shape(x).to_vec(), call.tape.get(index));
+    let shape = call.tape.shape(x).to_vec();
+    let index = call.tape.get(index);
     let dim = dimension(dim, shape.len())?;
     let fits = index.shape.len() == shape.len()
         && (0..shape.len()).all(|i| i == dim || index.shape[i] <= shape[i]);

@@ -18,7 +18,8 @@ pub(crate) fn run(
     };
     Ok(Some(match name {
         "getattr" => {
-            let (object, name) = (call.required(0, "input")?, call.optional_text(1, "name")?);
+            let object = call.required(0, "input")?;
+            let name = call.optional_text(1, "name")?;
             return attribute(call, &object, name.as_deref().unwrap_or_default()).map(Some);
         }
         "size" => {
@@ -67,7 +68,8 @@ pub(crate) fn run(
             cast(call, x, kind)?
         }
         "type_as" => {
-            let (x, like) = (call.tensor(0, "input")?, call.tensor(1, "other")?);
+            let x = call.tensor(0, "input")?;
+            let like = call.tensor(1, "other")?;
             let kind = call.tape.get(like).kind;
             cast(call, x, kind)?
         }
@@ -101,7 +103,9 @@ fn sizes(shape: &[usize]) -> NodeValue {
 
 /// Returns an attribute of a tensor, or of the result of `max` or `min` along a dimension.
 fn attribute(call: &mut CallArgs<'_>, object: &NodeValue, name: &str) -> Result<NodeValue, String> {
-    if let (NodeValue::List(items), "values" | "indices") = (object, name) {
+    if let NodeValue::List(items) = object
+        && matches!(name, "values" | "indices")
+    {
         let at = usize::from(name == "indices");
         return items.get(at).cloned().ok_or_else(|| format!("the list has no attribute {name:?}"));
     }

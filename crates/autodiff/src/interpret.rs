@@ -58,10 +58,8 @@ impl<'a> NodeValues<'a> {
 
     /// Returns the gradient of the node `loss` with respect to the node `input`.
     pub(crate) fn gradient(&self, tape: &Tape, loss: &str, input: &str) -> Vec<f32> {
-        let (Some(NodeValue::Tensor(input)), Some(loss)) = (self.0.get(input), self.0.get(loss))
-        else {
-            return Vec::new();
-        };
+        let Some(NodeValue::Tensor(input)) = self.0.get(input) else { return Vec::new() };
+        let Some(loss) = self.0.get(loss) else { return Vec::new() };
         #[expect(clippy::cast_possible_truncation, reason = "`evaluate` rejects an infinite f32")]
         match loss {
             NodeValue::Tensor(loss) => {
@@ -161,20 +159,24 @@ fn arithmetic(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, 
         }
         (call.tape.unary(x, ElementKind::Bool, |x| (f64::from(f(x)), 0.0))?, is_number)
     } else if elementwise::binary(name).is_some() || elementwise::comparison(name).is_some() {
-        let (a, b) = (call.required(0, "input")?, call.required(1, "other")?);
+        let a = call.required(0, "input")?;
+        let b = call.required(1, "other")?;
         let is_number = matches!((&a, &b), (NodeValue::Number(..), NodeValue::Number(..)));
-        let (a, b) = (call.var(&a, "input")?, call.var(&b, "other")?);
+        let a = call.var(&a, "input")?;
+        let b = call.var(&b, "other")?;
         (binary(name, call, a, b)?, is_number)
     } else if name == "matmul" {
-        let (a, b) = (call.tensor(0, "input")?, call.tensor(1, "other")?);
+        let a = call.tensor(0, "input")?;
+        let b = call.tensor(1, "other")?;
         (matmul(call, a, b)?, false)
     } else {
         return Ok(None);
     };
     let array = call.tape.get(var);
-    Ok(Some(match is_number {
-        true => NodeValue::Number(array.data[0], array.kind),
-        false => NodeValue::Tensor(var),
+    Ok(Some(if is_number {
+        NodeValue::Number(array.data[0], array.kind)
+    } else {
+        NodeValue::Tensor(var)
     }))
 }
 
@@ -214,7 +216,8 @@ fn binary(name: &str, call: &mut CallArgs<'_>, a: Var, b: Var) -> Result<Var, St
 /// Multiplies vectors and matrices by broadcasting and summing. The inputs of a loss are too small
 /// to justify a dedicated kernel.
 fn matmul(call: &mut CallArgs<'_>, a: Var, b: Var) -> Result<Var, String> {
-    let (sa, sb) = (call.tape.shape(a).to_vec(), call.tape.shape(b).to_vec());
+    let sa = call.tape.shape(a).to_vec();
+    let sb = call.tape.shape(b).to_vec();
     let ((rows, inner), (depth, columns)) = match (sa.as_slice(), sb.as_slice()) {
         (&[n], &[m]) => ((1, n), (m, 1)),
         (&[r, n], &[m]) => ((r, n), (m, 1)),

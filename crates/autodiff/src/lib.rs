@@ -1,7 +1,7 @@
 //! Evaluates and differentiates custom training losses.
 //!
 //! A custom loss is a function of one datum's log-probabilities and of further loss inputs, such as
-//! advantages. It is described by a [`LossGraph`]: a list of tensor operations in the JSON format
+//! advantages. A [`LossGraph`] describes the loss: a list of tensor operations in the JSON format
 //! of the Tinker API. [`LossProgram::new`] validates a graph, and [`LossProgram::evaluate`] runs it
 //! for one datum and returns the loss, its gradient with respect to the log-probabilities, and its
 //! metrics. The client and the server both use this crate, so that a loss has the same value and
@@ -15,7 +15,7 @@
 //!
 //! # Subgradients
 //!
-//! Where an operation is not differentiable, the slope is the one that PyTorch uses:
+//! Where an operation is not differentiable, it has the slope of PyTorch:
 //!
 //! | Operation | Slope at the kink |
 //! |---|---|
@@ -39,8 +39,9 @@
 //! # Limits
 //!
 //! Graphs may come from an untrusted client. A graph has at most [`MAX_INPUTS`] inputs and
-//! [`MAX_NODES`] nodes, arguments nest at most 32 levels deep, a tensor has at most 64 dimensions, and
-//! one evaluation holds at most 1 GiB or the program's [memory limit](LossProgram::memory_limit). Only operations that the crate implements are accepted.
+//! [`MAX_NODES`] nodes, arguments nest at most 32 levels deep, a tensor has at most 64 dimensions,
+//! and one evaluation holds at most 1 GiB or the program's
+//! [memory limit](LossProgram::memory_limit). Only operations that the crate implements are accepted.
 //!
 //! # Example
 //!

@@ -64,7 +64,8 @@ impl LossProgram {
     /// [`Error::Graph`] with the name of the node and the reason.
     pub fn new(inputs: Vec<GraphInput>, graph: LossGraph) -> Result<Self> {
         let output = validate(&inputs, &graph)?;
-        let (loss, metrics) = (output.loss, output.metrics);
+        let loss = output.loss;
+        let metrics = output.metrics;
         Ok(Self { inputs, graph, loss, metrics, memory_limit: DEFAULT_MEMORY_LIMIT })
     }
 
@@ -101,7 +102,8 @@ impl LossProgram {
         for (i, (tensor, GraphInput { name, rank })) in inputs.iter().zip(&self.inputs).enumerate()
         {
             if tensor.shape.len() != usize::from(*rank) && !(*rank == 0 && tensor.len() == 1) {
-                let (name, shape) = (name.clone(), tensor.shape.to_vec());
+                let name = name.clone();
+                let shape = tensor.shape.to_vec();
                 return Err(Error::InputRank { name, rank: *rank, shape });
             }
             let elements = element_count(tensor.shape);

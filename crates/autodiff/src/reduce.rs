@@ -32,9 +32,10 @@ impl Reduction {
         let targets = StridedView::new(shape.to_vec(), 0, steps);
         let count = kept.iter().product();
         let group_size = dims.iter().map(|&dim| shape[dim]).product();
-        let shape = match keep {
-            true => kept,
-            false => (0..shape.len()).filter(|i| !dims.contains(i)).map(|i| shape[i]).collect(),
+        let shape = if keep {
+            kept
+        } else {
+            (0..shape.len()).filter(|i| !dims.contains(i)).map(|i| shape[i]).collect()
         };
         Self { targets, shape, count, group_size }
     }
@@ -133,13 +134,11 @@ fn product(
     let source = &tape.get(x).data;
     tape.check_words(source.len() + 3 * reduction.count)?;
     let mut data = vec![1.0; reduction.count];
-    let (mut zeros, mut others) = (vec![0_usize; reduction.count], vec![1.0; reduction.count]);
+    let mut zeros = vec![0_usize; reduction.count];
+    let mut others = vec![1.0; reduction.count];
     for (&value, at) in source.iter().zip(reduction.targets.positions()) {
         data[at] *= value;
-        match value == 0.0 {
-            true => zeros[at] += 1,
-            false => others[at] *= value,
-        }
+        if value == 0.0 { zeros[at] += 1 } else { others[at] *= value }
     }
     // The slope of an element is the product of the others. If one element is 0, only its slope is
     // nonzero; if two are, all slopes are 0.
@@ -216,7 +215,8 @@ fn extreme(name: &str, call: &mut CallArgs<'_>) -> Result<NodeValue, String> {
     let mut best: Vec<Option<usize>> = vec![None; reduction.count];
     for (i, at) in reduction.targets.positions().enumerate() {
         let better = best[at].is_none_or(|best| {
-            let (new, old) = (source[i], source[best]);
+            let new = source[i];
+            let old = source[best];
             !old.is_nan() && (new.is_nan() || if largest { new > old } else { new < old })
         });
         if better {
@@ -254,7 +254,8 @@ fn variance(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
     let mut unbiased = call.flag(2, "unbiased", true)?;
     if let Some(NodeValue::Number(flag, ElementKind::Bool)) = dim {
         // The call has the form `var(x, unbiased)`.
-        (dim, unbiased) = (None, flag != 0.0);
+        dim = None;
+        unbiased = flag != 0.0;
     }
     let correction =
         call.optional_number(KEYWORD_ONLY, "correction")?.unwrap_or(f64::from(unbiased));
@@ -345,7 +346,8 @@ fn cumulative_sum(call: &mut CallArgs<'_>) -> Result<Var, String> {
 
 /// Runs the losses that compare two tensors, with their `reduction` option.
 fn comparison_loss(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
-    let (a, b) = (call.tensor(0, "input")?, call.tensor(1, "target")?);
+    let a = call.tensor(0, "input")?;
+    let b = call.tensor(1, "target")?;
     let reduction = call.optional_text(KEYWORD_ONLY, "reduction")?;
     let reduction = reduction.unwrap_or_else(|| "mean".to_owned());
     let threshold = match name {

@@ -36,8 +36,10 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
             let rank = call.tape.shape(x).len();
             let mut order: Vec<usize> = (0..rank).collect();
             if name == "transpose" {
-                let (a, b) = (call.required(1, "dim0")?, call.required(2, "dim1")?);
-                let (a, b) = (dimension(&a, rank)?, dimension(&b, rank)?);
+                let a = call.required(1, "dim0")?;
+                let b = call.required(2, "dim1")?;
+                let a = dimension(&a, rank)?;
+                let b = dimension(&b, rank)?;
                 if rank > 0 {
                     order.swap(a, b);
                 }
@@ -63,7 +65,8 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
         }
         "expand" => expand(call),
         "expand_as" => {
-            let (x, like) = (call.tensor(0, "input")?, call.tensor(1, "other")?);
+            let x = call.tensor(0, "input")?;
+            let like = call.tensor(1, "other")?;
             let shape = call.tape.shape(like).to_vec();
             call.tape.broadcast_to(x, &shape)
         }
@@ -110,7 +113,8 @@ fn inferred_shape(sizes: &[NodeValue], count: usize) -> Result<Vec<usize>, Strin
 
 fn flatten(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
-    let (from, to) = (call.optional(1, "start_dim"), call.optional(2, "end_dim"));
+    let from = call.optional(1, "start_dim");
+    let to = call.optional(2, "end_dim");
     let shape = call.tape.shape(x).to_vec();
     let from = from.map_or(Ok(0), |dim| dimension(&dim, shape.len()))?;
     let to = to.map_or(Ok(shape.len().saturating_sub(1)), |dim| dimension(&dim, shape.len()))?;
@@ -178,12 +182,10 @@ fn join(stack: bool, call: &mut CallArgs<'_>) -> Result<Var, String> {
     let mut kind = ElementKind::Bool;
     for &part in &parts {
         let shape = call.tape.shape(part);
-        let fits = match stack {
-            true => shape == like,
-            false => {
-                shape.len() == like.len()
-                    && (0..like.len()).all(|i| i == dim || shape[i] == like[i])
-            }
+        let fits = if stack {
+            shape == like
+        } else {
+            shape.len() == like.len() && (0..like.len()).all(|i| i == dim || shape[i] == like[i])
         };
         if !fits {
             return Err(format!("shapes {like:?} and {shape:?} cannot be concatenated"));
@@ -192,9 +194,10 @@ fn join(stack: bool, call: &mut CallArgs<'_>) -> Result<Var, String> {
         kind = kind.max(call.tape.get(part).kind);
     }
     let mut shape = like.clone();
-    match stack {
-        true => shape.insert(dim, joined),
-        false => shape[dim] = joined,
+    if stack {
+        shape.insert(dim, joined);
+    } else {
+        shape[dim] = joined;
     }
     let count = call.tape.check_size(&shape)?;
     // The result is a sequence of `outer` blocks, each of one contiguous piece of every part.

@@ -142,12 +142,11 @@ impl Tape {
 
     /// Checks that `words` more words are within the limit, before they are allocated.
     pub(crate) fn check_words(&self, words: usize) -> Result<(), String> {
-        match self.words.saturating_add(words) <= self.max_words {
-            true => Ok(()),
-            false => {
-                let limit = (self.max_words * WORD) >> 20;
-                Err(format!("the evaluation needs more than {limit} MiB of memory"))
-            }
+        if self.words.saturating_add(words) <= self.max_words {
+            Ok(())
+        } else {
+            let limit = (self.max_words * WORD) >> 20;
+            Err(format!("the evaluation needs more than {limit} MiB of memory"))
         }
     }
 
@@ -245,14 +244,17 @@ impl Tape {
         kind: ElementKind,
         f: impl Fn(f64, f64) -> (f64, f64, f64),
     ) -> Result<Var, String> {
-        let (sa, sb) = (self.shape(a), self.shape(b));
+        let sa = self.shape(a);
+        let sb = self.shape(b);
         let shape = broadcast(sa, sb)
             .ok_or_else(|| format!("shapes {sa:?} and {sb:?} cannot be broadcast together"))?;
-        let (a, b) = (self.broadcast_to(a, &shape)?, self.broadcast_to(b, &shape)?);
+        let a = self.broadcast_to(a, &shape)?;
+        let b = self.broadcast_to(b, &shape)?;
         let count = self.get(a).data.len();
         self.check_words(3 * count)?;
         let mut data = Vec::with_capacity(count);
-        let (mut by_a, mut by_b) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let mut by_a = Vec::with_capacity(count);
+        let mut by_b = Vec::with_capacity(count);
         for (&x, &y) in self.get(a).data.iter().zip(&self.get(b).data) {
             let (value, dx, dy) = f(x, y);
             data.push(value);

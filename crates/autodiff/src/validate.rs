@@ -24,7 +24,8 @@ pub(crate) struct GraphOutput {
 /// Checks everything that does not depend on the shapes of the inputs.
 pub(crate) fn validate(inputs: &[GraphInput], graph: &LossGraph) -> Result<GraphOutput> {
     validate_inputs(inputs)?;
-    let (format, known) = (graph.format, LossGraph::FORMAT);
+    let format = graph.format;
+    let known = LossGraph::FORMAT;
     if format != known {
         return Err(Error::graph(format!("format {format} is unknown, expected {known}")));
     }

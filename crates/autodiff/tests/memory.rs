@@ -3,8 +3,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use peak_alloc::PeakAlloc;
 use tinkex_autodiff::{GraphArg, GraphInput, GraphNode, LossGraph, LossProgram, TensorView};
 
@@ -24,7 +23,7 @@ fn evaluate(
     count: usize,
     limit: usize,
 ) -> (Option<String>, usize) {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = ONE_AT_A_TIME.lock();
     let mut all = vec![GraphNode::placeholder("logprobs")];
     all.extend(nodes);
     all.push(GraphNode::method("loss", "sum", [GraphArg::node(last)]));
@@ -44,7 +43,7 @@ fn names(prefix: &str, count: usize) -> impl Iterator<Item = String> {
 }
 
 #[test]
-fn bug_every_part_of_a_concatenation_had_an_index_map() {
+fn a_concatenation_needs_no_index_map_for_each_part() {
     // 400 parts of 16 Ki elements: 50 MiB, and as much for the gradient of the result.
     let parts: Vec<GraphArg> = vec![GraphArg::node("logprobs"); 400];
     for (name, last) in [("torch.cat", "joined"), ("torch.stack", "joined")] {
@@ -56,7 +55,7 @@ fn bug_every_part_of_a_concatenation_had_an_index_map() {
 }
 
 #[test]
-fn bug_reductions_had_index_maps_that_were_not_counted() {
+fn reductions_need_no_index_maps() {
     // 1,000 sums of 1 Mi elements: the index maps would need 8 GiB.
     let sums = names("sum", 1_000);
     let mut nodes: Vec<GraphNode> =
@@ -101,7 +100,7 @@ fn memory_is_limited_over_all_nodes_together() {
 }
 
 #[test]
-fn bug_lists_of_references_to_lists_grew_exponentially() {
+fn lists_of_references_to_lists_do_not_grow_exponentially() {
     let mut nodes = Vec::new();
     let mut previous = "size".to_owned();
     nodes.push(GraphNode::method("size", "size", [GraphArg::node("logprobs")]));

@@ -76,9 +76,8 @@ impl Args {
 /// Lets every value start with a minus sign and a digit, so that the parser of the value rejects `-1`
 /// with what it expects. The argument parser would call `-1` an unknown option.
 fn accept_negative_numbers(command: clap::Command) -> clap::Command {
-    let with_numbers = command.mut_args(|arg| match arg.get_action().takes_values() {
-        true => arg.allow_negative_numbers(true),
-        false => arg,
+    let with_numbers = command.mut_args(|arg| {
+        if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg }
     });
     with_numbers.mut_subcommands(accept_negative_numbers)
 }
@@ -176,7 +175,7 @@ fn output_format() -> impl TypedValueParser<Value = FormatOption> {
     PossibleValuesParser::new(values).try_map(|name| FormatOption::parse(&name))
 }
 
-/// Parses the formats of exports, and those of results.
+/// Parses the formats of exports and of results.
 pub(crate) fn export_or_output_format() -> impl TypedValueParser<Value = FormatOption> {
     let output = OutputFormat::value_variants().iter().filter_map(ValueEnum::to_possible_value);
     let export = ExportFormat::ALL.map(|format| PossibleValue::new(format.as_str()));

@@ -220,7 +220,7 @@ impl Profile {
     }
 }
 
-/// Parses one of an enum's values. The error lists them.
+/// Parses a value of an enum. The error lists all values.
 fn parse_choice<T: ValueEnum>(text: &str) -> Result<T, String> {
     T::from_str(text, true).map_err(|_| {
         let all = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);

@@ -6,10 +6,11 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, TermLike};
+use parking_lot::Mutex;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::style::Style;
@@ -59,13 +60,13 @@ impl Console {
         };
         let bar = ProgressBar::with_draw_target(total, target);
         self.remove_bar();
-        *lock(&self.bar) = Some(bar.clone());
+        *self.bar.lock() = Some(bar.clone());
         bar
     }
 
     /// Removes the progress bar from the terminal, if there is one.
     pub(crate) fn remove_bar(&self) {
-        let bar = lock(&self.bar).take();
+        let bar = self.bar.lock().take();
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
@@ -93,12 +94,13 @@ impl Console {
 
     fn write_around_bar(&self, bytes: &[u8]) -> io::Result<()> {
         let write = || {
-            let mut stream = lock(&self.stream);
+            let mut stream = self.stream.lock();
             stream.write_all(bytes)?;
             stream.flush()
         };
-        // Drawing takes the bar's own lock and then that of the stream; `suspend` keeps this order.
-        let bar = lock(&self.bar).clone();
+        // Drawing locks the bar and then the stream; `suspend` keeps this order, which prevents a
+        // deadlock.
+        let bar = self.bar.lock().clone();
         match bar {
             Some(bar) => bar.suspend(write),
             None => write(),
@@ -113,7 +115,7 @@ impl Write for Console {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        lock(&self.stream).flush()
+        self.stream.lock().flush()
     }
 }
 
@@ -153,7 +155,7 @@ struct Terminal {
 
 impl Terminal {
     fn push(&self, text: &str) {
-        lock(&self.pending).push_str(text);
+        self.pending.lock().push_str(text);
     }
 
     fn move_cursor(&self, count: usize, direction: char) {
@@ -209,11 +211,11 @@ impl TermLike for Terminal {
     }
 
     fn flush(&self) -> io::Result<()> {
-        let text = mem::take(&mut *lock(&self.pending));
+        let text = mem::take(&mut *self.pending.lock());
         if text.is_empty() {
             return Ok(());
         }
-        let mut stream = lock(&self.stream);
+        let mut stream = self.stream.lock();
         stream.write_all(text.as_bytes())?;
         stream.flush()
     }
@@ -225,10 +227,6 @@ impl fmt::Debug for Terminal {
     }
 }
 
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,7 +236,7 @@ mod tests {
 
     impl Write for Captured {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            lock(&self.0).write(bytes)
+            self.0.lock().write(bytes)
         }
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
@@ -253,7 +251,7 @@ mod tests {
         bar.tick();
         console.log_line("warning: slow");
         console.remove_bar();
-        let text = String::from_utf8(lock(&captured.0).clone()).unwrap();
+        let text = String::from_utf8(captured.0.lock().clone()).unwrap();
         let line = format!("{CLEAR_LINE}warning: slow\n");
         let at = text.find(&line).unwrap_or_else(|| panic!("{text:?}"));
         assert!(
@@ -273,6 +271,6 @@ mod tests {
         console.remove_bar();
         console.close_log();
         console.log_line("discarded");
-        assert_eq!(*lock(&captured.0), b"a notice\n");
+        assert_eq!(*captured.0.lock(), b"a notice\n");
     }
 }

@@ -3,9 +3,9 @@
 use std::io::Write as _;
 use std::path::Path;
 use std::pin::pin;
-use std::sync::{Mutex, PoisonError};
 
 use futures_util::future::select;
+use parking_lot::Mutex;
 use serde::Serialize;
 use tinkex::{BaseUrl, ServiceClient};
 
@@ -246,7 +246,7 @@ impl<'e> CommandContext<'e> {
     pub(crate) fn line_writer(&self, label: &'static str) -> impl Fn(&str) + Send + Sync + use<> {
         let writer = Mutex::new(self.prompt_writer());
         move |line| {
-            let mut write = writer.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut write = writer.lock();
             write(&format!("{label}: {}\n", format::escape_controls(line)));
         }
     }

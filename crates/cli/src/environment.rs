@@ -4,9 +4,10 @@ use std::fmt;
 use std::io::{self, BufRead, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures_util::future::{Either, select};
+use parking_lot::Mutex;
 use tinkex::{Env, ServiceClientBuilder};
 use tokio::sync::{oneshot, watch};
 
@@ -14,7 +15,8 @@ use crate::error::CommandError;
 
 /// Streams, variables, terminal and signals that a command line uses.
 ///
-/// The program supplies those of the process. A test supplies its own and inspects the output.
+/// `main.rs` supplies the streams, variables and signals of the process. A test supplies its own and
+/// inspects the output.
 pub struct Environment {
     /// Environment variables. The crate reads them nowhere else, except for shell completion.
     pub variables: Env,
@@ -98,8 +100,8 @@ impl Input {
     /// Returns the process's standard input. Lines can be edited if it is a terminal.
     #[must_use]
     pub fn of_process() -> Self {
-        let (edits, input) =
-            (io::stdin().is_terminal(), Self::new(io::BufReader::new(io::stdin())));
+        let edits = io::stdin().is_terminal();
+        let input = Self::new(io::BufReader::new(io::stdin()));
         #[cfg(unix)]
         let disable_echo: Option<DisableEcho> = edits.then_some(disable_echo);
         #[cfg(not(unix))]
@@ -185,7 +187,7 @@ impl Input {
         let (sender, receiver) = oneshot::channel();
         let stream = Arc::clone(&self.stream);
         std::thread::spawn(move || {
-            let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut stream = stream.lock();
             // The caller may have been cancelled.
             let _ = sender.send(read(&mut **stream));
         });

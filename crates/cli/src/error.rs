@@ -344,7 +344,7 @@ impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
         let detail = error.body().and_then(|body| ErrorBody::message(body.as_bytes()));
         Self::Report(Box::new(ErrorReport {
-            kind: kind_name(error.kind()),
+            kind: error.kind().as_str(),
             message: message(&error, detail.as_deref()),
             status: error.status(),
             detail,
@@ -435,29 +435,6 @@ fn hint(error: &Error) -> Option<ErrorHint> {
     error.hint().map(ErrorHint::Sdk).or(is_temporary.then_some(ErrorHint::RetryLater))
 }
 
-fn kind_name(kind: ErrorKind) -> &'static str {
-    match kind {
-        ErrorKind::Auth => "auth",
-        ErrorKind::Billing => "billing",
-        ErrorKind::Certificate => "certificate",
-        ErrorKind::Closed => "closed",
-        ErrorKind::Config => "config",
-        ErrorKind::Conflict => "conflict",
-        ErrorKind::Connect => "connect",
-        ErrorKind::Decode => "decode",
-        ErrorKind::Expired => "expired",
-        ErrorKind::InvalidInput => "invalid_input",
-        ErrorKind::NotFound => "not_found",
-        ErrorKind::Permission => "permission",
-        ErrorKind::RateLimited => "rate_limited",
-        ErrorKind::Rejected => "rejected",
-        ErrorKind::Server => "server",
-        ErrorKind::Timeout => "timeout",
-        ErrorKind::WorkFailed => "work_failed",
-        _ => "failed",
-    }
-}
-
 /// Prints an error, as text or as a JSON document, and returns the exit status.
 ///
 /// With `verbose`, the text names the failed request, which a JSON document always does.
@@ -485,7 +462,8 @@ pub(crate) fn report(
                     }
                     _ => format!("\nrequest: {request}"),
                 });
-                let (request, hint) = (request.unwrap_or_default(), hint.unwrap_or_default());
+                let request = request.unwrap_or_default();
+                let hint = hint.unwrap_or_default();
                 style.message(&format!("error: {message}{request}{hint}"))
             }
         };

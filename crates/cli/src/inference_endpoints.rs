@@ -33,14 +33,15 @@ pub(crate) fn export_variables(base_url: &str, key_file: Option<&Path>) -> Strin
 ///
 /// The temperature is 0, so that a small model answers sensibly, and everybody sees the same answer.
 ///
-/// `key_file` is that of [`export_variables`].
+/// `key_file` is the file that [`export_variables`] describes.
 pub(crate) fn curl_chat(
     base_url: &str,
     key_file: Option<&Path>,
     model: &str,
     message: &str,
 ) -> String {
-    let (model, message) = (Value::from(model), Value::from(message));
+    let model = Value::from(model);
+    let message = Value::from(message);
     // Written as text: a JSON object would be sorted by field name.
     let messages = format!(r#"[{{"role":"user","content":{message}}}]"#);
     let body = format!(r#"{{"model":{model},"temperature":0,"messages":{messages}}}"#);
@@ -54,7 +55,8 @@ pub(crate) fn curl_completion(
     model: &str,
     prompt: &str,
 ) -> String {
-    let (model, prompt) = (Value::from(model), Value::from(prompt));
+    let model = Value::from(model);
+    let prompt = Value::from(prompt);
     curl(base_url, "completions", key_file, &format!(r#"{{"model":{model},"prompt":{prompt}}}"#))
 }
 

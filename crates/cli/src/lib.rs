@@ -1,7 +1,7 @@
 //! The command line `tinkex`: parses arguments, calls the SDK, and prints tables or JSON.
 //!
 //! The crate is a library so that a test can run a command line with its own server, terminal and
-//! environment variables ([`Environment`]). `main.rs` supplies those of the process.
+//! environment variables ([`Environment`]). `main.rs` supplies the streams and variables of the process.
 //!
 //! | Modules | Contents |
 //! |---|---|
@@ -24,6 +24,8 @@
 
 mod alias;
 mod args;
+#[cfg(test)]
+mod command_reference;
 mod commands;
 mod config;
 mod console;
@@ -134,7 +136,8 @@ impl ParsedCommand {
 
     /// Runs the command and returns the exit code.
     pub async fn run(self, environment: &mut Environment) -> Exit {
-        let (globals, command) = (&self.0.globals, &self.0.command);
+        let globals = &self.0.globals;
+        let command = &self.0.command;
         let verbose = globals.verbose > 0;
         let wants_json = matches!(
             settings::output_format(&environment.variables, globals),
@@ -192,7 +195,8 @@ async fn execute(
         }
     };
     context.console().remove_bar();
-    let (server, local) = (context.settings.server(context.environment), context.settings.local);
+    let server = context.settings.server(context.environment);
+    let local = context.settings.local;
     context.close().await;
     result.map_err(|failure| failure.with_server(&server, local))
 }

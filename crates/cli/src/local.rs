@@ -10,11 +10,12 @@
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tinkex::{BaseUrl, Env, RetryPolicy, ServiceClient};
+use tinkex::{BaseUrl, CallOptions, Env, ServiceClient};
 use tinkex_files::{AtomicWrite, HubCache};
 use tinkex_server::{
     Server, ServerLimits, ServerOptions, ShutdownSummary, StartError, api_key_file,
@@ -135,9 +136,10 @@ impl ServerInfo {
     /// Reads the API key that the server requires.
     pub(crate) fn key(&self) -> Result<String, CommandError> {
         let Some(path) = &self.key_file else { return Ok(PLACEHOLDER_KEY.to_owned()) };
-        let key = match self.key_created {
-            true => tinkex_server::read_api_key(path).map(|key| key.expose().to_owned()),
-            false => std::fs::read_to_string(path).map(|text| text.trim().to_owned()),
+        let key = if self.key_created {
+            tinkex_server::read_api_key(path).map(|key| key.expose().to_owned())
+        } else {
+            std::fs::read_to_string(path).map(|text| text.trim().to_owned())
         };
         key.map_err(|error| {
             let hint = match error.kind() {
@@ -166,7 +168,7 @@ impl ServerInfo {
             .env(Env::empty())
             .base_url(url)
             .api_key(self.key().unwrap_or_else(|_| PLACEHOLDER_KEY.to_owned()))
-            .retry(RetryPolicy::disabled())
+            .options(CallOptions::without_retries())
             .without_telemetry()
             .build();
         // The builder refuses a malformed key.
@@ -210,7 +212,7 @@ pub(crate) struct LocalServer {
 
 impl LocalServer {
     /// Connects to the server of the user's data folder, or starts one. A server that is started
-    /// serves the model at `model`, if it is given, and those of earlier commands.
+    /// serves the model at `model`, if it is given, and the models of earlier commands.
     pub(crate) async fn open(variables: &Env, model: Option<&Path>) -> Result<Self, CommandError> {
         let data = data_folder(variables)?;
         let known = LocalModels::read(&data);
@@ -305,7 +307,7 @@ impl LocalServer {
 
     /// Returns the URL of the dashboard with a one-time code, if this process runs the server.
     pub(crate) fn dashboard_url(&self) -> Option<String> {
-        let own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = self.own.lock();
         own.as_ref().map(Server::dashboard_url)
     }
 
@@ -314,7 +316,7 @@ impl LocalServer {
         if let Some(takeover) = &self.takeover {
             takeover.abort();
         }
-        let server = self.own.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let server = self.own.lock().take()?;
         let own_info = ServerInfo { pid: std::process::id(), ..self.info };
         own_info.remove(&self.data);
         Some(server.stop().await)
@@ -343,7 +345,7 @@ fn spawn_takeover(
                 let key = options.create_api_key.then(|| KeyFile::created(&options.data_dir));
                 let info = ServerInfo::new(&server, false, key).with_models(models);
                 let _ = info.write(&options.data_dir);
-                *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
+                *own.lock() = Some(server);
                 return;
             }
         }

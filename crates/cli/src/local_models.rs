@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tinkex_files::AtomicWrite;
+use tinkex_runs::RunFolder;
 use tinkex_server::{Server, ServerOptions, StartError};
 
 use crate::environment::Environment;
@@ -30,7 +31,7 @@ impl LocalModels {
         serde_json::from_slice(&bytes).unwrap_or_default()
     }
 
-    /// Adds models to those of a data folder.
+    /// Adds models to the list of a data folder.
     pub(crate) fn store(data: &Path, models: &[(String, PathBuf)]) -> Result<(), CommandError> {
         let mut all = Self::read(data);
         all.0.extend(models.iter().cloned());
@@ -72,11 +73,11 @@ pub(crate) struct StartedServer {
     pub(crate) server: Server,
     /// Models that the server serves from paths, by name.
     pub(crate) models: Vec<(String, PathBuf)>,
-    /// Names of the models of earlier commands that cannot be used any more.
+    /// Names of models that earlier commands used and that are no longer usable.
     pub(crate) skipped: Vec<String>,
 }
 
-/// Starts a server with the models of `options` and those of `kept` that can be used.
+/// Starts a server with the models of `options` and the usable models of `kept`.
 pub(crate) async fn start_server(
     options: &ServerOptions,
     mut kept: Vec<(String, PathBuf)>,
@@ -118,14 +119,15 @@ pub(crate) fn model_path(
             .map(Some)
             .map_err(|error| CommandError::file("open", format!("model {text}"), &error));
     }
-    let is_run = path.join("run.json").exists();
+    let is_run = RunFolder::contains_run(&path);
     let is_path = is_gguf || text.starts_with(['.', '/', '~', '\\']);
     if !is_path || is_run {
         return Ok(None);
     }
-    let message = match path.is_dir() {
-        true => format!("{text} contains no model: config.json is missing"),
-        false => format!("model {text} does not exist"),
+    let message = if path.is_dir() {
+        format!("{text} contains no model: config.json is missing")
+    } else {
+        format!("model {text} does not exist")
     };
     Err(CommandError::new(Exit::NotFound, message).hint(
         "Pass a Hugging Face model folder, with config.json and safetensors files, or a GGUF file.",

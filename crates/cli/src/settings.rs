@@ -5,7 +5,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use tinkex::{BaseUrl, Env, RetryPolicy, ServiceClient, ServiceClientBuilder};
+use tinkex::{BaseUrl, CallOptions, Env, ServiceClient, ServiceClientBuilder};
 
 use crate::args::{ColorChoice, FormatOption, Globals, OutputFormat};
 use crate::config::{ConfigFile, Profile};
@@ -178,15 +178,15 @@ impl CommandSettings {
         retry_for: Duration,
     ) -> Result<ServiceClientBuilder, CommandError> {
         let retry =
-            if retry_for.is_zero() { RetryPolicy::disabled() } else { RetryPolicy::default() };
+            if retry_for.is_zero() { CallOptions::without_retries() } else { CallOptions::new() };
         let mut retry = retry.give_up_after(retry_for);
         if self.retry_for.is_some() {
             // The user may be waiting for a server that is being started.
-            retry = retry.first_contact_timeout(retry_for);
+            retry = retry.unreached_timeout(retry_for);
         } else if !self.local {
             // A server that refuses the first connection is reported at once. The local server may
             // be about to be taken over by this command.
-            retry = retry.first_contact_timeout(Duration::ZERO);
+            retry = retry.unreached_timeout(Duration::ZERO);
         }
         if self.wait_for_billing {
             retry = retry.wait_for_billing();
@@ -196,7 +196,7 @@ impl CommandSettings {
         }
         let mut client = ServiceClient::builder()
             .env(environment.variables.clone())
-            .retry(retry)
+            .options(retry)
             // Flushing telemetry would delay the end of a short command.
             .without_telemetry();
         let variable =

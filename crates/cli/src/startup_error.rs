@@ -57,7 +57,7 @@ fn hint(error: &StartError, starter: Starter) -> String {
             format!("Wait for the other process to end, or {other_folder}.")
         }
         (StartError::MissingModel { name, .. }, Starter::Serve) => format!(
-            "Serve the model (--model {name}=FOLDER), fail its pending requests (--drop-undone), \
+            "Serve the model (--model {name}=FOLDER), fail its pending requests (--fail-pending), \
              or {other_folder}."
         ),
         (StartError::MissingModel { name, .. }, Starter::Local) => format!(
@@ -66,7 +66,7 @@ fn hint(error: &StartError, starter: Starter) -> String {
         ),
         (StartError::MissingUpstream { name, .. }, Starter::Serve) => format!(
             "Name the upstream as before (--upstream {name}=URL; the URL may be a new one), fail \
-             its pending requests (--drop-undone), or {other_folder}."
+             its pending requests (--fail-pending), or {other_folder}."
         ),
         (StartError::MissingUpstream { name, .. }, Starter::Local) => format!(
             "Run `tinkex serve --upstream {name}=URL` and use that server, or {other_folder}."

@@ -19,23 +19,26 @@ pub(crate) fn wrap(line: &str, width: usize) -> String {
     }
     let (head, text) = line.split_at(byte_of_column(line, indent));
     let mut wrapped = head.to_owned();
-    let (mut column, mut is_start) = (indent, true);
+    let mut column = indent;
+    let mut is_start = true;
     for unit in units(text) {
         if !is_start && column + 1 + unit.width() > width {
             wrapped += &format!("\n{}", " ".repeat(indent));
-            (column, is_start) = (indent, true);
+            column = indent;
+            is_start = true;
         }
         if !is_start {
             wrapped.push(' ');
             column += 1;
         }
         wrapped += unit;
-        (column, is_start) = (column + unit.width(), false);
+        column += unit.width();
+        is_start = false;
     }
     wrapped
 }
 
-/// Returns the column to which further lines are indented: that of the text after two or more
+/// Returns the column to which further lines are indented: the column of the text after two or more
 /// spaces (the explanation of an option), two columns for a label, or else the indentation.
 fn text_column(line: &str) -> usize {
     let indent = line.len() - line.trim_start_matches(' ').len();

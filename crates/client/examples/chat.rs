@@ -10,7 +10,10 @@
 
 #![expect(clippy::print_stdout, reason = "an example prints its results")]
 
-use tinkex::{AdamParams, Datum, LossFn, Message, SamplingParams, ServiceClient, TooLong, TrainOn};
+use tinkex::{
+    AdamParams, Datum, LoraOptions, LossFn, Message, SamplingParams, ServiceClient, TooLong,
+    TrainOn,
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let message = args.next().ok_or(usage)?;
 
     let service = ServiceClient::from_env()?;
-    let model = service.create_lora_training_client(base_model).rank(32).await?;
+    let model = service.create_lora_training_client(LoraOptions::new(base_model).rank(32)).await?;
     let chat = model.tokenizer().await?.chat()?;
 
     let examples =

@@ -1,4 +1,4 @@
-//! Lists all checkpoints, and sets those of one training run to expire in a day.
+//! Lists all checkpoints, and sets the checkpoints of one training run to expire in a day.
 //!
 //! `TINKER_API_KEY=tml-… cargo run -p tinkex --example checkpoints -- [RUN_ID]`
 

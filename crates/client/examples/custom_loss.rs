@@ -7,13 +7,13 @@
 use std::error::Error;
 
 use tinkex::loss::{CustomLoss, regularize};
-use tinkex::{AdamParams, Datum, ServiceClient};
+use tinkex::{AdamParams, Datum, LoraOptions, ServiceClient};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let base_model = std::env::args().nth(1).ok_or("usage: custom_loss BASE_MODEL")?;
     let service = ServiceClient::from_env()?;
-    let model = service.create_lora_training_client(base_model).rank(16).create().await?;
+    let model = service.create_lora_training_client(LoraOptions::new(base_model).rank(16)).await?;
 
     // A function of each datum's log-probabilities. It is traced once and differentiated
     // automatically; the server executes it if it supports custom losses.
@@ -34,9 +34,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let output = model.step(data, &loss, AdamParams::with_learning_rate(1e-4)).await?;
         println!("step {step}: loss {:?}", output.loss());
     }
-    let result = Ok(());
-    service.finish(&result).await;
-    result
+    service.finish().await;
+    Ok(())
 }
 
 /// Creates a datum for a preferred (`sign` 1) or rejected (-1) completion.
@@ -52,7 +51,8 @@ fn example<const P: usize, const C: usize>(
     let len = tokens.len() - 1;
     let completion_only =
         |value: f32| (0..len).map(|i| if i + 1 < P { 0.0 } else { value }).collect();
-    let (reference, sign): (Vec<f32>, Vec<f32>) = (completion_only(-2.0), completion_only(sign));
+    let reference: Vec<f32> = completion_only(-2.0);
+    let sign: Vec<f32> = completion_only(sign);
     Ok(Datum::builder(tokens[..len].to_vec())
         .loss_input("target_tokens", tokens[1..].iter().map(|t| i64::from(*t)).collect::<Vec<_>>())
         .loss_input("reference", reference)

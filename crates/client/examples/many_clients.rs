@@ -11,8 +11,7 @@ use tinkex::{Env, SamplingParams, ServiceClient};
 async fn count_tokens(service: ServiceClient, model: String) -> tinkex::Result<usize> {
     let sampler = service.create_sampling_client(model).await?;
     let params = SamplingParams::new().max_tokens(16);
-    let responses =
-        try_join_all((0..100).map(|_| sampler.sample([1, 2, 3], params.clone()).send()));
+    let responses = try_join_all((0..100).map(|_| sampler.sample([1, 2, 3], params.clone())));
     Ok(responses.await?.iter().map(|response| response.sequences[0].tokens.len()).sum())
 }
 
@@ -25,7 +24,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let service = ServiceClient::builder().env(env.clone()).api_key(key).build();
         service.map_err(|error| error.to_string())
     };
-    let (a, b) = (service("KEY_A")?, service("KEY_B")?);
+    let a = service("KEY_A")?;
+    let b = service("KEY_B")?;
     let (a, b) = tokio::try_join!(count_tokens(a, model.clone()), count_tokens(b, model))?;
     println!("KEY_A: {a} tokens, KEY_B: {b} tokens");
     Ok(())

@@ -4,7 +4,7 @@
 
 #![expect(clippy::print_stdout, reason = "an example prints its results")]
 
-use tinkex::{SamplingParams, ServiceClient};
+use tinkex::{SampleOptions, SamplingParams, ServiceClient};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -15,7 +15,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let service = ServiceClient::from_env()?;
     let sampler = service.create_sampling_client(model).await?;
     let params = SamplingParams::new().max_tokens(32).temperature(0.7).seed(1);
-    let response = sampler.sample(prompt, params).num_samples(2).await?;
+    let response = sampler.sample(prompt, SampleOptions::new(params).num_samples(2)).await?;
     for sequence in &response.sequences {
         println!("{:?} {:?}", sequence.stop_reason, &sequence.tokens[..]);
     }

@@ -1,20 +1,22 @@
 //! Fine-tunes the small built-in model `tinkex/tiny` on a file of conversations, then sends it one
 //! message.
 //!
-//! Set `TINKER_BASE_URL` and `TINKER_API_KEY` to those of a local server (`tinkex serve`), then run
+//! Set `TINKER_BASE_URL` and `TINKER_API_KEY` to the values that `tinkex serve` prints, then run
 //! `cargo run -p tinkex --features chat --example teach -- conversations.jsonl "Who are you?"`
 
 #![expect(clippy::print_stdout, reason = "an example prints its results")]
 
-use tinkex::{AdamParams, Datum, LossFn, Message, SamplingParams, ServiceClient};
+use tinkex::{AdamParams, Datum, LoraOptions, LossFn, Message, SamplingParams, ServiceClient};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let usage = "usage: teach FILE MESSAGE";
-    let (file, message) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
+    let file = args.next().ok_or(usage)?;
+    let message = args.next().ok_or(usage)?;
     let service = ServiceClient::from_env()?;
-    let model = service.create_lora_training_client("tinkex/tiny").rank(16).await?;
+    let model =
+        service.create_lora_training_client(LoraOptions::new("tinkex/tiny").rank(16)).await?;
     let chat = model.tokenizer().await?.chat()?;
     let data: Vec<Datum> = chat.open_jsonl(&file)?.collect::<Result<_, _>>()?;
     for _ in 0..30 {

@@ -24,9 +24,9 @@ pub(crate) struct Connection {
     config: ClientConfig,
     initial_dynamic_config: DynamicConfig,
     has_dynamic_config: bool,
-    /// Set once the server has shown which encoding of training passes it accepts.
+    /// Set by the first training pass, whose response shows which encoding the server accepts.
     pass_encoding: OnceLock<PassEncoding>,
-    /// Set once the server has shown that it cannot stream the tokens of a sample.
+    /// Set after a response which shows that the server cannot stream the tokens of a sample.
     no_sample_streams: AtomicBool,
     reporter: OnceLock<Reporter>,
 }
@@ -40,7 +40,8 @@ pub(crate) enum PassEncoding {
 }
 
 impl Connection {
-    /// Fetches the server's configuration and prepares the transport accordingly.
+    /// Fetches the server's configuration and applies its billing and authentication settings to
+    /// the transport.
     pub(crate) async fn open(settings: &ClientSettings) -> Result<Arc<Self>> {
         let transport = settings.transport()?;
         let config = fetch_optional(&transport, &ClientConfigRequest::default()).await?;
@@ -110,7 +111,8 @@ impl Connection {
         let _ = self.pass_encoding.set(encoding);
     }
 
-    /// Returns whether the server can stream the tokens of a sample, as far as is known.
+    /// Returns whether the server may be able to stream the tokens of a sample: true until a
+    /// response shows the contrary.
     pub(crate) fn streams_samples(&self) -> bool {
         !self.no_sample_streams.load(Ordering::Relaxed)
     }
@@ -171,8 +173,8 @@ fn configure(
     Ok(())
 }
 
-/// Sends `request`, or returns `None` if the server lacks the endpoint: minimal servers have no
-/// configuration.
+/// Sends `request`. Returns `None` if the server lacks the endpoint: minimal servers have no
+/// configuration endpoints.
 async fn fetch_optional<R: ApiRequest>(
     transport: &Transport,
     request: &R,

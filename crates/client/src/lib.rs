@@ -9,8 +9,8 @@
 //! // 1. Configure. Nothing is sent yet; `ServiceClient::builder` has more settings.
 //! let service = ServiceClient::from_env()?; // TINKER_API_KEY, TINKER_BASE_URL
 //!
-//! // 2. Train. A call starts its request at once; the server executes them in call order.
-//! let model = service.create_lora_training_client("Qwen/Qwen3-8B").rank(16).await?;
+//! // 2. Train. A call starts at once; the server executes the calls of a model in order.
+//! let model = service.create_lora_training_client("Qwen/Qwen3-8B").await?;
 //! let data = vec![Datum::completion([1, 2, 3], [4, 5])?];
 //! let adam = AdamParams::with_learning_rate(1e-4);
 //! let step = model.step(data, LossFn::CrossEntropy, adam).await?;
@@ -24,49 +24,81 @@
 //! // 4. Save a checkpoint, look it up, and finish the session.
 //! let path = model.save_state("first").await?;
 //! println!("{path}: {:?}", service.rest().get_weights_info(&path).await?);
-//! service.finish(&tinkex::Result::Ok(())).await;
+//! service.finish().await;
 //! # Ok(()) }
 //! ```
 //!
 //! | Task | Types |
 //! |---|---|
-//! | Connect | [`ServiceClient`], [`ServiceClientBuilder`], [`RetryPolicy`], [`CallOptions`] |
-//! | Train | [`TrainingClient`], [`Datum`], [`LossFn`], [`AdamParams`], [`ApiFuture`] |
+//! | Connect | [`ServiceClient`], [`ServiceClientBuilder`], [`CallOptions`] |
+//! | Train | [`TrainingClient`], [`LoraOptions`], [`Datum`], [`LossFn`], [`AdamParams`], [`StepOptions`] |
 //! | Train with a custom loss | [`loss`] |
-//! | Train by reinforcement learning | `recipes::Rl` (feature `recipes`) |
-//! | Sample | [`SamplingClient`], [`SamplingParams`], [`SamplerHandle`], [`SampleFuture`], [`SamplingRetry`] |
+//! | Train by reinforcement learning or with preferences | the crate `tinkex-recipes` |
+//! | Sample | [`SamplingClient`], [`SamplingParams`], [`SampleOptions`], [`SamplerHandle`] |
 //! | Sample token by token | [`SamplingClient::sample_stream`], [`SampleStream`], [`StreamedToken`] |
 //! | Manage runs, checkpoints, sessions | [`RestClient`], [`AdminClient`], [`rest`] |
-//! | Get weights out | [`RestClient::download`], [`RestClient::export`], [`CheckpointExport`] |
+//! | Get weights out | [`RestClient::download`]; `RestClient::export` (feature `export`) |
 //! | Handle errors | [`Error`], [`ErrorKind`], [`Hint`] |
 //! | Log and measure | [`targets`] |
 //! | Test without a network | `testing::FakeServer` (feature `testing`), [`HttpService`] |
 //!
+//! # Calls
+//!
+//! **A call starts when its method is called**, not when the returned future is awaited. The client
+//! spawns a task for each call; the task sends the request, retries it and polls for the result.
+//! Calls therefore overlap without `join!` or `spawn`:
+//!
+//! ```no_run
+//! # async fn run(model: tinkex::TrainingClient, data: Vec<tinkex::Datum>) -> tinkex::Result<()> {
+//! # use tinkex::{AdamParams, LossFn};
+//! let pass = model.forward_backward(data, LossFn::CrossEntropy); // sent
+//! let step = model.optim_step(AdamParams::with_learning_rate(1e-4)); // sent after the pass
+//! println!("{:?}", pass.await?.loss());
+//! step.await?;
+//! # Ok(()) }
+//! ```
+//!
+//! Because a call starts at once, its options are arguments of the method and not setters of the
+//! returned future. Each option type has a `From` conversion for the simple case: a string converts
+//! into [`LoraOptions`] or [`SaveOptions`], [`SamplingParams`] convert into [`SampleOptions`], and
+//! [`AdamParams`] into [`StepOptions`]. The method `with_options` of a client sets [`CallOptions`]
+//! for all calls of the returned client.
+//!
+//! | Returned type | Calls | If dropped |
+//! |---|---|---|
+//! | [`ApiFuture`] | requests that have a position in the call order of a [`TrainingClient`] | the request is still executed, because later requests depend on it |
+//! | [`RequestFuture`] | all other calls | the call is cancelled; a sample also on the server |
+//! | [`SampleStream`] | [`SamplingClient::sample_stream`] | the sample is cancelled |
+//! | [`CheckpointDownload`], [`FileDownload`]; `AdapterImport`, `CheckpointExport` (feature `export`) | transfers of files in many requests; the value is a builder, and `.await` starts the transfer | the transfer stops |
+//! | another `Stream` | lists, such as [`RestClient::training_runs`]; a page is requested when the stream is polled for its first item | no further page is requested |
+//!
 //! # Features
 //!
-//! All are off by default.
+//! All features are off by default.
 //!
 //! * `console`: `log_to_console`, a log on standard error.
 //! * `tokenizer`: `Tokenizer` and `Hub`, tokenizers from a folder, the hub cache or a model hub.
 //! * `chat`: `Chat`, conversations to prompts and training examples with the model's chat template.
+//! * `export`: `RestClient::export`, merged models and PEFT adapters of checkpoints;
+//!   `CheckpointDownload::peft`; `RestClient::import_adapter`.
 //! * `blocking`: the module `blocking`, clients for scripts and programs without async code.
-//! * `recipes`: the module `recipes`, training loops such as reinforcement learning.
 //! * `testing`: `testing::FakeServer`, a scripted server for the tests of your program.
+//! * `upstream`: interfaces for the gateway of `tinkex serve`. Not part of the public API: they may
+//!   change in any release.
+//! * `opentelemetry`: sends the trace context of the current span with every request.
 //!
 //! # Guarantees
 //!
-//! * **Clients are cheap to clone.** All are `Clone`, `Send` and `Sync`. A [`ServiceClient`], its
-//!   clones and the clients made from it share one connection.
+//! * **Clients are cheap to clone.** All clients are `Clone`, `Send` and `Sync`. A
+//!   [`ServiceClient`], its clones and the clients made from it share one connection.
 //! * **No I/O at construction.** Building a client reads the environment once and sends nothing;
 //!   the first call connects.
-//! * **A tokio runtime executes requests.** Calls outside one return an error of kind
+//! * **A tokio runtime executes requests.** Calls outside a tokio runtime return an error of kind
 //!   [`ErrorKind::Config`]; the feature `blocking` has clients with a runtime of their own.
-//! * **Dropping a future.** A training request continues ([`ApiFuture`]); a sample is cancelled
-//!   ([`SampleFuture`], [`SampleStream`]). Both futures have `detach`.
-//! * **Retries.** Transient failures are retried as the service expects. [`RetryPolicy`] bounds a
-//!   call with all its retries; [`RetryPolicy::disabled`] sends its request once.
-//!   [`Error::attempts`] and [`Error::elapsed`] report how often and how long a request was
-//!   attempted.
+//! * **Retries.** Transient failures are retried as the service expects. [`CallOptions::timeout`]
+//!   limits the duration of a call including its retries; [`CallOptions::without_retries`] sends
+//!   the request of a call only once. [`Error::attempts`] and [`Error::elapsed`] report how often
+//!   and how long a request was attempted.
 //! * **Secrets.** No credential appears in errors, logs, `Debug` output, telemetry, or a request
 //!   that is redirected to another server.
 
@@ -78,76 +110,71 @@
 struct Readme;
 
 /// Compiles the examples of the client guide.
-#[cfg(all(doctest, feature = "testing", feature = "blocking"))]
+#[cfg(all(doctest, feature = "testing", feature = "blocking", feature = "export"))]
 #[doc = include_str!("../../../docs/client.md")]
 struct Guide;
 
-mod background;
 #[cfg(feature = "blocking")]
 pub mod blocking;
 mod call_options;
 #[cfg(feature = "chat")]
 mod chat;
-#[cfg(feature = "tokenizer")]
-mod checksum;
-mod clock;
-mod config;
 mod connection;
 #[cfg(feature = "console")]
 mod console;
 mod dispatch;
 mod download;
-mod error;
+#[cfg(feature = "export")]
 mod export;
 mod future;
-mod hint;
 pub mod loss;
-mod process_group;
-#[cfg(feature = "tokenizer")]
-mod push;
-#[cfg(feature = "recipes")]
-pub mod recipes;
 mod rest_client;
 mod sampling;
 mod service;
 mod session;
 mod settings;
 mod sync;
-pub mod targets;
-mod task;
-mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
 mod training;
-mod transport;
 #[cfg(feature = "upstream")]
-mod upstream;
+#[doc(hidden)]
+pub mod upstream;
 mod validated;
 
 #[cfg(test)]
 mod fixture;
 
+// Imported at the crate root, so that `crate::config` or `crate::error` works in every module
+// although these modules are in the crate `tinkex_transport`.
+use tinkex_transport::{
+    self as transport, background, clock, config, error, hint, task, telemetry,
+};
+
 pub use ::{bytes, http};
-pub use call_options::CallOptions;
 pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind};
 #[cfg(feature = "console")]
 pub use console::log_to_console;
 pub use download::{CheckpointDownload, DownloadProgress, DownloadedCheckpoint, FileDownload};
 pub use error::{Error, ErrorKind, Result};
+#[cfg(feature = "export")]
 pub use export::{
     CheckpointExport, CheckpointExportProgress, ExportDType, ExportFormat, ExportStage,
     ExportedModel,
 };
 pub use future::queue_log::{QueueStateChange, QueuedWork};
-pub use future::{ApiFuture, SampleFuture};
+pub use future::{ApiFuture, RequestFuture};
 pub use hint::Hint;
-pub use rest_client::{AdapterImport, AdminClient, CopyCheckpoint, RestClient};
+#[cfg(feature = "export")]
+pub use rest_client::AdapterImport;
+pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
 pub use sampling::{
-    SampleRequestBuilder, SampleStream, SamplingClient, SamplingRetry, StreamedToken,
+    SampleOptions, SampleStream, SampleStreamOptions, SamplingClient, StreamedToken,
 };
 pub use service::{ServiceClient, ServiceClientBuilder};
+pub use tinkex_transport::targets;
 pub use tinkex_wire::{
     self as wire, AdamParams, Datum, DimuonParams, ErrorCategory, JsonObject, Logprobs, LoraConfig,
     LossConfig, LossFn, LossOutput, LossOutputs, Metadata, ModelId, ModelInfo, ModelInput,
@@ -158,21 +185,16 @@ pub use tinkex_wire::{
 #[cfg(feature = "console")]
 pub use tracing;
 pub use training::{
-    BatchOutput, CreateFromState, CreateLora, ExternalWeights, LossSpec, MetricValue, OptimOutput,
-    RestoreMode, SaveOptions, StepOutput, TrainingClient, TrainingStepBuilder,
+    BatchOutput, ExternalWeights, LoraOptions, LossSpec, MetricValue, OptimOutput, RestoreMode,
+    RestoreOptions, SaveOptions, StepOptions, StepOutput, TrainingClient,
 };
-pub use transport::Identity;
-pub use transport::UploadFile;
+pub use transport::http::upload::UploadFile;
 pub use transport::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody};
-pub use transport::retry_policy::RetryPolicy;
-pub use transport::stats::{ClientStats, LaneStats};
+pub use transport::instrument::stats::{ClientStats, LaneStats};
+pub use transport::{CallOptions, Identity};
 
 #[cfg(feature = "chat")]
 pub use chat::{Chat, JsonlError, JsonlReader, Message, TooLong, TrainOn, TrainingExample};
-#[cfg(feature = "tokenizer")]
-pub use push::{Commit, CommitInfo, CreateRepo, HubRepo};
-#[cfg(feature = "upstream")]
-pub use upstream::{CustomLossPass, SubmitError, UpstreamSession};
 
 #[cfg(feature = "tokenizer")]
 pub use tokenizer::{Hub, Tokenizer, TokenizerId};

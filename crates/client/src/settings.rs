@@ -1,7 +1,6 @@
 //! [`ClientSettings`]: the resolved settings of a client.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use ::http::HeaderMap;
 use tinkex_wire::{JsonObject, Secret};
@@ -9,17 +8,17 @@ use tokio::runtime::Handle;
 
 use crate::clock::WallClock;
 use crate::config::{BaseUrl, Credential, Env, is_on};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::future::queue_log::QueueObserver;
-use crate::sampling::SamplingRetry;
-use crate::transport::backoff::Backoff;
-use crate::transport::backoff_registry::BackoffRegistry;
-use crate::transport::custom_http::CustomHttp;
+use crate::transport::CallOptions;
+use crate::transport::Transport;
 use crate::transport::http::HttpService;
-use crate::transport::network::Network;
-use crate::transport::retry_policy::RetryPolicy;
-use crate::transport::stats::RequestStats;
-use crate::transport::{Transport, header};
+use crate::transport::http::custom::CustomHttp;
+use crate::transport::http::network::Network;
+use crate::transport::instrument::stats::RequestStats;
+use crate::transport::request::header;
+use crate::transport::retry::backoff_registry::BackoffRegistry;
+use crate::transport::retry::shared_backoff::SharedBackoff;
 
 /// Settings of a service client. Arguments take precedence over environment variables, and those
 /// over defaults. Immutable.
@@ -31,7 +30,7 @@ pub(crate) struct ClientSettings {
     key_only: bool,
     env: Env,
     headers: HeaderMap,
-    pub(crate) retry: RetryPolicy,
+    pub(crate) options: CallOptions,
     http: Arc<dyn HttpService>,
     backoffs: Arc<BackoffRegistry>,
     /// Statistics of all transports of the client.
@@ -43,10 +42,11 @@ pub(crate) struct ClientSettings {
     pub(crate) tags: Vec<String>,
     pub(crate) adaptive_polling: bool,
     pub(crate) telemetry: bool,
-    pub(crate) sampling_retry: SamplingRetry,
-    pub(crate) poll_timeout: Option<Duration>,
+    /// Maximum number of concurrent samples per sampling client; only the server limits them if
+    /// `None`.
+    pub(crate) max_concurrent_samples: Option<u32>,
     pub(crate) clock: WallClock,
-    /// Runtime that hosts background tasks; the one of the first call if `None`.
+    /// Runtime that hosts background tasks; the runtime of the first call if `None`.
     runtime: Option<Handle>,
     /// Headers set by the caller, which a handle passes on to other processes.
     pub(crate) header_overrides: Vec<(String, String)>,
@@ -58,15 +58,16 @@ pub(crate) struct SettingsInput {
     pub(crate) api_key: Option<String>,
     pub(crate) env: Env,
     pub(crate) headers: Vec<(String, String)>,
-    pub(crate) retry: RetryPolicy,
+    pub(crate) options: CallOptions,
     pub(crate) http: Option<CustomHttp>,
     pub(crate) project_id: Option<String>,
     pub(crate) display_name: Option<String>,
     pub(crate) user_metadata: JsonObject,
     pub(crate) adaptive_polling: bool,
     pub(crate) telemetry: bool,
-    pub(crate) sampling_retry: SamplingRetry,
-    pub(crate) poll_timeout: Option<Duration>,
+    /// Maximum number of concurrent samples per sampling client; only the server limits them if
+    /// `None`.
+    pub(crate) max_concurrent_samples: Option<u32>,
     pub(crate) clock: WallClock,
     pub(crate) runtime: Option<Handle>,
     pub(crate) queue_observer: Option<QueueObserver>,
@@ -83,6 +84,18 @@ fn parse_tags(text: &str) -> Vec<String> {
     tags
 }
 
+/// Checks a limit of concurrent samples.
+///
+/// # Errors
+/// [`ErrorKind::Config`] if no sample could ever run.
+pub(crate) fn validate_concurrency(samples: Option<u32>) -> Result<()> {
+    if samples == Some(0) {
+        let message = "invalid max_concurrent_samples 0: must be at least 1";
+        return Err(Error::new(ErrorKind::Config, message));
+    }
+    Ok(())
+}
+
 /// Returns whether telemetry is enabled: if `TINKER_TELEMETRY` is unset, or is 1, true, yes or on.
 /// An empty variable disables it.
 fn telemetry_enabled(variable: Option<&str>) -> bool {
@@ -95,7 +108,8 @@ impl ClientSettings {
     /// # Errors
     /// If no credential is found or a setting is invalid.
     pub(crate) fn new(input: SettingsInput) -> Result<Self> {
-        input.sampling_retry.validate()?;
+        input.options.validate()?;
+        validate_concurrency(input.max_concurrent_samples)?;
         let (http, backoffs): (Arc<dyn HttpService>, _) = match input.http {
             Some(custom) => (custom.service, custom.backoffs),
             None => (Arc::new(Network::new(&input.env)?), BackoffRegistry::of_process()),
@@ -113,12 +127,11 @@ impl ClientSettings {
             adaptive_polling: input.adaptive_polling,
             telemetry: input.telemetry && telemetry_enabled(input.env.raw("TINKER_TELEMETRY")),
             header_overrides: input.headers,
-            sampling_retry: input.sampling_retry,
-            poll_timeout: input.poll_timeout,
+            max_concurrent_samples: input.max_concurrent_samples,
             clock: input.clock,
             runtime: input.runtime,
             env: input.env,
-            retry: input.retry,
+            options: input.options,
             http,
             backoffs,
             stats: Arc::default(),
@@ -141,7 +154,7 @@ impl ClientSettings {
     }
 
     /// Returns the backoff after a 429, which all clients of this server and credential share.
-    pub(crate) fn backoff(&self) -> Result<Arc<Backoff>> {
+    pub(crate) fn backoff(&self) -> Result<Arc<SharedBackoff>> {
         Ok(self.backoffs.get(&self.base_url, &self.credential(false)?))
     }
 
@@ -152,6 +165,7 @@ impl ClientSettings {
     }
 
     /// Returns the environment variables.
+    #[cfg(feature = "export")]
     pub(crate) fn env(&self) -> &Env {
         &self.env
     }
@@ -168,7 +182,7 @@ impl ClientSettings {
             self.base_url.clone(),
             self.credential(false)?,
             self.headers.clone(),
-            self.retry,
+            self.options,
             Arc::clone(&self.stats),
         );
         if let Some(runtime) = &self.runtime {
@@ -184,6 +198,24 @@ mod tests {
 
     use super::*;
     use crate::fixture;
+
+    #[test]
+    fn the_limit_of_concurrent_samples_is_checked_as_in_the_python_sdk() {
+        let file = fixture::load("retry_handler_delay.json");
+        // The Python SDK replaces its default of 1000 by the limit that the server sets; here the
+        // server's limit applies without a default.
+        assert_eq!(file["defaults"]["max_connections"], 1000);
+        for case in file["config_validation"].as_array().unwrap() {
+            let limit = &case["max_connections"];
+            // A negative number cannot be expressed here.
+            let Some(limit) =
+                limit.as_i64().map_or(Some(None), |n| u32::try_from(n).ok().map(Some))
+            else {
+                continue;
+            };
+            assert_eq!(case["ok"], validate_concurrency(limit).is_ok(), "{case}");
+        }
+    }
 
     #[test]
     fn telemetry_is_enabled_as_in_the_python_sdk() {

@@ -3,5 +3,5 @@
 //! `tests/model` compiles the same source files with a `sync` module of its own, on `loom`, which
 //! explores all thread interleavings.
 
-pub(crate) use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-pub(crate) use std::sync::{Mutex, MutexGuard};
+pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use std::sync::atomic::{AtomicI64, Ordering};

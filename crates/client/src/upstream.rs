@@ -16,7 +16,6 @@ use tinkex_wire::{
 };
 use tokio::time::Instant;
 
-use crate::call_options::CallOptions;
 use crate::connection::PassEncoding;
 use crate::error::{Error, Result};
 use crate::future::queue_log::{QueueLog, QueuedWork};
@@ -28,8 +27,9 @@ use crate::session::Session;
 use crate::training::{
     LocalLoss, LossResult, merge, probe_pass_encoding, token_loss, with_weights,
 };
+use crate::transport::CallOptions;
 use crate::transport::RequestOptions;
-use crate::transport::sent_flag::SentFlag;
+use crate::transport::request::sent_flag::SentFlag;
 
 /// Session whose training requests are sent one by one, each at most once.
 ///
@@ -37,7 +37,8 @@ use crate::transport::sent_flag::SentFlag;
 ///
 /// ```no_run
 /// use tinkex::wire::CreateModel;
-/// use tinkex::{LoraConfig, ServiceClient, UpstreamSession};
+/// use tinkex::upstream::UpstreamSession;
+/// use tinkex::{LoraConfig, ServiceClient};
 ///
 /// # async fn run(service: ServiceClient) -> Result<(), Box<dyn std::error::Error>> {
 /// let session = UpstreamSession::open(&service).await?;
@@ -264,10 +265,10 @@ impl UpstreamSession {
 ///
 /// ```no_run
 /// # async fn run(
-/// #     session: tinkex::UpstreamSession, loss: tinkex::loss::CustomLoss,
+/// #     session: tinkex::upstream::UpstreamSession, loss: tinkex::loss::CustomLoss,
 /// #     pass: tinkex::wire::ForwardBackward,
 /// # ) -> Result<(), Box<dyn std::error::Error>> {
-/// use tinkex::CustomLossPass;
+/// use tinkex::upstream::CustomLossPass;
 ///
 /// let forward = CustomLossPass::forward(&pass)?;
 /// let accepted = session.submit_pass(&forward).await?;

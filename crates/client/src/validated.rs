@@ -1,8 +1,9 @@
 //! [`Validated`]: a request that was validated when the caller made it.
 //!
 //! Training and sampling requests are validated inside the call, so that invalid input fails at
-//! once and is never queued. They are encoded later, by another task. The type carries the proof,
-//! so that the encoder does not inspect megabytes of examples a second time.
+//! once and is never queued. They are encoded later, by another task. The type records that
+//! validation has succeeded, so that the encoder does not validate megabytes of examples a second
+//! time.
 
 use tinkex_wire::{
     ApiRequest, DecodeError, ForwardBackward, InvalidInput, OptimStep, RequestBody, ResultPayload,
@@ -11,13 +12,15 @@ use tinkex_wire::{
 
 /// Request that passed [`ApiRequest::validate`].
 ///
-/// Its own `validate` always succeeds, so that sending it only encodes it.
+/// [`ApiRequest::validate`] of this type always succeeds, so that sending the request only encodes
+/// it.
 #[derive(Clone, Debug)]
 pub(crate) struct Validated<R>(R);
 
 /// Request whose sequence number is assigned after validation.
 ///
-/// The number must not affect the validity of the request.
+/// The sequence number must not affect the validity of the request, because the request is not
+/// validated again after the number is set.
 pub(crate) trait Numbered {
     fn set_seq(&mut self, seq: Seq);
 }

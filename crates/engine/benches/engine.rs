@@ -75,7 +75,8 @@ fn main() -> BenchResult<()> {
         let start = Instant::now();
         bench.round()?;
         let first = start.elapsed().as_secs_f64();
-        let (cpu, peak) = (cpu()?, peak()?);
+        let cpu = cpu()?;
+        let peak = peak()?;
         println!("RESULT wall={loaded:.4} cpu={cpu:.4} peak={peak:.1} first={first:.4} {sizes}");
         return Ok(());
     }

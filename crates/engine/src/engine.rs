@@ -23,8 +23,8 @@ pub struct EngineOptions {
     /// Storage format of the frozen weights that are not quantized. Defaults to [`Precision::F32`].
     /// The weights of a GGUF file keep the format that they have in the file.
     pub precision: Precision,
-    /// Quantization of the frozen weights that are not quantized in their file, including those of
-    /// a GGUF file. Defaults to `None`.
+    /// Quantization of the frozen weights that their file, including a GGUF file, stores without
+    /// quantization. Defaults to `None`.
     pub quantization: Option<Quantization>,
     /// Memory limit in bytes for the activations that a training pass keeps for its backward pass.
     /// A batch that needs more is divided into micro-batches, and activations that still do not fit
@@ -107,7 +107,8 @@ impl Engine {
     /// [`Error::Invalid`](crate::Error::Invalid) if the threads cannot be started.
     pub fn builtin(options: EngineOptions) -> Result<Self> {
         let kernel = Kernel::new(options.threads)?;
-        let (config, tensors) = (builtin::config()?, builtin::tensors()?);
+        let config = builtin::config()?;
+        let tensors = builtin::tensors()?;
         let model = Model::load(&config, &tensors, options.storage(), kernel)?;
         Ok(Self::with_model(model, options, Some(builtin::NAME.to_owned())))
     }
@@ -160,7 +161,8 @@ impl Engine {
     }
 
     fn trainer(&self, adapter: Adapter, kind: OptimizerKind) -> Trainer {
-        let (model, name) = (self.model.clone(), self.name.clone());
+        let model = self.model.clone();
+        let name = self.name.clone();
         Trainer::new(model, name, self.options.training_memory, adapter, kind)
     }
 
@@ -202,13 +204,14 @@ impl Engine {
     }
 
     /// Creates a trainer with the adapter in a PEFT folder and a new optimizer. The rank of
-    /// [`OptimizerKind::Dimuon`] is replaced by that of the adapter.
+    /// [`OptimizerKind::Dimuon`] is replaced by the rank of the adapter.
     ///
     /// # Errors
     /// As [`AdapterFile::load`]; [`Error::Invalid`](crate::Error::Invalid) or
     /// [`Error::Shape`](crate::Error::Shape) if the adapter belongs to another model.
     pub fn load_trainer(&self, folder: impl AsRef<Path>, kind: OptimizerKind) -> Result<Trainer> {
-        let (model, name) = (self.model.clone(), self.name.clone());
+        let model = self.model.clone();
+        let name = self.name.clone();
         Trainer::load(model, name, self.options.training_memory, folder.as_ref(), kind)
     }
 

@@ -110,7 +110,7 @@ pub enum Error {
     Datum {
         /// Index of the datum.
         index: usize,
-        /// The error of the datum. It is part of the message and therefore not the
+        /// The error of the datum, which is part of the message and therefore not the
         /// [`source`](std::error::Error::source).
         error: Box<Self>,
     },

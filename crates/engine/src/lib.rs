@@ -15,7 +15,8 @@
 //!
 //! let engine = Engine::builtin(EngineOptions::default())?;
 //! let tokens = builtin::tokenizer()?.encode("A parrot says hello.");
-//! let (inputs, targets) = (&tokens[..tokens.len() - 1], &tokens[1..]);
+//! let inputs = &tokens[..tokens.len() - 1];
+//! let targets = &tokens[1..];
 //! let datum = Datum { tokens: inputs, targets, ..Datum::default() };
 //!
 //! let config = LoraConfig { rank: 8, ..LoraConfig::default() };
@@ -46,7 +47,9 @@
 #![deny(unsafe_code)]
 
 pub mod builtin;
-pub mod corpus;
+#[cfg(feature = "builtin-model-tools")]
+#[doc(hidden)]
+pub mod builtin_model_tools;
 pub mod decode;
 mod engine;
 mod error;

@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// [`Error::OutOfMemory`] if the system refuses the allocation. `what` names its purpose.
 pub(crate) fn reserve<T>(what: &'static str, len: usize) -> Result<Vec<T>> {
     let mut out = Vec::new();
-    // If necessary, without the memory that is kept for later activations.
+    // If the system refuses, free the memory that is kept for later activations and try again.
     let reserved = out.try_reserve_exact(len).or_else(|_| {
         free_unused_activations();
         out.try_reserve_exact(len)

@@ -7,8 +7,8 @@ use crate::Precision;
 /// Quantization of the frozen weight matrices while a model is loaded.
 ///
 /// Norms and biases stay f32. A matrix whose number of inputs is not a multiple of 32 is not
-/// quantized. Adapters are always f32, and gradients are those of the quantized model. Training and
-/// sampling use the same weights.
+/// quantized. Adapters are always f32, and gradients are computed with the quantized weights.
+/// Training and sampling use the same weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Quantization {

@@ -3,8 +3,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use peak_alloc::PeakAlloc;
 use tinkex_engine::decode::{DecodingParams, StopConditions};
 use tinkex_engine::sample::SampleRequest;
@@ -20,7 +19,7 @@ const SAMPLES: usize = 2_000;
 
 /// Draws [`SAMPLES`] samples of two tokens. Returns the number of bytes per sample at the peak.
 fn bytes_per_sample(change: impl FnOnce(&mut SampleRequest)) -> usize {
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = ONE_AT_A_TIME.lock();
     let options = EngineOptions { threads: 1, cache_memory: 1 << 30, ..EngineOptions::default() };
     let engine = Engine::builtin(options).unwrap();
     let mut request = SampleRequest::new(vec![5; 4], 2);
@@ -45,7 +44,7 @@ fn bytes_per_sample(change: impl FnOnce(&mut SampleRequest)) -> usize {
 }
 
 #[test]
-fn bug_every_sample_had_a_copy_of_its_prompt() {
+fn samples_share_the_memory_of_their_prompt() {
     let short = bytes_per_sample(|_| {});
     let long = bytes_per_sample(|request| request.prompt = vec![5; 400]);
     println!("bytes per sample: {short} for 4 tokens, {long} for 400 tokens");
@@ -54,7 +53,7 @@ fn bug_every_sample_had_a_copy_of_its_prompt() {
 }
 
 #[test]
-fn bug_every_sample_had_a_state_for_each_stop_string() {
+fn the_memory_of_a_sample_does_not_depend_on_the_number_of_stop_strings() {
     let tokenizer = tinkex_engine::builtin::tokenizer().unwrap();
     let vocabulary = std::sync::Arc::new(tokenizer.vocabulary().clone());
     let texts = |count: u32| (0..count).map(|i| format!("never {i}")).collect::<Vec<_>>();
@@ -64,7 +63,8 @@ fn bug_every_sample_had_a_state_for_each_stop_string() {
             request.vocabulary = Some(vocabulary.clone());
         })
     };
-    let (one, many) = (with(1), with(1_000));
+    let one = with(1);
+    let many = with(1_000);
     println!("bytes per sample: {one} for 1 stop string, {many} for 1,000");
     assert!(many < one + 1_000, "{many} and {one} bytes");
     let stop = StopConditions::new([], texts(1_000)).unwrap();
@@ -72,7 +72,7 @@ fn bug_every_sample_had_a_state_for_each_stop_string() {
 }
 
 #[test]
-fn bug_every_sample_had_buffers_as_large_as_the_vocabulary() {
+fn samples_have_no_buffers_as_large_as_the_vocabulary() {
     let plain = bytes_per_sample(|_| {});
     let filtered = bytes_per_sample(|request| {
         request.decoding = DecodingParams { top_k: 50, top_p: 0.9, ..DecodingParams::default() };

@@ -27,11 +27,11 @@ pub fn no_follow(options: &mut OpenOptions) -> &mut OpenOptions {
     options
 }
 
-/// Who else can access a folder; see [`folder_access`].
+/// Users other than the owner who can access a folder; see [`folder_access`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FolderAccess {
-    /// Only its owner.
+    /// None: only the owner can access the folder.
     OwnerOnly,
     /// Members of its group or all users can read it, or members of its group can change it.
     Shared {
@@ -54,7 +54,8 @@ pub fn folder_access(folder: impl AsRef<Path>) -> io::Result<FolderAccess> {
 fn access(folder: &Path) -> io::Result<FolderAccess> {
     use std::os::unix::fs::MetadataExt as _;
     let metadata = std::fs::metadata(folder)?;
-    let (owner, user) = (metadata.uid(), rustix::process::geteuid());
+    let owner = metadata.uid();
+    let user = rustix::process::geteuid();
     let denied = |message: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
     if owner != user.as_raw() && !user.is_root() {
         return denied(format!("the folder belongs to the user with id {owner}"));
@@ -81,7 +82,8 @@ mod tests {
     #[test]
     fn a_symbolic_link_is_not_opened() {
         let folder = tempfile::tempdir().unwrap();
-        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+        let real = folder.path().join("real");
+        let link = folder.path().join("link");
         fs::write(&real, "content").unwrap();
         symlink(&real, &link).unwrap();
         let open = |path| no_follow(OpenOptions::new().append(true).create(true)).open(path);

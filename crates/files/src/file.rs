@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::{NamedTempFile, TempPath};
 
-use crate::operations::{Operations, System, file_name, parent, remove_file_if_exists};
+use crate::operations::{file_name, parent, remove_file_if_exists, rename, sync_file, sync_folder};
 
 /// Size of the write buffer in bytes.
 const BUFFER_BYTES: usize = 1 << 16;
@@ -30,13 +30,10 @@ pub fn write(path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> io::Result<(
 /// # Errors
 /// If one of the steps fails. Unless fsync of the folder failed, the old file at `to` is unchanged.
 pub fn publish(file: &File, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
-    publish_on(&System, file, from.as_ref(), to.as_ref())
-}
-
-fn publish_on(operations: &impl Operations, file: &File, from: &Path, to: &Path) -> io::Result<()> {
-    operations.sync_file(file)?;
-    operations.rename(from, to)?;
-    operations.sync_folder(parent(to))
+    let to = to.as_ref();
+    sync_file(file)?;
+    rename(from.as_ref(), to)?;
+    sync_folder(parent(to))
 }
 
 /// Atomic, durable replacement of a file.
@@ -131,14 +128,6 @@ impl AtomicWrite {
     /// # Errors
     /// The error of `fill`, or as for [`write`](Self::write).
     pub fn write_with(self, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-        self.write_on(&System, fill)
-    }
-
-    fn write_on(
-        self,
-        operations: &impl Operations,
-        fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    ) -> io::Result<()> {
         if is_stream(&self.path) {
             let mut out = OpenOptions::new().write(true).open(&self.path)?;
             fill(&mut out)?;
@@ -149,7 +138,7 @@ impl AtomicWrite {
         fill(&mut out)?;
         out.flush()?;
         drop(out);
-        staged.commit_on(operations).map(drop)
+        staged.commit().map(drop)
     }
 
     /// Creates the temporary file, for content that is written over time.
@@ -201,7 +190,10 @@ impl StagedFile {
     /// # Errors
     /// If one of the steps fails. The old file is unchanged, unless fsync of the folder failed.
     pub fn commit(self) -> io::Result<File> {
-        self.commit_on(&System)
+        let (file, path) = self.file.into_parts();
+        let published = publish(&file, &path, &self.target);
+        // Dropping `path` removes the temporary file if the rename failed, and nothing otherwise.
+        published.map(|()| file)
     }
 
     /// Flushes the content to disk with fsync.
@@ -209,7 +201,7 @@ impl StagedFile {
     /// # Errors
     /// If fsync fails, for example because the disk is full.
     pub fn sync(&self) -> io::Result<()> {
-        System.sync_file(self.file.as_file())
+        sync_file(self.file.as_file())
     }
 
     /// Renames the file to its target without fsync, for callers that hold a lock and must not wait
@@ -221,15 +213,8 @@ impl StagedFile {
     /// If the rename fails. The old file is then unchanged.
     pub fn publish(self) -> io::Result<File> {
         let (file, path) = self.file.into_parts();
-        System.rename(&path, &self.target)?;
+        rename(&path, &self.target)?;
         Ok(file)
-    }
-
-    fn commit_on(self, operations: &impl Operations) -> io::Result<File> {
-        let (file, path) = self.file.into_parts();
-        let published = publish_on(operations, &file, &path, &self.target);
-        // Dropping `path` removes the temporary file if the rename failed, and nothing otherwise.
-        published.map(|()| file)
     }
 }
 
@@ -277,7 +262,8 @@ fn options(owner_only: bool) -> OpenOptions {
     options
 }
 
-/// Returns the permissions to set on the temporary file; `None` keeps those of a new file.
+/// Returns the permissions to set on the temporary file; `None` keeps the permissions that it was
+/// created with.
 #[cfg(unix)]
 fn permissions(target: &Path, owner_only: bool) -> Option<fs::Permissions> {
     use std::os::unix::fs::PermissionsExt as _;
@@ -307,7 +293,8 @@ mod tests {
                 fs::write(&path, "old").unwrap();
                 let replace = AtomicWrite { single_writer, ..AtomicWrite::new(&path) };
                 let interrupted = Interrupted::after(operations, true);
-                let written = replace.clone().write_on(&interrupted, |out| out.write_all(b"new"));
+                let written = replace.clone().write("new");
+                interrupted.end();
                 assert_eq!(written.is_ok(), operations == 3, "{operations}");
                 let expected = if operations < 2 { "old" } else { "new" };
                 assert_eq!(fs::read_to_string(&path).unwrap(), expected, "{operations}");
@@ -320,9 +307,9 @@ mod tests {
     #[test]
     fn content_is_flushed_before_the_rename_and_the_folder_after_it() {
         let folder = tempfile::tempdir().unwrap();
-        let operations = Interrupted::after(10, true);
-        AtomicWrite::new(folder.path().join("x")).write_on(&operations, |_| Ok(())).unwrap();
-        assert_eq!(operations.performed(), ["sync file", "rename", "sync folder"]);
+        let interrupted = Interrupted::after(10, true);
+        write(folder.path().join("x"), "").unwrap();
+        assert_eq!(interrupted.end(), ["sync file", "rename", "sync folder"]);
     }
 
     #[test]
@@ -418,7 +405,8 @@ mod tests {
     #[test]
     fn a_symbolic_link_is_followed_and_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
-        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+        let real = folder.path().join("real");
+        let link = folder.path().join("link");
         fs::write(&real, "old").unwrap();
         std::os::unix::fs::symlink("real", &link).unwrap();
         write(&link, "new").unwrap();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::operations::{Operations, System, file_name, parent};
+use crate::operations::{exchange, file_name, parent, remove, rename, sync_folder};
 
 /// Temporary folder that replaces the target on [`commit`](Self::commit). Dropping the value
 /// removes the temporary folder.
@@ -130,7 +130,28 @@ impl Drop for CreatedFolders {
 /// unchanged, unless fsync of the parent folder failed after the replacement. An error while
 /// removing the old content is ignored: the next replacement tries again.
 pub fn replace_folder(staged: impl AsRef<Path>, target: impl AsRef<Path>) -> io::Result<()> {
-    replace_on(&System, staged.as_ref(), target.as_ref())
+    let staged = staged.as_ref();
+    let target = target.as_ref();
+    recover_folder(target)?;
+    sync_folder(staged)?;
+    if !exists(target) {
+        rename(staged, target)?;
+        return sync_folder(parent(target));
+    }
+    if exchange(staged, target).is_ok() {
+        sync_folder(parent(target))?;
+        let _ = remove(staged);
+        return Ok(());
+    }
+    let retired = retired_path(target)?;
+    rename(target, &retired)?;
+    if let Err(error) = rename(staged, target) {
+        let _ = rename(&retired, target);
+        return Err(error);
+    }
+    sync_folder(parent(target))?;
+    let _ = remove(&retired);
+    Ok(())
 }
 
 /// Restores the content of `target` if the process was killed while [`replace_folder`] replaced it
@@ -139,7 +160,18 @@ pub fn replace_folder(staged: impl AsRef<Path>, target: impl AsRef<Path>) -> io:
 /// # Errors
 /// If the old content exists and cannot be renamed.
 pub fn recover_folder(target: impl AsRef<Path>) -> io::Result<()> {
-    recover_on(&System, target.as_ref())
+    let target = target.as_ref();
+    let retired = retired_path(target)?;
+    if !exists(&retired) {
+        return Ok(());
+    }
+    if exists(target) {
+        // The replacement succeeded; only the removal of the old content was interrupted.
+        let _ = remove(&retired);
+        return Ok(());
+    }
+    rename(&retired, target)?;
+    sync_folder(parent(target))
 }
 
 /// Creates a folder and its missing parents with mode 0700 on Unix. Existing folders keep theirs.
@@ -152,43 +184,6 @@ pub fn create_private_folder(folder: impl AsRef<Path>) -> io::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder)
-}
-
-fn replace_on(operations: &impl Operations, staged: &Path, target: &Path) -> io::Result<()> {
-    recover_on(operations, target)?;
-    operations.sync_folder(staged)?;
-    if !exists(target) {
-        operations.rename(staged, target)?;
-        return operations.sync_folder(parent(target));
-    }
-    if operations.exchange(staged, target).is_ok() {
-        operations.sync_folder(parent(target))?;
-        let _ = operations.remove(staged);
-        return Ok(());
-    }
-    let retired = retired_path(target)?;
-    operations.rename(target, &retired)?;
-    if let Err(error) = operations.rename(staged, target) {
-        let _ = operations.rename(&retired, target);
-        return Err(error);
-    }
-    operations.sync_folder(parent(target))?;
-    let _ = operations.remove(&retired);
-    Ok(())
-}
-
-fn recover_on(operations: &impl Operations, target: &Path) -> io::Result<()> {
-    let retired = retired_path(target)?;
-    if !exists(&retired) {
-        return Ok(());
-    }
-    if exists(target) {
-        // The replacement succeeded; only the removal of the old content was interrupted.
-        let _ = operations.remove(&retired);
-        return Ok(());
-    }
-    operations.rename(&retired, target)?;
-    operations.sync_folder(parent(target))
 }
 
 /// Returns the path of the old content between the two renames. The name is fixed, so that recovery
@@ -226,11 +221,13 @@ mod tests {
             let mut finished = false;
             for operations in 0..20 {
                 let root = tempfile::tempdir().unwrap();
-                let (target, staged) = (root.path().join("target"), root.path().join("staged"));
+                let target = root.path().join("target");
+                let staged = root.path().join("staged");
                 folder(&target, "old");
                 folder(&staged, "new");
                 let interrupted = Interrupted::after(operations, exchange);
-                let replaced = replace_on(&interrupted, &staged, &target);
+                let replaced = replace_folder(&staged, &target);
+                let performed = interrupted.end();
                 if exchange {
                     assert!(exists(&target), "a swap leaves no gap ({operations})");
                 }
@@ -244,7 +241,7 @@ mod tests {
                 replace_folder(&staged, &target).unwrap();
                 assert_eq!(content(&target).as_deref(), Some("newer"), "{operations}");
                 assert_eq!(names(root.path()), ["target"], "{operations}");
-                finished = replaced.is_ok() && interrupted.performed().last() == Some(&"remove");
+                finished = replaced.is_ok() && performed.last() == Some(&"remove");
                 if finished {
                     break;
                 }
@@ -256,11 +253,14 @@ mod tests {
     #[test]
     fn recovery_restores_the_old_content_after_the_first_of_two_renames() {
         let root = tempfile::tempdir().unwrap();
-        let (target, staged) = (root.path().join("target"), root.path().join("staged"));
+        let target = root.path().join("target");
+        let staged = root.path().join("staged");
         folder(&target, "old");
         folder(&staged, "new");
         // Two operations succeed: fsync of the staged folder and the rename of the old content.
-        replace_on(&Interrupted::after(2, false), &staged, &target).unwrap_err();
+        let interrupted = Interrupted::after(2, false);
+        replace_folder(&staged, &target).unwrap_err();
+        assert_eq!(interrupted.end(), ["sync folder", "rename"]);
         assert!(!exists(&target));
         recover_folder(&target).unwrap();
         assert_eq!(content(&target).as_deref(), Some("old"));
@@ -320,7 +320,8 @@ mod tests {
     #[test]
     fn a_file_at_the_target_is_replaced() {
         let root = tempfile::tempdir().unwrap();
-        let (target, staged) = (root.path().join("target"), root.path().join("staged"));
+        let target = root.path().join("target");
+        let staged = root.path().join("staged");
         fs::write(&target, "a file").unwrap();
         folder(&staged, "new");
         replace_folder(&staged, &target).unwrap();

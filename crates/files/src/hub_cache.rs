@@ -124,9 +124,9 @@ impl CachedRepo {
         entries(&self.0.join("snapshots"))
     }
 
-    /// Returns the folder of a commit with a configuration and weights: the one that `main` refers
-    /// to, or the newest complete one. `None` if there is none: programs that need only a tokenizer
-    /// download no weights.
+    /// Returns the folder of a commit with a configuration and weights: the commit that `main` refers
+    /// to, or the newest complete commit. `None` if no commit is complete: programs that need only a
+    /// tokenizer download no weights.
     #[must_use]
     pub fn model_folder(&self) -> Option<PathBuf> {
         let modified = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();

@@ -12,9 +12,9 @@
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameFilter {
-    /// Patterns of which a selected name matches at least one. If empty, all names match.
+    /// A selected name matches at least one of these patterns. An empty list selects all names.
     pub include: Vec<String>,
-    /// Patterns of which a selected name matches none.
+    /// A selected name matches none of these patterns.
     pub exclude: Vec<String>,
 }
 
@@ -37,8 +37,10 @@ impl NameFilter {
 /// Returns whether `name` matches a glob pattern: `*` matches any number of characters, `/`
 /// included, and `?` matches one character.
 fn matches_pattern(pattern: &str, name: &str) -> bool {
-    let (pattern, name): (Vec<_>, Vec<_>) = (pattern.chars().collect(), name.chars().collect());
-    let (mut p, mut n) = (0, 0);
+    let pattern: Vec<char> = pattern.chars().collect();
+    let name: Vec<char> = name.chars().collect();
+    let mut p = 0;
+    let mut n = 0;
     // Position of the last `*` in the pattern, and the end of the text that it matches so far.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
@@ -54,7 +56,8 @@ fn matches_pattern(pattern: &str, name: &str) -> bool {
             _ => match &mut star {
                 Some((at, end)) => {
                     *end += 1;
-                    (p, n) = (*at + 1, *end);
+                    p = *at + 1;
+                    n = *end;
                 }
                 None => return false,
             },

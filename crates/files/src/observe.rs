@@ -1,8 +1,9 @@
-//! Observation of file operations, most of which decide what survives a crash, for simulations.
+//! Observation of file operations, to inject faults in tests and simulations.
 //!
 //! A simulation needs to know what is durable, to make operations fail, and to end the simulated
-//! process between two of them. It observes its own thread only; without an observer, an
-//! announcement costs one read of a thread-local variable.
+//! process between two operations. Tests of this crate interrupt a replacement after each operation.
+//! An observer sees the operations of its own thread only. Without an observer, an announcement
+//! costs one read of a thread-local variable.
 
 use std::cell::RefCell;
 use std::fs::File;

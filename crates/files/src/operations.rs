@@ -1,6 +1,9 @@
 //! File-system operations whose order decides what survives a crash.
 //!
-//! They are methods of a trait, so that tests can interrupt a replacement after each of them.
+//! Each operation is announced to the observer of the thread ([`observe_thread`]) before it is
+//! performed, so that tests and simulations can let it fail.
+//!
+//! [`observe_thread`]: crate::observe_thread
 
 use std::fs::{self, File};
 use std::io;
@@ -8,56 +11,39 @@ use std::path::Path;
 
 use crate::observe::{FileOperation, announce};
 
-/// File-system operations that a replacement consists of.
-pub(crate) trait Operations {
-    /// Flushes content and metadata of an open file to disk (fsync).
-    fn sync_file(&self, file: &File) -> io::Result<()>;
-    /// Flushes the entries of a folder to disk (fsync), which makes earlier renames in it durable.
-    fn sync_folder(&self, folder: &Path) -> io::Result<()>;
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Swaps two paths atomically.
-    fn exchange(&self, a: &Path, b: &Path) -> io::Result<()>;
-    /// Removes a file, a link, or a folder with its content.
-    fn remove(&self, path: &Path) -> io::Result<()>;
+/// Flushes content and metadata of an open file to disk (fsync).
+pub(crate) fn sync_file(file: &File) -> io::Result<()> {
+    announce(FileOperation::SyncFile(file))?;
+    file.sync_all()
 }
 
-/// Implementation by the operating system.
-pub(crate) struct System;
+/// Renames a file or folder.
+pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    announce(FileOperation::Rename(from, to))?;
+    fs::rename(from, to)
+}
 
-impl Operations for System {
-    fn sync_file(&self, file: &File) -> io::Result<()> {
-        announce(FileOperation::SyncFile(file))?;
-        file.sync_all()
-    }
+/// Swaps two paths atomically. Fails on systems and file systems that cannot.
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+pub(crate) fn exchange(a: &Path, b: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    announce(FileOperation::Exchange(a, b))?;
+    Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
+}
 
-    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-        sync_folder(folder)
-    }
+/// Swaps two paths atomically. Fails on systems and file systems that cannot.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+pub(crate) fn exchange(_a: &Path, _b: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
 
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        announce(FileOperation::Rename(from, to))?;
-        fs::rename(from, to)
-    }
-
-    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
-    fn exchange(&self, a: &Path, b: &Path) -> io::Result<()> {
-        use rustix::fs::{CWD, RenameFlags, renameat_with};
-        announce(FileOperation::Exchange(a, b))?;
-        Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
-    }
-
-    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-    fn exchange(&self, _a: &Path, _b: &Path) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        announce(FileOperation::Remove(path))?;
-        if fs::symlink_metadata(path)?.is_dir() {
-            fs::remove_dir_all(path)
-        } else {
-            fs::remove_file(path)
-        }
+/// Removes a file, a link, or a folder with its content.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    announce(FileOperation::Remove(path))?;
+    if fs::symlink_metadata(path)?.is_dir() {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
     }
 }
 
@@ -115,9 +101,11 @@ pub(crate) fn file_name(path: &Path) -> io::Result<&std::ffi::OsStr> {
 
 #[cfg(test)]
 pub(crate) mod testing {
-    use std::cell::{Cell, RefCell};
+    use std::cell::RefCell;
+    use std::rc::Rc;
 
     use super::*;
+    use crate::observe::{ThreadObserver, observe_thread};
 
     /// Returns the sorted names of the files and folders in a folder.
     pub(crate) fn names(folder: &Path) -> Vec<String> {
@@ -128,61 +116,46 @@ pub(crate) mod testing {
         names
     }
 
-    /// Performs the first `remaining` operations and fails every later one, as if the process had
-    /// been killed in between.
+    /// Lets the first operations of this thread succeed and all later ones fail, as if the process
+    /// had been killed in between, until [`end`](Self::end) is called.
+    #[must_use = "operations fail until `end` is called"]
     pub(crate) struct Interrupted {
-        remaining: Cell<usize>,
-        /// Whether the file system can swap two paths.
-        exchange: bool,
-        performed: RefCell<Vec<&'static str>>,
+        performed: Rc<RefCell<Vec<&'static str>>>,
+        observer: ThreadObserver,
     }
 
     impl Interrupted {
+        /// Lets `operations` operations succeed. Without `exchange` the file system cannot swap two
+        /// paths.
         pub(crate) fn after(operations: usize, exchange: bool) -> Self {
-            Self { remaining: Cell::new(operations), exchange, performed: RefCell::default() }
+            let performed = Rc::new(RefCell::new(Vec::new()));
+            let log = Rc::clone(&performed);
+            let observer = observe_thread(move |operation| {
+                let name = match operation {
+                    FileOperation::SyncFile(_) => "sync file",
+                    FileOperation::SyncFolder(_) => "sync folder",
+                    FileOperation::Rename(..) => "rename",
+                    FileOperation::Exchange(..) if !exchange => {
+                        return Err(io::ErrorKind::Unsupported.into());
+                    }
+                    FileOperation::Exchange(..) => "exchange",
+                    FileOperation::Remove(_) => "remove",
+                    other => panic!("a replacement does not consist of {other:?}"),
+                };
+                if log.borrow().len() == operations {
+                    return Err(io::Error::other("interrupted"));
+                }
+                log.borrow_mut().push(name);
+                Ok(())
+            });
+            Self { performed, observer }
         }
 
-        /// Returns the names of the operations that were performed, in order.
-        pub(crate) fn performed(&self) -> Vec<&'static str> {
-            self.performed.borrow().clone()
-        }
-
-        fn step(
-            &self,
-            name: &'static str,
-            operation: impl FnOnce() -> io::Result<()>,
-        ) -> io::Result<()> {
-            let Some(remaining) = self.remaining.get().checked_sub(1) else {
-                return Err(io::Error::other("interrupted"));
-            };
-            self.remaining.set(remaining);
-            self.performed.borrow_mut().push(name);
-            operation()
-        }
-    }
-
-    impl Operations for Interrupted {
-        fn sync_file(&self, file: &File) -> io::Result<()> {
-            self.step("sync file", || System.sync_file(file))
-        }
-
-        fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-            self.step("sync folder", || System.sync_folder(folder))
-        }
-
-        fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-            self.step("rename", || System.rename(from, to))
-        }
-
-        fn exchange(&self, a: &Path, b: &Path) -> io::Result<()> {
-            if !self.exchange {
-                return Err(io::ErrorKind::Unsupported.into());
-            }
-            self.step("exchange", || System.exchange(a, b))
-        }
-
-        fn remove(&self, path: &Path) -> io::Result<()> {
-            self.step("remove", || System.remove(path))
+        /// Lets all operations succeed again. Returns the names of the operations that succeeded,
+        /// in order.
+        pub(crate) fn end(self) -> Vec<&'static str> {
+            drop(self.observer);
+            self.performed.take()
         }
     }
 }

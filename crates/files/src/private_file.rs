@@ -67,7 +67,8 @@ pub fn read_private_file(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u
 fn check_access(file: &File) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt as _;
     let metadata = file.metadata()?;
-    let (owner, user) = (metadata.uid(), rustix::process::geteuid());
+    let owner = metadata.uid();
+    let user = rustix::process::geteuid();
     let denied = |message: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
     if owner != user.as_raw() && !user.is_root() {
         return denied(format!("the file belongs to the user with id {owner}"));
@@ -133,7 +134,8 @@ mod tests {
     #[test]
     fn a_symbolic_link_is_followed_neither_to_read_nor_to_create() {
         let folder = tempfile::tempdir().unwrap();
-        let (real, link) = (folder.path().join("real"), folder.path().join("key"));
+        let real = folder.path().join("real");
+        let link = folder.path().join("key");
         std::os::unix::fs::symlink(&real, &link).unwrap();
         let dangling = create_private_file(&link, "secret").unwrap_err();
         assert_eq!(dangling.kind(), io::ErrorKind::AlreadyExists);

@@ -99,7 +99,8 @@ pub struct NotEnoughSpace {
 
 impl fmt::Display for NotEnoughSpace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (mut needed, mut available) = (size(self.needed), size(self.available));
+        let mut needed = size(self.needed);
+        let mut available = size(self.available);
         if needed == available {
             (needed, available) =
                 (format!("{} bytes", self.needed), format!("{} bytes", self.available));

@@ -1,11 +1,16 @@
-//! Transient faults of the system: the same operation can succeed later.
+//! Classifies errors of the engine and of the system: an operation that failed because of a
+//! transient fault can succeed later.
 //!
 //! Too many open files, an I/O error of a disk or network file system, and a lack of memory are
-//! transient. A missing, damaged or forbidden file is not: every attempt fails until a person acts.
+//! transient. A missing, damaged or forbidden file is not: every attempt fails until a person
+//! repairs the file.
 
 use std::io;
 
-use tinkex_engine::Error as EngineError;
+use tinkex_backend::outcome::Outcome;
+use tinkex_engine::{Error as EngineError, ErrorKind};
+use tinkex_store::error::ServerError;
+use tinkex_store::record::FailureCategory;
 use tinkex_weights::Error as FileError;
 
 /// Returns whether an operation that failed with `error` may succeed later.
@@ -23,7 +28,8 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
             | Kind::UnexpectedEof
             | Kind::Unsupported
             | Kind::ReadOnlyFilesystem
-            // Space is not freed within seconds: fail, so that the client learns of it.
+            // A full disk is usually not freed within seconds. Fail, so that the client learns of
+            // the full disk.
             | Kind::StorageFull
             | Kind::QuotaExceeded
             | Kind::FileTooLarge
@@ -40,13 +46,42 @@ pub(crate) fn is_transient_in_engine(error: &EngineError) -> bool {
     }
 }
 
+/// Returns the error of a request that the engine rejected.
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` passes the error by value")]
+pub(crate) fn engine_error(error: EngineError) -> ServerError {
+    match error.kind() {
+        ErrorKind::Input | ErrorKind::Numeric => ServerError::Invalid(error.to_string()),
+        _ => ServerError::Internal(error.to_string()),
+    }
+}
+
+/// Returns the outcome of a request that the engine failed to execute.
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` passes the error by value")]
+pub(crate) fn engine_failure(error: EngineError) -> Outcome {
+    let category = match error.kind() {
+        ErrorKind::Input | ErrorKind::Numeric => FailureCategory::User,
+        // A request that exceeds a configured limit would exceed the limit again.
+        _ if matches!(error, EngineError::Memory { .. }) => FailureCategory::User,
+        _ => FailureCategory::Server,
+    };
+    let message = match &error {
+        EngineError::File(_) => {
+            let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
+            format!("{error}{}", source.unwrap_or_default())
+        }
+        // The messages of the other variants already contain their source.
+        _ => error.to_string(),
+    };
+    Outcome::failed(category, message).with_transient(is_transient_in_engine(&error))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn transient_faults_are_distinguished_from_permanent_ones() {
-        // Numbers of Linux: EIO, EMFILE, ENFILE, ENOMEM, EINTR.
+        // Error numbers of Linux: EIO, EMFILE, ENFILE, ENOMEM, EINTR.
         for code in [5, 24, 23, 12, 4] {
             assert!(is_transient(&io::Error::from_raw_os_error(code)), "{code}");
         }

@@ -17,7 +17,7 @@ pub(crate) struct GgufBase {
 ///
 /// The tokenizer is the first of these that exists:
 ///
-/// 1. the one in the folder `given`;
+/// 1. the tokenizer in the folder `given`;
 /// 2. `tokenizer.json` beside the file;
 /// 3. the tokenizer in the file, which is converted and written to a folder in `tokenizer_dir`, so
 ///    that other programs can load it. If it is not supported, the result has a warning instead of
@@ -27,7 +27,7 @@ pub(crate) struct GgufBase {
 /// chat template of the file.
 ///
 /// # Errors
-/// As [`GgufModel::open`], and if the tokenizer cannot be read or written.
+/// The errors of [`GgufModel::open`], and an error if the tokenizer cannot be read or written.
 pub(crate) fn open(
     name: &str,
     path: &Path,
@@ -85,8 +85,8 @@ const COPIED: [&str; 8] = [
     "tokenizer.model",
 ];
 
-/// Writes the files of a folder of `tokenizer_dir`, and removes those that an earlier start wrote
-/// for another tokenizer. Files that already have their content are not rewritten.
+/// Writes the files of a folder of `tokenizer_dir`, and removes the files that an earlier start
+/// wrote for another tokenizer. Files that already have their content are not rewritten.
 fn fill(folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Error> {
     std::fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
     for (name, content) in files {
@@ -109,8 +109,8 @@ fn fill(folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns a file name for a model name, distinct from those of other names: other bytes than
-/// letters, digits, `-` and `_` are percent-encoded.
+/// Returns a file name for a model name, distinct from the file names of other models: other bytes
+/// than letters, digits, `-` and `_` are percent-encoded.
 fn file_name(name: &str) -> String {
     let mut out = String::new();
     for byte in name.bytes() {

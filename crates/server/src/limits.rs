@@ -1,6 +1,7 @@
 //! [`ServerLimits`]: limits on memory, connections and requests.
 
-use crate::log;
+use tinkex_store::log;
+
 use crate::memory::process_memory;
 use crate::memory_size::MemorySize;
 
@@ -15,7 +16,7 @@ use crate::memory_size::MemorySize;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerLimits {
-    /// Maximum number of open connections (default 4096). Further ones wait to be accepted.
+    /// Maximum number of open connections (default 4096). Further connections wait to be accepted.
     pub connections: usize,
     /// Maximum size of a request body that carries training or sampling data, in bytes, after
     /// decompression (default 64 MiB, less if the process may use less than 2 GiB).
@@ -43,10 +44,10 @@ pub struct ServerLimits {
     /// is compacted once at least half of it is no longer needed.
     pub payload_bytes: u64,
     /// Maximum memory of the models in training, in bytes (default 1/8 of the memory of the
-    /// process). The least recently used ones are written to disk and reloaded on demand.
+    /// process). The least recently used models are written to disk and reloaded on demand.
     pub model_bytes: usize,
     /// Maximum memory of the adapters loaded for sampling, in bytes (default 1/16 of the memory of
-    /// the process). The least recently used ones are reloaded from disk on demand.
+    /// the process). The least recently used adapters are evicted and reloaded from disk on demand.
     pub sampler_weight_bytes: usize,
     /// Maximum memory of the activations of a training pass, in bytes (default 1/4 of the memory
     /// of the process). A larger batch is split.
@@ -57,7 +58,7 @@ pub struct ServerLimits {
 }
 
 impl Default for ServerLimits {
-    /// Returns the limits for 16 GiB of memory, whatever this machine has.
+    /// Returns the limits for 16 GiB of memory, independent of the memory of this machine.
     fn default() -> Self {
         Self::for_memory(16 << 30)
     }
@@ -67,8 +68,8 @@ impl ServerLimits {
     /// Returns the limits for a process that may use `memory` bytes. About a third is left for the
     /// weights of base models.
     ///
-    /// Limits decide how much is computed at once and what is evicted, never the results: a batch
-    /// that is split gives the same bits.
+    /// Limits change the size of batches and the number of evictions, but never the results: a
+    /// batch that is split gives the same bits.
     #[must_use]
     pub fn for_memory(memory: u64) -> Self {
         let memory = usize::try_from(memory).unwrap_or(usize::MAX);

@@ -76,7 +76,8 @@ impl Mount {
         // ID PARENT MAJOR:MINOR ROOT FOLDER OPTIONS [TAG…] - TYPE SOURCE SUPER_OPTIONS
         let (mount, file_system) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
-        let (group, folder) = (unescape(fields.next()?), unescape(fields.next()?));
+        let group = unescape(fields.next()?);
+        let folder = unescape(fields.next()?);
         let mut fields = file_system.split(' ');
         let version = match fields.next()? {
             "cgroup2" => Version::V2,
@@ -86,8 +87,8 @@ impl Mount {
         Some(Self { version, group: group.into(), folder: folder.into() })
     }
 
-    /// Returns the smallest limit from the process's group up to the mounted one. A group outside
-    /// of the mount, as with some namespaces, is replaced by the mounted one.
+    /// Returns the smallest limit of the process's group and its parents, up to the mounted group.
+    /// A group outside of the mount, as with some namespaces, is replaced by the mounted group.
     fn smallest_limit(&self, root: &Path, group: &str) -> Option<u64> {
         let mounted = root.join(self.folder.strip_prefix("/").unwrap_or(&self.folder));
         let below = Path::new(group).strip_prefix(&self.group).unwrap_or(Path::new(""));
@@ -197,14 +198,15 @@ mod tests {
 
     #[test]
     fn the_group_of_a_container_is_found() {
-        // With a namespace of its own, the container sees its group as the root.
+        // With its own control group namespace, the container sees its group as the root.
         let namespaced = [
             ("proc/self/cgroup", "0::/\n"),
             ("proc/self/mountinfo", V2_MOUNT),
             ("sys/fs/cgroup/memory.max", "4294967296\n"),
         ];
         assert_eq!(memory(&namespaced), Some(4 * GIB));
-        // Without one, the container's group is mounted, and the process's path starts with it.
+        // Without its own namespace, the container's group is mounted, and the process's path
+        // starts with the path of that group.
         let mounted = [
             ("proc/self/cgroup", "4:memory:/docker/ab/inner\n"),
             (

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 /// Amount of memory or disk space in bytes, parsed from a number with a unit.
 ///
-/// Units are `B`, the decimal ones `KB`, `MB`, `GB` and `TB`, and the binary ones `KiB`, `MiB`,
-/// `GiB` and `TiB`, in any case. The number may have a fraction.
+/// Units are `B`, the decimal units `KB`, `MB`, `GB` and `TB`, and the binary units `KiB`, `MiB`,
+/// `GiB` and `TiB`, in upper or lower case. The number may have a fraction.
 ///
 /// ```
 /// use tinkex_server::MemorySize;
@@ -19,7 +19,8 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemorySize(usize);
 
-/// Smallest size that is accepted: less is a typing error, and no model works with it.
+/// Smallest accepted size: 1 MiB. A smaller size is probably a typing error, and no model works
+/// with it.
 const MIN_BYTES: usize = 1 << 20;
 
 const UNITS: [(&str, u64); 9] = [
@@ -63,7 +64,7 @@ impl MemorySize {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "the number has no sign, and too large ones become the maximum"
+            reason = "the number has no sign, and a number that is too large becomes the maximum"
         )]
         match bytes as usize {
             usize::MAX => Err("the size is too large".to_owned()),

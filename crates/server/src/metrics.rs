@@ -1,49 +1,33 @@
 //! Metrics for `/metrics` in the Prometheus text format.
 
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use tinkex_backend::metrics::{AtomicMetric, WorkMetrics};
+use tinkex_backend::queue::RequestQueue;
+use tinkex_dashboard::{FigureDocument, FiguresDocument, LimitsDocument, UpstreamDocument};
 
 use crate::limits::ServerLimits;
-use crate::queue::Queue;
 use crate::state::ServerState;
 
-/// Counters of the server, and the number of loaded base models.
-#[derive(Debug, Default)]
+/// Counters of the server.
+#[derive(Debug)]
 pub(crate) struct ServerMetrics {
     pub(crate) http_requests: AtomicMetric,
     pub(crate) rejected: AtomicMetric,
-    /// Number of requests with a future and of inference requests that have finished.
-    pub(crate) requests: AtomicMetric,
-    pub(crate) failed_requests: AtomicMetric,
-    /// Number of times that a request was returned to its queue after a fault.
-    pub(crate) retries: AtomicMetric,
-    pub(crate) trained_tokens: AtomicMetric,
-    pub(crate) prompt_tokens: AtomicMetric,
-    pub(crate) sampled_tokens: AtomicMetric,
+    pub(crate) work: Arc<WorkMetrics>,
+    pub(crate) engine: Arc<EngineMetrics>,
+}
+
+/// Metrics that the worker reports about the engine.
+#[derive(Debug, Default)]
+pub(crate) struct EngineMetrics {
     /// Time in which the worker was busy, in microseconds.
     pub(crate) busy_micros: AtomicMetric,
     /// Number of pages of the KV caches that hold running samples.
     pub(crate) cache_pages: AtomicMetric,
     /// Number of base models in memory.
     pub(crate) loaded_models: AtomicMetric,
-}
-
-/// Atomic value of a counter or gauge.
-#[derive(Debug, Default)]
-pub(crate) struct AtomicMetric(AtomicU64);
-
-impl AtomicMetric {
-    pub(crate) fn add(&self, n: u64) {
-        self.0.fetch_add(n, Ordering::Relaxed);
-    }
-
-    pub(crate) fn set(&self, n: usize) {
-        self.0.store(u64::try_from(n).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 /// Name, description and value of a metric.
@@ -61,11 +45,13 @@ pub(crate) struct GaugeValues {
 }
 
 impl ServerMetrics {
-    /// Counts a finished request.
-    pub(crate) fn count_request(&self, successful: bool) {
-        self.requests.add(1);
-        if !successful {
-            self.failed_requests.add(1);
+    /// Creates the metrics of a server whose backends count in `work`.
+    pub(crate) fn new(work: Arc<WorkMetrics>) -> Self {
+        Self {
+            http_requests: AtomicMetric::default(),
+            rejected: AtomicMetric::default(),
+            work,
+            engine: Arc::default(),
         }
     }
 
@@ -74,16 +60,16 @@ impl ServerMetrics {
         [
             ("calls_total", "HTTP requests received", self.http_requests.get()),
             ("refused_total", "HTTP requests rejected", self.rejected.get()),
-            ("jobs_total", "requests finished, successful or failed", self.requests.get()),
-            ("failed_jobs_total", "requests that failed", self.failed_requests.get()),
-            ("retries_total", "executions repeated after a fault", self.retries.get()),
-            ("trained_tokens_total", "tokens trained on", self.trained_tokens.get()),
-            ("prompt_tokens_total", "prompt tokens processed", self.prompt_tokens.get()),
-            ("sampled_tokens_total", "tokens sampled", self.sampled_tokens.get()),
+            ("jobs_total", "requests finished, successful or failed", self.work.requests.get()),
+            ("failed_jobs_total", "requests that failed", self.work.failed_requests.get()),
+            ("retries_total", "executions repeated after a fault", self.work.retries.get()),
+            ("trained_tokens_total", "tokens trained on", self.work.trained_tokens.get()),
+            ("prompt_tokens_total", "prompt tokens processed", self.work.prompt_tokens.get()),
+            ("sampled_tokens_total", "tokens sampled", self.work.sampled_tokens.get()),
             (
                 "busy_microseconds_total",
                 "time in which the worker was busy",
-                self.busy_micros.get(),
+                self.engine.busy_micros.get(),
             ),
             ("commits_total", "transactions committed to disk", gauges.commits),
         ]
@@ -103,15 +89,16 @@ impl ServerMetrics {
             ("answers", "requests known, finished or not", to_u64(gauges.requests)),
             ("answer_bytes", "size of the results in memory", to_u64(gauges.result_bytes)),
             ("payload_bytes", "size of the payload file", gauges.payload_bytes),
-            ("cache_pages", "pages of the KV cache in use", self.cache_pages.get()),
-            ("loaded_models", "base models in memory", self.loaded_models.get()),
+            ("cache_pages", "pages of the KV cache in use", self.engine.cache_pages.get()),
+            ("loaded_models", "base models in memory", self.engine.loaded_models.get()),
         ]
     }
 
     /// Formats all metrics in the Prometheus text format.
     pub(crate) fn to_text(&self, gauges: &GaugeValues, limits: &ServerLimits) -> String {
         let mut out = String::new();
-        let (counters, gauges) = (self.counters(gauges), self.gauges(gauges));
+        let counters = self.counters(gauges);
+        let gauges = self.gauges(gauges);
         for (kind, rows) in [("counter", &counters[..]), ("gauge", &gauges[..])] {
             for (name, help, value) in rows {
                 // Writing to a String cannot fail.
@@ -134,7 +121,7 @@ impl ServerMetrics {
 impl GaugeValues {
     /// Reads the values of a server.
     pub(crate) fn of(state: &ServerState) -> Self {
-        let sizes = state.backends.queues().map(Queue::size);
+        let sizes = state.backends.queues().map(RequestQueue::size);
         let (queued, queued_bytes) =
             sizes.fold((0, 0), |(count, bytes), (more, size)| (count + more, bytes + size));
         let store = state.store();
@@ -150,36 +137,28 @@ impl GaugeValues {
     }
 }
 
-/// Returns the figures of `/metrics` as a JSON document, with the limits on them.
-pub(crate) fn figures(state: &ServerState) -> serde_json::Value {
+/// Returns the values of `/metrics` and their limits, as a document for the dashboard.
+pub(crate) fn figures(state: &ServerState) -> FiguresDocument {
     let gauges = GaugeValues::of(state);
-    let rows = |rows: &[MetricRow]| -> serde_json::Value {
-        let row = |(name, help, value): &MetricRow| {
-            ((*name).to_owned(), serde_json::json!({ "value": value, "help": help }))
-        };
-        rows.iter().map(row).collect::<serde_json::Map<_, _>>().into()
+    let rows = |rows: &[MetricRow]| {
+        let row = |(name, help, value): &MetricRow| (*name, FigureDocument { value: *value, help });
+        rows.iter().map(row).collect()
     };
     let limits = &state.options.limits;
-    let memory: serde_json::Map<String, serde_json::Value> = limits
-        .memory_limits()
-        .into_iter()
-        .map(|(name, bytes)| (name.to_owned(), bytes.into()))
-        .collect();
-    let upstreams: Vec<serde_json::Value> = state
-        .backends
-        .upstreams()
-        .map(|(name, upstream)| {
-            let down = upstream.status().down.is_some();
-            serde_json::json!({ "name": **name, "up": !down })
-        })
-        .collect();
-    serde_json::json!({
-        "counters": rows(&state.metrics.counters(&gauges)),
-        "gauges": rows(&state.metrics.gauges(&gauges)),
-        "limits": { "memory": memory, "queued": limits.queued_requests },
-        "upstreams": upstreams,
-        "process_bytes": crate::memory::process_memory(),
-        "disk_free_bytes": state.options.disk.available(&state.options.data_dir),
-        "time": state.clock.now().div_euclid(1_000),
-    })
+    let upstreams = state.backends.upstreams().map(|upstream| UpstreamDocument {
+        name: upstream.name.to_string(),
+        up: upstream.status().down.is_none(),
+    });
+    FiguresDocument {
+        counters: rows(&state.metrics.counters(&gauges)),
+        gauges: rows(&state.metrics.gauges(&gauges)),
+        limits: LimitsDocument {
+            memory: limits.memory_limits().into_iter().collect(),
+            queued: limits.queued_requests,
+        },
+        upstreams: upstreams.collect(),
+        process_bytes: crate::memory::process_memory(),
+        disk_free_bytes: state.options.disk.available(&state.options.data_dir),
+        time: state.clock.now().div_euclid(1_000),
+    }
 }

@@ -1,31 +1,31 @@
 //! Base models that the server offers, and where their files are.
 //!
-//! Configurations and the headers of the weights are checked here, before the server starts;
-//! tokenizers and chat templates are checked by a thread while it serves. The worker loads weights
-//! on first use. The models of an upstream are added when it first responds; of those, only the
-//! tokenizer is read here.
+//! Configurations and the headers of the weights are checked here, before the server starts; a
+//! thread checks tokenizers and chat templates while the server runs. The worker loads weights on
+//! first use. The models of an upstream are added when the upstream first responds. The server
+//! reads only the tokenizer and the configuration of an upstream's model.
 
 mod built_in;
 mod text_files;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
+use parking_lot::{RwLock, RwLockReadGuard};
 use tinkex_engine::builtin;
 use tinkex_files::HubCache;
+use tinkex_store::error::{ServerError, with_causes};
+use tinkex_store::log;
 use tinkex_text::files::has_tokenizer;
 use tinkex_weights::{Error as FileError, ModelConfig, ModelFolder};
 use tinkex_wire::SupportedModel;
 
-use crate::error::{ServerError, with_causes};
+use crate::gguf;
 use crate::options::ServerOptions;
 use crate::start_error::StartError;
-use crate::{gguf, log};
-
-use text_files::TextFiles;
-
 pub use built_in::{write_built_in_model, write_tokenizer};
+use text_files::TextFiles;
 pub(crate) use text_files::check_text_files;
 
 /// Base models of the server, by name.
@@ -43,17 +43,16 @@ pub(crate) struct BaseModels {
 #[derive(Debug)]
 pub(crate) struct BaseModel {
     pub(crate) name: String,
-    /// Folder of its tokenizer. It is also that of its other files, unless they are a GGUF file or
-    /// the folder of the tokenizer was given.
+    /// Tokenizer folder; normally the model folder.
     pub(crate) folder: PathBuf,
     pub(crate) source: ModelSource,
     text_files: TextFiles,
 }
 
-/// What computes with a base model.
+/// Backend that computes with a base model.
 #[derive(Debug)]
 pub(crate) enum ModelSource {
-    Engine(EngineModel),
+    Engine(Arc<EngineModel>),
     Upstream(UpstreamModel),
 }
 
@@ -73,18 +72,18 @@ pub(crate) struct EngineModel {
 /// A base model of one or more upstreams.
 #[derive(Debug)]
 pub(crate) struct UpstreamModel {
-    /// Names of the upstreams that serve it.
+    /// Names of the upstreams that serve the model.
     pub(crate) upstreams: Vec<Arc<str>>,
-    /// Context length that they report.
+    /// Context length in tokens that the upstreams report.
     context: Option<usize>,
     /// Configuration, if its folder is on this machine.
     config: Option<ModelConfig>,
 }
 
 impl BaseModels {
-    /// Finds the built-in model, the models of the hub cache and those of
-    /// [`ServerOptions::models`]; later ones replace earlier ones of the same name. Writes the
-    /// tokenizers of the built-in model and of GGUF files to `tokenizer_dir`, so that other
+    /// Finds the built-in model, the models of the hub cache and the models of
+    /// [`ServerOptions::models`]; a later model replaces an earlier model of the same name. Writes
+    /// the tokenizers of the built-in model and of GGUF files to `tokenizer_dir`, so that other
     /// programs can load them.
     ///
     /// # Errors
@@ -154,12 +153,11 @@ impl BaseModels {
     }
 
     fn usable(&self) -> RwLockReadGuard<'_, BTreeMap<String, Arc<BaseModel>>> {
-        self.usable.read().unwrap_or_else(PoisonError::into_inner)
+        self.usable.read()
     }
 
-    /// Adds a model of an upstream, or adds the upstream to those of the model. Models of `--model`
+    /// Adds a model of an upstream, or registers another provider of the model. Models of `--model`
     /// are not replaced, nor is the built-in model.
-    #[cfg(feature = "upstream")]
     pub(crate) fn add_upstream(&self, upstream: &Arc<str>, name: &str, context: Option<usize>) {
         let known = self.get(name);
         match known.as_ref().map(|model| &model.source) {
@@ -173,8 +171,9 @@ impl BaseModels {
         }
         let folder = self.tokenizer_folder(name);
         let config = ModelConfig::read(folder.join("config.json")).ok();
-        let mut usable = self.usable.write().unwrap_or_else(PoisonError::into_inner);
-        // Look again with the lock: another upstream may have added the model meanwhile.
+        let mut usable = self.usable.write();
+        // Look up the model again under the lock: another upstream may have added it since the
+        // first lookup.
         let mut upstreams = match usable.get(name).map(|model| &model.source) {
             Some(ModelSource::Upstream(model)) => model.upstreams.clone(),
             Some(ModelSource::Engine(_)) | None => Vec::new(),
@@ -189,7 +188,6 @@ impl BaseModels {
     /// Returns the folder with the tokenizer and the configuration of an upstream's model: the name
     /// may be a folder of this machine, or the name of a model in the hub cache. Its weights need
     /// not be cached.
-    #[cfg(feature = "upstream")]
     fn tokenizer_folder(&self, name: &str) -> PathBuf {
         let cached = self.hub_cache.as_deref().and_then(|hub| {
             let mut models = HubCache::new(hub).models().into_iter();
@@ -217,14 +215,15 @@ impl BaseModels {
         self.get(name).ok_or_else(|| ServerError::not_found(self.unavailable_message(name)))
     }
 
-    /// Returns a base model of the engine with its configuration.
+    /// Returns a base model of the engine.
     ///
     /// # Errors
-    /// As [`require`](Self::require); [`ServerError::Invalid`] if the model is on an upstream.
-    pub(crate) fn require_engine(&self, name: &str) -> Result<Arc<BaseModel>, ServerError> {
+    /// The errors of [`require`](Self::require); [`ServerError::Invalid`] if the model is on an
+    /// upstream.
+    pub(crate) fn require_engine(&self, name: &str) -> Result<Arc<EngineModel>, ServerError> {
         let model = self.require(name)?;
         match &model.source {
-            ModelSource::Engine(_) => Ok(model),
+            ModelSource::Engine(engine) => Ok(Arc::clone(engine)),
             ModelSource::Upstream(_) => Err(ServerError::invalid(format!(
                 "base model {name:?} is on an upstream, which this request cannot use"
             ))),
@@ -260,8 +259,8 @@ impl BaseModels {
         )
     }
 
-    /// Returns the models in the API's form. `is_up` tells whether an upstream responds: a model
-    /// without one can be neither trained nor sampled now.
+    /// Returns the models in the API's form. `is_up` returns whether an upstream responds. A model
+    /// none of whose upstreams responds can currently be neither trained nor sampled.
     pub(crate) fn supported(&self, is_up: impl Fn(&str) -> bool) -> Vec<SupportedModel> {
         let supported = |model: &Arc<BaseModel>| {
             let context = model.known_context();
@@ -280,8 +279,8 @@ impl BaseModels {
 }
 
 impl BaseModel {
-    /// Checks the folder or GGUF file of a model and logs what is unusual about it. `tokenizer` is
-    /// the folder of its tokenizer, if it was given.
+    /// Checks the folder or GGUF file of a model and logs warnings about its files. `tokenizer` is
+    /// the folder of the model's tokenizer, if the options set it.
     fn read(
         name: &str,
         path: &Path,
@@ -304,7 +303,7 @@ impl BaseModel {
     }
 
     fn of_engine(name: String, folder: PathBuf, engine: EngineModel) -> Self {
-        let source = ModelSource::Engine(engine);
+        let source = ModelSource::Engine(Arc::new(engine));
         Self { name, folder, source, text_files: TextFiles::default() }
     }
 
@@ -345,8 +344,12 @@ impl BaseModel {
         let folder =
             std::path::absolute(tokenizer_dir).unwrap_or_else(|_| tokenizer_dir.to_owned());
         write_tokenizer(&folder)?;
-        let (weights, warnings, config) = (folder.clone(), Vec::new(), builtin::config()?);
-        let engine = EngineModel { weights, built_in: true, config, warnings };
+        let engine = EngineModel {
+            weights: folder.clone(),
+            built_in: true,
+            config: builtin::config()?,
+            warnings: Vec::new(),
+        };
         Ok(Self::of_engine(builtin::NAME.to_owned(), folder, engine))
     }
 

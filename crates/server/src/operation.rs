@@ -1,105 +1,183 @@
-//! Operations: validated requests in the form in which the worker executes them.
+//! Operations: validated requests in the form in which a backend executes them.
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use tinkex_autodiff::LossProgram;
+use tinkex_backend::custom_loss::custom_loss;
+use tinkex_backend::operation::{CommonOperation, ModelOperation, TrainingOperation};
+use tinkex_backend::queue::{LateRequest, Queue, QueuedOperation, QueuedSample, RequestQueue};
+use tinkex_backend::upstream::{RelayedSample, UpstreamHandle, UpstreamOperation};
 use tinkex_engine::loss::{Loss, UnverifiedLosses};
 use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
 use tinkex_engine::sample::SampleRequest as EngineRequest;
+use tinkex_inference::TokenSink;
+use tinkex_store::error::ServerError;
+use tinkex_store::record::ModelRunRecord;
+use tinkex_store::store::Store;
+use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{
-    CheckpointKind, ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, ModelId,
-    OptimParams, PassMode, RequestId, SampleRequest, SamplerId, SessionId, TensorData, TinkerPath,
+    ForwardBackward, LossSetting, ModelId, OptimParams, PassMode, RequestId, SamplerId, SessionId,
+    TensorData,
 };
 
-use crate::error::ServerError;
-use crate::inference::TokenSink;
+use crate::backends::{Backends, RunBackend};
+use crate::fault::engine_error;
 use crate::models::BaseModels;
-use crate::store::{FailureCategory, RequestKind, RunRecord, Store, loss_prefix};
 use crate::training_data::TrainingData;
 
-/// An admitted request that waits for its backend.
-pub(crate) struct QueuedRequest {
-    pub(crate) id: RequestId,
-    /// Memory that the request holds, in bytes.
-    pub(crate) bytes: usize,
-    /// Number of starts after earlier restarts, for a request that was restored after a restart;
-    /// `None` for a request that was admitted since.
-    pub(crate) starts: Option<u32>,
-    pub(crate) operation: Operation,
-}
+/// An operation on a model of the engine. A weights location is the name of a folder under
+/// `weights/`.
+pub(crate) type EngineOperation = ModelOperation<EngineTraining, String>;
 
-impl QueuedRequest {
-    pub(crate) fn new(id: RequestId, bytes: usize, operation: Operation) -> Self {
-        Self { id, bytes, starts: None, operation }
-    }
+/// Queue of the engine.
+pub(crate) type EngineQueue = Queue<EngineOperation, EngineSampling>;
 
-    /// Returns whether the process has died while it executed the request after a restart.
-    pub(crate) fn is_suspect(&self) -> bool {
-        self.starts.is_some_and(|starts| starts > 0)
-    }
-}
-
-/// Work of a backend for one request.
-pub(crate) enum Operation {
-    /// Runs an operation on a model, in order of sequence numbers.
-    Model { model: ModelId, seq: u64, operation: ModelOperation },
-    /// Draws samples, in any order.
-    Sample(Box<QueuedSample>),
-    /// Samples tokens for an inference request, in any order.
-    Generate(Box<QueuedGeneration>),
-    /// Sends a sampling or inference request on to an upstream, in any order.
-    Relay(Box<RelayedSample>),
-}
-
-impl Operation {
-    /// Memory that the operation holds or will allocate beyond the request body, in bytes.
-    pub(crate) fn extra_bytes(&self) -> usize {
-        match self {
-            Self::Model { operation: ModelOperation::Pass(pass), .. } => pass.data.extra_bytes(),
-            Self::Model { operation: ModelOperation::Relay { body, .. }, .. } => body.len(),
-            Self::Model { .. } | Self::Generate(_) | Self::Relay(_) => 0,
-            Self::Sample(sample) => sample.extra_bytes,
-        }
-    }
-}
-
-/// An operation on a model.
-pub(crate) enum ModelOperation {
-    /// Creates the model.
-    Create,
+/// A training request to a model of the engine.
+pub(crate) enum EngineTraining {
     /// Runs training data through the model.
     Pass(Box<TrainingPass>),
     /// Applies the accumulated gradients.
     OptimStep(StepParams),
-    /// Sends a training pass or an optimizer step on to the upstream of the model.
-    Relay { kind: RequestKind, body: Bytes },
-    /// Computes a custom loss in this process, from log-probabilities of the upstream of the model,
-    /// and accumulates its gradient there.
-    RelayCustomLoss { body: Bytes, loss: Arc<LossProgram> },
-    /// Saves a checkpoint.
-    Save(Box<CheckpointSave>),
-    /// Saves weights for a new sampling session that has no checkpoint path.
-    SaveForSampler(SamplerId),
-    /// Loads a checkpoint into the model. `creates` is true if this creates the model.
-    Load { folder: String, path: TinkerPath, optimizer: bool, creates: bool },
-    /// Fails with this message when its sequence number is due. Used for stored requests that
-    /// cannot be decoded or validated after a restart.
-    Fail(FailureCategory, String),
 }
 
-impl ModelOperation {
-    /// Returns the operation's name for log events.
-    pub(crate) fn name(&self) -> &'static str {
+impl TrainingOperation for EngineTraining {
+    fn name(&self) -> &'static str {
         match self {
-            Self::Fail(..) => "request",
-            Self::Create => "create_model",
             Self::Pass(pass) if pass.mode == PassMode::Forward => "forward",
-            Self::OptimStep(_) | Self::Relay { kind: RequestKind::OptimStep, .. } => "optim_step",
-            Self::Pass(_) | Self::Relay { .. } | Self::RelayCustomLoss { .. } => "forward_backward",
-            Self::Save(_) => "save",
-            Self::SaveForSampler(_) => "save_for_sampler",
-            Self::Load { .. } => "load",
+            Self::Pass(_) => "forward_backward",
+            Self::OptimStep(_) => "optim_step",
+        }
+    }
+
+    fn extra_bytes(&self) -> usize {
+        match self {
+            Self::Pass(pass) => pass.data.extra_bytes(),
+            Self::OptimStep(_) => 0,
+        }
+    }
+}
+
+/// A sampling request to the engine.
+pub(crate) enum EngineSampling {
+    /// Draws samples for the Tinker API.
+    Sample(Box<TinkerSample>),
+    /// Samples tokens for an inference request.
+    Generate(Box<QueuedGeneration>),
+}
+
+impl EngineSampling {
+    fn extra_bytes(&self) -> usize {
+        match self {
+            Self::Sample(sample) => sample.extra_bytes,
+            Self::Generate(_) => 0,
+        }
+    }
+}
+
+/// A validated request, in its backend's type of operation.
+pub(crate) enum Operation {
+    /// Runs an operation on a model, in order of sequence numbers.
+    Model { model: ModelId, seq: u64, operation: RunOperation },
+    /// Draws samples, in any order.
+    Sample(SampleOperation),
+}
+
+/// An operation on a model, for the backend of its run.
+pub(crate) enum RunOperation {
+    Engine(EngineOperation),
+    Upstream(Arc<UpstreamHandle>, UpstreamOperation),
+}
+
+/// A sample, for the backend that has the weights.
+pub(crate) enum SampleOperation {
+    Engine(EngineSampling),
+    Upstream(Arc<UpstreamHandle>, Box<RelayedSample>),
+}
+
+impl RunOperation {
+    /// Converts an operation that has the same form for all backends to the type of `backend`.
+    pub(crate) fn common(backend: RunBackend, operation: CommonOperation) -> Self {
+        match backend {
+            RunBackend::Engine => Self::Engine(operation.into()),
+            RunBackend::Upstream(upstream) => Self::Upstream(upstream, operation.into()),
+        }
+    }
+}
+
+impl Operation {
+    /// Returns the memory that the operation holds or will allocate beyond the request body, in
+    /// bytes.
+    pub(crate) fn extra_bytes(&self) -> usize {
+        match self {
+            Self::Model { operation: RunOperation::Engine(operation), .. } => {
+                operation.extra_bytes()
+            }
+            Self::Model { operation: RunOperation::Upstream(_, operation), .. } => {
+                operation.extra_bytes()
+            }
+            Self::Sample(SampleOperation::Engine(sampling)) => sampling.extra_bytes(),
+            Self::Sample(SampleOperation::Upstream(..)) => 0,
+        }
+    }
+
+    /// Returns the queue that [`enqueue`](Self::enqueue) uses.
+    pub(crate) fn queue<'a>(&'a self, backends: &'a Backends) -> &'a dyn RequestQueue {
+        match self {
+            Self::Model { operation: RunOperation::Engine(_), .. }
+            | Self::Sample(SampleOperation::Engine(_)) => backends.engine(),
+            Self::Model { operation: RunOperation::Upstream(upstream, _), .. }
+            | Self::Sample(SampleOperation::Upstream(upstream, _)) => &upstream.queue,
+        }
+    }
+
+    /// Returns the weights that the operation loads.
+    pub(crate) fn source(&self) -> Option<WeightsLocation> {
+        match self {
+            Self::Model {
+                operation: RunOperation::Engine(EngineOperation::Load(load)), ..
+            } => Some(WeightsLocation::Local(load.weights.clone())),
+            Self::Model {
+                operation: RunOperation::Upstream(_, UpstreamOperation::Load(load)),
+                ..
+            } => Some(WeightsLocation::Upstream(load.weights.clone())),
+            Self::Model { .. } | Self::Sample(_) => None,
+        }
+    }
+
+    /// Adds the request `id` of `bytes` bytes to the queue of its backend. `starts` is the number
+    /// of earlier starts; see [`QueuedOperation::starts`].
+    ///
+    /// # Errors
+    /// If the model has already continued with a later sequence number.
+    pub(crate) fn enqueue(
+        self,
+        backends: &Backends,
+        id: RequestId,
+        bytes: usize,
+        starts: Option<u32>,
+    ) -> Result<(), LateRequest> {
+        match self {
+            Self::Model { model, seq, operation } => match operation {
+                RunOperation::Engine(operation) => backends.engine().push(QueuedOperation {
+                    id,
+                    bytes,
+                    starts,
+                    model,
+                    seq,
+                    operation,
+                }),
+                RunOperation::Upstream(upstream, operation) => upstream
+                    .queue
+                    .push(QueuedOperation { id, bytes, starts, model, seq, operation }),
+            },
+            Self::Sample(SampleOperation::Engine(sample)) => {
+                backends.engine().push_sample(QueuedSample { id, bytes, starts, sample });
+                Ok(())
+            }
+            Self::Sample(SampleOperation::Upstream(upstream, sample)) => {
+                upstream.queue.push_sample(QueuedSample { id, bytes, starts, sample });
+                Ok(())
+            }
         }
     }
 }
@@ -116,28 +194,8 @@ pub(crate) enum PassObjective {
     Graph(Arc<LossProgram>),
 }
 
-/// A checkpoint to save.
-#[derive(Clone)]
-pub(crate) struct CheckpointSave {
-    pub(crate) path: TinkerPath,
-    pub(crate) overwrite: bool,
-    pub(crate) ttl_seconds: Option<u64>,
-    pub(crate) user_metadata: Option<Metadata>,
-}
-
-impl CheckpointSave {
-    /// Returns the message for a save whose name is taken.
-    pub(crate) fn name_taken(&self) -> String {
-        let advice = match self.path.kind() {
-            CheckpointKind::Training => "set overwrite, choose another name, or delete it first",
-            _ => "choose another name, or delete it first",
-        };
-        format!("checkpoint {} already exists; {advice}", self.path)
-    }
-}
-
 /// Samples to draw.
-pub(crate) struct QueuedSample {
+pub(crate) struct TinkerSample {
     pub(crate) sampler: SamplerId,
     pub(crate) request: EngineRequest,
     /// The requested targets. Their layout, dense or sparse, is the layout of the result.
@@ -146,62 +204,35 @@ pub(crate) struct QueuedSample {
     pub(crate) extra_bytes: usize,
 }
 
-/// Weights to sample from: a base model, and the folder of an adapter under `weights/`, if any.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct WeightsKey {
-    pub(crate) base_model: String,
-    pub(crate) folder: Option<String>,
-}
-
 /// An inference request: its tokens are delivered while they are sampled, and neither the request
 /// nor its result is stored.
 pub(crate) struct QueuedGeneration {
-    pub(crate) weights: WeightsKey,
-    /// Session whose usage the tokens count for.
+    pub(crate) weights: EngineWeights,
+    /// Session to which the usage of tokens is charged.
     pub(crate) session: SessionId,
     pub(crate) request: EngineRequest,
     pub(crate) sink: TokenSink,
 }
 
-/// A sampling or inference request that an upstream executes.
-pub(crate) struct RelayedSample {
-    /// Name of the upstream.
-    pub(crate) upstream: Arc<str>,
+/// Weights of the engine to sample from: a base model, and the folder of an adapter under
+/// `weights/`, if any.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct EngineWeights {
     pub(crate) base_model: String,
-    /// Path of the weights on the upstream; `None` samples from the base model.
-    pub(crate) path: Option<String>,
-    /// Session whose usage the tokens count for.
-    pub(crate) session: SessionId,
-    /// The request, with a seed.
-    pub(crate) request: SampleRequest,
-    /// Receives the tokens of an inference request; `None` for a sample of the Tinker API.
-    pub(crate) sink: Option<TokenSink>,
+    pub(crate) folder: Option<String>,
 }
 
 impl PassObjective {
     /// Resolves the loss of a request, looking up custom losses of the run's session.
     pub(crate) fn resolve(
         store: &Store,
-        run: &RunRecord,
+        run: &ModelRunRecord,
         request: &ForwardBackward,
     ) -> Result<Self, ServerError> {
-        let config = &request.loss_fn_config;
-        if request.loss_fn == LossFn::Custom {
-            let Some(id) = config.text(LossConfig::LOSS_ID) else {
-                return Err(ServerError::invalid(
-                    "loss_fn_config.loss_id: required for loss_fn custom",
-                ));
-            };
-            let owned = id.starts_with(&loss_prefix(&run.session));
-            let graph = store.losses.get(&LossId::from(id)).filter(|_| owned);
-            let graph = graph.ok_or_else(|| {
-                ServerError::invalid(format!(
-                    "loss_fn_config.loss_id: session {} has no custom loss {id:?}",
-                    run.session
-                ))
-            })?;
-            return Ok(Self::Graph(Arc::clone(graph)));
+        if let Some(program) = custom_loss(store, run, request)? {
+            return Ok(Self::Graph(program));
         }
+        let config = &request.loss_fn_config;
         let mut settings = Vec::new();
         for (name, setting) in config.iter() {
             match setting {
@@ -213,7 +244,8 @@ impl PassObjective {
                 }
             }
         }
-        Ok(Self::Loss(Loss::parse(request.loss_fn.as_str(), &settings, UnverifiedLosses::Reject)?))
+        let loss = Loss::parse(request.loss_fn.as_str(), &settings, UnverifiedLosses::Reject);
+        Ok(Self::Loss(loss.map_err(engine_error)?))
     }
 }
 
@@ -221,15 +253,12 @@ impl TrainingPass {
     /// Validates the data of a request against the run's base model.
     pub(crate) fn new(
         models: &BaseModels,
-        run: &RunRecord,
+        run: &ModelRunRecord,
         objective: PassObjective,
         request: &ForwardBackward,
     ) -> Result<Self, ServerError> {
         let base = models.require_engine(&run.base_model)?;
-        let config = base
-            .config()
-            .ok_or_else(|| ServerError::Internal(format!("{} has no configuration", base.name)))?;
-        let data = TrainingData::new(&request.data, objective, config)?;
+        let data = TrainingData::new(&request.data, objective, &base.config)?;
         Ok(Self { data, mode: request.mode })
     }
 }

@@ -3,13 +3,15 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tinkex_backend::upstream::UpstreamDriver;
 use tinkex_engine::Quantization;
 use tinkex_files::{DiskSpace, HubCache};
+use tinkex_store::history::HistoryOptions;
 use tinkex_wire::Secret;
 
-use crate::history::HistoryOptions;
 use crate::limits::ServerLimits;
 
 /// Configuration of a [`Server`](crate::Server).
@@ -41,14 +43,17 @@ pub struct ServerOptions {
     pub models: Vec<(String, PathBuf)>,
     /// Folders with the tokenizers and chat templates of single models: name of a model of
     /// [`models`](Self::models) or of the hub cache, and folder (default none). The folder has
-    /// `tokenizer.json` or `tiktoken.model`. Other models have the tokenizer in their own folder, or
-    /// in their GGUF file. If the folder has no chat template, that of the GGUF file is used.
+    /// `tokenizer.json` or `tiktoken.model`. Other models have the tokenizer in their own folder,
+    /// or in their GGUF file. If the folder has no chat template, the template of the GGUF file is
+    /// used.
     pub tokenizers: Vec<(String, PathBuf)>,
     /// Further names of models for inference requests: alias, and the base model, `tinker://` path
     /// or training run that it stands for.
     pub aliases: Vec<(String, String)>,
     /// Origins of web pages that may use the inference endpoints, such as `http://localhost:3000`
-    /// (default none). Browsers send other origins to a server with an API key only.
+    /// (default none). A server without an API key rejects requests from web pages of other
+    /// origins. A server with an API key requires the key, and browsers do not let pages of other
+    /// origins read its responses.
     pub allow_origins: Vec<String>,
     /// Hugging Face hub cache (default `None`). Every model in it that has weights is served under
     /// its repository name.
@@ -76,14 +81,15 @@ pub struct ServerOptions {
     /// the model. The checkpoint expires after one day.
     pub autosave_on_expiry: bool,
     /// Accepted requests without a result that fail when the server starts (default
-    /// [`DropUndone::None`]).
-    pub drop_undone: DropUndone,
-    /// Servers whose base models this server offers too: see `ServerOptions::upstream`.
+    /// [`PendingOnStart::None`]).
+    pub pending_on_start: PendingOnStart,
+    /// Upstreams, whose base models this server also offers: see `ServerOptions::upstream`.
     pub(crate) upstreams: Vec<UpstreamOptions>,
-    /// Number of optimizer steps of a run on an upstream after which its state is saved there
-    /// (default 10). If the upstream loses the model, at most about this many steps are repeated.
+    /// Number of optimizer steps of a run on an upstream after which the state of the run is saved
+    /// on the upstream (default 10). If the upstream loses the model, at most about this many steps
+    /// are repeated.
     pub checkpoint_every: u32,
-    /// What is recorded for the dashboard.
+    /// Limits of the history that the server records for the dashboard.
     pub history: HistoryOptions,
     /// Memory and queue limits.
     pub limits: ServerLimits,
@@ -93,44 +99,28 @@ pub struct ServerOptions {
     pub(crate) disk: DiskSpace,
 }
 
-/// Another server that implements the Tinker API, in front of which this server is.
+/// An upstream: another server of the Tinker API, which executes requests on behalf of this server.
 #[derive(Clone, Debug)]
 pub(crate) struct UpstreamOptions {
-    pub(crate) name: std::sync::Arc<str>,
-    pub(crate) url: String,
-    pub(crate) api_key: Option<Secret>,
-    /// Carries the requests in a simulation; `None` sends them over the network.
-    #[cfg(feature = "upstream")]
-    pub(crate) http: Option<UpstreamHttp>,
+    pub(crate) name: Arc<str>,
+    pub(crate) driver: Arc<dyn UpstreamDriver>,
 }
 
-/// Carries the requests to an upstream.
-#[cfg(feature = "upstream")]
-#[derive(Clone)]
-pub(crate) struct UpstreamHttp(pub(crate) std::sync::Arc<dyn tinkex::HttpService>);
-
-#[cfg(feature = "upstream")]
-impl std::fmt::Debug for UpstreamHttp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("UpstreamHttp")
-    }
-}
-
-/// Accepted requests without a result that fail when a server starts, instead of being executed. The
-/// failures are durable.
+/// Accepted requests without a result that fail when a server starts, instead of being executed.
+/// The failures are durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum DropUndone {
-    /// None: the server does not start while a base model that they need is missing.
+pub enum PendingOnStart {
+    /// No request: the server does not start while a base model that requests need is missing.
     #[default]
     None,
-    /// Those whose base model is missing.
+    /// Requests whose base model is missing.
     Missing,
-    /// All.
+    /// All requests.
     All,
 }
 
-impl FromStr for DropUndone {
+impl FromStr for PendingOnStart {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -142,7 +132,8 @@ impl FromStr for DropUndone {
     }
 }
 
-/// Value of the option `--quantize`: `q8` or `q4` for all models, `NAME=q8` or `NAME=q4` for one.
+/// Value of the option `--quantize`: `q8` or `q4` for all models, `NAME=q8` or `NAME=q4` for one
+/// model.
 ///
 /// ```
 /// use tinkex_server::{Quantization, QuantizeRule};
@@ -192,11 +183,11 @@ pub struct ServerTimeouts {
     /// Time a request waits for missing earlier sequence numbers before they are skipped (default
     /// 60 s).
     pub sequence_gap: Duration,
-    /// Time a result is kept if its client does not acknowledge it (default 1 h). It starts again
-    /// when the server is restarted.
+    /// Time a result is kept if its client does not acknowledge it (default 1 h). The time starts
+    /// again when the server is restarted.
     pub result_retention: Duration,
-    /// Time a result is kept after its client has finished the session (default 1 min): no poll
-    /// will ask for it.
+    /// Time a result is kept after its client has finished the session (default 1 min): the client
+    /// will not poll for the result any more.
     pub finished_session_retention: Duration,
     /// Time without a request or heartbeat after which a session expires (default 15 min). Zero
     /// disables expiry.
@@ -207,17 +198,17 @@ pub struct ServerTimeouts {
     /// Maximum time a client may take to send headers or a body, or to read a response (default
     /// 30 s).
     pub client_io: Duration,
-    /// Compute time on a model after which a snapshot of it is saved (default 20 s). A restart
-    /// repeats at most about this much compute time per model.
+    /// Compute time on a model after which the server saves a snapshot of the model (default 20 s).
+    /// After a restart, the server repeats at most about this much compute time per model.
     pub snapshot_after: Duration,
     /// Interval at which expired sessions, results, checkpoints and files are removed (default
     /// 30 s).
     pub expiry_interval: Duration,
     /// Time after which an unused model is unloaded from memory (default 10 min).
     pub idle_model: Duration,
-    /// Time for which a request of a model is executed again after faults that may pass, such as
-    /// I/O errors and a lack of memory, before it fails (default 1 min). The model's later requests
-    /// wait meanwhile.
+    /// Time for which the server retries a model's request after temporary faults, such as I/O
+    /// errors and a lack of memory, before the request fails (default 1 min). The model's later
+    /// requests wait until the request has an outcome.
     pub fault_retry: Duration,
     /// Time for which the requests of a run wait for an upstream that does not respond, before they
     /// fail (default 10 min).
@@ -245,7 +236,7 @@ impl ServerOptions {
             raw_logprobs: false,
             efficient_protocol: true,
             autosave_on_expiry: true,
-            drop_undone: DropUndone::None,
+            pending_on_start: PendingOnStart::None,
             upstreams: Vec::new(),
             checkpoint_every: 10,
             history: HistoryOptions::default(),
@@ -255,9 +246,9 @@ impl ServerOptions {
         }
     }
 
-    /// Sets the function that returns the free bytes of the file system of a folder, or `None` if
-    /// they are not known. Defaults to the free space that the system reports, which does not
-    /// include every quota.
+    /// Sets the function that returns the number of free bytes on the file system of a folder, or
+    /// `None` if it is not known. By default, the server uses the free space that the system
+    /// reports, which ignores some quotas.
     #[must_use]
     pub fn free_space(
         mut self,
@@ -318,19 +309,13 @@ impl ServerOptions {
         self
     }
 
-    /// Offers the base models of the server at `url` under the name `name`: their runs are trained
-    /// and sampled there, and are as durable as those of this server. `api_key` is sent to it.
-    /// Stored runs refer to the upstream by `name`, which must not contain `>`.
-    #[cfg(feature = "upstream")]
+    /// Offers the base models of an upstream. The upstream trains and samples the runs of these
+    /// models; the runs are as durable as the runs of the engine. `driver` sends the requests to
+    /// the upstream; the crate `tinkex-gateway` implements a driver. Stored runs refer to the
+    /// upstream by `name`.
     #[must_use]
-    pub fn upstream(
-        mut self,
-        name: impl Into<String>,
-        url: impl Into<String>,
-        api_key: Option<Secret>,
-    ) -> Self {
-        let (name, url) = (name.into().into(), url.into());
-        self.upstreams.push(UpstreamOptions { name, url, api_key, http: None });
+    pub fn upstream(mut self, name: impl Into<String>, driver: Arc<dyn UpstreamDriver>) -> Self {
+        self.upstreams.push(UpstreamOptions { name: name.into().into(), driver });
         self
     }
 
@@ -350,7 +335,7 @@ impl ServerOptions {
 }
 
 /// Returns the user's Hugging Face hub cache, if the folder exists. See [`HubCache::locate`] for
-/// the environment variables that name it.
+/// the environment variables that set its path.
 #[must_use]
 pub fn local_hub_cache() -> Option<PathBuf> {
     #[expect(clippy::disallowed_methods, reason = "read once, when a program starts a server")]

@@ -8,45 +8,44 @@ use std::time::Duration;
 
 use http::Request;
 use hyper::body::Incoming;
+use tinkex_backend::queue::RequestQueue;
+use tinkex_backend::upstream::{RunningUpstream, UpstreamSettings};
 use tinkex_files::{FileLock, FolderAccess, LockError, create_private_folder};
+use tinkex_store::clock;
+use tinkex_store::error::ServerError;
+use tinkex_store::executor::{LoopHandle, TaskHandle, spawn};
+use tinkex_store::log;
+use tinkex_store::store::{NeededBackend, Store, UnfinishedRequest};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::admit;
 use crate::api_key;
-use crate::clock::{self, OperatingSystem, SystemClocks};
-use crate::error::ServerError;
-use crate::expiry;
+use crate::environment::Environment;
 use crate::file_limit;
 use crate::inference::NamedModel;
-use crate::log;
 use crate::models::{BaseModels, check_text_files};
-use crate::options::{DropUndone, ServerOptions};
-use crate::queue::Queue;
-use crate::random::RandomSource;
+use crate::options::{PendingOnStart, ServerOptions};
 use crate::routes;
 use crate::start_error::{StartAction, StartError};
 use crate::state::ServerState;
-use crate::store::{NeededBackend, Store, UnfinishedRequest};
 use crate::stream::WriteTimeoutStream;
-use crate::task::{self, Executor, LoopHandle, TaskHandle};
-#[cfg(feature = "upstream")]
-use crate::upstream::UpstreamTasks;
-use crate::worker::Worker;
+use crate::worker::{Engines, Worker};
 
 /// Time that open connections get to finish their requests when the server stops.
 const CONNECTION_GRACE: Duration = Duration::from_secs(2);
 /// Interval at which the time is saved for the next start.
 const CLOCK_SAVE_INTERVAL: Duration = Duration::from_secs(300);
-/// Interval at which restored samples look whether their upstream has responded.
+/// Interval at which the server checks whether the upstreams of restored samples have responded.
 const REACHED_INTERVAL: Duration = Duration::from_millis(200);
 /// Delay after a failed `accept`. The usual cause is that the process has too many open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
 /// A running server.
 ///
-/// [`stop`](Self::stop) shuts it down gracefully. Dropping it stops it immediately, like a crash:
-/// accepted requests and finished results are durable, and the next start continues with them.
+/// [`stop`](Self::stop) shuts the server down gracefully. Dropping the value stops the server
+/// immediately, like a crash: accepted requests and stored results are durable, and the next start
+/// continues with them.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -59,7 +58,7 @@ pub struct Server {
 pub(crate) struct ServerHandles {
     pub(crate) state: Arc<ServerState>,
     worker: Option<LoopHandle<usize>>,
-    upstreams: Vec<UpstreamTasks>,
+    upstreams: Vec<Box<dyn RunningUpstream>>,
     /// Enqueues restored samples once their upstreams have responded.
     readmit_task: Option<TaskHandle>,
     expiry_task: TaskHandle,
@@ -104,12 +103,7 @@ impl Server {
         let connections = options.limits.connections.min(file_limit::max_connections());
         options.limits.connections = connections;
         options.limits.log();
-        let opened = OpenedServer::open(
-            options,
-            Executor::Threads,
-            RandomSource::System,
-            Arc::new(OperatingSystem),
-        )?;
+        let opened = OpenedServer::open(options, Environment::of_this_machine())?;
         let listener = TcpListener::bind(address)
             .await
             .map_err(StartError::io(StartAction::Listen, address))?;
@@ -119,7 +113,7 @@ impl Server {
         check_text_files(&handles.state);
         let (stop, stopped) = watch::channel(false);
         let state = Arc::clone(&handles.state);
-        let accept_task = task::spawn(accept_connections(listener, state, stopped));
+        let accept_task = spawn(accept_connections(listener, state, stopped));
         Ok(Self { address, stop, accept_task, handles })
     }
 
@@ -147,9 +141,10 @@ impl Server {
     #[must_use]
     pub fn dashboard_url(&self) -> String {
         let access = &self.handles.state.dashboard.access;
-        match access.needs_login() {
-            true => format!("{}/?code={}", self.base_url(), access.create_code()),
-            false => self.base_url(),
+        if access.needs_login() {
+            format!("{}/?code={}", self.base_url(), access.create_code())
+        } else {
+            self.base_url()
         }
     }
 
@@ -164,7 +159,7 @@ impl Server {
     /// are durable.
     pub async fn broken(&self) {
         let mut broken = self.handles.state.broken.subscribe();
-        // The sender lives as long as `self`, so this cannot fail.
+        // Waiting cannot fail, because the sender lives as long as `self`.
         let _ = broken.wait_for(|broken| *broken).await;
     }
 
@@ -172,7 +167,8 @@ impl Server {
     /// models, and waits until all results are durable. Requests that are still queued are executed
     /// after the next start.
     pub async fn stop(mut self) -> ShutdownSummary {
-        // Sending fails if the accept task has already ended; then no connection is accepted.
+        // Sending fails if the accept task has already ended. Then the server accepts no
+        // connections anyway.
         let _ = self.stop.send(true);
         self.handles.stop().await
     }
@@ -185,7 +181,7 @@ impl Drop for Server {
     }
 }
 
-/// A server whose state is restored and that executes nothing yet.
+/// A server that has restored its state and does not execute requests yet.
 pub(crate) struct OpenedServer {
     pub(crate) state: Arc<ServerState>,
     lock: FileLock,
@@ -195,12 +191,10 @@ impl OpenedServer {
     /// Locks the data folder and restores its state.
     pub(crate) fn open(
         mut options: ServerOptions,
-        executor: Executor,
-        random: RandomSource,
-        clocks: Arc<dyn SystemClocks>,
+        environment: Environment,
     ) -> Result<Self, StartError> {
         let data_dir = options.data_dir.clone();
-        let weights_dir = data_dir.join(crate::disk::WEIGHTS);
+        let weights_dir = data_dir.join(tinkex_store::disk::WEIGHTS);
         create_private_folder(&data_dir)
             .and_then(|()| create_private_folder(&weights_dir))
             .map_err(StartError::io(StartAction::Create, data_dir.display()))?;
@@ -220,13 +214,15 @@ impl OpenedServer {
         std::fs::create_dir_all(&tokenizer_dir)
             .map_err(StartError::io(StartAction::Create, tokenizer_dir.display()))?;
         let models = BaseModels::find(&tokenizer_dir, &options)?;
-        let store = Store::open(&data_dir, options.limits.result_bytes, &executor, clocks)
+        let Environment { executor, clocks, .. } = &environment;
+        let result_bytes = options.limits.result_bytes;
+        let store = Store::open(&data_dir, result_bytes, executor, Arc::clone(clocks))
             .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
         check_needed_backends(&options, &store, &models)?;
         for (name, _) in &options.quantize_models {
             models.check_quantized(name)?;
         }
-        let state = ServerState::new(options, store, models, weights_dir, executor, random);
+        let state = ServerState::new(options, store, models, weights_dir, environment);
         Ok(Self { state: Arc::new(state), lock })
     }
 
@@ -237,8 +233,9 @@ impl OpenedServer {
         let waiting =
             restore_requests(&state).map_err(StartError::io(StartAction::Read, data_dir))?;
         check_aliases(&state);
-        expiry::remove_expired(&state).await;
-        let worker = Worker::start(&state)
+        state.expiry.remove_expired().await;
+        let engines = Engines::new(&state.options);
+        let worker = Worker::start(state.worker_context(), engines)
             .map_err(StartError::io(StartAction::Spawn, "the worker thread"))?;
         let upstreams = start_upstreams(&state).await?;
         let readmit_task = (!waiting.is_empty()).then(|| {
@@ -251,34 +248,32 @@ impl OpenedServer {
     }
 }
 
-/// Starts the tasks of the upstreams.
-#[cfg(feature = "upstream")]
-async fn start_upstreams(state: &Arc<ServerState>) -> Result<Vec<UpstreamTasks>, StartError> {
-    let started = crate::upstream::start(state).await;
-    started.map_err(|error| StartError::InvalidUpstream(error.to_string()))
-}
+/// Maximum time for which the start waits for the upstreams.
+const FIRST_RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-#[cfg(not(feature = "upstream"))]
-async fn start_upstreams(_: &Arc<ServerState>) -> Result<Vec<UpstreamTasks>, StartError> {
-    Ok(Vec::new())
-}
-
-/// A server without the feature has no upstreams.
-#[cfg(not(feature = "upstream"))]
-enum UpstreamTasks {}
-
-#[cfg(not(feature = "upstream"))]
-impl UpstreamTasks {
-    async fn stopped(&mut self) -> usize {
-        match *self {}
+/// Starts the tasks of the upstreams. Waits at most [`FIRST_RESPONSE_TIMEOUT`] for the first
+/// responses, from which the server learns the models of the upstreams.
+async fn start_upstreams(state: &ServerState) -> Result<Vec<Box<dyn RunningUpstream>>, StartError> {
+    let settings = UpstreamSettings {
+        timeout: state.options.timeouts.upstream,
+        checkpoint_every: state.options.checkpoint_every,
+    };
+    let deadline = tokio::time::Instant::now() + FIRST_RESPONSE_TIMEOUT;
+    let mut running = Vec::new();
+    for options in &state.options.upstreams {
+        let Some(handle) = state.backends.upstream(&options.name) else { continue };
+        let context = state.admission.context.clone();
+        let started = options.driver.start(Arc::clone(handle), context, settings, deadline).await;
+        running.push(started.map_err(StartError::InvalidUpstream)?);
     }
+    Ok(running)
 }
 
 impl ServerHandles {
     /// Finishes the running operation, saves the models, and waits until all results are durable.
     pub(crate) async fn stop(&mut self) -> ShutdownSummary {
         self.state.dashboard.close();
-        self.state.backends.queues().for_each(Queue::stop);
+        self.state.backends.queues().for_each(RequestQueue::stop);
         self.state.generations.fail_all(&ServerError::shutting_down());
         let mut models_saved = match self.worker.take() {
             Some(worker) => worker.finished().await.unwrap_or(0),
@@ -288,7 +283,8 @@ impl ServerHandles {
             models_saved += upstream.stopped().await;
         }
         self.state.store().save_clock();
-        // Wait before the lock on the data folder is released: another server may then open it.
+        // Wait for the writer before the lock on the data folder is released: after the release,
+        // another server may open the folder.
         let writer = self.state.close();
         if let Some(writer) = writer {
             writer.finished().await;
@@ -302,7 +298,7 @@ impl ServerHandles {
 impl Drop for ServerHandles {
     fn drop(&mut self) {
         self.state.dashboard.close();
-        self.state.backends.queues().for_each(Queue::stop);
+        self.state.backends.queues().for_each(RequestQueue::stop);
         self.state.generations.fail_all(&ServerError::shutting_down());
         self.expiry_task.abort();
         self.upstreams.clear();
@@ -332,16 +328,17 @@ fn check_access(data_dir: &Path) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Checks that the base models of unfinished requests are available, and the upstreams of open runs
-/// configured. Without the check, a start without the right `--model` or `--upstream` would
-/// permanently fail those requests.
+/// Checks that the base models of unfinished requests are available, and that the upstreams of open
+/// runs are configured. Without the check, a start without the right `--model` or `--upstream`
+/// would permanently fail the unfinished requests.
 fn check_needed_backends(
     options: &ServerOptions,
     store: &Store,
     models: &BaseModels,
 ) -> Result<(), StartError> {
     for (backend, need) in store.needed_backends() {
-        let (run, requests) = (need.run.map(|run| run.to_string()), need.requests);
+        let run = need.run.map(|run| run.to_string());
+        let requests = need.requests;
         let error = match backend {
             NeededBackend::EngineModel(name) if models.get(&name).is_none() => {
                 StartError::MissingModel { name, run, requests }
@@ -359,7 +356,7 @@ fn check_needed_backends(
             }
             _ => continue,
         };
-        if options.drop_undone == DropUndone::None {
+        if options.pending_on_start == PendingOnStart::None {
             return Err(error);
         }
         tracing::warn!(target: log::MODEL, %error, "requests fail because they cannot be executed");
@@ -367,8 +364,9 @@ fn check_needed_backends(
     Ok(())
 }
 
-/// Returns whether a text is an origin as browsers send it: scheme, host, and port unless it is the
-/// default. A wildcard is not: any web page could use a server without a key.
+/// Returns whether a text is an origin in the form in which browsers send it: scheme, host, and
+/// port if it is not the default port. Rejects a wildcard: it would allow any web page to use a
+/// server without a key.
 fn is_origin(text: &str) -> bool {
     let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     host.is_some_and(|host| {
@@ -377,89 +375,96 @@ fn is_origin(text: &str) -> bool {
     })
 }
 
-/// Logs a warning about aliases that name no model. A checkpoint may be saved later.
+/// Logs a warning about aliases that name no model. Not an error, because the checkpoint of an
+/// alias may be saved later.
 fn check_aliases(state: &ServerState) {
     for (alias, target) in &state.options.aliases {
         if let Err(error) = NamedModel::resolve(state, alias) {
-            let error = error.error;
             tracing::warn!(target: log::MODEL, alias, model = target, %error, "alias has no model");
         }
     }
 }
 
-/// Enqueues the requests that were accepted before the restart and have no result. Returns those
-/// that must wait until an upstream has responded.
+/// Enqueues the requests that were accepted before the restart and have no result. Returns the
+/// requests that must wait until an upstream has responded.
 fn restore_requests(state: &Arc<ServerState>) -> io::Result<Vec<UnfinishedRequest>> {
-    admit::restore_losses(state);
-    let drop_all = state.options.drop_undone == DropUndone::All;
+    let admission = &state.admission;
+    admit::restore_losses(admission);
+    let fail_all = state.options.pending_on_start == PendingOnStart::All;
     let unfinished = {
         let mut store = state.store();
         for run in store.runs.values() {
             if let Some(last) = run.row.last_seq {
-                state.queue_of_model(&store, &run.row.id).start_at(&run.row.id, last + 1);
+                let id = &run.row.id;
+                if let Some(queue) = state.backends.queue_of_model(&store, id) {
+                    queue.start_at(id, last + 1);
+                }
             }
         }
         store.requeue_unfinished()
     };
-    if drop_all && !unfinished.is_empty() {
+    if fail_all && !unfinished.is_empty() {
         tracing::warn!(
             target: log::REQUEST,
             requests = unfinished.len(),
-            "all unfinished requests fail because the server was started with --drop-undone=all"
+            "all unfinished requests fail because the server was started with --fail-pending=all"
         );
     }
     let mut waiting = Vec::new();
     for request in unfinished {
-        if drop_all {
-            admit::drop_undone(state, &request.row);
-        } else if admit::waits_for_upstream(state, &request.row) {
+        if fail_all {
+            admit::fail_pending(admission, &request.row);
+        } else if admit::waits_for_upstream(admission, &request.row) {
             waiting.push(request);
         } else {
-            admit::readmit(state, request)?;
+            admit::readmit(admission, request)?;
         }
     }
     Ok(waiting)
 }
 
-/// Enqueues requests once their upstreams have responded, or when the time for which requests wait
-/// for an upstream is over.
+/// Enqueues requests once their upstreams have responded, or when
+/// [`ServerTimeouts::upstream`](crate::ServerTimeouts::upstream) has passed.
 async fn readmit_when_reached(state: Arc<ServerState>, mut waiting: Vec<UnfinishedRequest>) {
     let start = tokio::time::Instant::now();
     while !waiting.is_empty() {
         tokio::time::sleep(REACHED_INTERVAL).await;
         let is_over = start.elapsed() >= state.options.timeouts.upstream;
         let waits = |request: &UnfinishedRequest| {
-            !is_over && admit::waits_for_upstream(&state, &request.row)
+            !is_over && admit::waits_for_upstream(&state.admission, &request.row)
         };
         let (still_waiting, ready): (Vec<_>, Vec<_>) = waiting.into_iter().partition(waits);
         waiting = still_waiting;
         for request in ready {
-            let (owner, id) = (Arc::clone(&state), request.row.id.clone());
-            let readmit = move || admit::readmit(&owner, request);
+            let admission = Arc::clone(&state.admission);
+            let retried = request.clone();
+            let readmit = move || admit::readmit(&admission, request);
             if let Ok(Err(error)) = state.executor.run_job(readmit).await {
                 tracing::warn!(
                     target: log::STORAGE,
-                    request_id = %id,
+                    request_id = %retried.row.id,
                     %error,
-                    "cannot read an unfinished request; it is executed after the next start"
+                    "cannot read an unfinished request; the server reads it again"
                 );
+                // The fault is transient, and the client polls until the request has an outcome.
+                waiting.push(retried);
             }
         }
     }
 }
 
-/// Removes expired objects at the expiry interval, and keeps the clock.
+/// Removes expired objects at the expiry interval, and ticks the clock.
 async fn expire_periodically(state: Arc<ServerState>) {
     let remove = async {
         loop {
             tokio::time::sleep(state.options.timeouts.expiry_interval).await;
-            expiry::remove_expired(&state).await;
+            state.expiry.remove_expired().await;
         }
     };
     tokio::join!(remove, keep_clock(&state));
 }
 
-/// Tells the clock that the process runs, and saves the time.
+/// Ticks the clock, and saves the time for the next start.
 async fn keep_clock(state: &ServerState) {
     loop {
         let save_at = tokio::time::Instant::now() + CLOCK_SAVE_INTERVAL;
@@ -494,8 +499,9 @@ async fn accept_connections(
             tokio::time::sleep(ACCEPT_RETRY).await;
             continue;
         };
-        let (state, stopped) = (Arc::clone(&state), stopped.clone());
-        task::spawn(async move {
+        let state = Arc::clone(&state);
+        let stopped = stopped.clone();
+        spawn(async move {
             serve_connection(stream, peer, state, stopped).await;
             drop(permit);
         });

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use tinkex_weights::Error as FileError;
 
-use crate::error::with_causes;
 #[cfg(doc)]
 use crate::options::ServerOptions;
+use tinkex_store::error::with_causes;
 
 /// Error returned when a server cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub enum StartError {
     Io {
         /// Step that failed.
         action: StartAction,
-        /// Path, address or thread that the step was about.
+        /// Path, address or thread that the step used.
         target: String,
         /// Error of the operating system.
         source: io::Error,
@@ -46,7 +46,7 @@ pub enum StartError {
     #[error("data folder {} is in use by another server", .0.display())]
     DataDirInUse(PathBuf),
     /// Unfinished requests need a base model that is not available. See
-    /// [`ServerOptions::drop_undone`].
+    /// [`ServerOptions::pending_on_start`].
     #[error(
         "base model {name:?} is not available, but {requests} unfinished requests need it{}",
         first_run(run.as_deref())
@@ -54,13 +54,14 @@ pub enum StartError {
     MissingModel {
         /// Name of the base model.
         name: String,
-        /// First training run of these requests, in alphabetical order; `None` if all are samples.
+        /// First training run of these requests, in alphabetical order; `None` if all requests are
+        /// samples.
         run: Option<String>,
-        /// Number of unfinished requests that need it.
+        /// Number of unfinished requests that need the base model.
         requests: usize,
     },
     /// Open training runs or unfinished requests are on an upstream that is not configured. See
-    /// [`ServerOptions::drop_undone`].
+    /// [`ServerOptions::pending_on_start`].
     #[error(
         "upstream {name:?} is not configured, but {runs} open training runs and {requests} \
          unfinished requests are on it{}",
@@ -79,7 +80,8 @@ pub enum StartError {
     /// The base URL or the key of an upstream is invalid.
     #[error("cannot use an upstream: {0}")]
     InvalidUpstream(String),
-    /// A model of [`ServerOptions::quantize_models`] or [`ServerOptions::tokenizers`] is not served.
+    /// A model of [`ServerOptions::quantize_models`] or [`ServerOptions::tokenizers`] is not
+    /// served.
     #[error("cannot {action} {name:?}: no such base model; available: {available}")]
     UnknownModel {
         /// Step of the start that needs the model, as a verb for the message: `quantize` or `use a
@@ -106,7 +108,7 @@ pub enum StartError {
     InvalidModel {
         /// Name of the base model.
         name: String,
-        /// Folder of its files, or GGUF file.
+        /// Folder or GGUF file of the base model.
         folder: PathBuf,
         /// The problem. It is part of the message and therefore not the
         /// [`source`](std::error::Error::source).
@@ -170,7 +172,7 @@ impl StartError {
         Self::InvalidTokenizer { name: name.to_owned(), folder: folder.to_owned() }
     }
 
-    /// Returns what the user can do about [`ApiKeyFile`](Self::ApiKeyFile), one sentence; `None`
+    /// Returns a hint for the user about [`ApiKeyFile`](Self::ApiKeyFile), in one sentence; `None`
     /// for other errors.
     #[must_use]
     pub fn api_key_hint(&self) -> Option<String> {
@@ -188,8 +190,8 @@ impl StartError {
         })
     }
 
-    /// Returns what the user can do about [`InvalidModel`](Self::InvalidModel) and
-    /// [`InvalidTokenizer`](Self::InvalidTokenizer), one sentence; `None` for other errors.
+    /// Returns a hint for the user about [`InvalidModel`](Self::InvalidModel) and
+    /// [`InvalidTokenizer`](Self::InvalidTokenizer), in one sentence; `None` for other errors.
     #[must_use]
     pub fn model_hint(&self) -> Option<String> {
         if let Self::InvalidTokenizer { name, .. } = self {
@@ -217,7 +219,7 @@ impl StartError {
                     "Download {shown} again, or choose a GGUF file with supported tensor types."
                 )
             }
-            _ => format!("Download the files in {shown} again, or correct the one at fault."),
+            _ => format!("Download the files in {shown} again, or correct the faulty file."),
         })
     }
 }

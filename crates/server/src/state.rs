@@ -1,66 +1,66 @@
-//! [`ServerState`]: the state shared by connections, the worker and the expiry task.
+//! [`ServerState`]: the shared state that the routes use.
+//!
+//! Other modules get only a part of the state: see [`Admission`], [`Expiry`],
+//! [`WorkerContext`](crate::worker::WorkerContext) and [`BackendContext`].
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use tinkex_wire::ModelId;
+use parking_lot::MutexGuard;
+use tinkex_backend::context::BackendContext;
+use tinkex_backend::upstream::UpstreamHandle;
+use tinkex_dashboard::History;
+use tinkex_store::clock::Clock;
+use tinkex_store::decode_jobs::DecodeJobs;
+use tinkex_store::disk::DATABASE;
+use tinkex_store::durable::SharedStore;
+use tinkex_store::error::ServerError;
+use tinkex_store::executor::{Executor, LoopHandle};
+use tinkex_store::history::HistoryRecorder;
+use tinkex_store::random::RandomSource;
+use tinkex_store::result_reads::ResultReads;
+use tinkex_store::store::Store;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::Instant;
 
-use crate::backend::{Backend, Backends};
-use crate::clock::Clock;
-use crate::disk::DATABASE;
-use crate::error::ServerError;
-use crate::history::History;
+use crate::admit::Admission;
+use crate::backends::Backends;
+use crate::downloads::Downloads;
+use crate::environment::Environment;
+use crate::expiry::Expiry;
 use crate::inference::Generations;
-use crate::metrics::ServerMetrics;
+use crate::metrics::{EngineMetrics, ServerMetrics};
 use crate::models::{BaseModel, BaseModels};
-use crate::operation::Operation;
 use crate::options::ServerOptions;
-use crate::queue::Queue;
-use crate::random::RandomSource;
-use crate::result_reads::ResultReads;
 use crate::routes::Dashboard;
-use crate::store::Store;
-use crate::task::{DecodeJobs, Executor, LoopHandle};
+use crate::worker::WorkerContext;
 
-/// State shared by connections, the worker and the expiry task.
+/// Shared state of a server, which the routes use.
 pub(crate) struct ServerState {
     pub(crate) options: ServerOptions,
     pub(crate) clock: Clock,
     pub(crate) executor: Executor,
-    pub(crate) random: RandomSource,
-    store: Mutex<Store>,
-    pub(crate) backends: Backends,
+    pub(crate) random: Arc<RandomSource>,
+    pub(crate) store: SharedStore,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) expiry: Arc<Expiry>,
+    pub(crate) backends: Arc<Backends>,
     /// Inference requests that are not finished.
-    pub(crate) generations: Generations,
-    pub(crate) models: BaseModels,
-    pub(crate) history: History,
+    pub(crate) generations: Arc<Generations>,
+    pub(crate) models: Arc<BaseModels>,
+    pub(crate) history_reader: Arc<History>,
     pub(crate) dashboard: Dashboard,
     pub(crate) metrics: ServerMetrics,
     /// Parent folder of all adapter folders.
     pub(crate) weights_dir: PathBuf,
-    /// Download permissions by token.
-    downloads: Mutex<HashMap<String, DownloadGrant>>,
+    pub(crate) downloads: Arc<Downloads>,
     /// Budget for request bodies being read, in units of [`BODY_UNIT`] bytes.
     pub(crate) body_budget: Arc<Semaphore>,
     /// Results that are being read from disk and sent.
     pub(crate) result_reads: ResultReads,
-    /// Serializes changes to existing records: see [`durable`](crate::durable).
-    pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
     /// Becomes true when the worker thread or the writer thread has panicked.
     pub(crate) broken: watch::Sender<bool>,
-    /// Decoding of large bodies on the blocking pool.
+    /// Limit on the jobs that decode large bodies on the blocking pool.
     pub(crate) decode_jobs: DecodeJobs,
-}
-
-/// Permission to download the files of a folder without an API key.
-#[derive(Clone, Debug)]
-pub(crate) struct DownloadGrant {
-    /// Name of the folder under `weights/`.
-    pub(crate) folder: String,
-    pub(crate) expires: Instant,
 }
 
 /// Number of bytes that one permit of [`ServerState::body_budget`] represents.
@@ -72,88 +72,107 @@ impl ServerState {
         store: Store,
         models: BaseModels,
         weights_dir: PathBuf,
-        executor: Executor,
-        random: RandomSource,
+        environment: Environment,
     ) -> Self {
+        let Environment { executor, random, clocks: _, decode } = environment;
+        let broken = store.disk.broken();
+        let clock = store.clock.clone();
+        let store = SharedStore::new(store);
+        let models = Arc::new(models);
+        let random = Arc::new(random);
+        let history = Arc::new(HistoryRecorder::new(options.history.clone()));
+        let history_reader =
+            Arc::new(History::new(Arc::clone(&history), options.data_dir.join(DATABASE)));
+        let context =
+            BackendContext::new(store.clone(), history, executor.clone(), Arc::clone(&random));
+        let backends = Arc::new(new_backends(&options, &clock, &models));
+        let downloads = Arc::new(Downloads::default());
+        let admission = Arc::new(Admission {
+            context: context.clone(),
+            backends: Arc::clone(&backends),
+            models: Arc::clone(&models),
+            weights_dir: weights_dir.clone(),
+            limits: options.limits.clone(),
+            raw_logprobs: options.raw_logprobs,
+        });
+        let expiry = Arc::new(Expiry {
+            context: context.clone(),
+            backends: Arc::clone(&backends),
+            history: Arc::clone(&history_reader),
+            downloads: Arc::clone(&downloads),
+            weights_dir: weights_dir.clone(),
+            timeouts: options.timeouts.clone(),
+            payload_bytes: options.limits.payload_bytes,
+        });
+        let body_units = (options.limits.total_body_bytes / BODY_UNIT).max(1);
         Self {
-            broken: store.disk.broken(),
-            clock: store.clock.clone(),
-            backends: Backends::new(
-                options.timeouts.sequence_gap,
-                &store.clock,
-                options.upstreams.iter().map(|upstream| (&*upstream.name, upstream.url.clone())),
-            ),
-            store: Mutex::new(store),
-            generations: Generations::default(),
+            clock,
+            random,
+            store,
+            admission,
+            expiry,
+            backends,
+            generations: Arc::default(),
             models,
             dashboard: Dashboard::new(options.api_key.as_ref().map(|key| key.expose().to_owned())),
-            history: History::new(options.history.clone(), options.data_dir.join(DATABASE)),
-            metrics: ServerMetrics::default(),
+            history_reader,
+            metrics: ServerMetrics::new(context.metrics),
             weights_dir,
-            downloads: Mutex::default(),
+            downloads,
+            body_budget: Arc::new(Semaphore::new(body_units)),
             result_reads: ResultReads::new(options.limits.response_bytes),
-            change_lock: Arc::default(),
-            body_budget: Arc::new(Semaphore::new(
-                (options.limits.total_body_bytes / BODY_UNIT).max(1),
-            )),
-            decode_jobs: DecodeJobs::new(executor.clone()),
+            broken,
+            decode_jobs: DecodeJobs::new(decode, executor.clone()),
             options,
             executor,
-            random,
+        }
+    }
+
+    /// Returns the context of the worker.
+    pub(crate) fn worker_context(&self) -> WorkerContext {
+        WorkerContext {
+            backend: self.admission.context.clone(),
+            backends: Arc::clone(&self.backends),
+            models: Arc::clone(&self.models),
+            generations: Arc::clone(&self.generations),
+            expiry: Arc::clone(&self.expiry),
+            metrics: Arc::<EngineMetrics>::clone(&self.metrics.engine),
+            weights_dir: self.weights_dir.clone(),
+            limits: self.options.limits.clone(),
+            timeouts: self.options.timeouts.clone(),
+            autosave_on_expiry: self.options.autosave_on_expiry,
+            broken: self.broken.clone(),
         }
     }
 
     pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+        self.store.lock()
     }
 
-    /// Returns a base model.
-    ///
-    /// # Errors
-    /// As [`BaseModels::require`]; [`ServerError::Unavailable`] if an upstream has not responded
-    /// yet, which may have the model.
+    /// Returns a base model; see [`Admission::base_model`].
     pub(crate) fn base_model(&self, name: &str) -> Result<Arc<BaseModel>, ServerError> {
-        self.models.require(name).map_err(|error| match self.backends.unreached() {
-            Some(upstream) => ServerError::Unavailable(format!(
-                "base model {name:?} is not known yet: upstream {upstream} has not responded since \
-                 the start of the server"
-            )),
-            None => error,
-        })
-    }
-
-    /// Returns the queue of the engine.
-    pub(crate) fn engine_queue(&self) -> &Queue {
-        self.backends.engine()
-    }
-
-    /// Returns the queue of the backend that executes an operation. The caller holds the store's
-    /// lock.
-    pub(crate) fn queue_for(&self, store: &Store, operation: &Operation) -> &Queue {
-        match operation {
-            Operation::Model { model, .. } => self.queue_of_model(store, model),
-            Operation::Relay(sample) => {
-                self.backends.queue(&Backend::Upstream(Arc::clone(&sample.upstream)))
-            }
-            Operation::Sample(_) | Operation::Generate(_) => self.engine_queue(),
-        }
-    }
-
-    /// Returns the queue of the backend that a model is on. The caller holds the store's lock.
-    pub(crate) fn queue_of_model(&self, store: &Store, model: &ModelId) -> &Queue {
-        let backend = store.runs.get(model).map_or(Backend::Engine, |run| run.row.backend());
-        self.backends.queue(&backend)
+        self.admission.base_model(name)
     }
 
     /// Rejects further writes and returns the handle of the disk writer; see
-    /// [`Disk::close`](crate::disk::Disk::close). Do not wait for it with the store's lock, which
-    /// the callbacks of the writes take.
+    /// [`Disk::close`](tinkex_store::disk::Disk::close). Do not wait for the handle while holding
+    /// the store's lock: the callbacks of the writes take the lock.
     pub(crate) fn close(&self) -> Option<LoopHandle<()>> {
-        self.history.close();
+        self.history_reader.close();
         self.store().disk.close()
     }
+}
 
-    pub(crate) fn downloads(&self) -> MutexGuard<'_, HashMap<String, DownloadGrant>> {
-        self.downloads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Creates the queues of all backends. Base models that an upstream offers are added to `models`.
+fn new_backends(options: &ServerOptions, clock: &Clock, models: &Arc<BaseModels>) -> Backends {
+    let gap_timeout = options.timeouts.sequence_gap;
+    let handles = options.upstreams.iter().map(|upstream| {
+        let models = Arc::clone(models);
+        let name = Arc::clone(&upstream.name);
+        let url = upstream.driver.url().to_owned();
+        UpstreamHandle::new(name, url, gap_timeout, clock.clone(), move |offered| {
+            models.add_upstream(offered.upstream, offered.name, offered.context);
+        })
+    });
+    Backends::new(gap_timeout, clock, handles)
 }

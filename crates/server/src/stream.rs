@@ -1,4 +1,4 @@
-//! TCP stream with a write timeout.
+//! [`WriteTimeoutStream`]: a TCP stream with a write timeout.
 //!
 //! hyper limits the time to read headers, but not the time to write a response; a client that stops
 //! reading would hold its connection and the response in memory forever.

@@ -4,13 +4,14 @@ use tinkex_autodiff::{LossProgram, TensorView};
 use tinkex_engine::loss::LossInputs;
 use tinkex_engine::train::{Datum, TrainingObjective, TrainingOutput};
 use tinkex_engine::{Error, Result, Trainer};
+use tinkex_store::error::ServerError;
+use tinkex_store::history::sequence_hash;
 use tinkex_weights::ModelConfig;
 use tinkex_wire::{
     ForwardBackwardOutput, LossOutputs, LossRecord, PassMode, Shape, TensorData, Tokens, loss_input,
 };
 
-use crate::error::ServerError;
-use crate::history::sequence_hash;
+use crate::fault::engine_error;
 use crate::operation::PassObjective;
 
 /// Maximum number of elements of all sparse tensors of one request, after conversion to dense.
@@ -51,12 +52,12 @@ impl TrainingData {
                 ));
             };
             let owned = OwnedDatum::new(datum, tokens, graph, model.vocab_size, &mut remaining);
-            let owned = owned.map_err(|error| error.in_datum(i))?;
+            let owned = owned.map_err(|error| engine_error(error.in_datum(i)))?;
             let tensors = owned.graph_inputs();
             owned
                 .datum(&tensors)
                 .check(model, &objective.as_engine())
-                .map_err(|error| error.in_datum(i))?;
+                .map_err(|error| engine_error(error.in_datum(i)))?;
             validated.push(owned);
         }
         let sparse_elements = MAX_SPARSE_ELEMENTS - remaining;
@@ -79,7 +80,8 @@ impl TrainingData {
     }
 
     /// Returns the hashes of the sequences that have an advantage, with the advantage of their last
-    /// token. A sequence is the tokens of a datum and its last target, as it was sampled.
+    /// token. A sequence consists of the input tokens of a datum and its last target token, so it
+    /// equals the prompt and completion of a sample.
     pub(crate) fn advantages(&self) -> Vec<(i64, f32)> {
         let advantage = |datum: &OwnedDatum| {
             let advantages = datum.inputs.advantages.as_ref()?.as_f32()?;
@@ -206,8 +208,8 @@ impl FloatInputs {
 }
 
 impl OwnedDatum {
-    /// Converts a datum for a model with `vocab` tokens, subtracting the dense size of its sparse
-    /// tensors from `remaining`.
+    /// Converts a datum for a model with `vocab` tokens. Subtracts the dense size of the datum's
+    /// sparse tensors from `remaining`, the number of elements that the request may still use.
     fn new(
         datum: &tinkex_wire::Datum,
         tokens: Tokens,
@@ -251,7 +253,7 @@ impl OwnedDatum {
             .enumerate()
             .map(|(index, id)| u32::try_from(*id).map_err(|_| index))
             .collect();
-        // The engine checks the other ids.
+        // The engine checks whether ids that fit the type are in the vocabulary.
         let targets = targets.map_err(|index| Error::TokenOutOfRange {
             field: name.to_owned(),
             index,

@@ -21,7 +21,7 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 const POLLS: usize = 20;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_every_poll_of_a_result_read_it_into_memory() {
+async fn concurrent_polls_of_a_result_share_one_read() {
     // The result is not kept in memory.
     let test_server = TestServer::with(|options| options.limits.result_bytes = 0).await;
     let http = test_server.http();

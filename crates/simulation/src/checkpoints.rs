@@ -25,15 +25,15 @@ struct ExpiryTime {
 }
 
 impl ClientCheckpoint {
-    /// Describes a checkpoint that a call has saved or given the time to live `ttl`. The call started
-    /// at `called` and has just ended.
+    /// Describes a checkpoint. A call has saved it, or has set its time to live to `ttl`. The call
+    /// started at `called` and has just ended.
     pub(crate) fn new(path: TinkerPath, called: Instant, ttl: Option<Duration>) -> Self {
         let now = Instant::now();
         let expiry = ttl.map(|ttl| ExpiryTime { earliest: called + ttl, latest: now + ttl });
         Self { path, expiry }
     }
 
-    /// Returns when the checkpoint expires at the latest, if it does.
+    /// Returns the latest time at which the checkpoint can expire; `None` if it does not expire.
     pub(crate) fn expires(&self) -> Option<Instant> {
         self.expiry.map(|expiry| expiry.latest)
     }
@@ -45,7 +45,7 @@ impl ClientCheckpoint {
         is_missing(error) && self.expiry.is_some_and(|expiry| now >= expiry.earliest)
     }
 
-    /// Returns whether the checkpoint must have been missing for a call that started at `called`.
+    /// Returns whether the checkpoint had certainly expired when a call started at `called`.
     pub(crate) fn must_be_missing(&self, called: Instant) -> bool {
         self.expiry.is_some_and(|expiry| called > expiry.latest + TOLERANCE)
     }

@@ -1,9 +1,9 @@
 //! [`MachineClocks`]: the clocks of the simulated machine.
 
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tinkex_server::simulation::SystemClocks;
 use tokio::time::Instant;
 
@@ -38,12 +38,12 @@ impl MachineClocks {
 
     /// Boots the machine again.
     pub(crate) fn reboot(&self) {
-        let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut boot = self.boot.lock();
         *boot = Boot { number: boot.number + 1, at: Instant::now() };
     }
 
     fn boot(&self) -> Boot {
-        *self.boot.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.boot.lock()
     }
 }
 

@@ -1,20 +1,23 @@
-//! [`SimulatedDisk`]: faults of the file operations of the server, and what survives a power loss.
+//! [`SimulatedDisk`]: injects faults into the server's file operations, and decides which writes
+//! survive a power loss.
 //!
-//! The files are real, in a temporary folder. The disk learns of every operation before it happens
-//! ([`tinkex_files::observe_thread`]) and keeps a record of what is durable: the length of a file
-//! when it was last flushed, and the entries of a folder when that was last flushed. A power loss
-//! removes or truncates a random part of the rest. The database is not part of it: a transaction of
-//! SQLite is durable once it is committed, and the simulation trusts it.
+//! The files are real files in a temporary folder. The disk observes every file operation before
+//! the operation is executed ([`tinkex_files::observe_thread`]). It records what is durable: the
+//! length of each file at its last flush, and the entries of each folder at its last flush. A power
+//! loss removes or truncates a random part of the files and entries that are not durable. A power
+//! loss does not change the database files: the simulation assumes that SQLite makes every
+//! committed transaction durable.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
+use parking_lot::{Mutex, MutexGuard};
 use tinkex_files::FileOperation;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -22,7 +25,8 @@ use tokio::time::Instant;
 use crate::faults::FaultPlan;
 use crate::trace::{EventTrace, event};
 
-/// Prefix of the names of the database files, which a power loss does not change; see the module.
+/// Prefix of the names of the database files. A power loss does not change them; see the module
+/// documentation.
 const DATABASE_PREFIX: &str = "metadata.sqlite";
 
 /// Prefix of the name of a checkpoint whose save kills every process that executes it.
@@ -43,18 +47,20 @@ struct DiskInner {
 
 struct DiskState {
     rng: Rng,
-    /// Faults end here.
+    /// Time at which faults end.
     calm_at: Instant,
-    /// The process has been killed: no operation has an effect until it is restarted.
+    /// Whether the process has been killed. No operation has an effect until the process is
+    /// restarted.
     dead: bool,
     full_until: Option<Instant>,
-    /// The oracle inspects the server: operations succeed.
+    /// Whether the oracle is inspecting the server. Operations then always succeed.
     inspected: bool,
     /// Durable length of each file, by inode.
     lengths: HashMap<u64, u64>,
     /// Durable entries of each folder, by inode of the folder: name and inode.
     entries: HashMap<u64, BTreeMap<String, u64>>,
-    /// Links to files that a rename replaced, until that is durable: link and replaced path.
+    /// Hard links to files that a rename replaced, until the rename is durable: link and replaced
+    /// path.
     replaced: Vec<(PathBuf, PathBuf)>,
     links: u64,
 }
@@ -72,14 +78,15 @@ impl SimulatedDisk {
             replaced: Vec::new(),
             links: 0,
         };
-        let (root, plan) = (root.to_owned(), plan.clone());
+        let root = root.to_owned();
+        let plan = plan.clone();
         let inner =
             DiskInner { root, plan, trace, state: Mutex::new(state), killed: Notify::new() };
         Self(Arc::new(inner))
     }
 
     fn lock(&self) -> MutexGuard<'_, DiskState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     /// Waits until an operation has killed the process.
@@ -104,12 +111,12 @@ impl SimulatedDisk {
         state.calm_at = Instant::now();
     }
 
-    /// Lets the process start again.
+    /// Allows a restarted process to use the disk.
     pub(crate) fn revive(&self) {
         self.lock().dead = false;
     }
 
-    /// Lets the disk be full for some time.
+    /// Makes the disk full for the duration `time`.
     pub(crate) fn fill(&self, time: Duration) {
         event!(self.0.trace, "disk: full for {time:.0?}");
         self.0.trace.count("full disk");
@@ -129,7 +136,7 @@ impl SimulatedDisk {
         seen
     }
 
-    /// Lets an operation pass or fail, and records what it makes durable.
+    /// Decides whether an operation succeeds, and records what the operation makes durable.
     pub(crate) fn observe(&self, operation: FileOperation<'_>) -> io::Result<()> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -229,14 +236,15 @@ impl SimulatedDisk {
         Ok(())
     }
 
-    /// Returns the data folder, the folder of weights, and the folders in that.
+    /// Returns the data folder, the folder of weights, and the folders in the folder of weights.
     fn folders(&self) -> Vec<PathBuf> {
         let weights = self.0.root.join("weights");
         let inner = list(&weights).into_iter().filter(|path| path.is_dir());
         [self.0.root.clone(), weights.clone()].into_iter().chain(inner).collect()
     }
 
-    /// Loses a random part of what is not durable.
+    /// Simulates a power loss: removes or truncates a random part of the files and entries that are
+    /// not durable.
     pub(crate) fn lose_power(&self) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -262,12 +270,12 @@ impl SimulatedDisk {
         }
         state.lengths.clear();
         state.entries.clear();
-        // What has survived is on the disk.
+        // The files that survived the power loss are durable.
         self.record_all(state);
     }
 
-    /// Loses what is not durable of a file or folder. `has_name` is true if its name is durable,
-    /// although not for this file.
+    /// Removes or truncates a file or folder, as far as it is not durable. `has_name` is true if
+    /// the folder has a durable entry of this name that refers to another file.
     fn lose_entry(
         &self,
         state: &mut DiskState,
@@ -298,7 +306,7 @@ impl SimulatedDisk {
             let kept = state.rng.u64(durable..=metadata.len());
             event!(self.0.trace, "power loss: {} has {kept} bytes", shown(path));
             let garbage = state.rng.u8(0..4) == 0;
-            let _ = tear(path, durable, kept, garbage);
+            let _ = truncate_torn(path, durable, kept, garbage);
         }
     }
 
@@ -318,8 +326,9 @@ impl SimulatedDisk {
     }
 }
 
-/// Truncates a file to `kept` bytes, and overwrites those after `durable` if `garbage` is true.
-fn tear(path: &Path, durable: u64, kept: u64, garbage: bool) -> io::Result<()> {
+/// Truncates a file to `kept` bytes. If `garbage` is true, overwrites the bytes after the first
+/// `durable` bytes.
+fn truncate_torn(path: &Path, durable: u64, kept: u64, garbage: bool) -> io::Result<()> {
     use std::io::{Seek as _, SeekFrom, Write as _};
     let mut file = File::options().write(true).open(path)?;
     file.set_len(kept)?;

@@ -5,12 +5,12 @@ use std::time::Duration;
 use fastrand::Rng;
 
 /// Probabilities and limits of the faults of one run. Each kind of fault is absent in some runs, so
-/// that each of the others also occurs alone.
+/// that every kind of fault also occurs alone.
 #[derive(Clone, Debug)]
 pub(crate) struct FaultPlan {
     /// Time after which no fault happens any more.
     pub(crate) duration: Duration,
-    /// Mean time between two deaths of the server process; `None` for none.
+    /// Mean time between two deaths of the server process; `None` for no deaths.
     pub(crate) crash_interval: Option<Duration>,
     /// Longest time for which a dead server stays down.
     pub(crate) max_downtime: Duration,
@@ -48,7 +48,7 @@ pub(crate) struct FaultPlan {
     pub(crate) drop_heartbeat: f64,
     /// Probability that the server process is frozen instead of killed.
     pub(crate) freeze: f64,
-    /// Probability that the wall clock is set before a restart.
+    /// Probability that the wall clock is set to a wrong time before a restart.
     pub(crate) clock_set: f64,
     /// Probability that the clients are frozen together with the server, as when a machine is
     /// suspended. They wake up later than the server.
@@ -63,12 +63,23 @@ impl FaultPlan {
     /// Chooses the faults of a run.
     pub(crate) fn choose(rng: &mut Rng) -> Self {
         let mut chance = |most: f64| if rng.bool() { rng.f64() * most } else { 0.0 };
-        let (drop_request, drop_response, duplicate) = (chance(0.1), chance(0.1), chance(0.1));
-        let (cut_request, error_status, slow_message) = (chance(0.05), chance(0.1), chance(0.2));
-        let (crash_at_write, write_error) = (chance(0.02), chance(0.05));
-        let (power_loss, graceful, full_disk) = (chance(1.0), chance(0.5), chance(0.01));
-        let (client_death, freeze, drop_heartbeat) = (chance(0.3), chance(0.3), chance(0.8));
-        let (clock_set, full_at_stop, read_error) = (chance(0.8), chance(0.5), chance(0.1));
+        let drop_request = chance(0.1);
+        let drop_response = chance(0.1);
+        let duplicate = chance(0.1);
+        let cut_request = chance(0.05);
+        let error_status = chance(0.1);
+        let slow_message = chance(0.2);
+        let crash_at_write = chance(0.02);
+        let write_error = chance(0.05);
+        let power_loss = chance(1.0);
+        let graceful = chance(0.5);
+        let full_disk = chance(0.01);
+        let client_death = chance(0.3);
+        let freeze = chance(0.3);
+        let drop_heartbeat = chance(0.8);
+        let clock_set = chance(0.8);
+        let full_at_stop = chance(0.5);
+        let read_error = chance(0.1);
         let suspend = chance(1.0);
         let seconds = match rng.u32(0..4) {
             // Long enough for sessions and checkpoints to expire.
@@ -100,8 +111,8 @@ impl FaultPlan {
             drop_heartbeat,
             freeze,
             suspend,
-            // After a boot, a wall clock ahead of the last known time is downtime, in which objects
-            // expire.
+            // Not together with power losses: after a boot, the server takes a wall clock that is
+            // ahead of the last known time for downtime, and objects would expire.
             clock_set: if power_loss > 0.0 { 0.0 } else { clock_set },
             max_freeze: Duration::from_secs(rng.u64(1..4_000)),
             max_task_delay: if rng.u32(0..5) == 0 { rng.u64(30..3_000) } else { rng.u64(0..30) },

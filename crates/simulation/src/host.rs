@@ -1,13 +1,14 @@
-//! [`Host`]: the machine of the server. Starts, kills and restarts the server process.
+//! [`Host`]: the simulated machine of the server. Starts, kills and restarts the server process.
 
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use fastrand::Rng;
 use futures_util::FutureExt as _;
+use parking_lot::Mutex;
 use tinkex_server::ServerOptions;
 use tinkex_server::simulation::{
     RequestHandler, SIMULATED_CORES, Scheduler, SimulatedServer, SimulatedTask,
@@ -38,9 +39,9 @@ struct HostInner {
     /// Notified when a process ends. Not a `watch` channel, which wakes its receivers in random
     /// order.
     process_ended: Notify,
-    /// Until when the process does not run, as after SIGSTOP.
+    /// End of the current freeze of the process, as SIGSTOP would cause.
     frozen_until: Mutex<Option<Instant>>,
-    /// Until when the clients do not run.
+    /// End of the current freeze of the clients.
     clients_frozen_until: Mutex<Option<Instant>>,
     rng: Mutex<Rng>,
 }
@@ -55,7 +56,8 @@ struct Process {
 
 /// Tasks of one server process.
 struct ProcessTasks {
-    /// Weak, because the host owns the process: a run would never release its server and files.
+    /// Weak, because the host owns the process: with a reference cycle, a run would never release
+    /// its server and files.
     host: Weak<HostInner>,
     rng: Mutex<Rng>,
     running: Mutex<Vec<JoinHandle<()>>>,
@@ -82,16 +84,12 @@ impl Drop for Decoding {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Scheduler for ProcessTasks {
     fn spawn(&self, name: &'static str, task: SimulatedTask) {
         let Some(host) = self.host.upgrade().map(Host) else { return };
         let trace = host.0.trace.clone();
         let max = if name == "deferred" { 0 } else { host.0.plan.max_task_delay };
-        let mut rng = Rng::with_seed(lock(&self.rng).u64(..));
+        let mut rng = Rng::with_seed(self.rng.lock().u64(..));
         let machine = host.clone();
         let delay = move |first| match machine.interruption() {
             Some(interruption) => interruption,
@@ -115,7 +113,7 @@ impl Scheduler for ProcessTasks {
                 trace.fail(format!("task {name} panicked: {}", message.unwrap_or_default()));
             }
         });
-        let mut running = lock(&self.running);
+        let mut running = self.running.lock();
         running.retain(|task| !task.is_finished());
         running.push(task);
     }
@@ -145,11 +143,11 @@ impl Host {
         }))
     }
 
-    /// Starts the server. A start that a fault interrupts is repeated.
+    /// Starts the server. Repeats a start that a fault interrupts.
     pub(crate) async fn start(&self) {
         loop {
             let (ids, tasks) = {
-                let mut rng = lock(&self.0.rng);
+                let mut rng = self.0.rng.lock();
                 (rng.u64(..), rng.u64(..))
             };
             let tasks = Arc::new(ProcessTasks {
@@ -160,7 +158,8 @@ impl Host {
             });
             let scheduler: Arc<dyn Scheduler> = Arc::clone(&tasks) as _;
             self.0.disk.revive();
-            let (options, clocks) = (self.0.options.clone(), Arc::clone(&self.0.clocks));
+            let options = self.0.options.clone();
+            let clocks = Arc::clone(&self.0.clocks);
             let starting = SimulatedServer::start(options, scheduler, clocks, ids);
             let started = tokio::select! {
                 biased;
@@ -172,7 +171,7 @@ impl Host {
                     event!(self.0.trace, "server started");
                     let handler = server.handler();
                     self.0.disk.inspect(|| self.0.oracle.server_started(&handler));
-                    *lock(&self.0.process) = Some(Process { server: Some(server), handler, tasks });
+                    *self.0.process.lock() = Some(Process { server: Some(server), handler, tasks });
                     return;
                 }
                 Some(Err(error)) => {
@@ -192,14 +191,14 @@ impl Host {
     /// Kills the server process. If `power_loss` is true, the machine loses power, too.
     pub(crate) async fn crash(&self, power_loss: bool) {
         self.0.disk.kill();
-        *lock(&self.0.frozen_until) = None;
-        let Some(Process { server, tasks, .. }) = lock(&self.0.process).take() else { return };
+        *self.0.frozen_until.lock() = None;
+        let Some(Process { server, tasks, .. }) = self.0.process.lock().take() else { return };
         let what = if power_loss { "power loss" } else { "server killed" };
         event!(self.0.trace, "{what}");
         self.0.trace.count(what);
         self.0.process_ended.notify_waiters();
         end_tasks(&tasks).await;
-        // Let the connections end, which hold the state of the server.
+        // Let the connections end: they hold references to the state of the server.
         tokio::task::yield_now().await;
         drop(server);
         if power_loss {
@@ -208,10 +207,10 @@ impl Host {
         }
     }
 
-    /// Stops the server gracefully: it accepts no further requests, and responds to those that it
-    /// has. If `full_disk` is true, the disk is full meanwhile.
+    /// Stops the server gracefully: the server accepts no further requests and responds to the
+    /// accepted requests. If `full_disk` is true, the disk is full during the shutdown.
     pub(crate) async fn stop(&self, full_disk: bool) {
-        let server = lock(&self.0.process).as_mut().and_then(|process| process.server.take());
+        let server = self.0.process.lock().as_mut().and_then(|process| process.server.take());
         let Some(server) = server else { return };
         event!(self.0.trace, "server stops");
         self.0.trace.count("graceful stop");
@@ -223,14 +222,14 @@ impl Host {
             () = self.0.disk.killed() => event!(self.0.trace, "server died while it stopped"),
             summary = server.stop() => event!(self.0.trace, "server stopped: {summary:?}"),
         }
-        // The last responses are sent.
+        // Wait until the last responses are sent.
         tokio::time::sleep(Duration::from_millis(5)).await;
         self.observe();
         self.0.disk.empty();
-        let Some(Process { tasks, .. }) = lock(&self.0.process).take() else { return };
+        let Some(Process { tasks, .. }) = self.0.process.lock().take() else { return };
         self.0.process_ended.notify_waiters();
         end_tasks(&tasks).await;
-        // Let the connections end, which hold the state of the server.
+        // Let the connections end: they hold references to the state of the server.
         tokio::task::yield_now().await;
     }
 
@@ -244,7 +243,7 @@ impl Host {
         if self.0.disk.is_dead() {
             return None;
         }
-        let process = lock(&self.0.process);
+        let process = self.0.process.lock();
         process.as_ref().filter(|process| process.server.is_some()).map(|p| p.handler.clone())
     }
 
@@ -257,19 +256,19 @@ impl Host {
     pub(crate) fn freeze(&self, time: Duration) {
         event!(self.0.trace, "server frozen for {time:.0?}");
         self.0.trace.count("freeze");
-        *lock(&self.0.frozen_until) = Some(Instant::now() + time);
+        *self.0.frozen_until.lock() = Some(Instant::now() + time);
     }
 
     /// Stops the processes of all clients for some time.
     pub(crate) fn freeze_clients(&self, time: Duration) {
         event!(self.0.trace, "clients frozen for {time:.0?}");
         self.0.trace.count("freeze of the clients");
-        *lock(&self.0.clients_frozen_until) = Some(Instant::now() + time);
+        *self.0.clients_frozen_until.lock() = Some(Instant::now() + time);
     }
 
     /// Waits until the clients run.
     pub(crate) async fn clients_run(&self) {
-        let until = *lock(&self.0.clients_frozen_until);
+        let until = *self.0.clients_frozen_until.lock();
         if let Some(until) = until {
             tokio::time::sleep_until(until).await;
         }
@@ -278,10 +277,10 @@ impl Host {
     /// Returns for how long the process does not run; `None` if it runs.
     pub(crate) fn interruption(&self) -> Option<Duration> {
         if self.0.disk.is_dead() {
-            // Longer than any run: the tasks are dropped before it has passed.
+            // Longer than any run: the tasks of a dead process are dropped before the delay ends.
             return Some(Duration::from_secs(1 << 30));
         }
-        let frozen = (*lock(&self.0.frozen_until))?.saturating_duration_since(Instant::now());
+        let frozen = (*self.0.frozen_until.lock())?.saturating_duration_since(Instant::now());
         (!frozen.is_zero()).then_some(frozen)
     }
 
@@ -307,12 +306,12 @@ impl Host {
         self.0.options.data_dir.clone()
     }
 
-    /// Lets the oracle look at the state of the server, also while it stops.
+    /// Lets the oracle inspect the state of the server, also while the server stops.
     pub(crate) fn observe(&self) {
         if self.0.disk.is_dead() {
             return;
         }
-        let handler = lock(&self.0.process).as_ref().map(|process| process.handler.clone());
+        let handler = self.0.process.lock().as_ref().map(|process| process.handler.clone());
         if let Some(handler) = handler {
             self.0.disk.inspect(|| self.0.oracle.observe(&handler));
         }
@@ -321,7 +320,7 @@ impl Host {
 
 /// Ends all tasks of a process and waits until they are dropped.
 async fn end_tasks(tasks: &ProcessTasks) {
-    let running = std::mem::take(&mut *lock(&tasks.running));
+    let running = std::mem::take(&mut *tasks.running.lock());
     for task in &running {
         task.abort();
     }

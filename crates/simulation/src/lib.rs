@@ -2,9 +2,10 @@
 //!
 //! [`run`] executes one *scenario*: several programs that use the real client (`tinkex`), a
 //! simulated network, and the real server with the real engine and a small model. Everything runs
-//! on one thread in simulated time, and every choice derives from one seed: what the programs do,
-//! how long requests take, which of them are lost, when the server process dies, which writes
-//! survive. The same seed gives the same scenario, so every failure can be repeated.
+//! on one thread in simulated time. Every choice derives from one seed: the actions of the
+//! programs, the durations and losses of requests, the deaths of the server process, and the writes
+//! that survive a power loss. The same seed gives the same scenario, so every failure can be
+//! repeated.
 //!
 //! * `scenario`: runs one scenario from start to end
 //! * `program`: the actions of the clients
@@ -12,10 +13,10 @@
 //! * `network`: requests and their faults
 //! * `host`: the server process, its tasks, its death and its restart
 //! * `clocks`: the clocks of the machine
-//! * `disk`: faults of file operations, and what survives a power loss
-//! * `oracle`: the invariants, and the checks of them
-//! * `upstream`: a scripted server in front of which the server is a gateway, in some scenarios, and
-//!   its faults; `toy_model` is a model on it
+//! * `disk`: faults of file operations, and the writes that survive a power loss
+//! * `oracle`: checks the invariants of the server
+//! * `upstream`: a scripted server with faults, to which the server forwards requests as a gateway
+//!   in some scenarios; `toy_model` is a model of the scripted server
 //! * `replay`, `toy_replay`: sequential execution of the accepted requests, for the oracle
 //! * `faults`: the kinds and probabilities of the faults of a run, chosen from the seed
 //! * `task`: tasks that take simulated time
@@ -38,5 +39,4 @@ mod toy_model;
 mod toy_replay;
 mod trace;
 mod upstream;
-
 pub use scenario::{Report, run};

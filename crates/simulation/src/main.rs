@@ -1,8 +1,7 @@
-//! Runs scenarios with consecutive seeds and reports those that fail.
+//! Command-line program that runs scenarios with consecutive seeds and reports the failing seeds.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool prints to standard output")]
-
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -70,7 +69,9 @@ fn main() -> ExitCode {
 /// Runs the scenarios and returns how many failed.
 fn simulate(arguments: &Arguments) -> std::io::Result<u64> {
     let start = Instant::now();
-    let (mut runs, mut failures, mut simulated) = (0_u64, 0_u64, 0.0);
+    let mut runs = 0_u64;
+    let mut failures = 0_u64;
+    let mut simulated = 0.0;
     let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
     let end = arguments.first.saturating_add(arguments.seeds);
     for seed in arguments.first..end {

@@ -1,8 +1,8 @@
 //! [`SimulatedNetwork`]: carries requests from a client to the server, with faults.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use http::header::CONTENT_LENGTH;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
+use parking_lot::Mutex;
 use tinkex::{HttpFailure, HttpService, Lane};
 use tinkex_server::simulation::RequestHandler;
 use tokio::sync::oneshot;
@@ -40,9 +41,9 @@ struct NetworkInner {
     dead: AtomicBool,
 }
 
-/// What happens to one request.
+/// Outcome of the delivery of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fate {
+enum DeliveryOutcome {
     Delivered,
     RequestLost,
     ResponseLost,
@@ -55,10 +56,10 @@ enum Fate {
     StatusAfter(u16),
 }
 
-/// Fate and delays of one request.
+/// Outcome and delays of the delivery of one request.
 #[derive(Clone, Copy, Debug)]
-struct Passage {
-    fate: Fate,
+struct DeliveryPlan {
+    outcome: DeliveryOutcome,
     before: Duration,
     after: Duration,
     /// Delay of the second copy of a duplicated request.
@@ -74,18 +75,20 @@ impl SimulatedNetwork {
         seed: u64,
         trace: EventTrace,
     ) -> Self {
-        let (calm_at, plan) = (Instant::now() + plan.duration, plan.clone());
-        let (rng, dead) = (Mutex::new(Rng::with_seed(seed)), AtomicBool::new(false));
+        let calm_at = Instant::now() + plan.duration;
+        let plan = plan.clone();
+        let rng = Mutex::new(Rng::with_seed(seed));
+        let dead = AtomicBool::new(false);
         Self(Arc::new(NetworkInner { client, host, oracle, plan, calm_at, trace, rng, dead }))
     }
 
-    /// Ends the process of the client: tasks that it leaves behind send nothing any more.
+    /// Ends the process of the client: its remaining tasks can no longer send requests.
     pub(crate) fn kill_client(&self) {
         self.0.dead.store(true, Ordering::Relaxed);
     }
 
-    fn choose_passage(&self, path: &str) -> Passage {
-        let mut rng = self.0.rng.lock().unwrap_or_else(PoisonError::into_inner);
+    fn plan_delivery(&self, path: &str) -> DeliveryPlan {
+        let mut rng = self.0.rng.lock();
         let rng = &mut *rng;
         let plan = &self.0.plan;
         let calm = Instant::now() >= self.0.calm_at;
@@ -94,40 +97,42 @@ impl SimulatedNetwork {
             let most = if slow { plan.max_delay } else { Duration::from_millis(3) };
             most.mul_f64(rng.f64())
         };
-        let (before, after, again) = (delay(rng), delay(rng), delay(rng));
+        let before = delay(rng);
+        let after = delay(rng);
+        let again = delay(rng);
         let mut draw = rng.f64();
         let mut hit = |probability: f64| {
             draw -= probability;
             draw < 0.0
         };
         let status = [429, 500, 502, 503][rng.usize(0..4)];
-        let fate = if calm {
-            Fate::Delivered
+        let outcome = if calm {
+            DeliveryOutcome::Delivered
         } else if path.ends_with("/session_heartbeat") && rng.f64() < plan.drop_heartbeat
             || hit(plan.drop_request)
         {
-            Fate::RequestLost
+            DeliveryOutcome::RequestLost
         } else if hit(plan.drop_response) {
-            Fate::ResponseLost
+            DeliveryOutcome::ResponseLost
         } else if hit(plan.duplicate) {
-            Fate::Duplicated
+            DeliveryOutcome::Duplicated
         } else if hit(plan.cut_request) {
-            Fate::RequestCut(rng.f64())
+            DeliveryOutcome::RequestCut(rng.f64())
         } else if hit(plan.error_status / 2.0) {
-            Fate::Status(status)
+            DeliveryOutcome::Status(status)
         } else if hit(plan.error_status / 2.0) {
-            Fate::StatusAfter(status)
+            DeliveryOutcome::StatusAfter(status)
         } else {
-            Fate::Delivered
+            DeliveryOutcome::Delivered
         };
-        Passage { fate, before, after, again }
+        DeliveryPlan { outcome, before, after, again }
     }
 
-    /// Lets the server handle a request that has arrived, of which the body ends after the fraction
-    /// `cut`, if any. Returns `None` if the client gets no response: the server does not run, its
-    /// process ends meanwhile, or the body was cut.
+    /// Lets the server handle a request that has arrived. If `cut` is set, only this fraction of
+    /// the body arrives. Returns `None` if the client gets no response: the server is not running,
+    /// the server process ends while it handles the request, or the body was cut.
     ///
-    /// Dropping the future is a disconnection of the client.
+    /// Dropping the future simulates that the client disconnects.
     async fn serve(&self, request: Request<Bytes>, cut: Option<f64>) -> Option<Response<Bytes>> {
         let NetworkInner { host, oracle, trace, client, .. } = &*self.0;
         let handler = host.handler()?;
@@ -139,14 +144,15 @@ impl SimulatedNetwork {
             response = self.handle(handler, request, cut) => response,
         };
         let response = response.filter(|_| !host.is_dead() && cut.is_none())?;
-        let (status, size) = (response.status().as_u16(), response.body().len());
+        let status = response.status().as_u16();
+        let size = response.body().len();
         event!(trace, "client {client}: {path} -> {status} ({size} bytes)");
         oracle.responded(&path, &body, &response);
         Some(response)
     }
 
-    /// Passes a request to the handler of the server, and collects the response. Nothing happens
-    /// while the process is frozen.
+    /// Passes a request to the handler of the server, and collects the response. The handler makes
+    /// no progress while the process is frozen.
     async fn handle(
         &self,
         handler: RequestHandler,
@@ -155,7 +161,8 @@ impl SimulatedNetwork {
     ) -> Option<Response<Bytes>> {
         let is_load = request.uri().path().ends_with("/load_weights");
         let load = is_load.then(|| (handler.clone(), request.body().clone()));
-        let (host, oracle) = (self.0.host.clone(), self.0.oracle.clone());
+        let host = self.0.host.clone();
+        let oracle = self.0.oracle.clone();
         let delay = move |_| host.interruption().unwrap_or_default();
         let after_poll = move || {
             if let Some((handler, body)) = &load {
@@ -170,44 +177,47 @@ impl SimulatedNetwork {
         Some(Response::from_parts(parts, body))
     }
 
-    /// Sends a request and returns what becomes of it. The network continues to carry a request
-    /// whose client has stopped waiting.
-    async fn carry(
+    /// Sends a request and returns the response or the failure. The network still delivers a
+    /// request whose client has stopped waiting.
+    async fn deliver(
         self,
         request: Request<Bytes>,
-        passage: Passage,
+        delivery: DeliveryPlan,
         timeout: Duration,
     ) -> Result<Response<Bytes>, HttpFailure> {
         self.0.host.clients_run().await;
-        let cut = match passage.fate {
-            Fate::RequestLost => {
-                tokio::time::sleep(passage.before).await;
+        let cut = match delivery.outcome {
+            DeliveryOutcome::RequestLost => {
+                tokio::time::sleep(delivery.before).await;
                 return Err(HttpFailure::connect("request lost (simulated)"));
             }
-            Fate::Status(status) => {
-                tokio::time::sleep(passage.before).await;
+            DeliveryOutcome::Status(status) => {
+                tokio::time::sleep(delivery.before).await;
                 return Ok(proxy_response(status));
             }
-            Fate::RequestCut(fraction) => Some(fraction),
-            Fate::Duplicated => {
-                let (network, request) = (self.clone(), copy(&request));
+            DeliveryOutcome::RequestCut(fraction) => Some(fraction),
+            DeliveryOutcome::Duplicated => {
+                let network = self.clone();
+                let request = copy(&request);
                 task::spawn(async move {
-                    tokio::time::sleep(passage.before + passage.again).await;
+                    tokio::time::sleep(delivery.before + delivery.again).await;
                     network.serve(request, None).await;
                 });
                 None
             }
-            Fate::Delivered | Fate::ResponseLost | Fate::StatusAfter(_) => None,
+            DeliveryOutcome::Delivered
+            | DeliveryOutcome::ResponseLost
+            | DeliveryOutcome::StatusAfter(_) => None,
         };
         let (mut sender, receiver) = oneshot::channel();
         task::spawn(async move {
-            tokio::time::sleep(passage.before).await;
+            tokio::time::sleep(delivery.before).await;
             let response = tokio::select! {
                 biased;
                 response = self.serve(request, cut) => response,
                 () = sender.closed() => None,
             };
-            tokio::time::sleep(passage.after).await;
+            tokio::time::sleep(delivery.after).await;
             let _ = sender.send(response);
         });
         let Ok(received) = tokio::time::timeout(timeout, receiver).await else {
@@ -216,9 +226,9 @@ impl SimulatedNetwork {
         let Some(response) = received.ok().flatten() else {
             return Err(HttpFailure::connect("connection closed (simulated)"));
         };
-        match passage.fate {
-            Fate::ResponseLost => Err(HttpFailure::connect("response lost (simulated)")),
-            Fate::StatusAfter(status) => Ok(proxy_response(status)),
+        match delivery.outcome {
+            DeliveryOutcome::ResponseLost => Err(HttpFailure::connect("response lost (simulated)")),
+            DeliveryOutcome::StatusAfter(status) => Ok(proxy_response(status)),
             _ => Ok(response),
         }
     }
@@ -235,24 +245,24 @@ impl HttpService for SimulatedNetwork {
             return Box::pin(std::future::pending());
         }
         let path = request.uri().path();
-        let passage = self.choose_passage(path);
-        if passage.fate != Fate::Delivered {
+        let delivery = self.plan_delivery(path);
+        if delivery.outcome != DeliveryOutcome::Delivered {
             let NetworkInner { client, trace, .. } = &*self.0;
-            event!(trace, "client {client}: {path}: {:?}", passage.fate);
-            trace.count(fate_name(passage.fate));
+            event!(trace, "client {client}: {path}: {:?}", delivery.outcome);
+            trace.count(outcome_name(delivery.outcome));
         }
-        Box::pin(self.clone().carry(request, passage, timeout))
+        Box::pin(self.clone().deliver(request, delivery, timeout))
     }
 }
 
-fn fate_name(fate: Fate) -> &'static str {
-    match fate {
-        Fate::Delivered => "delivered",
-        Fate::RequestLost => "request lost",
-        Fate::ResponseLost => "response lost",
-        Fate::Duplicated => "request duplicated",
-        Fate::RequestCut(_) => "request cut",
-        Fate::Status(_) | Fate::StatusAfter(_) => "error status",
+fn outcome_name(outcome: DeliveryOutcome) -> &'static str {
+    match outcome {
+        DeliveryOutcome::Delivered => "delivered",
+        DeliveryOutcome::RequestLost => "request lost",
+        DeliveryOutcome::ResponseLost => "response lost",
+        DeliveryOutcome::Duplicated => "request duplicated",
+        DeliveryOutcome::RequestCut(_) => "request cut",
+        DeliveryOutcome::Status(_) | DeliveryOutcome::StatusAfter(_) => "error status",
     }
 }
 
@@ -266,8 +276,8 @@ fn part_of(length: usize, fraction: f64) -> usize {
     ((length as f64 * fraction) as usize).min(length)
 }
 
-/// Returns a request as the server receives it: with the length of the whole body, of which only the
-/// fraction `cut` arrives, if any.
+/// Returns a request as the server receives it. The header has the length of the whole body; if
+/// `cut` is set, only this fraction of the body arrives.
 fn as_received(request: Request<Bytes>, cut: Option<f64>) -> Request<SentBody> {
     let (mut parts, body) = request.into_parts();
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
@@ -289,7 +299,7 @@ fn proxy_response(status: u16) -> Response<Bytes> {
     response
 }
 
-/// Body that arrives at the server; it breaks at its end if `breaks` is true.
+/// Body that arrives at the server. If `breaks` is true, it ends with a connection error.
 struct SentBody {
     rest: Bytes,
     breaks: bool,

@@ -1,17 +1,20 @@
 //! [`Oracle`]: checks the invariants of the server.
 //!
 //! While a scenario runs, the oracle inspects the server after every step of the worker and of the
-//! disk writer, and every response. It records acknowledged requests and visible outcomes, and
-//! reports a violation as soon as the server contradicts them. At the end it compares them with a
-//! sequential execution (`replay`).
+//! disk writer, and every response. The oracle records acknowledged requests and visible outcomes,
+//! and reports a violation as soon as the server contradicts a recorded request or outcome. At the
+//! end, the oracle compares the recorded outcomes with a sequential execution of the requests
+//! (`replay`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::Response;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tinkex_server::simulation::{OutcomeView, RequestHandler};
+use tinkex_store::weights::WeightsLocation;
 
 use crate::replay::{ReplayedRequest, SavePoint};
 use crate::trace::{EventTrace, event};
@@ -27,12 +30,12 @@ struct OracleInner {
 
 #[derive(Default)]
 struct OracleState {
-    /// Durable requests that the server has had, by id.
+    /// All requests that the server has made durable, by id.
     requests: BTreeMap<String, SeenRequest>,
-    /// State of a model that each folder of weights contains.
-    folders: BTreeMap<String, SavePoint>,
+    /// Model state that each folder of weights contains.
+    folders: BTreeMap<WeightsLocation, SavePoint>,
     /// Folder that a request to load weights must read, by id of the request.
-    loads: HashMap<String, String>,
+    loads: HashMap<String, WeightsLocation>,
     /// Results that clients have received, by id of the request.
     delivered: HashMap<String, Bytes>,
     failed_starts: u32,
@@ -64,11 +67,11 @@ impl Oracle {
     }
 
     fn lock(&self) -> MutexGuard<'_, OracleState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
-    /// Records the requests, outcomes and checkpoints of the running server, and checks that none
-    /// has changed. Does not read the payloads of known outcomes again.
+    /// Records the requests, outcomes and checkpoints of the running server, and checks that no
+    /// recorded outcome has changed. Does not read the payloads of known outcomes again.
     pub(crate) fn observe(&self, handler: &RequestHandler) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -120,7 +123,8 @@ impl Oracle {
                     seen.outcome = Some(outcome);
                 }
                 Some(before) if *before != outcome => {
-                    let (kind, seq) = (&view.kind, view.seq);
+                    let kind = &view.kind;
+                    let seq = view.seq;
                     self.0.trace.fail(format!("the outcome of {kind} {seq} changed"));
                 }
                 Some(_) => {}
@@ -128,7 +132,7 @@ impl Oracle {
         }
         for checkpoint in handler.checkpoints() {
             if let Some(source) = checkpoint.source {
-                state.folders.entry(checkpoint.folder).or_insert(source);
+                state.folders.entry(checkpoint.weights).or_insert(source);
             }
         }
     }
@@ -144,7 +148,8 @@ impl Oracle {
             for (id, seen) in &mut state.requests {
                 // Read all outcomes again: the restart may have damaged their payloads.
                 seen.last_view = None;
-                let (kind, seq) = (&seen.kind, seen.seq);
+                let kind = &seen.kind;
+                let seq = seen.seq;
                 match present.get(id) {
                     None if seen.outcome.is_none() => {
                         self.0.trace.fail(format!("accepted request {kind} {seq} is lost"));
@@ -160,8 +165,8 @@ impl Oracle {
         self.observe(handler);
     }
 
-    /// Counts a failed start. The server must start within 50 further attempts, not counting those
-    /// that met a fault of the disk.
+    /// Counts a failed start. The server must start within 50 further attempts. Attempts that fail
+    /// because of an injected disk fault do not count.
     pub(crate) fn start_failed(&self, error: &str) {
         if error.contains("simulated") {
             return;
@@ -182,10 +187,10 @@ impl Oracle {
     /// Records which folder a request to load weights must read, when it is admitted.
     pub(crate) fn load_admitted(&self, handler: &RequestHandler, body: &Bytes) {
         let mut state = self.lock();
-        let Some(folder) = handler.folder_to_load(body) else { return };
+        let Some(weights) = handler.weights_to_load(body) else { return };
         for view in handler.requests() {
             if view.kind == "LoadWeights" && !view.durable && !state.loads.contains_key(&view.id) {
-                state.loads.insert(view.id, folder.clone());
+                state.loads.insert(view.id, weights.clone());
             }
         }
     }
@@ -221,7 +226,8 @@ impl Oracle {
         }
     }
 
-    /// Counts a call that copies a checkpoint, however often its request is sent.
+    /// Counts a call that copies a checkpoint. A call counts once, however often the client sends
+    /// its request.
     pub(crate) fn copy_called(&self) {
         self.lock().copies += 1;
     }
@@ -241,8 +247,8 @@ impl Oracle {
         self.lock().requests.values().any(|seen| seen.outcome.is_none())
     }
 
-    /// Returns the models whose training the checkpoints do not contain: optimizer steps have
-    /// succeeded since the last save.
+    /// Returns the models with unsaved training: optimizer steps have succeeded since the last
+    /// save.
     pub(crate) fn unsaved_models(&self) -> BTreeSet<String> {
         let state = self.lock();
         let mut changed: BTreeMap<&str, u64> = BTreeMap::new();
@@ -261,20 +267,21 @@ impl Oracle {
         changed.into_keys().map(str::to_owned).collect()
     }
 
-    /// Checks that every request has an outcome that a fault can explain, that the accepted requests
-    /// have the same results if they are executed one after the other, and that the saved weights
-    /// are the same then.
+    /// Checks that every request has an outcome, that a fault explains every failure, and that a
+    /// sequential execution of the accepted requests gives the same results and the same saved
+    /// weights.
     pub(crate) fn check_outcomes(
         &self,
         replay: impl FnOnce(
             Vec<ReplayedRequest<'_>>,
-            &BTreeMap<String, SavePoint>,
+            &BTreeMap<WeightsLocation, SavePoint>,
         ) -> Result<(), String>,
     ) {
         let state = self.lock();
         let mut requests = Vec::new();
         for (id, seen) in &state.requests {
-            let (kind, seq) = (&seen.kind, seen.seq);
+            let kind = &seen.kind;
+            let seq = seen.seq;
             match &seen.outcome {
                 None => self.0.trace.fail(format!("request {kind} {seq} has no outcome")),
                 Some(SeenOutcome::Failed(message)) => {

@@ -1,11 +1,11 @@
-//! Programs: what the simulated clients do, generated from a seed.
+//! [`ClientProgram`]: the actions of a simulated client, generated from a seed.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 use tinkex::{
-    AdamParams, Datum, Env, LossFn, RestoreMode, SamplingClient, SamplingParams, SaveOptions,
-    ServiceClient, TrainingClient,
+    AdamParams, Datum, Env, LoraOptions, LossFn, RestoreMode, SamplingClient, SamplingParams,
+    SaveOptions, ServiceClient, TrainingClient,
 };
 use tokio::time::Instant;
 
@@ -32,7 +32,8 @@ pub(crate) struct ClientProgram {
     /// Checkpoints with the state of the optimizer.
     saved: Vec<ClientCheckpoint>,
     names: u32,
-    /// Whether the server is a gateway, whose saves are no file operations.
+    /// Whether the server is a gateway. A save through a gateway is not a file operation, so it
+    /// cannot be a poison request.
     through_gateway: bool,
 }
 
@@ -53,7 +54,9 @@ impl ClientProgram {
             .without_telemetry()
             .build()?;
         let rng = Rng::with_seed(seed);
-        let (models, samplers, saved) = (Vec::new(), Vec::new(), Vec::new());
+        let models = Vec::new();
+        let samplers = Vec::new();
+        let saved = Vec::new();
         Ok(Self {
             client,
             rng,
@@ -83,7 +86,7 @@ impl ClientProgram {
                 tokio::time::sleep(Duration::from_secs(self.rng.u64(0..60))).await;
             }
         }
-        self.service.finish(&tinkex::Result::Ok(())).await;
+        self.service.finish().await;
         Ok(())
     }
 
@@ -109,7 +112,7 @@ impl ClientProgram {
             12 if self.rng.u32(0..6) == 0 && !self.through_gateway => self.poison(&model).await,
             13 => match self.rng.u32(0..8) {
                 0 => Ok(self.wait().await),
-                1 => self.outlive(&model).await,
+                1 => self.use_near_expiry(&model).await,
                 _ => self.sample().await,
             },
             _ => self.sample().await,
@@ -122,17 +125,17 @@ impl ClientProgram {
             return self.restore(&saved).await;
         }
         let seed = self.rng.u64(0..1_000);
-        let create = self.service.create_lora_training_client(BASE_MODEL);
-        self.models.push(create.rank(2).seed(seed).create().await?);
+        let options = LoraOptions::new(BASE_MODEL).rank(2).seed(seed);
+        self.models.push(self.service.create_lora_training_client(options).await?);
         Ok("created a model".to_owned())
     }
 
     /// Creates a model from a checkpoint, which may have expired.
     async fn restore(&mut self, saved: &ClientCheckpoint) -> tinkex::Result<String> {
-        let (called, mode) = (Instant::now(), self.restore_mode());
-        let create = self.service.create_training_client_from(saved.path.clone(), mode);
-        let created = create.create().await;
-        Ok(match self.judge(saved, called, created)? {
+        let called = Instant::now();
+        let mode = self.restore_mode();
+        let created = self.service.create_training_client_from(saved.path.clone(), mode).await;
+        Ok(match self.check_result(saved, called, created)? {
             Some(model) => {
                 self.models.push(model);
                 "restored a model".to_owned()
@@ -149,14 +152,14 @@ impl ClientProgram {
     }
 
     /// Saves a checkpoint, waits until about the time at which it expires, and uses it.
-    async fn outlive(&mut self, model: &TrainingClient) -> tinkex::Result<String> {
+    async fn use_near_expiry(&mut self, model: &TrainingClient) -> tinkex::Result<String> {
         let saved = self.save_with_ttl(model, Some(Duration::from_secs(3_600))).await?;
         let wait = Duration::from_secs(3_480 + self.rng.u64(0..240));
         tokio::time::sleep(wait).await;
         self.restore(&saved).await
     }
 
-    /// Trains some steps, of which several may be in flight.
+    /// Trains some steps. Several steps may be in flight at the same time.
     async fn train(&mut self, model: &TrainingClient) -> tinkex::Result<String> {
         let mut losses = String::new();
         let mut pending = Vec::new();
@@ -211,14 +214,14 @@ impl ClientProgram {
         Ok(saved)
     }
 
-    /// Creates a model from a checkpoint that may be overwritten or deleted meanwhile.
+    /// Creates a model from a checkpoint, which may be overwritten or deleted before the server
+    /// loads it.
     async fn load(&mut self, model: &TrainingClient) -> tinkex::Result<String> {
         let Some(saved) = self.choose_saved() else { return self.save(model).await };
         let path = saved.path.clone();
         let mode = self.restore_mode();
-        let load = self.service.create_training_client_from(path.clone(), mode);
         let called = Instant::now();
-        let load = task::spawn(async move { load.create().await });
+        let load = self.service.create_training_client_from(path.clone(), mode);
         let owner = self.models.iter().find(|model| model.model_id() == path.run()).cloned();
         let interference = self.rng.u32(0..4);
         if interference < 2 {
@@ -243,13 +246,12 @@ impl ClientProgram {
             _ => {}
         }
         match load.await {
-            Ok(Err(error)) if interference == 0 && is_missing(&error) => {}
-            Ok(Ok(model)) if interference == 1 => self.models.push(model),
-            Ok(loaded) => {
-                let loaded = self.judge(&saved, called, loaded)?;
+            Err(error) if interference == 0 && is_missing(&error) => {}
+            Ok(model) if interference == 1 => self.models.push(model),
+            loaded => {
+                let loaded = self.check_result(&saved, called, loaded)?;
                 self.models.extend(loaded);
             }
-            Err(error) => self.trace.fail(format!("a load panicked: {error}")),
         }
         Ok(format!("loaded {}", path.name()))
     }
@@ -259,8 +261,9 @@ impl ClientProgram {
         self.saved.get(at).cloned()
     }
 
-    /// Forgets a checkpoint. Its name is not used again: a copy of a request to delete it or to set
-    /// its time to live may arrive later, and would change a new checkpoint of this name.
+    /// Removes a checkpoint from the program's list. The program does not use the name again: a
+    /// duplicate of a request that deletes the checkpoint or sets its time to live may arrive
+    /// later, and would change a new checkpoint of this name.
     fn retire(&mut self, saved: &ClientCheckpoint) {
         self.saved.retain(|other| other.path != saved.path);
         self.names += 1;
@@ -268,7 +271,7 @@ impl ClientProgram {
 
     /// Checks the result of a call that used a checkpoint and started at `called`. Returns `None`
     /// if the checkpoint has expired.
-    fn judge<T>(
+    fn check_result<T>(
         &mut self,
         saved: &ClientCheckpoint,
         called: Instant,
@@ -288,8 +291,8 @@ impl ClientProgram {
         }
     }
 
-    /// Sends a request that kills every process that executes it. It must fail, and later requests
-    /// must be executed.
+    /// Sends a request that kills every process that executes it. The request must fail, and the
+    /// server must execute later requests.
     async fn poison(&mut self, model: &TrainingClient) -> tinkex::Result<String> {
         self.names += 1;
         let saved = model.save_state(SaveOptions::new(format!("{POISON}{}", self.names))).await;
@@ -303,7 +306,9 @@ impl ClientProgram {
     /// Changes a checkpoint.
     async fn manage(&mut self) -> tinkex::Result<String> {
         let Some(saved) = self.choose_saved() else { return Ok("nothing to manage".to_owned()) };
-        let (path, rest, called) = (saved.path.clone(), self.service.rest(), Instant::now());
+        let path = saved.path.clone();
+        let rest = self.service.rest();
+        let called = Instant::now();
         let (action, result) = match self.rng.u32(0..5) {
             0 => {
                 self.retire(&saved);
@@ -331,7 +336,7 @@ impl ClientProgram {
                 ("copied", rest.copy_weights(copy).await.map(drop))
             }
         };
-        self.judge(&saved, called, result)?;
+        self.check_result(&saved, called, result)?;
         Ok(action.to_owned())
     }
 
@@ -374,8 +379,10 @@ impl ClientProgram {
         let length = self.rng.usize(1..4);
         let mut batch = Vec::new();
         for _ in 0..length {
-            let (prompt, completion) = (self.rng.usize(1..5), self.rng.usize(1..5));
-            let (prompt, completion) = (self.tokens(prompt), self.tokens(completion));
+            let prompt = self.rng.usize(1..5);
+            let completion = self.rng.usize(1..5);
+            let prompt = self.tokens(prompt);
+            let completion = self.tokens(completion);
             batch.extend(Datum::completion(prompt, completion));
         }
         batch

@@ -1,11 +1,12 @@
-//! [`SequentialReplay`]: executes the accepted requests of all models one after the other, without a
-//! server, and compares results and saved weights.
+//! [`SequentialReplay`]: executes the accepted requests of all models one after the other, without
+//! a server, and compares results and saved weights.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use tinkex_server::simulation::Replay;
+use tinkex_store::weights::WeightsLocation;
 
 /// A state of a model: its id, and the sequence number of the last request that had been executed.
 pub(crate) type SavePoint = (String, u64);
@@ -26,35 +27,35 @@ pub(crate) trait ReplayModels {
     /// Returns whether the state that a request loads has been reached.
     fn can_execute(&self, request: &ReplayedRequest<'_>) -> bool;
 
-    /// Executes a request and compares its result with that of the server.
+    /// Executes a request and compares its result with the server's result.
     ///
     /// # Errors
-    /// Describes the difference, or why the request cannot be executed.
+    /// Describes the difference between the results, or why the request cannot be executed.
     fn execute(&mut self, request: &ReplayedRequest<'_>) -> Result<(), String>;
 
-    /// Keeps the present state of the model of `point`, for requests that load it.
+    /// Saves the current state of the model of `point`, for requests that load this state.
     ///
     /// # Errors
     /// Describes why the state cannot be saved.
     fn save(&mut self, point: SavePoint) -> Result<(), String>;
 }
 
-/// Executes the requests of every model in the order of their sequence numbers, and saves the states
-/// that `folders` names.
+/// Executes the requests of every model in the order of their sequence numbers, and saves the
+/// states that `folders` names.
 ///
 /// # Errors
-/// The first error of `models`, or a request that loads a state that never existed.
+/// Returns the first error of `models`, or names a request that loads a state that never existed.
 pub(crate) fn replay(
     models: &mut impl ReplayModels,
     mut requests: Vec<ReplayedRequest<'_>>,
-    folders: &BTreeMap<String, SavePoint>,
+    folders: &BTreeMap<WeightsLocation, SavePoint>,
 ) -> Result<(), String> {
     requests.sort_by_key(|request| (request.model, request.seq));
     let mut queues: BTreeMap<&str, VecDeque<ReplayedRequest<'_>>> = BTreeMap::new();
     for request in requests {
         queues.entry(request.model).or_default().push_back(request);
     }
-    // A model may load a state of another one, which must be reached first.
+    // A model may load a state of another model. The replay must reach that state first.
     let mut progress = true;
     while progress {
         progress = false;
@@ -89,18 +90,19 @@ pub(crate) struct SequentialReplay<'a> {
 }
 
 impl SequentialReplay<'_> {
-    /// Executes `requests` and compares their results, and the weights in `folders`, with those of
-    /// the server.
+    /// Executes `requests` and compares their results and the weights in `folders` with the
+    /// server's results and weights.
     ///
     /// # Errors
     /// Describes the first difference, or the first request that cannot be executed.
     pub(crate) fn check(
         mut self,
         requests: Vec<ReplayedRequest<'_>>,
-        folders: &BTreeMap<String, SavePoint>,
+        folders: &BTreeMap<WeightsLocation, SavePoint>,
     ) -> Result<(), String> {
         replay(&mut self, requests, folders)?;
-        folders.iter().try_for_each(|(name, saved)| self.compare_weights(name, saved))
+        let local = folders.iter().filter_map(|(weights, saved)| Some((weights.local()?, saved)));
+        local.into_iter().try_for_each(|(name, saved)| self.compare_weights(name, saved))
     }
 
     /// Returns the folder of a state that the replay has saved.
@@ -108,7 +110,8 @@ impl SequentialReplay<'_> {
         self.scratch.join(format!("{}-{seq}", model.replace([':', '/'], "_")))
     }
 
-    /// Compares the files of a folder of the server, if it still exists.
+    /// Compares the files of a weights folder of the server with the replayed state, if the folder
+    /// still exists.
     fn compare_weights(&self, name: &str, saved: &SavePoint) -> Result<(), String> {
         let expected_folder = self.folder_of(saved);
         for entry in std::fs::read_dir(self.weights.join(name)).into_iter().flatten().flatten() {
@@ -118,7 +121,8 @@ impl SequentialReplay<'_> {
             if let (Ok(found), Ok(expected)) = (found, expected)
                 && found != expected
             {
-                let ((model, seq), file) = (saved, file.to_string_lossy());
+                let (model, seq) = saved;
+                let file = file.to_string_lossy();
                 return Err(format!(
                     "{file} of {model} after request {seq} differs from its replay"
                 ));

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
+use tinkex_gateway::UpstreamServer;
 use tinkex_server::ServerOptions;
-use tinkex_server::simulation::{Replay, RequestHandler, with_upstream};
+use tinkex_server::simulation::{Replay, RequestHandler};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -144,7 +145,8 @@ async fn scenario(seed: u64, folder: &Path, trace: &EventTrace) {
         event!(trace, "{faults:?}");
         options.checkpoint_every = rng.u32(1..6);
         let upstream = ScriptedUpstream::new(faults, rng.u64(..), trace.clone());
-        options = with_upstream(options, "up", Arc::new(upstream));
+        let server = UpstreamServer::new("http://127.0.0.1:1", None).http(Arc::new(upstream));
+        options = options.upstream("up", Arc::new(server));
     }
     event!(trace, "{:?} {:?}", options.limits, options.timeouts);
     let oracle = Oracle::new(trace.clone());
@@ -156,7 +158,8 @@ async fn scenario(seed: u64, folder: &Path, trace: &EventTrace) {
     let calm_at = Instant::now() + plan.duration;
     let mut programs = Vec::new();
     for client in 0..rng.usize(1..4) {
-        let (network_seed, program_seed) = (rng.u64(..), rng.u64(..));
+        let network_seed = rng.u64(..);
+        let program_seed = rng.u64(..);
         let network = SimulatedNetwork::new(
             client,
             host.clone(),
@@ -184,7 +187,7 @@ async fn scenario(seed: u64, folder: &Path, trace: &EventTrace) {
         }
     }
     let ended = Notify::new();
-    let chaos = chaos(&host, &plan, &mut rng, calm_at, &ended);
+    let injection = inject_faults(&host, &plan, &mut rng, calm_at, &ended);
     let ending = async {
         for (client, program) in programs {
             if let Err(error) = program.await {
@@ -194,7 +197,7 @@ async fn scenario(seed: u64, folder: &Path, trace: &EventTrace) {
         ended.notify_one();
     };
     let limit = plan.duration + MAX_RECOVERY;
-    let ended = tokio::time::timeout(limit, async { tokio::join!(chaos, ending) }).await;
+    let ended = tokio::time::timeout(limit, async { tokio::join!(injection, ending) }).await;
     if ended.is_err() {
         return trace.fail("a client still waits, hours after the last fault".to_owned());
     }
@@ -204,8 +207,8 @@ async fn scenario(seed: u64, folder: &Path, trace: &EventTrace) {
     finish(&host, &oracle, folder, gateway, trace).await;
 }
 
-/// Runs a program to its end, or until its client dies after the time `death`. Reports an error
-/// that no fault explains.
+/// Runs a program to its end, or until its client dies after the time `death`. Reports a violation
+/// if the program ends with an error that no fault explains.
 async fn run_program(
     program: ClientProgram,
     network: SimulatedNetwork,
@@ -219,7 +222,7 @@ async fn run_program(
             Some(after) => tokio::time::sleep(after).await,
             None => std::future::pending().await,
         }
-        // Before the program is dropped, which would finish its session.
+        // Kill the client before dropping the program: the drop would finish the session.
         network.kill_client();
     };
     let outcome = tokio::select! {
@@ -245,17 +248,23 @@ async fn run_program(
 /// limit on its memory.
 fn is_expected(error: &tinkex::Error, calm_at: Instant) -> bool {
     let message = error.to_string();
-    // A request that the process happened to execute each time that it was killed.
+    // The process happened to be killed three times while it executed the same request.
     let killed = message.contains("the server process ended three times");
     let injected = message.contains("simulated") || message.contains("disk may be full");
     let memory = message.contains("bytes, the limit is");
-    // The client may give up somewhat later than the last fault.
+    // The client may give up some time after the last fault.
     let faulty = Instant::now() < calm_at + Duration::from_secs(120);
     killed || injected || memory || (error.is_retryable() && faulty)
 }
 
 /// Kills and restarts the server until the programs end.
-async fn chaos(host: &Host, plan: &FaultPlan, rng: &mut Rng, calm_at: Instant, ended: &Notify) {
+async fn inject_faults(
+    host: &Host,
+    plan: &FaultPlan,
+    rng: &mut Rng,
+    calm_at: Instant,
+    ended: &Notify,
+) {
     // End of the last freeze, unless the server is to be killed while it is frozen.
     let mut thawed_at = Instant::now();
     loop {
@@ -303,7 +312,8 @@ async fn finish(host: &Host, oracle: &Oracle, folder: &Path, gateway: bool, trac
     tokio::time::sleep(frozen.unwrap_or_default() + Duration::from_secs(60)).await;
     for _ in 0..1_000 {
         if host.is_dead() {
-            // A poison request of a dead client is still executed.
+            // The server still executes the poison request of a dead client, which kills the
+            // process again.
             host.crash(false).await;
             host.start().await;
         }
@@ -324,7 +334,8 @@ async fn finish(host: &Host, oracle: &Oracle, folder: &Path, gateway: bool, trac
         check_autosaves(host, oracle, &handler, trace).await;
         check_replay(host, oracle, &handler, folder, trace);
     }
-    // Wait until nothing changes: the disk writer may be about to write what memory has already.
+    // Wait until nothing changes: the disk writer may still have to write changes that are already
+    // in memory.
     let mut before = handler.describe();
     for _ in 0..100 {
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -353,7 +364,7 @@ async fn finish(host: &Host, oracle: &Oracle, folder: &Path, gateway: bool, trac
     }
 }
 
-/// Compares the outcomes and the saved weights with those of a sequential execution.
+/// Compares the outcomes and the saved weights with the results of a sequential execution.
 fn check_replay(
     host: &Host,
     oracle: &Oracle,
@@ -374,8 +385,8 @@ fn check_replay(
     oracle.check_outcomes(|requests, folders| replay.check(requests, folders));
 }
 
-/// Waits until the sessions of clients that have died expire, and checks that the server has saved
-/// their models then.
+/// Waits until the sessions of dead clients expire, and checks that the server has saved their
+/// models.
 async fn check_autosaves(
     host: &Host,
     oracle: &Oracle,

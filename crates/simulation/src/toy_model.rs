@@ -1,11 +1,11 @@
 //! [`ToyModel`]: a model whose "weights" are a hash of everything that has trained it, in order.
 //!
-//! Two sequences of requests give the same weights only if they are the same: a step that is
-//! applied twice, not at all or in another order changes the results of all later passes.
+//! Only equal sequences of requests give equal weights: a step that is applied twice, not at all or
+//! in another order changes the results of all later passes.
 
 use tinkex::wire::{ForwardBackward, OptimStep, PassMode};
 
-/// State of a model. Gradients belong to its slot.
+/// State of a model without its gradients, which belong to the slot of the upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ToyModel {
     pub(crate) weights: u64,
@@ -25,23 +25,25 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(7, |hash, byte| mix(hash, u64::from(*byte)))
 }
 
-/// Returns a number that a metric can carry without rounding.
+/// Converts a hash to a number that `f64` represents without rounding.
 #[expect(clippy::cast_precision_loss, reason = "24 bits")]
 fn metric(value: u64) -> f64 {
     (value >> 40) as f64
 }
 
 impl ToyModel {
-    /// Creates the model that a seed determines.
+    /// Creates the initial model for a seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self { weights: mix(seed, 1), moments: 0 }
     }
 
     /// Runs a pass. Returns its loss, and accumulates into `gradients` if it has a backward pass.
     pub(crate) fn pass(&self, pass: &ForwardBackward, gradients: &mut u64) -> f64 {
-        // The gateway sends the data of the client to another model.
+        // Hash neither model id nor sequence number: the gateway replaces both in the client's
+        // request.
         let mut data = pass.clone();
-        (data.model_id, data.seq_id) = ("".into(), None);
+        data.model_id = "".into();
+        data.seq_id = None;
         let data = hash(&data.to_proto().unwrap_or_default());
         let result = mix(self.weights, data);
         if pass.mode == PassMode::ForwardBackward && !pass.data.is_empty() {

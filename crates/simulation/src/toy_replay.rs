@@ -1,12 +1,13 @@
 //! [`ToyReplay`]: executes the accepted requests of all models on [toy models](ToyModel), one after
-//! the other, and compares the results: each succeeded request was applied once, in order, and each
-//! failed request was not.
+//! the other, and compares the results. Equal results show that the upstream applied each
+//! successful request once and in order, and no failed request.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde_json::Value;
 use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, OptimStep};
+use tinkex_store::weights::WeightsLocation;
 
 use crate::replay::{ReplayModels, ReplayedRequest, SavePoint, replay};
 use crate::toy_model::ToyModel;
@@ -20,14 +21,14 @@ pub(crate) struct ToyReplay {
 }
 
 impl ToyReplay {
-    /// Executes `requests` and compares their results with those of the server.
+    /// Executes `requests` and compares their results with the server's results.
     ///
     /// # Errors
     /// Describes the first difference, or the first request that cannot be executed.
     pub(crate) fn check(
         mut self,
         requests: Vec<ReplayedRequest<'_>>,
-        folders: &BTreeMap<String, SavePoint>,
+        folders: &BTreeMap<WeightsLocation, SavePoint>,
     ) -> Result<(), String> {
         replay(&mut self, requests, folders)
     }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// Records events. Cheap to clone.
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 pub(crate) struct EventTrace(Arc<Mutex<TraceState>>);
 
 struct TraceState {
-    /// Folder of the run, whose random name is not part of the events.
+    /// Folder of the run. Its name is random, so events contain `FOLDER` in its place.
     folder: String,
     start: Instant,
     hash: u64,
@@ -24,8 +25,8 @@ struct TraceState {
 }
 
 impl EventTrace {
-    /// Starts a trace. It keeps the hash of its events, and the events too if `keep_lines` is true.
-    /// `folder`, which has a random name, is replaced by `FOLDER` in them.
+    /// Starts a trace. The trace keeps a hash of its events, and also the events if `keep_lines` is
+    /// true. The events contain `FOLDER` in place of the path `folder`, whose name is random.
     pub(crate) fn new(keep_lines: bool, folder: &Path) -> Self {
         Self(Arc::new(Mutex::new(TraceState {
             folder: folder.display().to_string(),
@@ -38,7 +39,7 @@ impl EventTrace {
     }
 
     fn lock(&self) -> MutexGuard<'_, TraceState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Records an event.
@@ -59,7 +60,7 @@ impl EventTrace {
         *self.lock().counts.entry(name).or_default() += 1;
     }
 
-    /// Records that an oracle found a violation. Only the first one is reported.
+    /// Records that an oracle found a violation. Only the first violation is reported.
     pub(crate) fn fail(&self, failure: String) {
         self.event(format_args!("FAILURE {failure}"));
         self.lock().failure.get_or_insert(failure);

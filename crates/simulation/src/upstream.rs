@@ -1,12 +1,14 @@
-//! [`ScriptedUpstream`]: a server of an older protocol, in front of which the server is a gateway.
+//! [`ScriptedUpstream`]: a simulated server of a legacy protocol, to which the server under test
+//! forwards requests as a gateway.
 //!
-//! It behaves as SkyRL 0.4.0 does: models live in slots of the engine process and are lost with it;
-//! sessions, futures and checkpoints survive a restart; a slot keeps the gradients of a model that is
-//! unloaded; a repeated pass or step with the sequence number of an earlier one is the same request.
-//! Requests to it are lost, delayed, repeated and answered with errors, as the seed says.
+//! The upstream behaves like SkyRL 0.4.0: models occupy slots of the engine process and are lost
+//! when the process ends; sessions, futures and checkpoints survive a restart; a slot keeps the
+//! gradients of a model that is unloaded; a pass or step with the sequence number of an earlier
+//! request is a repetition of that request. The seed determines which requests are lost, delayed,
+//! repeated or answered with errors.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,6 +16,7 @@ use fastrand::Rng;
 use futures_util::future::BoxFuture;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tinkex::wire::{
     ForwardBackward, ForwardBackwardOutput, OptimStep, SampleRequest, SampleResponse,
@@ -58,7 +61,7 @@ pub(crate) struct UpstreamFaults {
     error_after: f64,
     /// A result that cannot be decoded.
     garbage: f64,
-    /// Mean time between two restarts of the process; `None` for none.
+    /// Mean time between two restarts of the process; `None` for no restarts.
     restart_interval: Option<Duration>,
     max_delay: Duration,
 }
@@ -66,8 +69,12 @@ pub(crate) struct UpstreamFaults {
 impl UpstreamFaults {
     pub(crate) fn choose(rng: &mut Rng, duration: Duration) -> Self {
         let mut chance = |most: f64| if rng.bool() { rng.f64() * most } else { 0.0 };
-        let (lost_request, lost_response, duplicate) = (chance(0.05), chance(0.05), chance(0.1));
-        let (refused, error_after, garbage) = (chance(0.05), chance(0.03), chance(0.02));
+        let lost_request = chance(0.05);
+        let lost_response = chance(0.05);
+        let duplicate = chance(0.1);
+        let refused = chance(0.05);
+        let error_after = chance(0.03);
+        let garbage = chance(0.02);
         let restart_interval = rng.bool().then(|| Duration::from_secs(rng.u64(5..200)));
         let max_delay = Duration::from_millis(rng.u64(1..3_000));
         Self {
@@ -92,10 +99,10 @@ impl UpstreamFaults {
 
 struct UpstreamState {
     faults: UpstreamFaults,
-    /// When the faults end.
+    /// Time at which the faults end.
     calm_at: Instant,
     rng: Rng,
-    /// When the process is restarted next, and until when it is down.
+    /// Time of the next restart of the process; `down_until` is the end of the downtime.
     restart_at: Option<Instant>,
     down_until: Instant,
     /// Models in memory, by id.
@@ -158,9 +165,9 @@ impl UpstreamAnswer {
     }
 }
 
-/// What happens to one request.
+/// Outcome of the delivery of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum UpstreamFate {
+enum DeliveryOutcome {
     Delivered,
     RequestLost,
     ResponseLost,
@@ -176,8 +183,9 @@ impl ScriptedUpstream {
         let now = Instant::now();
         let restart_at = faults.restart_interval.map(|mean| now + mean.mul_f64(2.0 * rng.f64()));
         // Another program has left gradients in the first slot. Only if creations succeed: a model
-        // whose creation is in doubt would keep the slot until it expires, which may happen between
-        // the clearing of another slot and the creation of a model there.
+        // whose creation is in doubt occupies the slot until its session expires. That expiry may
+        // free the slot after the gateway has cleared another slot and before it creates a model,
+        // which would then take the slot with the gradients.
         let was_used = faults.never_loses_requests();
         let state = Mutex::new(UpstreamState {
             calm_at: now + faults.duration,
@@ -198,7 +206,7 @@ impl ScriptedUpstream {
     }
 
     fn lock(&self) -> MutexGuard<'_, UpstreamState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     /// Handles a request that has arrived; `None` if the process does not run.
@@ -240,31 +248,35 @@ impl ScriptedUpstream {
         }
     }
 
-    /// Carries a request, which arrives even if the gateway dies meanwhile.
-    async fn carry(
+    /// Delivers a request to the upstream. The request arrives even if the gateway dies before the
+    /// response.
+    async fn deliver(
         self,
         request: Request<Bytes>,
         timeout: Duration,
     ) -> Result<Response<Bytes>, HttpFailure> {
         let path = request.uri().path().trim_start_matches("/api/v1/").to_owned();
-        let (fate, before, after, again) = self.lock().choose_fate(&path);
-        if fate != UpstreamFate::Delivered {
-            event!(self.0.trace, "upstream: {path}: {fate:?}");
-            self.0.trace.count(fate_name(fate));
+        let (outcome, before, after, again) = self.lock().choose_outcome(&path);
+        if outcome != DeliveryOutcome::Delivered {
+            event!(self.0.trace, "upstream: {path}: {outcome:?}");
+            self.0.trace.count(outcome_name(outcome));
         }
-        let (method, body) = (request.method().clone(), request.into_body());
-        match fate {
-            UpstreamFate::RequestLost => {
+        let method = request.method().clone();
+        let body = request.into_body();
+        match outcome {
+            DeliveryOutcome::RequestLost => {
                 tokio::time::sleep(before).await;
                 return Err(HttpFailure::connect("request lost (simulated)"));
             }
-            UpstreamFate::Refused(status) => {
+            DeliveryOutcome::Refused(status) => {
                 tokio::time::sleep(before).await;
                 return Ok(UpstreamAnswer::error(status, "simulated").into_response());
             }
-            UpstreamFate::Duplicated => {
-                let (upstream, method, path, body) =
-                    (self.clone(), method.clone(), path.clone(), body.clone());
+            DeliveryOutcome::Duplicated => {
+                let upstream = self.clone();
+                let method = method.clone();
+                let path = path.clone();
+                let body = body.clone();
                 task::spawn(async move {
                     tokio::time::sleep(before + again).await;
                     upstream.serve(&method, &path, &body).await;
@@ -284,15 +296,15 @@ impl ScriptedUpstream {
         let Ok(received) = tokio::time::timeout(timeout, receiver).await else {
             return Err(HttpFailure::timeout("no response in time (simulated)"));
         };
-        match (fate, received.ok().flatten()) {
+        match (outcome, received.ok().flatten()) {
             (_, None) => Err(HttpFailure::connect("connection closed (simulated)")),
-            (UpstreamFate::ResponseLost, _) => {
+            (DeliveryOutcome::ResponseLost, _) => {
                 Err(HttpFailure::connect("response lost (simulated)"))
             }
-            (UpstreamFate::ErrorAfter(status), _) => {
+            (DeliveryOutcome::ErrorAfter(status), _) => {
                 Ok(UpstreamAnswer::error(status, "simulated").into_response())
             }
-            (UpstreamFate::Garbage, Some(UpstreamAnswer(200, _))) => {
+            (DeliveryOutcome::Garbage, Some(UpstreamAnswer(200, _))) => {
                 Ok(UpstreamAnswer(200, FutureResult::Failed("{ simulated".to_owned()))
                     .into_response())
             }
@@ -308,44 +320,46 @@ impl HttpService for ScriptedUpstream {
         request: Request<Bytes>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        Box::pin(self.clone().carry(request, timeout))
+        Box::pin(self.clone().deliver(request, timeout))
     }
 }
 
 impl UpstreamState {
-    fn choose_fate(&mut self, path: &str) -> (UpstreamFate, Duration, Duration, Duration) {
+    fn choose_outcome(&mut self, path: &str) -> (DeliveryOutcome, Duration, Duration, Duration) {
         let calm = Instant::now() >= self.calm_at;
-        let (faults, rng) = (self.faults.clone(), &mut self.rng);
+        let faults = self.faults.clone();
+        let rng = &mut self.rng;
         let most = if calm { Duration::from_millis(3) } else { faults.max_delay };
-        let (before, after) = (most.mul_f64(rng.f64()), most.mul_f64(rng.f64()));
+        let before = most.mul_f64(rng.f64());
+        let after = most.mul_f64(rng.f64());
         let again = most.mul_f64(rng.f64() * 3.0);
         let mut draw = rng.f64();
         let mut hit = |probability: f64| {
             draw -= probability;
             draw < 0.0
         };
-        let fate = if calm {
-            UpstreamFate::Delivered
+        let outcome = if calm {
+            DeliveryOutcome::Delivered
         } else if hit(faults.lost_request) {
-            UpstreamFate::RequestLost
+            DeliveryOutcome::RequestLost
         } else if hit(faults.lost_response) {
-            UpstreamFate::ResponseLost
+            DeliveryOutcome::ResponseLost
         } else if hit(faults.duplicate) {
-            UpstreamFate::Duplicated
+            DeliveryOutcome::Duplicated
         } else if hit(faults.refused) {
-            UpstreamFate::Refused([408, 425, 429, 502, 503, 504][rng.usize(0..6)])
+            DeliveryOutcome::Refused([408, 425, 429, 502, 503, 504][rng.usize(0..6)])
         } else if hit(faults.error_after) {
-            UpstreamFate::ErrorAfter([500, 502, 504][rng.usize(0..3)])
+            DeliveryOutcome::ErrorAfter([500, 502, 504][rng.usize(0..3)])
         } else if path == "retrieve_future" && hit(faults.garbage) {
-            UpstreamFate::Garbage
+            DeliveryOutcome::Garbage
         } else {
-            UpstreamFate::Delivered
+            DeliveryOutcome::Delivered
         };
-        (fate, before, after, again)
+        (outcome, before, after, again)
     }
 
-    /// Lets the process continue: restarts it and unloads models of silent sessions if it is time.
-    /// Returns whether it runs.
+    /// Advances the process: restarts it if a restart is due, and unloads the models of expired
+    /// sessions. Returns whether the process is running.
     fn run(&mut self, trace: &EventTrace) -> bool {
         let now = Instant::now();
         if let Some(at) = self.restart_at.filter(|at| *at <= now) {
@@ -375,7 +389,8 @@ impl UpstreamState {
 
     fn handle(&mut self, method: &Method, path: &str, body: &Bytes) -> UpstreamAnswer {
         let json: Value = serde_json::from_slice(body).unwrap_or_default();
-        let (model, session) = (text(&json, "model_id"), text(&json, "session_id"));
+        let model = text(&json, "model_id");
+        let session = text(&json, "session_id");
         match path {
             "get_server_capabilities" => {
                 UpstreamAnswer::ok(json!({"supported_models": [{"model_name": BASE_MODEL}]}))
@@ -456,13 +471,14 @@ impl UpstreamState {
             return self.submit(FutureResult::Failed(error));
         };
         let id = self.new_id("model");
-        let (session, state) = (session.to_owned(), ToyModel::new(seed));
+        let session = session.to_owned();
+        let state = ToyModel::new(seed);
         let model = SlotModel { slot, session, state, is_used: false };
         self.models.insert(id.clone(), model);
         self.submit(FutureResult::Json(json!({"type": "create_model", "model_id": id})))
     }
 
-    /// Executes a numbered request, unless it repeats an earlier one.
+    /// Executes a request with a sequence number, unless it repeats an earlier request.
     fn execute_once(
         &mut self,
         model: &str,
@@ -589,14 +605,14 @@ fn text(json: &Value, field: &str) -> String {
     json[field].as_str().unwrap_or_default().to_owned()
 }
 
-fn fate_name(fate: UpstreamFate) -> &'static str {
-    match fate {
-        UpstreamFate::Delivered => "upstream: delivered",
-        UpstreamFate::RequestLost => "upstream: request lost",
-        UpstreamFate::ResponseLost => "upstream: response lost",
-        UpstreamFate::Duplicated => "upstream: request duplicated",
-        UpstreamFate::Refused(_) => "upstream: refused by a proxy",
-        UpstreamFate::ErrorAfter(_) => "upstream: error after execution",
-        UpstreamFate::Garbage => "upstream: unreadable result",
+fn outcome_name(outcome: DeliveryOutcome) -> &'static str {
+    match outcome {
+        DeliveryOutcome::Delivered => "upstream: delivered",
+        DeliveryOutcome::RequestLost => "upstream: request lost",
+        DeliveryOutcome::ResponseLost => "upstream: response lost",
+        DeliveryOutcome::Duplicated => "upstream: request duplicated",
+        DeliveryOutcome::Refused(_) => "upstream: refused by a proxy",
+        DeliveryOutcome::ErrorAfter(_) => "upstream: error after execution",
+        DeliveryOutcome::Garbage => "upstream: unreadable result",
     }
 }

@@ -39,8 +39,8 @@ pub struct TextDecoder {
 /// Tokens whose text is not certain yet.
 #[derive(Clone, Debug)]
 enum Pending {
-    /// Bytes of an incomplete character, for byte-level tokenizers, whose text is that of the bytes
-    /// of all tokens.
+    /// Bytes of an incomplete character, for byte-level tokenizers: the bytes of all tokens together
+    /// are the text.
     Bytes(Vec<u8>),
     /// For other tokenizers: the last token whose text was returned, if any, and the tokens after
     /// it.
@@ -51,9 +51,10 @@ impl TextDecoder {
     /// Creates a decoder that skips special tokens and has no stop strings.
     #[must_use]
     pub fn new(tokenizer: &Tokenizer) -> Self {
-        let pending = match tokenizer.is_byte_level() {
-            true => Pending::Bytes(Vec::new()),
-            false => Pending::Tokens { context: None, after: Vec::new() },
+        let pending = if tokenizer.is_byte_level() {
+            Pending::Bytes(Vec::new())
+        } else {
+            Pending::Tokens { context: None, after: Vec::new() }
         };
         Self {
             tokenizer: tokenizer.clone(),
@@ -94,7 +95,8 @@ impl TextDecoder {
         self
     }
 
-    /// Sets the strings that end the text. They are not part of it. Empty strings are ignored.
+    /// Sets the strings that end the text. The text does not include the string that ended it. Empty
+    /// strings are ignored.
     #[must_use]
     pub fn stop_strings(mut self, strings: impl IntoIterator<Item: Into<String>>) -> Self {
         self.stops = StopStrings::new(strings.into_iter().map(Into::into));
@@ -158,7 +160,8 @@ impl TextDecoder {
     }
 }
 
-/// Removes all bytes but those of an incomplete character at the end; returns their text.
+/// Removes all bytes except an incomplete character at the end. Returns the text of the removed
+/// bytes.
 fn complete_characters(bytes: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut rest = bytes.as_slice();
@@ -224,8 +227,8 @@ mod tests {
         Tokenizer::from_json(json.to_string()).unwrap()
     }
 
-    /// A tokenizer like that of Llama 2: spaces are `▁`, unknown characters are bytes, and the first
-    /// space of a text is not written.
+    /// A tokenizer like the tokenizer of Llama 2: spaces are `▁`, unknown characters are bytes, and
+    /// the first space of a text is not written.
     fn sentence_piece_tokenizer() -> Tokenizer {
         let words = ["<unk>", "▁a", "b", "▁", "é", "▁▁c", "."].map(str::to_owned);
         let tokens = words.into_iter().chain((0..=255).map(|byte| format!("<0x{byte:02X}>")));
@@ -299,23 +302,24 @@ mod tests {
     }
 
     proptest! {
-        /// The pieces are the text of all tokens decoded at once, also of tokens that are no text.
-        #[test]
-        fn pieces_are_the_text_of_all_tokens(
-            tokens in prop::collection::vec(0_u32..300, 0..40),
-            words in prop::collection::vec(0_u32..10, 0..20),
-            skip in any::<bool>(),
-        ) {
-            for tokenizer in [byte_level_tokenizer(), sentence_piece_tokenizer(), word_tokenizer()] {
-                for tokens in [&tokens, &words] {
-                    let decoder = TextDecoder::new(&tokenizer).skip_special_tokens(skip);
-                    let whole = match skip {
-                        true => tokenizer.decode_text(tokens).unwrap(),
-                        false => tokenizer.decode(tokens).unwrap(),
-                    };
-                    prop_assert_eq!(decode(decoder, tokens).concat(), whole);
+            /// The pieces are the text of all tokens decoded at once, also of tokens that are no text.
+            #[test]
+            fn pieces_are_the_text_of_all_tokens(
+                tokens in prop::collection::vec(0_u32..300, 0..40),
+                words in prop::collection::vec(0_u32..10, 0..20),
+                skip in any::<bool>(),
+            ) {
+                for tokenizer in [byte_level_tokenizer(), sentence_piece_tokenizer(), word_tokenizer()] {
+                    for tokens in [&tokens, &words] {
+                        let decoder = TextDecoder::new(&tokenizer).skip_special_tokens(skip);
+                        let whole = if skip {
+    tokenizer.decode_text(tokens).unwrap()
+    } else {
+    tokenizer.decode(tokens).unwrap()
+    };
+                        prop_assert_eq!(decode(decoder, tokens).concat(), whole);
+                    }
                 }
             }
         }
-    }
 }

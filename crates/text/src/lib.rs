@@ -5,7 +5,6 @@
 //! | Convert text to tokens and back | [`Tokenizer`] |
 //! | Decode tokens as they are sampled | [`TextDecoder`] |
 //! | Split an answer into reasoning, content and tool calls | [`AnswerParser`], [`AnswerEvent`] |
-//! | Suggest names that are similar to an unknown one | [`nearest_names`] |
 //! | Convert a conversation to tokens | `ChatFormat`, `Message` (feature `chat`) |
 //!
 //! Everything is computed in memory and blocks; only [`Tokenizer::from_folder`] reads files. Python
@@ -18,7 +17,6 @@ mod answer;
 mod chat;
 mod decoder;
 mod error;
-mod nearest_names;
 mod stop_strings;
 mod tokenizer;
 
@@ -27,5 +25,4 @@ pub use answer::{AnswerEvent, AnswerParser, ReasoningStart};
 pub use chat::{AssistantSpans, ChatFormat, Message};
 pub use decoder::TextDecoder;
 pub use error::{Error, ErrorKind, Result};
-pub use nearest_names::nearest_names;
 pub use tokenizer::{Tokenizer, files};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 /// Searches a text for the first stop string, and withholds text that could be the start of one.
 ///
-/// The match that ends first wins, and of those the longest, so that the result does not depend on
-/// how the text is divided into pieces.
+/// The match that ends first wins, and of several such matches the longest, so that the result does
+/// not depend on how the text is divided into pieces.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopStrings {
     /// Shared with clones: all completions of a request have the same stop strings.
@@ -148,8 +148,8 @@ mod tests {
     }
 
     proptest! {
-        /// The text before the stop string does not depend on the division into pieces, and equals
-        /// that of a search of the whole text.
+        /// The text before the stop string does not depend on the division into pieces: a search of
+        /// the whole text finds the same one.
         #[test]
         fn pieces_do_not_change_the_result(
             stops in prop::collection::vec("[abé]{1,4}", 1..4),

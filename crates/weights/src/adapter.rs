@@ -111,7 +111,7 @@ impl AdapterFile {
     }
 }
 
-/// Returns what a tensor is that is not a LoRA matrix of a linear layer, for errors.
+/// Describes a tensor that is not a LoRA matrix of a linear layer, for errors.
 pub(crate) fn unsupported_part(name: &str) -> &'static str {
     let parts = [
         ("lora_embedding_", "an adapter of an embedding, which is not supported"),

@@ -116,7 +116,8 @@ impl AdapterConversion {
         write_file(&self.folder.join(CONFIG), |out| out.write_all(&self.config_text()))
     }
 
-    /// Returns the text of the configuration that `peft` needs, or `None` if it is the stored one.
+    /// Returns the text of the configuration that `peft` needs, or `None` if the stored configuration
+    /// needs no change.
     pub(crate) fn changed_config(&self) -> Option<Vec<u8>> {
         self.changes_config.then(|| self.config_text())
     }
@@ -153,7 +154,8 @@ fn check_pairs(tensors: &TensorFile, rank: Option<usize>) -> Result<BTreeSet<&st
     }
     for (module, pair) in &found {
         if let Some(matrix) = pair.iter().position(|exists| !exists) {
-            let (path, name) = (tensors.path().to_owned(), matrix_name(module, matrix));
+            let path = tensors.path().to_owned();
+            let name = matrix_name(module, matrix);
             return Err(Error::MissingTensor { path, name });
         }
     }

@@ -29,7 +29,7 @@ pub fn write_file(
 
 /// Replaces the folder at `path` with the files that `fill` writes, atomically and durably.
 ///
-/// `fill` gets the path of an empty temporary folder beside `path`. It must fsync the files that it
+/// `fill` gets the path of an empty temporary folder beside `path`, and must fsync the files that it
 /// creates there, for example by calling [`write_file`].
 ///
 /// # Errors

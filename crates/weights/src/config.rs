@@ -136,8 +136,9 @@ impl ModelConfig {
                 return Err(format!("{name} is {size}, expected 1 to {MAX_SIZE}"));
             }
         }
-        let (heads, kv_heads) = (self.heads, self.kv_heads);
-        if heads % kv_heads != 0 {
+        let heads = self.heads;
+        let kv_heads = self.kv_heads;
+        if !heads.is_multiple_of(kv_heads) {
             return Err(format!(
                 "num_key_value_heads is {kv_heads}, expected a divisor of num_attention_heads \
                  {heads}"
@@ -158,7 +159,8 @@ impl ModelConfig {
     /// Returns the name and shape of every tensor of the model, in the order of the forward pass.
     pub fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> + '_ {
         let outer = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec());
-        let (hidden, vocab) = (self.hidden_size, self.vocab_size);
+        let hidden = self.hidden_size;
+        let vocab = self.vocab_size;
         let head = (!self.tied).then(|| outer(UNEMBEDDING, &[vocab, hidden]));
         std::iter::once(outer(EMBEDDING, &[vocab, hidden]))
             .chain((0..self.layers).flat_map(|layer| self.layer_tensors(layer)))
@@ -168,8 +170,10 @@ impl ModelConfig {
 
     /// Returns the name and shape of every tensor of one layer.
     fn layer_tensors(&self, layer: usize) -> Vec<(String, Vec<usize>)> {
-        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let hidden = self.hidden_size;
+        let inner = self.intermediate_size;
+        let q = self.heads * self.head_dim;
+        let kv = self.kv_heads * self.head_dim;
         let mut all = Vec::with_capacity(16);
         let mut put = |name: &str, shape: &[usize]| {
             all.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));

@@ -72,7 +72,7 @@ impl DType {
         self.entry().map_or_else(BlockFormat::name, |entry| entry.1)
     }
 
-    /// Returns the number of elements that are stored together: 1, or those of a block.
+    /// Returns the number of elements that are stored together: the length of a block, or 1.
     #[must_use]
     pub fn block_len(self) -> usize {
         self.entry().map_or_else(BlockFormat::block_len, |_| 1)

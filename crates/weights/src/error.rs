@@ -88,8 +88,8 @@ pub enum Error {
         /// Description of the problem.
         reason: String,
     },
-    /// The export needs the Hugging Face folder of the base model, but none was set, or the path is
-    /// that of a file.
+    /// The export needs the Hugging Face folder of the base model, but no path was set, or a file is
+    /// at the path.
     #[error("cannot export to {}: {reason}", path.display())]
     InvalidBase {
         /// Path of the target.

@@ -111,7 +111,8 @@ impl ModelFolder {
             |name: &&String| !known.contains(*name) && !name.ends_with("rotary_emb.inv_freq");
         let unused: Vec<&String> = self.locations.keys().filter(is_unused).collect();
         if let Some(first) = unused.first() {
-            let (folder, count) = (self.path.display(), unused.len());
+            let folder = self.path.display();
+            let count = unused.len();
             self.warnings.push(format!(
                 "{folder} has tensors that the architecture of config.json does not have, and \
                  which are ignored: {first}{}",
@@ -174,7 +175,7 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Opens the files that an index names. All of them must be in the folder itself.
+/// Opens the files that an index names. All files must be in the folder itself.
 fn shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>> {
     let ShardIndex { weight_map } = serde_json::from_slice(&read_small(index)?)
         .map_err(|e| Error::bad_file(index, format!("not an index of tensor files: {e}")))?;

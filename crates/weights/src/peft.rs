@@ -41,7 +41,7 @@ impl PeftConfig {
     /// Returns whether `base`, the name or the folder of a model, may be the base model that the
     /// file names: the last components of both are equal, apart from case and from a variant after
     /// a colon. The folder of a model in the Hugging Face hub cache has the name of its repository.
-    /// Every model may be if the file names none.
+    /// Returns true for every model if the file names no base model.
     ///
     /// The result suits a warning: a folder may have any name.
     #[must_use]

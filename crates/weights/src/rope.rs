@@ -9,7 +9,7 @@ use crate::json_fields::JsonFields;
 pub struct Rope {
     /// Base of the geometric series of wavelengths; more than 1.
     pub theta: f64,
-    /// Extension to contexts longer than the one the model was pre-trained with.
+    /// Extension to contexts longer than the context of the pre-training.
     pub scaling: RopeScaling,
 }
 
@@ -24,8 +24,8 @@ pub enum RopeScaling {
         /// Factor of the wavelengths.
         factor: f64,
     },
-    /// Llama 3.1: multiplies long wavelengths by the factor, keeps short ones, and interpolates
-    /// between them.
+    /// Llama 3.1: multiplies long wavelengths by the factor, keeps short wavelengths, and
+    /// interpolates in between.
     Llama3 {
         /// Factor of the wavelengths.
         factor: f64,
@@ -39,8 +39,8 @@ pub enum RopeScaling {
     /// Divides the frequency of each pair of dimensions by its own factor. GGUF files store
     /// Llama 3.1's extension in this form.
     Factors(Vec<f64>),
-    /// YaRN: multiplies the wavelengths of slow dimensions by the factor, keeps those of fast ones,
-    /// interpolates between them, and scales the attention scores.
+    /// YaRN: multiplies the wavelengths of slow dimensions by the factor, keeps the wavelengths of
+    /// fast dimensions, interpolates in between, and scales the attention scores.
     Yarn {
         /// Factor of the wavelengths.
         factor: f64,
@@ -159,9 +159,11 @@ impl Rope {
                 let dimension = |rotations: f64| {
                     head_dim as f64 * (original / (rotations * TAU)).ln() / (2.0 * self.theta.ln())
                 };
-                let (mut low, mut high) = (dimension(beta_fast), dimension(beta_slow));
+                let mut low = dimension(beta_fast);
+                let mut high = dimension(beta_slow);
                 if truncate {
-                    (low, high) = (low.floor(), high.ceil());
+                    low = low.floor();
+                    high = high.ceil();
                 }
                 let low = low.max(0.0);
                 let mut high = high.min(head_dim as f64 - 1.0);
@@ -303,7 +305,7 @@ mod tests {
                 1.0,
             ),
             (json!({"rope_scaling": {"factor": 2.0}}), plain, 1.0),
-            // Both objects: `rope_scaling` counts, and the theta of the other one does not.
+            // Both objects: `rope_scaling` counts, and the theta of `rope_parameters` does not.
             (json!({"rope_parameters": linear, "rope_scaling": llama3}), of_llama3, 1.0),
             (
                 json!({"rope_parameters": linear, "rope_scaling": llama3, "rope_theta": 5e5}),
@@ -323,8 +325,8 @@ mod tests {
                 1.0,
             ),
             (json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}), plain, 1.0),
-            // The original context: the top-level field counts, then that of the object, then the
-            // context of the model.
+            // The original context: the top-level field counts, then the field of the object, then
+            // the context of the model.
             (
                 json!({"rope_scaling": llama3, "original_max_position_embeddings": 100}),
                 [1.0, 0.029_753_524_8, 0.001_249_999_97, 0.000_125_000_006],

@@ -8,7 +8,7 @@ use crate::adapter::{
 };
 use crate::{DType, Error, LoraPair, PeftConfig, Result, StoredTensor, TensorFile};
 
-/// An open adapter folder. Its matrices stay in the file until they are used.
+/// An open adapter folder, whose matrices stay in the file until they are used.
 ///
 /// ```no_run
 /// let adapter = tinkex_weights::StoredAdapter::open("adapter")?;
@@ -67,7 +67,8 @@ impl StoredAdapter {
         let mut found: BTreeMap<&str, [Option<&str>; 2]> = BTreeMap::new();
         for tensor in file.tensors() {
             let Some((module, matrix)) = parse_name(tensor.name()) else {
-                let (name, part) = (tensor.name(), unsupported_part(tensor.name()));
+                let name = tensor.name();
+                let part = unsupported_part(tensor.name());
                 return Err(Error::bad_file(file.path(), format!("tensor {name} is {part}")));
             };
             // No configuration lists the name that the hosted service gives to the unembedding.
@@ -88,8 +89,10 @@ impl StoredAdapter {
                 path: file.path().to_owned(),
                 name: matrix_name(module, matrix),
             };
-            let (a, b) = (a.ok_or_else(|| missing(0))?, b.ok_or_else(|| missing(1))?);
-            let (stored_a, stored_b) = (file.tensor(a)?.as_float()?, file.tensor(b)?.as_float()?);
+            let a = a.ok_or_else(|| missing(0))?;
+            let b = b.ok_or_else(|| missing(1))?;
+            let stored_a = file.tensor(a)?.as_float()?;
+            let stored_b = file.tensor(b)?.as_float()?;
             let inputs = stored_a.shape().last().copied().unwrap_or(0);
             let outputs = stored_b.shape().first().copied().unwrap_or(0);
             stored_a.with_shape(&[config.rank, inputs])?;
@@ -140,8 +143,10 @@ impl StoredAdapter {
         let mut pairs = Vec::with_capacity(self.names.len());
         for module in self.modules() {
             let Some(pair) = self.pair(module) else { continue };
-            let (inputs, outputs) = (pair.inputs(), pair.outputs());
-            let (a, b) = (finite(pair.a)?, finite(pair.b)?);
+            let inputs = pair.inputs();
+            let outputs = pair.outputs();
+            let a = finite(pair.a)?;
+            let b = finite(pair.b)?;
             pairs.push(LoraPair { module: module.to_owned(), inputs, outputs, a, b });
         }
         Ok(pairs)

@@ -36,7 +36,9 @@ impl RowOrder {
         match self {
             Self::Plain => row,
             Self::Interleaved { head_dim } => {
-                let (head, at, half) = (row / head_dim, row % head_dim, head_dim / 2);
+                let head = row / head_dim;
+                let at = row % head_dim;
+                let half = head_dim / 2;
                 head * head_dim + 2 * (at % half) + at / half
             }
         }
@@ -254,7 +256,8 @@ impl<'a> StoredTensor<'a> {
         if format.is_finite(out) {
             return Ok(());
         }
-        let (name, format) = (self.name, format.name());
+        let name = self.name;
+        let format = format.name();
         let reason = format!(
             "tensor {name} has elements that are too large for {format} in row {first} or a later \
              one"
@@ -276,7 +279,8 @@ impl<'a> StoredTensor<'a> {
         if self.shape == shape {
             return Ok(self);
         }
-        let (name, got) = (self.name, self.shape);
+        let name = self.name;
+        let got = self.shape;
         let reason = format!("tensor {name} has shape {got:?}, expected {shape:?}");
         Err(Error::bad_file(self.path, reason))
     }
@@ -289,7 +293,8 @@ impl<'a> StoredTensor<'a> {
         if self.dtype.is_float() {
             return Ok(self);
         }
-        let (name, dtype) = (self.name, self.dtype.name());
+        let name = self.name;
+        let dtype = self.dtype.name();
         let reason = format!("tensor {name} is stored as {dtype}, expected floats");
         Err(Error::bad_file(self.path, reason))
     }
@@ -306,10 +311,12 @@ impl<'a> StoredTensor<'a> {
         if count != other.count() {
             return Ok(false);
         }
-        let (mut own, mut others) = (vec![0.0; COUNT.min(count)], vec![0.0; COUNT.min(count)]);
+        let mut own = vec![0.0; COUNT.min(count)];
+        let mut others = vec![0.0; COUNT.min(count)];
         for start in (0..count).step_by(COUNT) {
             let range = start..count.min(start + COUNT);
-            let (own, others) = (&mut own[..range.len()], &mut others[..range.len()]);
+            let own = &mut own[..range.len()];
+            let others = &mut others[..range.len()];
             self.read_f32(range.clone(), own)?;
             other.read_f32(range, others)?;
             if own != others {
@@ -331,7 +338,9 @@ impl<'a> StoredTensor<'a> {
             return Ok(());
         }
         let at = values.iter().position(|value| !value.is_finite()).unwrap_or(0);
-        let (name, value, at) = (self.name, values[at], start + at);
+        let name = self.name;
+        let value = values[at];
+        let at = start + at;
         let reason = format!("tensor {name} is {value} at index {at}, expected finite weights");
         Err(Error::bad_file(self.path, reason))
     }
@@ -380,12 +389,15 @@ impl<'a> StoredTensor<'a> {
             return self.read_stored(range, out);
         };
         let len = self.row_len();
-        let (mut at, mut out) = (range.start, out);
+        let mut at = range.start;
+        let mut out = out;
         while !out.is_empty() {
-            let (row, col) = (self.order.stored_row(at / len), at % len);
+            let row = self.order.stored_row(at / len);
+            let col = at % len;
             let (own, rest) = out.split_at_mut(out.len().min(len - col));
             self.read_stored(row * len + col..row * len + col + own.len(), own)?;
-            (at, out) = (at + own.len(), rest);
+            at += own.len();
+            out = rest;
         }
         Ok(())
     }
@@ -394,11 +406,12 @@ impl<'a> StoredTensor<'a> {
     fn read_stored(&self, range: Range<usize>, out: &mut [f32]) -> Result<()> {
         /// Maximum number of bytes that are read at a time.
         const BUFFER: usize = 1 << 16;
-        let (block_len, block_bytes) = (self.dtype.block_len(), self.dtype.block_bytes());
+        let block_len = self.dtype.block_len();
+        let block_bytes = self.dtype.block_bytes();
         let whole = range.start.is_multiple_of(block_len) && range.end.is_multiple_of(block_len);
         assert!(whole, "range {range:?}, expected whole blocks of {block_len} elements");
-        let (start, end) =
-            (range.start / block_len * block_bytes, range.end / block_len * block_bytes);
+        let start = range.start / block_len * block_bytes;
+        let end = range.end / block_len * block_bytes;
         if let StoredBytes::Memory(bytes) = self.data
             && let Some(bytes) = bytes.get(start..end)
         {

@@ -137,7 +137,8 @@ fn floats(rng: &mut Rng, n: usize) -> Vec<f32> {
 fn request() -> ForwardBackward {
     let mut rng = Rng::with_seed(1);
     let datum = |_| {
-        let (prompt, completion) = (tokens(&mut rng, 512), tokens(&mut rng, 513));
+        let prompt = tokens(&mut rng, 512);
+        let completion = tokens(&mut rng, 513);
         let logprobs = floats(&mut rng, 513);
         Datum::rollout(prompt, completion, logprobs, 0.5).expect("lengths match")
     };
@@ -220,7 +221,8 @@ fn compare(
         }
     }
 
-    let (mut table, mut met) = (String::new(), true);
+    let mut table = String::new();
+    let mut met = true;
     for ((name, run), time) in all.iter_mut().zip(&best) {
         let allocations = allocation_counter::measure(run);
         let ratio = time.as_secs_f64() / best[0].as_secs_f64();
@@ -233,7 +235,8 @@ fn compare(
             _ => String::new(),
         };
         let micros = time.as_secs_f64() * 1e6;
-        let (count, bytes) = (allocations.count_total, allocations.bytes_total);
+        let count = allocations.count_total;
+        let bytes = allocations.bytes_total;
         let _ = writeln!(
             table,
             "  {name:<26} {micros:>9.1} us  {ratio:>6.2}x  {rate:>6.2} GB/s  \

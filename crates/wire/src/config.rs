@@ -112,19 +112,8 @@ impl Default for ClientConfig {
 }
 
 setters!(ClientConfig {
-    pjwt_auth_enabled: bool;
-    credential_default_source: impl Into<String> => credential_default_source.into();
-    sample_dispatch_bytes_semaphore_size: u64;
-    inflight_response_bytes_semaphore_size: u64;
-    parallel_fwdbwd_chunks: bool;
     proto_compress_fwdbwd: bool;
-    fwdbwd_max_chunk_len: u64;
     fwdbwd_max_chunk_bytes_count: u64;
-    fwdbwd_dispatch_bytes_semaphore_size: u64;
-    billing_exception_max_pause_duration_sec: u64;
-    sample_no_retries: bool;
-    sample_enable_stuck_detection: bool;
-    sample_max_concurrent_requests: u64;
     create_model_via_load_weights: bool;
     sample_use_retrieve_futures: bool;
     custom_loss_server_side: bool;
@@ -155,9 +144,7 @@ impl Default for DynamicConfig {
 }
 
 setters!(DynamicConfig {
-    refresh_interval_sec: u64;
     sample_cancel_enabled: bool;
-    sample_cancel_max_batch_size: u64;
 });
 
 /// Lists the models of the server.

@@ -62,7 +62,8 @@ impl CreateCustomLoss {
     /// Checks the format, the node names and the inputs. The server checks the operations, because
     /// the supported ones depend on it.
     fn check_all(&self) -> Result<(), InvalidInput> {
-        let (format, known) = (self.graph.format, LossGraph::FORMAT);
+        let format = self.graph.format;
+        let known = LossGraph::FORMAT;
         if format != known {
             let reason = format!("{format} is unknown, expected {known}");
             return Err(InvalidInput::new("graph.format", reason));

@@ -2,7 +2,8 @@
 //!
 //! The server responds to a [`SubmitRequest`](crate::SubmitRequest) with a [`SubmitResponse`]. The
 //! client polls its `request_id` with [`RetrieveFuture`] and decodes the [`PollResponse`].
-//! [`PollResponse::decode`] accepts all forms of a poll response, including those of older servers.
+//! [`PollResponse::decode`] accepts all forms of a poll response, including the forms that older
+//! versions of the hosted service sent.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -404,7 +405,6 @@ impl RetrieveFutures {
 
 setters!(RetrieveFutures {
     prev_cursor: u64;
-    timeout: Option<f64>;
     retrieved_request_ids: Vec<RequestId>;
 });
 

@@ -1,8 +1,8 @@
 //! Training passes for servers without protobuf.
 //!
 //! Servers of the first protocol version, such as SkyRL 0.3.0, accept training passes only as JSON
-//! and have a separate route for passes without a gradient. They expect one number per token in
-//! each tensor and would read the elements of a matrix as tokens, so validation rejects matrices.
+//! and have a separate route for passes without a gradient. Such servers expect one number per
+//! token in each tensor and would read the elements of a matrix as tokens, so validation rejects matrices.
 
 use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct};
 use serde::{Serialize, Serializer};

@@ -167,7 +167,9 @@ impl TopkLogprobs {
     /// # Panics
     /// Panics if there are more than `u32::MAX` rows or tokens in a row.
     pub fn from_rows(rows: impl IntoIterator<Item = Option<Vec<(u32, f32)>>>) -> Self {
-        let (mut token_ids, mut logprobs, mut starts) = (Vec::new(), Vec::new(), vec![0]);
+        let mut token_ids = Vec::new();
+        let mut logprobs = Vec::new();
+        let mut starts = vec![0];
         let mut widest = 1;
         for row in rows {
             let row = row.unwrap_or_default();
@@ -239,7 +241,8 @@ impl TopkLogprobs {
             TopkLayout::Padded => position * self.k()..(position + 1) * self.k(),
             TopkLayout::Ragged(starts) => starts[position]..starts[position + 1],
         };
-        let (tokens, logprobs) = (&self.token_ids[range.clone()], &self.logprobs[range]);
+        let tokens = &self.token_ids[range.clone()];
+        let logprobs = &self.logprobs[range];
         let used = |(token, logprob): (&u32, &f32)| (*token, *logprob) != PADDING;
         let filled = tokens.iter().zip(logprobs).rposition(used)? + 1;
         // A row that starts with padding was not computed.

@@ -37,7 +37,8 @@ impl Metadata {
 
     /// Inserts a value. Replaces an existing value of that name in its position.
     pub fn insert(&mut self, name: impl Into<String>, text: impl Into<String>) {
-        let (name, text) = (name.into(), text.into());
+        let name = name.into();
+        let text = text.into();
         match self.0.iter_mut().find(|(key, _)| *key == name) {
             Some((_, old)) => *old = text,
             None => self.0.push((name, text)),
@@ -111,7 +112,8 @@ impl<'de> Deserialize<'de> for Metadata {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
                 // Find duplicates by a map: a linear search would take quadratic time.
-                let (mut positions, mut pairs) = (BTreeMap::new(), Vec::<(String, String)>::new());
+                let mut positions = BTreeMap::new();
+                let mut pairs = Vec::<(String, String)>::new();
                 while let Some((name, text)) = map.next_entry::<String, String>()? {
                     match positions.get(&name) {
                         Some(position) => {

@@ -326,7 +326,8 @@ impl Serialize for OptimStep {
             OptimParams::Dimuon(params) => (None, Some(OtherParams::Dimuon(params))),
             OptimParams::Other(params) => (None, Some(OtherParams::Other(params))),
         };
-        let (model_id, seq_id) = (&self.model_id, self.seq_id);
+        let model_id = &self.model_id;
+        let seq_id = self.seq_id;
         StepFields { model_id, seq_id, adam_params, optimizer_params }.serialize(serializer)
     }
 }

@@ -96,7 +96,8 @@ impl LossRecord {
         lengths: impl IntoIterator<Item = usize>,
         trailing: impl Into<Shape>,
     ) -> Result<Self, InvalidInput> {
-        let (name, trailing) = (name.into(), trailing.into());
+        let name = name.into();
+        let trailing = trailing.into();
         let mut starts = vec![0];
         let mut end = 0_usize;
         for length in lengths {

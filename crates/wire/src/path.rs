@@ -89,7 +89,8 @@ impl TinkerPath {
         kind: CheckpointKind,
         name: impl Into<String>,
     ) -> Result<Self, InvalidInput> {
-        let (run, name) = (run.into(), name.into());
+        let run = run.into();
+        let name = name.into();
         for (part, text) in [("run id", run.as_str()), ("checkpoint name", &name)] {
             if text.is_empty() || text.contains('/') {
                 let reason = format!("the {part} {text:?} must not be empty or contain `/`");

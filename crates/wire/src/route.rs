@@ -307,7 +307,8 @@ impl Route {
     }
 
     fn captures(self, path: &str) -> Option<Vec<String>> {
-        let (mut segments, mut values) = (self.template().split('/'), path.split('/'));
+        let mut segments = self.template().split('/');
+        let mut values = path.split('/');
         let mut params = Vec::new();
         loop {
             match (segments.next(), values.next()) {

@@ -77,7 +77,6 @@ setters!(SampledSequence {
     tokens: impl Into<Tokens> => tokens.into();
     logprobs: Option<Logprobs>;
     topk_logprobs: Option<TopkLogprobs>;
-    sequence_id: Option<SequenceId>;
 });
 
 /// Reason why sampling stopped.

@@ -382,7 +382,8 @@ impl SampleRequest {
             let detail = "the server did not send the requested field; it may be too old";
             return Err(DecodeError::new(Missing, detail).within("prompt_alt_tokens"));
         }
-        if let (Some(n), Some(logprobs)) = (self.prompt_logprobs_last_n, &response.prompt_logprobs)
+        if let Some(n) = self.prompt_logprobs_last_n
+            && let Some(logprobs) = &response.prompt_logprobs
         {
             let n = usize::try_from(n).unwrap_or(usize::MAX);
             let before = logprobs.len().saturating_sub(n);

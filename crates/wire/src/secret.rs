@@ -76,7 +76,8 @@ mod tests {
     #[test]
     fn redacted_urls_omit_user_query_and_fragment() {
         let url = "https://user:hush@files.example:8443/a/b.bin?X-Signature=hush&x=1#hush";
-        let (host, path) = (RedactedUrl::Host(url), RedactedUrl::Path(url));
+        let host = RedactedUrl::Host(url);
+        let path = RedactedUrl::Path(url);
         assert_eq!(format!("{host:?}"), "https://files.example:8443…");
         assert_eq!(format!("{path:?}"), "https://files.example:8443/a/b.bin…");
         assert_eq!(format!("{:?}", RedactedUrl::Path("http://h/a")), "http://h/a");

@@ -45,7 +45,6 @@ impl Default for CreateSession {
 setters!(CreateSession {
     tags: Vec<String>;
     user_metadata: Option<JsonObject>;
-    sdk_version: impl Into<String> => sdk_version.into();
     project_id: Option<String>;
     display_name: Option<String>;
 });
@@ -77,9 +76,7 @@ impl SessionCreated {
 }
 
 setters!(SessionCreated {
-    info_message: Option<String>;
     warning_message: Option<String>;
-    error_message: Option<String>;
 });
 
 /// Keeps a session alive. The server cancels a session without heartbeats.

@@ -1,7 +1,7 @@
 //! [`SharedSlice`]: an immutable, reference-counted slice.
 //!
 //! Token and tensor data can be large and has several owners at once: the caller, a chunk of a
-//! batch, and a request that may be retried. All of them share one allocation.
+//! batch, and a request that may be retried. All owners share one allocation.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

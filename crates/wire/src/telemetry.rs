@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::SDK_VERSION;
 use crate::request::{json_request, json_response};
-use crate::setters::setters;
 use crate::time::Timestamp;
 use crate::{InvalidInput, JsonObject};
 
@@ -55,8 +54,6 @@ impl TelemetryBatch {
         Err(InvalidInput::new("events", reason))
     }
 }
-
-setters!(TelemetryBatch { sdk_version: impl Into<String> => sdk_version.into(); });
 
 /// A telemetry event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -169,14 +166,17 @@ pub enum TelemetryStatus {
 /// ```
 #[must_use]
 pub fn format_duration(duration: Duration) -> String {
-    let (seconds, micros) = (duration.as_secs(), duration.subsec_micros());
+    let seconds = duration.as_secs();
+    let micros = duration.subsec_micros();
     let days = match seconds / 86_400 {
         0 => String::new(),
         1 => "1 day, ".to_owned(),
         n => format!("{n} days, "),
     };
     let fraction = if micros == 0 { String::new() } else { format!(".{micros:06}") };
-    let (h, m, s) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    let h = seconds / 3600 % 24;
+    let m = seconds / 60 % 60;
+    let s = seconds % 60;
     format!("{days}{h}:{m:02}:{s:02}{fraction}")
 }
 

@@ -116,8 +116,11 @@ impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (year, month, day) = self.date();
         let time_of_day = self.local.rem_euclid(DAY * 1_000_000);
-        let (seconds, micros) = (time_of_day / 1_000_000, time_of_day % 1_000_000);
-        let (h, m, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+        let seconds = time_of_day / 1_000_000;
+        let micros = time_of_day % 1_000_000;
+        let h = seconds / 3600;
+        let m = seconds / 60 % 60;
+        let s = seconds % 60;
         write!(f, "{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}")?;
         if micros != 0 {
             write!(f, ".{micros:06}")?;
@@ -126,7 +129,8 @@ impl fmt::Display for Timestamp {
             UtcOffset::Unspecified => Ok(()),
             UtcOffset::East(0) => f.write_str("Z"),
             UtcOffset::East(minutes) => {
-                let (sign, minutes) = (if minutes < 0 { '-' } else { '+' }, minutes.abs());
+                let sign = if minutes < 0 { '-' } else { '+' };
+                let minutes = minutes.abs();
                 write!(f, "{sign}{:02}:{:02}", minutes / 60, minutes % 60)
             }
         }
@@ -215,7 +219,8 @@ fn parse(text: &[u8]) -> Option<Timestamp> {
     let month = digits(&mut rest, 2)?;
     expect(&mut rest, b"-")?;
     let day = digits(&mut rest, 2)?;
-    let (month, day) = (u8::try_from(month).ok()?, u8::try_from(day).ok()?);
+    let month = u8::try_from(month).ok()?;
+    let day = u8::try_from(day).ok()?;
     let days = days_from_civil(year, month, day);
     if civil_from_days(days) != (year, month, day) {
         return None;

@@ -224,7 +224,6 @@ impl ModelInfo {
 setters!(ModelInfo {
     is_lora: Option<bool>;
     lora_rank: Option<u32>;
-    model_name: Option<String>;
 });
 
 /// Properties of a base model.

@@ -51,7 +51,6 @@ impl SaveWeights {
 }
 
 setters!(SaveWeights {
-    path: Option<String>;
     ttl_seconds: Option<u64>;
     overwrite: bool;
     user_metadata: Option<Metadata>;
@@ -123,7 +122,6 @@ impl SaveWeightsForSampler {
 }
 
 setters!(SaveWeightsForSampler {
-    path: Option<String>;
     sampling_session_seq_id: Option<u32>;
     ttl_seconds: Option<u64>;
     user_metadata: Option<Metadata>;

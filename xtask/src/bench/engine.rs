@@ -9,12 +9,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
 use super::engine_rows::{self as rows, Peer, ROWS, Row};
 use crate::python::{self, Packages};
 use crate::step::{XtaskError, cargo, root, target};
 
-/// Measurements per row unless `--repeat` is given.
-const DEFAULT_REPEATS: usize = 3;
 /// Timeout of a torch measurement as a multiple of the engine's time. On a CPU without bf16
 /// instructions, torch would run for hours.
 const TORCH_TIMEOUT_FACTOR: f64 = 4.0;
@@ -29,7 +30,7 @@ const ADAPTER: &str = "lora";
 /// `file` and `cache` are the sizes of the model's file and of the KV cache in MiB.
 pub(super) type Measurements = BTreeMap<String, f64>;
 
-/// One of the two measurements of a row.
+/// Measurement of a row: of the engine, or of its peer.
 #[derive(Clone, Copy)]
 struct Side {
     program: Peer,
@@ -49,9 +50,20 @@ struct Tools {
     llama: Result<PathBuf, String>,
 }
 
-/// Measures the rows that match the labels in `options`.
-pub(super) fn run(options: &[&str]) -> Result<(), XtaskError> {
-    let (labels, repeats) = parse_options(options)?;
+/// Arguments of `cargo xtask bench engine`.
+#[derive(Args)]
+pub(crate) struct EngineArgs {
+    /// Measure only the rows with these labels: workloads, models and weight formats [default: all]
+    #[arg(value_name = "LABEL", value_parser = PossibleValuesParser::new(rows::labels()))]
+    labels: Vec<String>,
+    /// Number of measurements per row
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    repeat: usize,
+}
+
+/// Measures the rows that match the labels in `args`.
+pub(super) fn run(args: &EngineArgs) -> Result<(), XtaskError> {
+    let labels: Vec<&str> = args.labels.iter().map(String::as_str).collect();
     let rows: Vec<&Row> = ROWS.iter().filter(|row| row.matches(&labels)).collect();
     if rows.is_empty() {
         return Err(XtaskError::new(format!(
@@ -60,7 +72,9 @@ pub(super) fn run(options: &[&str]) -> Result<(), XtaskError> {
         )));
     }
     let tools = Tools::prepare(&rows)?;
-    if let (true, Err(cause)) = (rows.iter().any(|row| row.needs_llama()), &tools.llama) {
+    if let Err(cause) = &tools.llama
+        && rows.iter().any(|row| row.needs_llama())
+    {
         println!("\nskipping llama.cpp: {cause}");
     }
     println!("\n| model | weights | work | engine | peer | ratio | target | peak MiB | |");
@@ -72,7 +86,7 @@ pub(super) fn run(options: &[&str]) -> Result<(), XtaskError> {
         if row.peer == Peer::Llama && tools.llama.is_err() {
             continue;
         }
-        match tools.measure(row, repeats, &mut known) {
+        match tools.measure(row, args.repeat, &mut known) {
             Ok((ours, theirs)) => missed += usize::from(!row.print(&ours, &theirs)?),
             // A peer may need more memory than the machine has; the other rows are measured.
             Err(error) => {
@@ -89,27 +103,6 @@ pub(super) fn run(options: &[&str]) -> Result<(), XtaskError> {
     }
 }
 
-fn parse_options<'a>(options: &[&'a str]) -> Result<(Vec<&'a str>, usize), XtaskError> {
-    let (mut labels, mut repeats) = (Vec::new(), DEFAULT_REPEATS);
-    let mut options = options.iter();
-    while let Some(option) = options.next() {
-        if *option == "--repeat" {
-            let number = options.next().and_then(|number| number.parse().ok());
-            repeats =
-                number.ok_or_else(|| XtaskError::new("bench engine: --repeat needs a number"))?;
-        } else if rows::labels().any(|label| label == *option) {
-            labels.push(*option);
-        } else {
-            let expected: Vec<&str> = rows::labels().collect();
-            return Err(XtaskError::new(format!(
-                "bench engine: unknown label {option}; expected one of: {}",
-                expected.join(", ")
-            )));
-        }
-    }
-    Ok((labels, repeats))
-}
-
 impl Tools {
     /// Installs the peers of `rows` and creates the models.
     fn prepare(rows: &[&Row]) -> Result<Self, XtaskError> {
@@ -117,9 +110,10 @@ impl Tools {
         let python = python::environment(Path::new("bench-python"), &packages)?;
         let models = target().join("bench-models");
         output(Command::new(&python).arg(script("peer.py")).arg("make").arg(&models))?;
-        let llama = match rows.iter().any(|row| row.needs_llama()) {
-            true => llama_environment(&models, rows).map_err(|failure| failure.to_string()),
-            false => Err("no row needs it".to_owned()),
+        let llama = if rows.iter().any(|row| row.needs_llama()) {
+            llama_environment(&models, rows).map_err(|failure| failure.to_string())
+        } else {
+            Err("no row needs it".to_owned())
         };
         Ok(Self { engine: build()?, models, python, llama })
     }
@@ -237,7 +231,7 @@ fn llama_environment(models: &Path, rows: &[&Row]) -> Result<PathBuf, XtaskError
         output(&mut convert).map(drop)
     };
     for row in rows.iter().filter(|row| row.needs_llama()) {
-        let (model, precision) = (row.model, row.precision);
+        let Row { model, precision, .. } = row;
         if is_quantized(precision) {
             convert(model, "bf16", "make", models.join(model))?;
             convert(model, precision, "quantize", gguf(models, model, "bf16"))?;

@@ -252,7 +252,7 @@ impl Row {
     }
 
     /// Returns whether the row matches the labels `wanted`: for each group of labels (workload,
-    /// model, weight format) of which any is wanted, the row has one of them. For example,
+    /// model, weight format) that `wanted` names, the row has a wanted label. For example,
     /// `decode train B` selects the rows of both workloads for model B, in all formats.
     pub(super) fn matches(&self, wanted: &[&str]) -> bool {
         let kinds = WorkloadKind::ALL.map(WorkloadKind::label);

@@ -87,7 +87,7 @@ impl Drop for Gateway {
     }
 }
 
-/// Starts the process. Its log is appended to that of an earlier process.
+/// Starts the process. It appends to the log of an earlier process.
 fn spawn(folder: &std::path::Path, port: u16, arguments: &[String]) -> Result<Child, XtaskError> {
     let log = File::options().create(true).append(true).open(folder.join("log"));
     Command::new(target().join("debug/tinkex"))

@@ -1,7 +1,7 @@
 //! `cargo xtask cluster kills`: training runs of sixty steps while the gateway or the upstream is
-//! killed. Their losses must equal those of an undisturbed run bit for bit.
+//! killed. The losses must equal the losses of an undisturbed run bit for bit.
 //!
-//! Undisturbed runs, and those in which SkyRL is killed, share one gateway at the same time: SkyRL's
+//! Undisturbed runs, and runs in which SkyRL is killed, share one gateway at the same time: SkyRL's
 //! own waits take most of the time of a step.
 
 use std::path::PathBuf;
@@ -26,8 +26,8 @@ const UPSTREAM_KILLS: u64 = 2;
 /// Time for one run.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What a run must have in common with the undisturbed one: the bits of its losses, and of a
-/// sample from the trained weights.
+/// Bits of the losses of a run, and of a sample from the trained weights. They must equal the
+/// numbers of the undisturbed run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Numbers(Vec<String>);
 
@@ -154,7 +154,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Compares the numbers of a run with those of the undisturbed one.
+/// Compares the numbers of a run with the numbers of the undisturbed run.
 pub(super) fn compare(found: &Numbers, expected: &Numbers) -> Result<(), XtaskError> {
     if found == expected {
         return Ok(());
@@ -211,7 +211,8 @@ impl<'a> Kills<'a> {
         port: u16,
         at_once: usize,
     ) -> Result<Self, XtaskError> {
-        let (url, model) = (upstream.url().to_owned(), upstream.model());
+        let url = upstream.url().to_owned();
+        let model = upstream.model();
         let trainers = [TrainingProgram::Sdk(sdk), TrainingProgram::Tinkex];
         let undisturbed = [Numbers(Vec::new()), Numbers(Vec::new())];
         let mut kills = Self { trainers, undisturbed, url, model, at_once };
@@ -250,7 +251,7 @@ impl<'a> Kills<'a> {
         Running::start(self.trainers[Self::trainer(seed)], name, url, &self.model)
     }
 
-    /// Requires that a run with a seed has the numbers of the undisturbed one.
+    /// Requires that a run with a seed has the numbers of the undisturbed run.
     fn finish(&self, running: Running<'_>, seed: u64) -> Result<(), XtaskError> {
         compare(&running.finish()?, &self.undisturbed[Self::trainer(seed)])
     }
@@ -268,7 +269,8 @@ impl<'a> Kills<'a> {
 
     /// Kills the gateway during a run, at moments that follow from `seed`.
     fn kill_gateway(&self, port: u16, seed: u64) -> Result<(), XtaskError> {
-        let (start, name) = (Instant::now(), format!("gateway-{seed}"));
+        let start = Instant::now();
+        let name = format!("gateway-{seed}");
         let mut gateway = self.gateway(&name, port)?;
         let mut random = KillRng(seed);
         let mut run = || {
@@ -296,7 +298,8 @@ impl<'a> Kills<'a> {
         let seeds: Vec<u64> = (1..=seeds).collect();
         let mut kills = 0;
         for seeds in seeds.chunks(self.at_once) {
-            let (start, first) = (Instant::now(), seeds[0]);
+            let start = Instant::now();
+            let first = seeds[0];
             let gateway = self.gateway(&format!("upstream-{first}"), port)?;
             self.kill_upstream(upstream, &gateway, seeds)
                 .map_err(|error| seed_failed(first, &error, &gateway))?;

@@ -16,6 +16,8 @@ mod upstreams;
 
 use std::time::Instant;
 
+use clap::{Args, Subcommand};
+
 use crate::contract;
 use crate::step::{XtaskError, cargo, ignored_test, target};
 
@@ -44,8 +46,6 @@ const RELEASES: [Release; 2] = [
 const SECOND_PORT: u16 = 8393;
 /// Port of the gateway. Further gateways have the next ports.
 const GATEWAY_PORT: u16 = 8394;
-/// Number of runs in which the gateway is killed.
-const SEEDS: u64 = 10;
 
 /// Check that fails, and why.
 type Difference = (&'static str, &'static str);
@@ -76,63 +76,48 @@ const CONFORMANCE_DIFFERENCES: &[Difference] = &[
     ("both_optimizers_work", "there is no optimizer Dimuon"),
 ];
 
-/// What to run.
-struct Options {
-    /// The only release to check, if any.
-    version: Option<&'static str>,
-    record: bool,
+/// Arguments of `cargo xtask cluster`.
+#[derive(Args)]
+pub(crate) struct ClusterArgs {
+    /// Checks that kill servers, instead of the others.
+    #[command(subcommand)]
+    killing: Option<KillingChecks>,
+    /// Check one release of SkyRL only
+    #[arg(long, value_name = "VERSION", value_parser = ["0.4.0", "0.3.0"], global = true)]
+    skyrl: Option<String>,
+    /// Run the checks without the gateway only
+    #[arg(long, conflicts_with = "gateway")]
     direct: bool,
+    /// Run the checks through the gateway only
+    #[arg(long)]
     gateway: bool,
-    seeds: u64,
-    /// Parts of the names of the checks to run; empty for all checks.
+    /// Run only the checks whose names contain this text; repeatable
+    #[arg(long = "check", value_name = "NAME", global = true)]
     checks: Vec<String>,
+    /// Record the exchanges that the tests replay; needs SkyRL 0.4.0
+    #[arg(long)]
+    record: bool,
 }
 
-impl Options {
-    fn parse(arguments: &[&str]) -> Result<Self, XtaskError> {
-        let mut options = Self {
-            version: None,
-            record: false,
-            direct: true,
-            gateway: true,
-            seeds: SEEDS,
-            checks: Vec::new(),
-        };
-        let mut arguments = arguments.iter();
-        while let Some(argument) = arguments.next() {
-            match *argument {
-                "--record" => options.record = true,
-                "--direct" => options.gateway = false,
-                "--gateway" => options.direct = false,
-                "--skyrl" => {
-                    let version = arguments.next();
-                    let known = RELEASES.iter().map(|release| release.version);
-                    let chosen = known.into_iter().find(|known| Some(known) == version);
-                    let error = || XtaskError::new("cluster: --skyrl must be 0.4.0 or 0.3.0");
-                    options.version = Some(chosen.ok_or_else(error)?);
-                }
-                "--seeds" => {
-                    let seeds = arguments.next().and_then(|seeds| seeds.parse().ok());
-                    let error = || XtaskError::new("cluster: --seeds: expected a whole number");
-                    options.seeds = seeds.ok_or_else(error)?;
-                }
-                "--check" => {
-                    let error = || XtaskError::new("cluster: --check needs the name of a check");
-                    options.checks.push((*arguments.next().ok_or_else(error)?).to_owned());
-                }
-                other => {
-                    return Err(XtaskError::new(format!("cluster: unknown option {other}")));
-                }
-            }
-        }
-        if options.record && options.version.is_some_and(|only| only != RELEASES[0].version) {
-            return Err(XtaskError::new("cluster: --record needs SkyRL 0.4.0"));
-        }
-        Ok(options)
-    }
+/// Checks that kill servers.
+#[derive(Subcommand)]
+enum KillingChecks {
+    /// Train while the gateway or SkyRL is killed, and compare losses
+    Kills {
+        /// Number of runs in which the gateway is killed; SkyRL is killed in half as many
+        #[arg(long, value_name = "N", default_value_t = 10)]
+        seeds: u64,
+    },
+    /// Train through one gateway on two servers, of which the second is killed
+    Upstreams,
+}
 
+impl ClusterArgs {
     fn releases(&self) -> impl Iterator<Item = &'static Release> {
-        RELEASES.iter().filter(|release| self.version.is_none_or(|only| only == release.version))
+        let selected = |release: &&Release| {
+            self.skyrl.as_ref().is_none_or(|version| version == release.version)
+        };
+        RELEASES.iter().filter(selected)
     }
 }
 
@@ -195,24 +180,22 @@ impl Table {
     }
 }
 
-pub(crate) fn run(arguments: &[&str]) -> Result<(), XtaskError> {
-    let (command, arguments) = match arguments {
-        [command @ ("kills" | "upstreams"), rest @ ..] => (Some(*command), rest),
-        all => (None, all),
-    };
-    let options = Options::parse(arguments)?;
+pub(crate) fn run(args: &ClusterArgs) -> Result<(), XtaskError> {
+    if args.record && !args.releases().any(|release| release.version == RELEASES[0].version) {
+        return Err(XtaskError::new("cluster: --record needs SkyRL 0.4.0"));
+    }
     cargo("command line", &["build", "--locked", "--package", "tinkex-cli"]).run()?;
     let sdk = SdkPrograms::install()?;
-    let mut table = Table::new(options.checks.clone());
-    for release in options.releases() {
-        match command {
-            Some("kills") => check_kills(release, &options, &sdk, &mut table)?,
-            Some(_) => check_upstreams(release, &sdk, &mut table)?,
-            None => check_all(release, &options, &sdk, &mut table)?,
+    let mut table = Table::new(args.checks.clone());
+    for release in args.releases() {
+        match args.killing {
+            Some(KillingChecks::Kills { seeds }) => check_kills(release, seeds, &sdk, &mut table)?,
+            Some(KillingChecks::Upstreams) => check_upstreams(release, &sdk, &mut table)?,
+            None => check_all(release, args, &sdk, &mut table)?,
         }
     }
     let finished = table.finish();
-    if command.is_none() {
+    if args.killing.is_none() {
         print_differences("Contract suite, directly", DIRECT_DIFFERENCES);
         print_differences("Contract suite, through the gateway", GATEWAY_DIFFERENCES);
         print_differences("Conformance, through the gateway", CONFORMANCE_DIFFERENCES);
@@ -230,21 +213,21 @@ fn start_server(release: &Release) -> Result<SkyrlServer, XtaskError> {
 /// Runs all checks that kill no server.
 fn check_all(
     release: &Release,
-    options: &Options,
+    args: &ClusterArgs,
     sdk: &SdkPrograms,
     table: &mut Table,
 ) -> Result<(), XtaskError> {
     let server = start_server(release)?;
-    if options.direct {
+    if !args.gateway {
         check_directly(&server, release, sdk, table)?;
     }
-    if options.record && release.version == RELEASES[0].version {
+    if args.record && release.version == RELEASES[0].version {
         let test = "recorded_server::record_skyrl_0_4";
         ignored_test("recording", "tinkex", test, &["--all-features"])?
             .variable("TINKEX_RECORD_URL", server.url())
             .run()?;
     }
-    if options.gateway {
+    if !args.direct {
         let upstream = [server.url().to_owned()];
         let gateway = Gateway::start(release.version, GATEWAY_PORT, &upstream)?;
         check_gateway(&gateway, &server, release.version, sdk, table)?;
@@ -260,7 +243,9 @@ fn check_directly(
     sdk: &SdkPrograms,
     table: &mut Table,
 ) -> Result<(), XtaskError> {
-    let (url, model, version) = (server.url(), server.model(), release.version);
+    let url = server.url();
+    let model = server.model();
+    let version = release.version;
     let mut check = |name: &str, run: &dyn Fn() -> _| table.check(version, "nothing", name, run);
     let folder = target().join("cluster").join(version).join("direct");
     let program = Program::new(folder, url, &model)?;
@@ -281,7 +266,8 @@ fn check_gateway(
     sdk: &SdkPrograms,
     table: &mut Table,
 ) -> Result<(), XtaskError> {
-    let (url, model) = (gateway.url(), server.model());
+    let url = gateway.url();
+    let model = server.model();
     let mut check = |name: &str, run: &dyn Fn() -> _| table.check(version, "gateway", name, run);
     let folder = target().join("cluster").join(version).join("gateway");
     let program = Program::new(folder, url, &model)?;
@@ -298,17 +284,17 @@ fn check_gateway(
 
 fn check_kills(
     release: &Release,
-    options: &Options,
+    seeds: u64,
     sdk: &SdkPrograms,
     table: &mut Table,
 ) -> Result<(), XtaskError> {
     let mut server = start_server(release)?;
     let kills = kills::Kills::new(&server, sdk, GATEWAY_PORT, release.at_once)?;
     table.check(release.version, "gateway", "gateway killed", || {
-        kills.of_gateway(GATEWAY_PORT, options.seeds)
+        kills.of_gateway(GATEWAY_PORT, seeds)
     });
     table.check(release.version, "gateway", "SkyRL killed", || {
-        kills.of_upstream(&mut server, GATEWAY_PORT, options.seeds.div_ceil(2))
+        kills.of_upstream(&mut server, GATEWAY_PORT, seeds.div_ceil(2))
     });
     println!("\nLog: {}", server.log_path());
     Ok(())
@@ -320,7 +306,8 @@ fn check_upstreams(
     table: &mut Table,
 ) -> Result<(), XtaskError> {
     let ports = [release.port, SECOND_PORT, GATEWAY_PORT];
-    let (model, other) = (model::create("tiny")?, model::create("other")?);
+    let model = model::create("tiny")?;
+    let other = model::create("other")?;
     table.check(release.version, "gateway", "two models", || {
         let models = [model.clone(), other];
         upstreams::different_models(release.version, ports, models, sdk)
@@ -340,7 +327,7 @@ fn contract_suite(
     let report = target().join("cluster").join("contract-report");
     let names: Vec<&str> = differences.iter().map(|(name, _)| *name).collect();
     let _ = std::fs::remove_file(&report);
-    contract::step(&[("TINKEX_CONTRACT_URL", url.to_owned())])?
+    contract::step(url)?
         .variable("TINKEX_CONTRACT_MODEL", model)
         .variable("TINKEX_CONTRACT_DIFFERENCES", names.join(","))
         .variable("TINKEX_CONTRACT_REPORT", &report)
@@ -348,7 +335,9 @@ fn contract_suite(
     let report = std::fs::read_to_string(&report)
         .map_err(|error| XtaskError::new(format!("the contract suite left no report: {error}")))?;
     let count = |outcome: &str| report.lines().filter(|line| line.starts_with(outcome)).count();
-    let (passed, differ, skipped) = (count("passed"), count("differs"), count("skipped"));
+    let passed = count("passed");
+    let differ = count("differs");
+    let skipped = count("skipped");
     Ok(format!("{passed} passed, {differ} differ, {skipped} without the endpoint"))
 }
 

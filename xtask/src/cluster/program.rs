@@ -35,7 +35,8 @@ impl Program {
         std::fs::create_dir_all(&folder).map_err(failed)?;
         let examples: String = (1..=8)
             .map(|n| {
-                let (prompt, completion) = (format!("{n} plus 1 is"), format!(" {}.", n + 1));
+                let prompt = format!("{n} plus 1 is");
+                let completion = format!(" {}.", n + 1);
                 format!("{}\n", json!({"prompt": prompt, "completion": completion}))
             })
             .collect();
@@ -102,7 +103,8 @@ impl Program {
 
     /// Returns the command that trains into the folder `run`.
     pub(super) fn training(&self, run: &str, steps: usize, save_every: usize) -> Step {
-        let (steps, save_every) = (steps.to_string(), save_every.to_string());
+        let steps = steps.to_string();
+        let save_every = save_every.to_string();
         self.tinkex(&["train", "--no-progress", "--rank", "8", "--steps", &steps])
             .arguments(&["--batch-size", "4", "--save-every", &save_every, "--dir"])
             .argument(self.folder.join(run))
@@ -138,7 +140,7 @@ impl Program {
         let path = self.folder.join(run).join("run.json");
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         let run: Value = serde_json::from_str(&text).unwrap_or_default();
-        run["sampler"].as_str().map(str::to_owned).ok_or_else(|| {
+        run["progress"]["sampler"].as_str().map(str::to_owned).ok_or_else(|| {
             XtaskError::new(format!("{} names no weights for sampling", path.display()))
         })
     }

@@ -90,9 +90,10 @@ impl SdkPrograms {
     /// Chats with the package `openai`.
     pub(super) fn chat(&self, url: &str, model: &str) -> Result<String, XtaskError> {
         let ended = self.run("chat", url, model, TIMEOUT)?;
-        match ended.succeeded {
-            true => Ok(ended.stdout.trim().to_owned()),
-            false => Err(XtaskError::new(format!("chat failed:\n{}", ended.stderr))),
+        if ended.succeeded {
+            Ok(ended.stdout.trim().to_owned())
+        } else {
+            Err(XtaskError::new(format!("chat failed:\n{}", ended.stderr)))
         }
     }
 
@@ -114,7 +115,8 @@ impl SdkPrograms {
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|error| self.cannot_run(&error))?;
-        let (mut passed, mut differ) = (0, 0);
+        let mut passed = 0;
+        let mut differ = 0;
         for line in process.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
             let line = line.map_err(|error| self.cannot_run(&error))?;
             println!("{line}");

@@ -52,8 +52,7 @@ pub(super) struct SkyrlSettings {
 }
 
 impl SkyrlSettings {
-    /// Returns the folder of the data and of the log: servers on different ports have different
-    /// ones.
+    /// Returns the folder of the data and of the log, which depends on the port.
     fn folder(&self) -> PathBuf {
         target().join("cluster").join(self.version).join(self.port.to_string())
     }
@@ -119,7 +118,8 @@ impl SkyrlServer {
             }
             std::thread::sleep(Duration::from_millis(200));
         }
-        let (seconds, log) = (START_TIMEOUT.as_secs(), self.log_path());
+        let seconds = START_TIMEOUT.as_secs();
+        let log = self.log_path();
         Err(XtaskError::new(format!("SkyRL did not start within {seconds} s\n  log: {log}")))
     }
 }
@@ -141,10 +141,12 @@ fn start_error(error: &std::io::Error) -> XtaskError {
     XtaskError::new(format!("cannot start SkyRL: {error}"))
 }
 
-/// Starts the process. Its log is appended to that of an earlier process.
+/// Starts the process. It appends to the log of an earlier process.
 fn spawn(settings: &SkyrlSettings, python: &Path) -> Result<Child, XtaskError> {
-    let (folder, scripts) = (settings.folder(), root().join("xtask/skyrl"));
-    let (data, log) = (folder.join("data"), folder.join("server.log"));
+    let folder = settings.folder();
+    let scripts = root().join("xtask/skyrl");
+    let data = folder.join("data");
+    let log = folder.join("server.log");
     let output = File::options().create(true).append(true).open(&log);
     let output = output.map_err(|error| start_error(&error))?;
     let SkyrlSettings { version, port, model } = settings;

@@ -83,7 +83,8 @@ pub(super) fn different_models(
 ) -> Result<String, XtaskError> {
     let mut pair = Pair::start("different-models", version, ports, models)?;
     let url = pair.gateway.url().to_owned();
-    let (model_a, model_b) = (pair.a.model(), pair.b.model());
+    let model_a = pair.a.model();
+    let model_b = pair.b.model();
     let capabilities = http::get(ports[2], "/api/v1/get_server_capabilities").unwrap_or_default();
     if [&model_a, &model_b].iter().any(|model| !capabilities.contains(model.as_str())) {
         return Err(pair.failed(&format!("a model is not listed: {capabilities}")));
@@ -120,7 +121,8 @@ pub(super) fn same_model(
 ) -> Result<String, XtaskError> {
     let models = [model.to_owned(), model.to_owned()];
     let mut pair = Pair::start("same-model", version, ports, models)?;
-    let (url, name) = (pair.gateway.url().to_owned(), pair.a.model());
+    let url = pair.gateway.url().to_owned();
+    let name = pair.a.model();
     let start = |run: &str| Running::start(TrainingProgram::Sdk(sdk), run, &url, &name);
     let mut first = start("first")?;
     first.wait_for(1)?;

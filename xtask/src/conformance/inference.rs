@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::python::{self, Packages};
 use crate::step::{XtaskError, cargo, root, target, tool};
+use crate::test::skipped;
 use crate::test_server::{TestServer, golden_model};
 
 use super::adapters::script;
@@ -15,8 +16,8 @@ const GUIDE: &str = "docs/inference.md";
 /// API key of the server that requires one.
 const KEY: &str = "tml-conformance-0123456789abcdef";
 
-/// Runs the packages `openai` (of PyPI and npm) and `anthropic` against a server without and one
-/// with an API key.
+/// Runs the packages `openai` (of PyPI and npm) and `anthropic` against a server without an API key
+/// and a server with a key.
 pub(super) fn check(sdk: &str) -> Result<(), XtaskError> {
     TestServer::build()?;
     let names = [sdk, "numpy", "openai", "anthropic"];
@@ -42,7 +43,7 @@ pub(super) fn check(sdk: &str) -> Result<(), XtaskError> {
 fn check_npm(url: &str) -> Result<(), XtaskError> {
     let version = |program| tool("version", program, &["--version"]).output();
     if version("node").and(version("npm")).is_err() {
-        println!("\n==> openai of npm: SKIPPED (node and npm are not installed)");
+        skipped("openai of npm", "node and npm are not installed");
         return Ok(());
     }
     let folder = target().join("conformance/npm");
@@ -72,7 +73,7 @@ pub(super) fn check_lm_eval(sdk: &str) -> Result<(), XtaskError> {
         .run()
 }
 
-/// Returns a folder for the files of a step, without those of an earlier run.
+/// Returns an empty folder for the files of a step.
 fn folder(name: &str) -> Result<PathBuf, XtaskError> {
     let folder = target().join("conformance").join(name).join("run");
     let _ = std::fs::remove_dir_all(&folder);

@@ -14,6 +14,8 @@ pub(crate) use adapters::{ModelServer, TinyModels, make_tiny_models, models_in};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use clap::{Args, Subcommand};
+
 use crate::python::{self, Packages};
 use crate::step::{XtaskError, ignored_test, root, target};
 use crate::test_server::{MODEL, TestServer, golden_model};
@@ -21,7 +23,7 @@ use crate::test_server::{MODEL, TestServer, golden_model};
 /// One run of the checks.
 struct ConformanceRun {
     sdk_version: &'static str,
-    /// Whether the server offers batched polling, protobuf and compression; otherwise none of them.
+    /// Whether the server offers batched polling, protobuf and compression.
     efficient: bool,
     /// Whether custom losses and adapters are checked, which needs torch.
     torch: bool,
@@ -35,76 +37,63 @@ const RUNS: &[ConformanceRun] = &[
 const REPEATED_RUN: &str = "conformance::the_client_and_the_python_sdk_train_to_the_same_numbers";
 const CHECKS: &str = "crates/server/tests/python/conformance.py";
 
-/// Selection of steps.
-struct Options<'a> {
-    sdk_version: Option<&'a str>,
-    torch: bool,
-    /// The only step to run, if any.
+/// Arguments of `cargo xtask conformance`.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct ConformanceArgs {
+    /// Step to run alone.
+    #[command(subcommand)]
     only: Option<OnlyStep>,
+    /// Test one version of the SDK only
+    #[arg(long, value_name = "VERSION", value_parser = ["0.36.0", "0.25.0"])]
+    sdk: Option<String>,
+    /// Skip the custom losses and the adapters, which need torch (6 GB of disk)
+    #[arg(long)]
+    without_torch: bool,
 }
 
 /// Step that can be run alone.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Subcommand)]
 enum OnlyStep {
+    /// Compare adapters, exported models and model folders with peft and transformers only
     Adapters,
+    /// Run the packages openai (PyPI, npm) and anthropic only; npm is skipped without node
     Inference,
-    /// Runs only if it is selected: its packages need a gigabyte and minutes to install.
+    /// Evaluate a checkpoint with lm-eval and compare with `tinkex logprobs`
+    ///
+    /// Not part of `conformance`: its packages need a gigabyte and minutes to install.
     LmEval,
 }
 
-impl<'a> Options<'a> {
-    fn parse(arguments: &[&'a str]) -> Result<Self, XtaskError> {
-        let mut options = Self { sdk_version: None, torch: true, only: None };
-        let mut arguments = arguments.iter();
-        while let Some(argument) = arguments.next() {
-            match *argument {
-                "adapters" => options.only = Some(OnlyStep::Adapters),
-                "inference" => options.only = Some(OnlyStep::Inference),
-                "lm-eval" => options.only = Some(OnlyStep::LmEval),
-                "--sdk" => match arguments.next() {
-                    Some(version) if RUNS.iter().any(|run| run.sdk_version == *version) => {
-                        options.sdk_version = Some(version);
-                    }
-                    _ => {
-                        return Err(XtaskError::new("conformance: --sdk must be 0.36.0 or 0.25.0"));
-                    }
-                },
-                "--without-torch" => options.torch = false,
-                other => {
-                    return Err(XtaskError::new(format!("conformance: unknown option {other}")));
-                }
-            }
-        }
-        if options.only.is_some() && (!options.torch || options.sdk_version.is_some()) {
-            return Err(XtaskError::new("conformance: a single step accepts no options"));
-        }
-        Ok(options)
+impl ConformanceArgs {
+    /// Selects all versions and steps.
+    pub(crate) fn all(without_torch: bool) -> Self {
+        Self { only: None, sdk: None, without_torch }
     }
 
     fn selects(&self, run: &ConformanceRun) -> bool {
-        self.sdk_version.is_none_or(|version| version == run.sdk_version)
+        self.sdk.as_ref().is_none_or(|version| version == run.sdk_version)
     }
 }
 
-pub(crate) fn run(arguments: &[&str]) -> Result<(), XtaskError> {
-    let options = Options::parse(arguments)?;
-    match options.only {
+pub(crate) fn run(args: &ConformanceArgs) -> Result<(), XtaskError> {
+    match args.only {
         Some(OnlyStep::Adapters) => return adapters::check(&torch_environment()?),
         Some(OnlyStep::Inference) => return inference::check(&newest_sdk()),
         Some(OnlyStep::LmEval) => return inference::check_lm_eval(&newest_sdk()),
         None => {}
     }
     TestServer::build()?;
-    for run in RUNS.iter().filter(|run| options.selects(run)) {
-        let torch = options.torch && run.torch;
+    for run in RUNS.iter().filter(|run| args.selects(run)) {
+        let torch = run.torch && !args.without_torch;
         check(&environment(run.sdk_version, torch)?, run, torch)?;
     }
-    if options.selects(&RUNS[0]) {
+    if args.selects(&RUNS[0]) {
         inference::check(&newest_sdk())?;
     }
-    let with_torch = RUNS.iter().find(|run| run.torch && options.selects(run));
+    let with_torch = RUNS.iter().find(|run| run.torch && args.selects(run));
     match with_torch {
-        Some(run) if options.torch => adapters::check(&environment(run.sdk_version, true)?),
+        Some(run) if !args.without_torch => adapters::check(&environment(run.sdk_version, true)?),
         _ => Ok(()),
     }
 }

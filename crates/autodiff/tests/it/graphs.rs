@@ -22,7 +22,8 @@ fn traced_losses_match_the_recorded_loss_metrics_and_gradient() {
         let name = case["name"].as_str().unwrap();
         let inputs: Vec<GraphInput> = serde_json::from_value(case["inputs"].clone()).unwrap();
         let program = LossProgram::new(inputs, graph_of(&case["graph"]["nodes"])).unwrap();
-        let (mut total, mut metrics) = (0.0, BTreeMap::<String, Vec<f64>>::new());
+        let mut total = 0.0;
+        let mut metrics = BTreeMap::<String, Vec<f64>>::new();
         for (i, datum) in case["data"].as_array().unwrap().iter().enumerate() {
             let tensors: Vec<(Vec<usize>, Vec<f32>)> = program
                 .inputs()
@@ -61,12 +62,14 @@ fn every_operation_agrees_with_torch() {
         let inputs = inputs.map(|(name, rank)| GraphInput::new(name, rank)).to_vec();
         let program = LossProgram::new(inputs, graph_of(&case["nodes"]));
         let program = program.unwrap_or_else(|error| panic!("{what}: {error}"));
-        let (x, w) = (floats(&case["logprobs"]), floats(&case["w"]));
+        let x = floats(&case["logprobs"]);
+        let w = floats(&case["w"]);
         let integers = |key: &str| -> Vec<i64> {
             #[expect(clippy::cast_possible_truncation, reason = "small integers")]
             numbers(&case[key]).iter().map(|&n| n as i64).collect()
         };
-        let (mask, indices) = (integers("m"), integers("i"));
+        let mask = integers("m");
+        let indices = integers("i");
         let result = program.evaluate(&[
             TensorView::f32(&sizes, &x),
             TensorView::f32(&sizes, &w),

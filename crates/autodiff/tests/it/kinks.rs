@@ -21,12 +21,14 @@ fn check(case: &Value) {
     let graph: LossGraph = serde_json::from_value(case["graph"].clone()).unwrap();
     let inputs = ["logprobs", "base", "at", "y"].map(|name| GraphInput::new(name, 1));
     let program = LossProgram::new(inputs.to_vec(), graph).unwrap();
-    let (at, y) = (floats(&case["at"]), floats(&case["y"]));
+    let at = floats(&case["at"]);
+    let y = floats(&case["y"]);
     // The loss computes the point as logprobs - base + at.
     let base: Vec<f32> = (1_u8..).take(at.len()).map(|i| -0.1 * f32::from(i)).collect();
     let shape = [at.len()];
     let tensors = [&base, &base, &at, &y].map(|values| TensorView::f32(&shape, values));
-    let (loss, gradient) = (number(&case["loss"]), numbers(&case["gradient"]));
+    let loss = number(&case["loss"]);
+    let gradient = numbers(&case["gradient"]);
     match program.evaluate(&tensors) {
         Ok(result) => {
             assert_close(name, &[result.loss], &[loss], 1e-7, 1e-7);

@@ -145,9 +145,12 @@ fn name(i: usize) -> String {
 fn node(i: usize) -> impl Strategy<Value = GraphNode> {
     prop::sample::select(&CALLS[..]).prop_flat_map(move |(target, kinds)| {
         let args: Vec<_> = kinds.chars().map(|kind| arg(kind, i)).collect();
-        args.prop_map(move |args| match target.contains('.') {
-            true => GraphNode::function(&name(i), target, args),
-            false => GraphNode::method(&name(i), target, args),
+        args.prop_map(move |args| {
+            if target.contains('.') {
+                GraphNode::function(&name(i), target, args)
+            } else {
+                GraphNode::method(&name(i), target, args)
+            }
         })
     })
 }
@@ -170,7 +173,8 @@ proptest! {
         let inputs = ["logprobs", "w"].map(|name| GraphInput::new(name, rank));
         if let Ok(program) = LossProgram::new(inputs.to_vec(), LossGraph::new(nodes)) {
             let count = shape.iter().product();
-            let (floats, integers) = (vec![-0.5; count], vec![1_i64; count]);
+            let floats = vec![-0.5; count];
+            let integers = vec![1_i64; count];
             let logprobs = TensorView::f32(shape, &floats);
             let other = if ints { TensorView::i64(shape, &integers) } else { logprobs };
             if let Ok(result) = program.evaluate(&[logprobs, other]) {

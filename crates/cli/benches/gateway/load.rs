@@ -166,7 +166,8 @@ pub(crate) async fn outstanding(pool: &Pool, count: u32) -> Outstanding {
 impl Outstanding {
     /// Waits for the results of all samples.
     pub(crate) async fn finish(self, pool: &Pool) {
-        let (mut cursor, mut acknowledged) = (0_u64, Vec::<String>::new());
+        let mut cursor = 0_u64;
+        let mut acknowledged = Vec::<String>::new();
         let mut waiting = self.request_ids;
         while !waiting.is_empty() {
             let request = json!({

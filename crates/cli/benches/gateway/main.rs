@@ -61,12 +61,14 @@ async fn measure() -> Vec<Measurement> {
     let through = Target::through(Connection::new(&gateway.address)).await;
     for request in load::ALONE_REQUESTS {
         // Alternate, so that a slow period of the machine disturbs both.
-        let (mut without, mut with) = (Vec::new(), Vec::new());
+        let mut without = Vec::new();
+        let mut with = Vec::new();
         for _ in 0..3 {
             without.extend(alone(&direct, request, ALONE / 3).await);
             with.extend(alone(&through, request, ALONE / 3).await);
         }
-        let (without, with) = (median(&mut without), median(&mut with));
+        let without = median(&mut without);
+        let with = median(&mut with);
         let name = request.name();
         println!("{name} alone: {without:.2} ms directly, {with:.2} ms through the gateway");
         let name = format!("ms added to one {name}, alone");

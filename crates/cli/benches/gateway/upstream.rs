@@ -63,7 +63,8 @@ impl CannedUpstream {
             .logprobs(Some(vec![-0.5; SAMPLED_TOKENS as usize].into()))
             .tokens((0..SAMPLED_TOKENS).collect::<Vec<_>>());
         let sample = SampleResponse::default().sequences(vec![sequence]).to_proto();
-        let (held, next_id) = (watch::Sender::new(false), AtomicU32::new(1));
+        let held = watch::Sender::new(false);
+        let next_id = AtomicU32::new(1);
         let shared = Arc::new(Shared { next_id, held, sample });
         let serving = Arc::clone(&shared);
         std::thread::spawn(move || {

@@ -110,7 +110,8 @@ async fn login(
     let info = checked
         .map_err(|error| CommandError::from(error).context("cannot validate the API key"))?;
     let ApiKeyInfo { key_id, name, note, details, .. } = info;
-    let (email, org) = (details.user_details.email.clone(), details.org_details.name.clone());
+    let email = details.user_details.email.clone();
+    let org = details.org_details.name.clone();
     let stored = StoredKey {
         kind: StoredKeyKind::Manual,
         key: key.into(),
@@ -174,7 +175,8 @@ async fn logout(
         });
     };
     let org = key.details.as_ref().map(|details| details.org_details.name.clone());
-    let (name, page) = (escape_controls(&key.name), format!("{CONSOLE}/keys/{id}"));
+    let name = escape_controls(&key.name);
+    let page = format!("{CONSOLE}/keys/{id}");
     let json = |revoked: bool| {
         json!({ "key_id": id, "name": key.name, "organization": org,
             "deleted_on_server": revoked, "console": page })
@@ -264,7 +266,8 @@ fn list(context: &mut CommandContext<'_>) -> Result<(), CommandError> {
     let mut table = Table::new(["Key ID", "Name", "In Use", "Organization", "Email", "Note"]);
     let mut keys: Vec<Value> = Vec::new();
     for (id, key) in store.keys() {
-        let (details, used) = (key.details.as_ref(), store.default_id() == Some(id));
+        let details = key.details.as_ref();
+        let used = store.default_id() == Some(id);
         let org = details.map(|details| details.org_details.name.as_str());
         let email = details.map(|details| details.user_details.email.as_str());
         table.row([

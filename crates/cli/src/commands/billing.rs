@@ -248,9 +248,8 @@ fn usage_row(event: &UsageEvent) -> Vec<(&'static str, BillingCell)> {
     };
     let storage = matches!(event.event_info, UsageKind::Storage { .. });
     let tokens = !storage && !matches!(event.event_info, UsageKind::Checkpoint { .. });
-    let cost = |applies: bool, value: Option<f64>| match applies {
-        true => BillingCell::applicable_float(value),
-        false => BillingCell::float(value),
+    let cost = |applies: bool, value: Option<f64>| {
+        if applies { BillingCell::applicable_float(value) } else { BillingCell::float(value) }
     };
     let mut cells = vec![
         ("bucket_start", BillingCell::text(Some(event.bucket_start))),

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
+use tinkex_runs::RunFolder;
 use tinkex_server::FolderDashboard;
 
 use crate::args::number_between;
@@ -39,8 +40,8 @@ pub(crate) struct DashboardArgs {
 /// Arguments of `tinkex ui`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Shows the run folders of `tinkex train`, also of runs on the hosted service, and follows them while
-they grow. A folder is a run folder, or contains run folders. Press Ctrl-C to stop.
+Shows the run folders of `tinkex train` and `tinkex rl`, also of runs on the hosted service, and
+follows them while they grow. A folder is a run folder, or contains run folders. Press Ctrl-C to stop.
 
 Examples:
   tinkex ui                     all run folders in the current folder
@@ -109,7 +110,12 @@ pub(super) async fn run_folders(
     if let Some(missing) = folders.iter().find(|folder| !folder.is_dir()) {
         let message = format!("cannot read folder {}: it does not exist", missing.display());
         return Err(CommandError::new(Exit::NotFound, message)
-            .hint("Pass the run folder that `tinkex train` created."));
+            .hint("Pass the run folder that `tinkex train` or `tinkex rl` created."));
+    }
+    let found = RunFolder::find_in(&folders);
+    for error in found.iter().filter_map(|folder| RunFolder::read(folder).err()) {
+        let hint = error.hint().map(|hint| format!(" {hint}")).unwrap_or_default();
+        context.notice(&format!("warning: {error}.{hint}"));
     }
     let address = (Ipv4Addr::LOCALHOST, args.port).into();
     let dashboard = FolderDashboard::start(folders, address).await.map_err(|error| {

@@ -13,6 +13,7 @@ use tinkex::{
     CheckpointExport, CheckpointExportProgress, ExportDType, ExportFormat, ExportStage,
     ExportedModel,
 };
+use tinkex_runs::RunFolder;
 use tinkex_server::MemorySize;
 use tokio::sync::watch;
 
@@ -37,7 +38,7 @@ pub(crate) struct ExportArgs {
     /// Format of the files [default: hf]
     #[arg(short, long, value_name = "FORMAT", value_parser = export_or_output_format())]
     format: Option<FormatOption>,
-    /// Element type of the weights [default: that of the base model; for gguf f16]
+    /// Element type of the weights [default: as in the base model; for gguf f16]
     #[arg(long, value_name = "TYPE", value_parser = export_dtype())]
     dtype: Option<ExportDType>,
     /// Split the weights of format hf into files of at most this size, such as 2GB; a larger tensor
@@ -95,7 +96,7 @@ pub(super) async fn run(
         .map_err(|error| CommandError::file("create", "a temporary folder", &error))?;
     let interrupt = context.environment.interrupt.clone();
     let folder = context.environment.path(Path::new(&args.checkpoint));
-    let export = if folder.is_dir() && !folder.join("run.json").exists() {
+    let export = if folder.is_dir() && !RunFolder::contains_run(&folder) {
         CheckpointExport::from_adapter(folder, &target, &context.environment.variables)
     } else {
         let reference: CheckpointReference =

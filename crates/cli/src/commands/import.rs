@@ -56,7 +56,8 @@ pub(super) async fn run(
         _ => error.into(),
     })?;
     let flags = context.server_flags();
-    let (weights, sampler) = (&imported.weights_path, &imported.sampler_weights_path);
+    let weights = &imported.weights_path;
+    let sampler = &imported.sampler_weights_path;
     let text = format!(
         "Imported {shown}: adapter of {}, rank {}, {}\n  sampling    {sampler}\n  \
          training    {weights}\n\nChat with the model:\n  tinkex chat {sampler}{flags}\n\

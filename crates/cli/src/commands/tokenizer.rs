@@ -68,7 +68,8 @@ pub(super) async fn run(
     let (TokenizerCommand::Encode { tokenizer: args, .. }
     | TokenizerCommand::Decode { tokenizer: args, .. }
     | TokenizerCommand::Info { tokenizer: args }) = &command;
-    let (env, name) = (context.environment.variables.clone(), args.model.clone());
+    let env = context.environment.variables.clone();
+    let name = args.model.clone();
     let tokenizer = weights::load_tokenizer(&env, &name, args.offline).await?;
     match command {
         TokenizerCommand::Encode { text, piece, .. } => {

@@ -1,15 +1,12 @@
 //! Name, method, data and number of steps of a training run, for the model card of an export.
 
-use std::path::Path;
-
-use serde_json::Value;
-use tinkex::recipes::SavedCheckpoint;
 use tinkex::rest::AccessScope;
 use tinkex::{RestClient, TinkerPath};
+use tinkex_runs::RunRecord;
 
 use crate::environment::Environment;
 use crate::error::CommandError;
-use crate::reference::{folder_of_run, name_of};
+use crate::reference::{folder_of_checkpoint, name_of};
 
 /// Returns rows for the table of a model card: the name of the run, which the server has, and the
 /// method, data and number of steps, which only a run folder on this machine has.
@@ -26,45 +23,28 @@ pub(super) async fn training_details(
         Err(error) if error.status().is_none() => return Err(error.into()),
         Err(error) => tracing::debug!(%error, %path, "cannot read the name of the training run"),
     }
-    let folder = folder_of_run(&environment.variables, &environment.folder, path.run().as_str());
+    let folder = folder_of_checkpoint(&environment.variables, &environment.folder, path);
     if let Some(folder) = folder {
-        details.extend(folder_details(&folder.path, path));
+        details.extend(folder_details(&folder.record, path));
     }
     Ok(details)
 }
 
-/// Returns the rows for method, data and steps from the files of a run folder.
-fn folder_details(folder: &Path, path: &TinkerPath) -> Vec<(&'static str, String)> {
-    let read = |name: &str| -> Value {
-        let bytes = std::fs::read(folder.join(name)).unwrap_or_default();
-        serde_json::from_slice(&bytes).unwrap_or_default()
-    };
-    let run = read("run.json");
-    let settings = &run["settings"];
-    let mut details = Vec::new();
-    // `tinkex rl` has the method beside the settings.
-    if let Some(method) = settings["method"].as_str().or(run["method"].as_str()) {
-        details.push(("method", method.to_owned()));
-    }
-    let files = match &settings["file"] {
-        Value::Array(files) => files.iter().filter_map(Value::as_str).collect(),
-        file => Vec::from_iter(file.as_str()),
-    };
+/// Returns the rows for method, data and steps of a run.
+fn folder_details(record: &RunRecord, path: &TinkerPath) -> Vec<(&'static str, String)> {
+    let settings = &record.settings;
+    let progress = &record.progress;
+    let mut details = vec![("method", settings.method.method().to_string())];
     // Only the names: a model card is published, and folders belong to the user.
-    let names: Vec<_> =
-        files.iter().filter_map(|file| Path::new(file).file_name()?.to_str()).collect();
+    let files = settings.data.files.iter();
+    let names: Vec<_> = files.filter_map(|file| file.file_name()?.to_str()).collect();
     if !names.is_empty() {
         details.push(("training data", names.join(", ")));
     }
-    // `tinkex rl` keeps its progress in a second file.
-    let saved = [&run["saved"], &read("resume.json")["saved"]]
-        .into_iter()
-        .find_map(|saved| serde_json::from_value::<Vec<SavedCheckpoint>>(saved.clone()).ok())
-        .unwrap_or_default();
-    let step = saved.iter().find(|saved| saved.path == *path).map(|saved| saved.step);
-    // The sampler weights of a finished run have all of its steps.
-    let is_last = run["sampler"] == path.to_string() && run["finished"] == true;
-    let step = step.or_else(|| settings["steps"].as_u64().filter(|_| is_last));
+    let saved = progress.checkpoints.iter().find(|saved| saved.path == *path);
+    // The sampler weights are saved after the last training checkpoint of a finished run.
+    let is_last = progress.finished && progress.sampler.as_ref() == Some(path);
+    let step = saved.map(|saved| saved.step).or_else(|| is_last.then_some(settings.steps));
     details.extend(step.map(|step| ("steps", step.to_string())));
     details
 }

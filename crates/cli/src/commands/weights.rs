@@ -89,7 +89,7 @@ impl WeightsArgs {
         open_weights(context, service, name).await
     }
 
-    /// Returns the tokenizer that `--tokenizer` names, or that of the sampled model.
+    /// Returns the tokenizer that `--tokenizer` names, or the tokenizer of the sampled model.
     pub(crate) async fn tokenizer(
         &self,
         env: &Env,
@@ -127,7 +127,7 @@ pub(crate) async fn open_weights(
     };
     let flags = context.server_flags();
     let list = || format!("See `tinkex model list{flags}` and `tinkex run list{flags}`.");
-    // A name with a slash is probably that of a base model, about which the server says more.
+    // A name with a slash is probably the name of a base model; the server's error says more.
     let suggestion = unknown.suggestion().or_else(|| (!name.contains('/')).then(list));
     // A server may have models that it does not list.
     let sampler = service.create_sampling_client(name).await.map_err(|error| {
@@ -170,7 +170,7 @@ async fn sample_checkpoint(
     }
     context.notice(&format!("loading training checkpoint {path} for sampling"));
     let restore = RestoreMode::WeightsOnly;
-    let model = service.create_training_client_from(path, restore).create().await?;
+    let model = service.create_training_client_from(path, restore).await?;
     Ok(model.save_weights_and_get_sampling_client().await?)
 }
 
@@ -185,7 +185,7 @@ pub(crate) async fn load_tokenizer(
     }
     let hub = Hub::from_env(env)?;
     let hub = if offline { hub.offline(true) } else { hub };
-    Ok(hub.tokenizer(name).await?)
+    Ok(Tokenizer::from_hub(&hub, name).await?)
 }
 
 /// Loads the tokenizer of the built-in model, which is part of the program.

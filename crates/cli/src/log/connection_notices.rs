@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use tinkex::Lane;
 use tinkex::targets::{HTTP, OUTAGE, RETRY};
 use tracing::{Event, Level, Subscriber};
@@ -60,7 +60,7 @@ impl ConnectionNotices {
     fn report_retry(&self, notice: String, seconds: Option<f64>) {
         let delay = Duration::try_from_secs_f64(seconds.unwrap_or_default()).unwrap_or_default();
         let now = Instant::now();
-        let mut last = self.last_retry.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last_retry.lock();
         if last.as_ref().is_some_and(|(text, until)| *text == notice && now < *until) {
             return;
         }
@@ -80,7 +80,7 @@ impl ConnectionNotices {
     }
 
     fn unreachable(&self) -> MutexGuard<'_, BTreeSet<RemoteHost>> {
-        self.unreachable.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unreachable.lock()
     }
 }
 

@@ -196,7 +196,8 @@ where
             Level::TRACE => "trace",
         };
         let fields = EventFields::of(event);
-        let (message, rest) = (escape_controls(&fields.message), escape_controls(&fields.others));
+        let message = escape_controls(&fields.message);
+        let rest = escape_controls(&fields.others);
         let line = self.0.message(&format!("{level}: {message}{rest}"));
         writeln!(out, "{line}")
     }

@@ -3,16 +3,16 @@
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use tinkex::recipes::checkpoint_name;
 use tinkex::rest::{AccessScope, Checkpoint, TrainingRun};
 use tinkex::wire::CheckpointKind;
 use tinkex::{RestClient, TinkerPath};
+use tinkex_runs::{RunFolder, checkpoint_name};
 
 use crate::context::CommandContext;
 use crate::environment::Environment;
 use crate::error::{CommandError, Exit};
 
-use super::folder::RunFolder;
+use super::nearest::nearest_names;
 use super::run::{self, FoundRuns, RunReference, UnknownRun};
 use super::{LATEST, did_you_mean, name_of};
 
@@ -151,7 +151,9 @@ impl CheckpointReference {
             check_kind(kind, text, wanted)?;
         }
         // A complete path needs no request. A short name such as `step-30` is found in the list.
-        if let (true, Some(kind), Some(name)) = (parts.run.is_id(), parts.kind, &parts.name)
+        if parts.run.is_id()
+            && let Some(kind) = parts.kind
+            && let Some(name) = &parts.name
             && full_step_name(name).is_none_or(|full| full == *name)
         {
             let path =
@@ -178,8 +180,8 @@ impl CheckpointReference {
     }
 }
 
-/// Parses the `tinker://` path of a checkpoint, as servers and run folders contain it.
-pub(crate) fn parse_path(text: &str) -> Result<TinkerPath, CommandError> {
+/// Parses the `tinker://` path of a checkpoint in a response.
+fn parse_path(text: &str) -> Result<TinkerPath, CommandError> {
     Ok(text.parse().map_err(tinkex::Error::from)?)
 }
 
@@ -189,7 +191,7 @@ fn split(environment: &Environment, text: &str) -> Option<CheckpointParts> {
     let whole: Vec<&str> = text.trim_end_matches('/').split('/').collect();
     // The run is the longest prefix that is the path of a run folder, or else the first segment.
     let is_folder = |count: &usize| {
-        RunFolder::open(&environment.path(whole[..*count].join("/").as_ref())).is_some()
+        RunFolder::contains_run(&environment.path(whole[..*count].join("/").as_ref()))
     };
     let count = (1..=whole.len()).rev().find(is_folder).unwrap_or(1);
     let run = RunReference(whole[..count].join("/"));
@@ -298,7 +300,7 @@ impl CheckpointParts {
         Ok(found.first().copied())
     }
 
-    /// Returns the error of a run without the checkpoint. `names` are those that it has.
+    /// Returns the error of a run without the checkpoint. `names` are the checkpoints of the run.
     fn missing(
         &self,
         run: &TrainingRun,
@@ -314,7 +316,7 @@ impl CheckpointParts {
             let message = format!("run {shown} has no {noun}");
             return CommandError::new(Exit::NotFound, message).hint(SAVE_HINT);
         };
-        let nearest = tinkex_text::nearest_names(name, names.iter().map(String::as_str));
+        let nearest = nearest_names(name, names.iter().map(String::as_str));
         let nearest: Vec<String> = nearest.iter().map(|name| format!("{shown}/{name}")).collect();
         let other = match &names[..] {
             [] => format!("The run has no {noun} that this command can use."),

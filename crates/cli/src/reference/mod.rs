@@ -12,11 +12,12 @@ mod checkpoint;
 mod completion;
 mod folder;
 mod name;
+mod nearest;
 mod run;
 
-pub(crate) use checkpoint::{CheckpointReference, CheckpointUse, parse_path};
+pub(crate) use checkpoint::{CheckpointReference, CheckpointUse};
 pub(crate) use completion::{checkpoint_candidates, run_candidates, weights_candidates};
-pub(crate) use folder::{RunFolderKind, find_folder, folder_of_run, remember_folder};
+pub(crate) use folder::{LocalRun, find_folder, folder_of_checkpoint, remember_folder};
 pub(crate) use name::{RunName, choose_name, name_of, run_metadata};
 pub(crate) use run::{RunReference, store_candidates};
 

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use futures_util::StreamExt as _;
 use tinkex::rest::{AccessScope, Checkpoint, ListTrainingRuns, TrainingRun};
 use tinkex::{ModelId, RestClient};
+use tinkex_runs::RunFolder;
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
@@ -13,7 +14,8 @@ use crate::format;
 use crate::id_cache::{self, IdKind};
 use crate::progress::Progress;
 
-use super::folder::{self, RunFolder};
+use super::folder::{self, LocalRun};
+use super::nearest::nearest_names;
 use super::{LATEST, did_you_mean, is_unknown, name_of};
 
 /// Minimum length of the start of an id. Shorter texts would match by chance.
@@ -124,7 +126,7 @@ impl RunReference {
         context: &CommandContext<'_>,
         rest: &RestClient,
     ) -> Result<Vec<(ModelId, Vec<Checkpoint>)>, CommandError> {
-        let is_folder = || RunFolder::open(&context.environment.path(self.0.as_ref())).is_some();
+        let is_folder = || RunFolder::contains_run(&context.environment.path(self.0.as_ref()));
         let mut listed = None;
         if !self.is_latest() && !is_folder() {
             // An id is the most common form, and needs only this request.
@@ -168,7 +170,9 @@ impl RunReference {
             return newest(context, rest, scope, |run| !is_temporary(run)).await;
         }
         let text = self.0.as_str();
-        if let Some(folder) = RunFolder::open(&context.environment.path(text.as_ref())) {
+        let path = context.environment.path(text.as_ref());
+        if RunFolder::contains_run(&path) {
+            let folder = LocalRun::open(&path)?;
             return Ok(Ok(vec![folder.run(rest, scope).await?]));
         }
         // An id is the most common form, and needs only this request.
@@ -191,7 +195,8 @@ impl RunReference {
         rest: &RestClient,
         scope: AccessScope,
     ) -> Result<Result<FoundRuns, UnknownRun>, CommandError> {
-        let (text, _progress) = (self.0.as_str(), Progress::waiting(context, "searching runs"));
+        let text = self.0.as_str();
+        let _progress = Progress::waiting(context, "searching runs");
         let all = list_runs(context, rest, scope, usize::MAX).await?;
         let matching = |test: &dyn Fn(&TrainingRun) -> bool| -> FoundRuns {
             all.iter().filter(|run| test(run)).cloned().collect()
@@ -210,8 +215,8 @@ impl RunReference {
         // Servers that do not store names in metadata have runs whose names only the folders know.
         let environment = &*context.environment;
         let folders = folder::all_folders(&environment.variables, &environment.folder);
-        let local = folders.iter().find(|folder| folder.name.as_deref() == Some(text));
-        if let Some(id) = local.and_then(|folder| folder.run_id.as_deref()) {
+        let local = folders.iter().find(|folder| folder.record.name == text);
+        if let Some(id) = local.and_then(LocalRun::run_id) {
             match rest.get_training_run(id, scope).await {
                 Ok(run) => return Ok(Ok(vec![run])),
                 // The run is on another server, or was deleted.
@@ -223,8 +228,7 @@ impl RunReference {
         let mut names: Vec<&str> = names.flatten().collect();
         names.sort_unstable();
         names.dedup();
-        let nearest =
-            tinkex_text::nearest_names(text, names).into_iter().map(str::to_owned).collect();
+        let nearest = nearest_names(text, names).into_iter().map(str::to_owned).collect();
         Ok(Err(UnknownRun { text: text.to_owned(), nearest, has_runs: !all.is_empty() }))
     }
 }

@@ -150,9 +150,12 @@ impl Table {
     ) -> String {
         let columns = cells.iter().zip(widths).enumerate();
         let columns: Vec<Vec<String>> = columns
-            .map(|(at, (cell, width))| match self.wrapped.contains(&at) {
-                true => break_cell(cell, *width),
-                false => vec![fit(cell, *width)],
+            .map(|(at, (cell, width))| {
+                if self.wrapped.contains(&at) {
+                    break_cell(cell, *width)
+                } else {
+                    vec![fit(cell, *width)]
+                }
             })
             .collect();
         let height = columns.iter().map(Vec::len).max().unwrap_or(1);
@@ -196,7 +199,7 @@ impl Table {
         (0..self.headers.len()).map(widest).collect()
     }
 
-    /// Returns the width of each column: that of its widest cell, reduced until the table fits into
+    /// Returns the width of each column: the width of its widest cell, reduced until the table fits into
     /// `limit`. The first column identifies the row and is never truncated. Returns `None` if the
     /// table cannot fit.
     fn widths(&self, rows: &[Vec<String>], limit: Option<usize>) -> Option<Vec<usize>> {

@@ -193,7 +193,8 @@ async fn interrupted_deletion_reports_what_was_deleted() {
     assert_eq!(output.exit, 130, "{}", output.err);
     let document = output.json();
     let count = |key: &str| document[key].as_array().unwrap().len();
-    let (deleted, remaining) = (count("deleted"), count("not_deleted"));
+    let deleted = count("deleted");
+    let remaining = count("not_deleted");
     assert!(deleted + remaining == 40 && remaining > 0, "{document}");
     assert!(
         output.out.contains("tinker://r/weights/0\""),
@@ -325,8 +326,8 @@ async fn lists_are_sorted_and_limited_to_the_given_columns() {
 fn shell_completion_offers_listed_ids() {
     use std::process::{Command, Stdio};
     let replies = crate::capture::file("run-list.reply.json").unwrap();
-    let (home, server) =
-        (tempfile::tempdir().unwrap(), crate::tcp_server::TcpServer::start(&replies, None));
+    let home = tempfile::tempdir().unwrap();
+    let server = crate::tcp_server::TcpServer::start(&replies, None);
     let url = server.url();
     let run = |line: &[&str], env: &[(&str, &str)]| {
         let output = Command::new(env!("CARGO_BIN_EXE_tinkex"))

@@ -43,6 +43,16 @@ async fn a_missing_run_folder_is_reported() {
 }
 
 #[tokio::test]
+async fn run_folders_that_cannot_be_read_are_reported() {
+    let mut sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("new-run")).unwrap();
+    sandbox.write("new-run/run.json", "{\"version\": 2}");
+    sandbox.interrupt_at = Some(("press Ctrl-C", 1));
+    let shown = sandbox.run("ui --no-open").await.ok();
+    assert!(shown.err.contains("it has version 2 of the run format"), "{}", shown.err);
+}
+
+#[tokio::test]
 async fn commands_with_a_server_of_their_own_print_its_dashboard() {
     let mut sandbox = Sandbox::new();
     let sample = "sample --local -p The -t 0 --max-tokens 1";

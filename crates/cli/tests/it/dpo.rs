@@ -103,7 +103,8 @@ async fn random_preferences_do_not_carry_over() {
     // chosen.
     let line = |at: usize| {
         let answer = |sound: &str| format!(" says \"{sound}\".");
-        let (one, two) = (answer(sounds[at % 10]), answer(sounds[(at / 10 + at + 1) % 10]));
+        let one = answer(sounds[at % 10]);
+        let two = answer(sounds[(at / 10 + at + 1) % 10]);
         let heads = (at.wrapping_mul(0x9E37_79B9) >> 7).is_multiple_of(2);
         let (chosen, rejected) = if heads { (one, two) } else { (two, one) };
         let prompt = format!("Animal {at}: the {}", animals[(at * 7) % 10]);

@@ -22,7 +22,8 @@ async fn the_loss_is_the_held_out_loss_and_learned_answers_match() {
     let evaluated =
         sandbox.run(&format!("eval {sampler} questions.jsonl --local --json")).await.ok().json();
     let loss = |value: &serde_json::Value| value.as_f64().unwrap();
-    let (held_out, measured) = (loss(&trained["eval_loss"]["last"]), loss(&evaluated["loss"]));
+    let held_out = loss(&trained["eval_loss"]["last"]);
+    let measured = loss(&evaluated["loss"]);
     assert!((held_out - measured).abs() < 1e-4 * held_out.max(1.0), "{held_out} {measured}");
     assert_eq!((&evaluated["examples"], &evaluated["answers"]), (&4.into(), &4.into()));
     assert_eq!(evaluated["score"], 1.0, "{evaluated}");
@@ -37,6 +38,12 @@ async fn the_loss_is_the_held_out_loss_and_learned_answers_match() {
     let csv = sandbox.run(&format!("eval {run} questions.jsonl --local -f csv")).await.ok().out;
     assert!(csv.starts_with("#,Loss,Match,Prompt,Expected,Answer\r\n1,"), "{csv}");
     assert!(csv.contains(",Yes,") && csv.contains(",Moo.,Moo.\r\n"), "{csv}");
+
+    // The run folder has a line for each evaluation.
+    let lines = crate::sandbox::lines(&sandbox.path("questions-run/evaluations.jsonl"));
+    let counts: Vec<_> = lines.iter().map(|line| line["examples"].as_u64().unwrap()).collect();
+    assert_eq!(counts, [4, 2, 4]);
+    assert_eq!((&lines[0]["checkpoint"], &lines[0]["score"]), (&sampler.into(), &1.0.into()));
 }
 
 #[tokio::test]

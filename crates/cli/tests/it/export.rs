@@ -51,7 +51,7 @@ async fn checkpoints_of_the_built_in_model_are_exported() {
     let line = format!("export {path} --local --to adapter --format peft --json");
     assert_eq!(sandbox.run(&line).await.ok().json()["dtype"], "f32");
     let kept = sandbox.run(&format!("export {path} --local --to kept --json")).await.ok().json();
-    assert_eq!(kept["dtype"], "bf16", "that of the base model");
+    assert_eq!(kept["dtype"], "bf16", "the dtype of the base model");
     let table = sandbox.run("export adapter --to again --dtype f32").await.ok();
     assert!(table.out.contains("Written to"), "{}", table.out);
     let weights =
@@ -153,8 +153,10 @@ async fn a_model_card_states_what_is_known_about_the_training() {
 async fn another_base_model_is_a_warning() {
     let sandbox = Sandbox::new();
     let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden");
-    let (base, adapter) = (golden.join("qwen3"), golden.join("qwen3/adapter"));
-    let (base, adapter) = (base.to_str().unwrap(), adapter.to_str().unwrap());
+    let base = golden.join("qwen3");
+    let adapter = golden.join("qwen3/adapter");
+    let base = base.to_str().unwrap();
+    let adapter = adapter.to_str().unwrap();
     let exported = sandbox.run(&format!("export {adapter} --base {base} --to same")).await.ok();
     assert_eq!(exported.err.matches("warning:").count(), 0, "{}", exported.err);
     std::fs::create_dir(sandbox.path("other")).unwrap();

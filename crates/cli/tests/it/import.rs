@@ -50,7 +50,7 @@ async fn an_adapter_is_downloaded_imported_sampled_and_trained_further() {
     let continued = printed(&imported, "train").replace("FILE", "data.jsonl");
     let plan = sandbox.run(&format!("{continued} --dry-run --json")).await.ok().json();
     assert_eq!(
-        (&plan["settings"]["model"], &plan["settings"]["rank"]),
+        (&plan["settings"]["base_model"], &plan["settings"]["rank"]),
         (&"tinkex/tiny".into(), &16.into())
     );
     let steps = format!("{continued} --steps 2 --batch-size 4 --learning-rate 1e-4 --json");

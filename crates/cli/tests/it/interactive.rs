@@ -6,6 +6,8 @@ use std::process::Stdio;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::sandbox::Sandbox;
+use crate::serve::ServeProcess;
+use crate::stalled_stream::StallingProxy;
 use crate::terminal::Terminal;
 
 fn sandbox() -> Sandbox {
@@ -27,7 +29,7 @@ fn training_shows_progress_and_stops_on_ctrl_c() {
     assert_eq!(code, 130, "{shown}");
     assert!(shown.contains("tokens/s") && shown.contains(" left"), "{shown}");
     assert!(shown.contains("stopped at step") && shown.contains("--resume"), "{shown}");
-    assert!(sandbox.path("data-run/loss.svg").exists());
+    assert!(sandbox.path("data-run/plot.svg").exists());
 }
 
 #[test]
@@ -43,61 +45,83 @@ fn progress_fits_into_a_narrow_terminal() {
     assert!(drawn().all(|line| line.chars().count() < 24), "{shown:?}");
 }
 
+/// A chat whose completions do not end by themselves: the server sends their first token only.
+struct EndlessChat {
+    terminal: Terminal,
+    _server: ServeProcess,
+    _sandbox: Sandbox,
+}
+
+impl EndlessChat {
+    fn start() -> Self {
+        let mut sandbox = sandbox();
+        sandbox.key = Some("tml-local");
+        let server = ServeProcess::start(&sandbox, &["--port", "0", "--no-key"]);
+        let proxy = StallingProxy::start(&server.url);
+        let line = format!("chat tinkex/tiny --base-url {}", proxy.url);
+        let terminal = Terminal::start_in(&sandbox, 80, &line);
+        Self { terminal, _server: server, _sandbox: sandbox }
+    }
+
+    /// Waits for the prompt and submits a message.
+    fn submit(&mut self) {
+        self.terminal.wait_for("> ");
+        self.terminal.press("Tell me a story.\r");
+        self.terminal.wait_for("story.");
+        self.terminal.wait_for("\n");
+    }
+
+    /// Submits a message and waits for the first token of its completion.
+    fn start_completion(&mut self) {
+        self.submit();
+        self.terminal.wait_for_text();
+    }
+
+    /// Ends the chat with a command.
+    fn quit(mut self) {
+        self.terminal.wait_for("> ");
+        self.terminal.press("/quit\r");
+        let (code, shown) = self.terminal.end();
+        assert_eq!(code, 0, "{shown}");
+    }
+}
+
 #[test]
 fn ctrl_c_stops_the_completion_but_not_the_chat() {
-    // A completion may end by itself before the key arrives; at this temperature that is rare.
-    let stopped = (0..5).find_map(|_| stop_completion("chat --local --max-tokens 1900 -t 5"));
-    let (_sandbox, mut terminal) = stopped.expect("Ctrl-C stops one of five completions");
-    terminal.press("/quit\r");
-    let (code, shown) = terminal.end();
-    assert_eq!(code, 0, "{shown}");
+    let mut chat = EndlessChat::start();
+    chat.start_completion();
+    chat.terminal.press("\u{3}");
+    chat.terminal.wait_for("(stopped)");
+    chat.quit();
 }
 
-/// Starts a chat, presses Ctrl-C during its first completion and waits for the next prompt. Returns
-/// `None` if the completion had ended by itself.
-fn stop_completion(line: &str) -> Option<(Sandbox, Terminal)> {
-    let sandbox = sandbox();
-    let mut terminal = Terminal::start_in(&sandbox, 80, line);
-    terminal.wait_for("> ");
-    terminal.press("Tell me a story.\r");
-    terminal.wait_for("story.");
-    terminal.wait_for("\n");
-    terminal.wait_for_text();
-    terminal.press("\u{3}");
-    terminal.wait_for("> ");
-    terminal.has_shown("(stopped)").then_some((sandbox, terminal))
-}
-
-/// The signal arrives while the line is edited, between the line and its completion, or during the
-/// completion.
 #[test]
-fn an_interrupt_at_any_time_does_not_end_the_chat() {
-    let sandbox = sandbox();
-    let mut terminal = Terminal::start_in(&sandbox, 80, "chat --local --max-tokens 40 -t 5");
-    for pause in [0, 20_000, 50_000, 100_000, 200_000, 400_000] {
-        terminal.wait_for("> ");
-        terminal.press("Tell me a story.\r");
-        // Lets the program proceed, without a claim about how far.
-        (0..pause).for_each(|_| std::hint::spin_loop());
-        terminal.interrupt();
+fn an_interrupt_between_a_line_and_its_completion_stops_the_completion() {
+    let mut chat = EndlessChat::start();
+    for _ in 0..3 {
+        chat.submit();
+        chat.terminal.interrupt();
+        chat.terminal.wait_for("(stopped)");
     }
-    terminal.wait_for("> ");
-    terminal.press("/quit\r");
-    let (code, shown) = terminal.end();
-    assert_eq!(code, 0, "{shown}");
+    chat.quit();
+}
+
+#[test]
+fn an_interrupt_while_a_line_is_edited_does_not_end_the_chat() {
+    let mut chat = EndlessChat::start();
+    chat.terminal.wait_for("> ");
+    chat.terminal.interrupt();
+    chat.terminal.press("/reset\r");
+    chat.terminal.wait_for("(conversation cleared)");
+    chat.quit();
 }
 
 #[test]
 fn sigterm_during_a_completion_ends_the_chat() {
-    let sandbox = sandbox();
-    let mut terminal = Terminal::start_in(&sandbox, 80, "chat --local --max-tokens 1900 -t 5");
-    terminal.wait_for("> ");
-    terminal.press("Tell me a story.\r");
-    terminal.wait_for("story.");
-    terminal.wait_for("\n");
-    terminal.wait_for_text();
-    terminal.terminate();
-    let (code, shown) = terminal.end();
+    let mut chat = EndlessChat::start();
+    chat.start_completion();
+    chat.terminal.terminate();
+    let (code, shown) = chat.terminal.end();
     assert_eq!(code, 130, "{shown}");
 }
 

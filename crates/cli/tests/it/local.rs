@@ -12,7 +12,8 @@ async fn concurrent_local_commands_share_one_folder_without_a_key() {
         sandbox.run_args(["sample", "--local", "--prompt", "The cat", "-t", "0", "--json"]),
         sandbox.run_args(["sample", "--local", "--prompt", "The cat", "-t", "0", "--json"]),
     );
-    let (first, second) = (first.ok().json(), second.ok().json());
+    let first = first.ok().json();
+    let second = second.ok().json();
     assert_eq!(first["sequences"], second["sequences"]);
     assert_eq!(first["model"], "tinkex/tiny");
     assert!(!sandbox.data().join("server.json").exists(), "server.json outlived the server");

@@ -16,6 +16,7 @@ mod eval;
 mod export;
 #[cfg(unix)]
 mod import;
+#[cfg(unix)]
 mod interactive;
 mod local;
 mod local_commands;
@@ -35,6 +36,8 @@ mod scripted_server;
 mod serve;
 mod sink;
 mod snapshots;
+#[cfg(unix)]
+mod stalled_stream;
 #[cfg(unix)]
 mod tcp_server;
 #[cfg(unix)]

@@ -41,7 +41,7 @@ async fn runs_are_found_by_name_folder_id_prefix_and_latest() {
     for reference in ["data", "data-run", "./data-run", id, &id[..12]] {
         assert_eq!(info(reference.to_owned()).await, id, "{reference}");
     }
-    assert_eq!(info("latest".to_owned()).await, state(&sandbox, "poems-run")["run_id"]);
+    assert_eq!(info("latest".to_owned()).await, state(&sandbox, "poems-run")["progress"]["run_id"]);
     let unknown = sandbox.run("run info poem --local").await;
     unknown
         .fails(4, &["no training run has the name, id or folder \"poem\"", "Did you mean poems"]);
@@ -114,9 +114,9 @@ async fn a_finished_run_is_extended_and_started_from() {
     assert!(from["loss"]["first"].as_f64() < longer["loss"]["first"].as_f64(), "{from}");
     let line = more.replace("more", "warm") + "/step-10 --with-optimizer";
     sandbox.run(&line).await.ok();
-    let config = self::state(&sandbox, "warm-run")["settings"].clone();
-    assert_eq!(config["with_optimizer"], true);
-    assert!(config["from"].as_str().unwrap().ends_with("/weights/step-000010"), "{config}");
+    let start = self::state(&sandbox, "warm-run")["settings"]["start"].clone();
+    assert_eq!(start["with_optimizer"], true);
+    assert!(start["checkpoint"].as_str().unwrap().ends_with("/weights/step-000010"), "{start}");
     let sampler = "train data.jsonl --local --from data/sampler_weights/step-10";
     sandbox.run(sampler).await.fails(2, &["expected a training checkpoint"]);
     let alone = sandbox.run("train data.jsonl --local --with-optimizer").await;

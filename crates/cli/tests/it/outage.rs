@@ -19,7 +19,8 @@ async fn run_resumes_after_its_server_stopped() {
     let server = Server::start(options.clone()).await.unwrap();
     options.address = server.address();
     let url = server.base_url();
-    let (server, runtime) = (Mutex::new(Some(server)), tokio::runtime::Handle::current());
+    let server = Mutex::new(Some(server));
+    let runtime = tokio::runtime::Handle::current();
     let stop_server = move || {
         let server = server.lock().unwrap().take().unwrap();
         runtime.spawn(async move { server.stop().await });

@@ -71,7 +71,8 @@ async fn run_push(options: &str) -> (u8, String, FakeServer) {
     }
     let http = server.clone();
     let home = tempfile::tempdir().unwrap();
-    let (out, err) = (Sink::default(), Sink::default());
+    let out = Sink::default();
+    let err = Sink::default();
     let variables = [
         ("HOME", home.path().to_str().unwrap()),
         ("TINKER_BASE_URL", "http://a.test"),
@@ -106,7 +107,8 @@ async fn push(options: &str) -> BTreeMap<String, Bytes> {
     let lines = String::from_utf8(commit.body.to_vec()).unwrap();
     let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let uploaded = lines.filter(|line| line["key"] == "lfsFile").map(|line| {
-        let (name, oid) = (&line["value"]["path"], &line["value"]["oid"]);
+        let name = &line["value"]["path"];
+        let oid = &line["value"]["oid"];
         let path = format!("/file?{}", oid.as_str().unwrap());
         let put = calls.iter().find(|call| call.path == path).unwrap();
         (name.as_str().unwrap().to_owned(), put.body.clone())

@@ -46,7 +46,8 @@ pub(crate) async fn run_line(line: &[String]) -> ReplayOutput {
 
 /// Runs another command in the environment of a recording.
 pub(crate) async fn run_as(capture: &Capture, line: &[String], interactive: bool) -> ReplayOutput {
-    let (home, work) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let home = tempfile::tempdir().unwrap();
+    let work = tempfile::tempdir().unwrap();
     capture.prepare(home.path(), work.path());
     let env = capture.env(home.path());
     let interrupt = Interrupt::default();
@@ -54,7 +55,9 @@ pub(crate) async fn run_as(capture: &Capture, line: &[String], interactive: bool
     let interrupted_by_server = interruption == Some(Interruption::AtSlowResponse);
     let server_interrupt = interrupted_by_server.then(|| interrupt.clone());
     let server = ScriptedServer::new(&capture.replies_text(), server_interrupt);
-    let (out, err, http) = (Sink::default(), Sink::default(), server.clone());
+    let out = Sink::default();
+    let err = Sink::default();
+    let http = server.clone();
     let (silent_input, _writer) = std::io::pipe().unwrap();
     let input = if interruption == Some(Interruption::AtPrompt) {
         interrupt.press();
@@ -254,7 +257,8 @@ fn check_error_document(capture: &Capture, case: &ReplayCase, ours: &ReplayOutpu
 async fn recorded_commands_behave_like_the_python_cli() {
     let mut unused: BTreeSet<&str> = CASES.iter().map(|case| case.name).collect();
     assert_eq!(unused.len(), CASES.len(), "a name occurs twice in CASES");
-    let (mut printed, mut failed) = (String::new(), Vec::new());
+    let mut printed = String::new();
+    let mut failed = Vec::new();
     for capture in capture::all().iter().filter(|capture| !is_replayed_elsewhere(capture)) {
         let name = capture.name.as_str();
         let is_listed = unused.remove(name);

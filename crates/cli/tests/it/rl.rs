@@ -3,6 +3,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
+use tinkex_runs::RunFolder;
 
 use crate::sandbox::{Sandbox, lines};
 #[cfg(unix)]
@@ -46,12 +47,15 @@ async fn run(sandbox: &Sandbox, line: &str, reward: &str) -> crate::sandbox::Com
 #[tokio::test]
 async fn resumed_run_has_the_results_of_an_uninterrupted_one() {
     let mut sandbox = sandbox();
-    let whole = run(&sandbox, &format!("{RL} --dir whole --json"), "length:10").await.ok().json();
+    let options = "--dir whole --plot reward.svg --log-to tensorboard --json";
+    let whole = run(&sandbox, &format!("{RL} {options}"), "length:10").await.ok().json();
+    assert!(sandbox.read("reward.svg").starts_with("<svg"));
+    assert!(sandbox.path("whole/events.out.tfevents.tinkex").exists());
     assert_eq!(whole["steps"], 3);
     assert!(whole["reward"]["first"].is_number(), "{whole}");
-    let rollouts = lines(&sandbox.path("whole/rollouts.jsonl"));
-    assert_eq!(rollouts.len(), 3 * 2 * 4);
-    assert!(rollouts[0]["completion"].is_string() && rollouts[0]["reward"].is_number());
+    let samples = lines(&sandbox.path("whole/samples.jsonl"));
+    assert_eq!(samples.len(), 3 * 2 * 4);
+    assert!(samples[0]["completion"].is_string() && samples[0]["reward"].is_number());
 
     sandbox.interrupt_at = Some(("step 1/3", 1));
     let stopped = run(&sandbox, &format!("{RL} --dir parts"), "length:10").await;
@@ -61,15 +65,18 @@ async fn resumed_run_has_the_results_of_an_uninterrupted_one() {
     let expected = results(&sandbox, "whole");
     assert_eq!(expected.len(), 3);
     assert_eq!(results(&sandbox, "parts"), expected);
-    assert_eq!(lines(&sandbox.path("parts/rollouts.jsonl")).len(), rollouts.len());
+    assert_eq!(lines(&sandbox.path("parts/samples.jsonl")).len(), samples.len());
 
     // More steps extend a finished run.
     let longer = sandbox.run("rl --resume parts --local --steps 4 --json").await.ok().json();
     assert_eq!(longer["steps"], 4);
     let shorter = sandbox.run("rl --resume parts --local --steps 2").await;
     shorter.fails(2, &["it has finished 4", "Pass --steps"]);
+    let finished = sandbox.run("rl --resume parts --local").await.ok();
+    assert!(finished.out.contains("already finished: 4 steps"), "{}", finished.out);
     // A run of another command is not touched.
-    sandbox.run("train --resume parts --local").await.fails(1, &["cannot parse ", "tinkex rl"]);
+    let other = sandbox.run("train --resume parts --local").await;
+    other.fails(2, &["its method is rl", "Resume the run with `tinkex rl --resume "]);
 }
 
 #[tokio::test]
@@ -116,7 +123,7 @@ async fn reward_programs_are_restarted_and_a_failed_run_resumes() {
     assert!(finished.err.contains("reward: bye"), "{}", finished.err);
     assert!(finished.err.contains("reward: restarting"), "{}", finished.err);
     let metrics = lines(&sandbox.path("run/metrics.jsonl"));
-    assert!(metrics[0]["metrics"]["n"].is_number(), "{}", metrics[0]);
+    assert!(metrics[0]["reward/n"].is_number(), "{}", metrics[0]);
 
     sandbox.write("broken", "");
     let failed = sandbox.run("rl --resume run --local --steps 4 --reward-workers 1").await;
@@ -204,8 +211,8 @@ fn an_aborted_run_loses_only_the_running_batch() {
     let aborted = execute(&sandbox, &format!("{RL} --dir parts"));
     aborted.fails(130, &["interrupted", "tinkex rl --resume"]);
     sandbox.interrupt_at = None;
-    let resume: Value = serde_json::from_str(&sandbox.read("parts/resume.json")).unwrap();
-    assert!(resume["step"].as_u64().unwrap() >= 2, "{resume}");
+    let progress = RunFolder::read(&sandbox.path("parts")).unwrap().progress;
+    assert!(progress.step() >= 2, "{progress:?}");
     runtime().block_on(sandbox.run("rl --resume parts --local")).ok();
     assert_eq!(results(&sandbox, "parts"), results(&sandbox, "whole"));
 }

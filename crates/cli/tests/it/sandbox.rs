@@ -84,7 +84,8 @@ impl Sandbox {
 
     /// Runs a command.
     pub(crate) async fn run_args(&self, args: impl IntoIterator<Item = &str>) -> CommandOutput {
-        let (out, err) = (Sink::default(), Sink::default());
+        let out = Sink::default();
+        let err = Sink::default();
         let interrupt = self.interrupt.clone().unwrap_or_default();
         let watcher = StderrWatcher {
             sink: err.clone(),

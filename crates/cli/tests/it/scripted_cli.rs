@@ -73,7 +73,9 @@ impl ScriptedCli {
 
     /// Runs a command whose arguments are separated by spaces.
     pub(crate) async fn run(&self, line: &str) -> ScriptedOutput {
-        let (out, err, http) = (Sink::default(), Sink::default(), self.server.clone());
+        let out = Sink::default();
+        let err = Sink::default();
+        let http = self.server.clone();
         let mut environment = Environment {
             variables: Env::from_pairs(self.env.iter().map(|(n, v)| (n.as_str(), v.as_str()))),
             folder: self.home.path().to_owned(),

@@ -183,7 +183,9 @@ impl HttpService for ScriptedServer {
         }
         let response = self.respond(&request);
         Box::pin(async move {
-            if let (Some(interrupt), false) = (&self.interrupt, response.delay.is_zero()) {
+            if let Some(interrupt) = &self.interrupt
+                && !response.delay.is_zero()
+            {
                 interrupt.press();
             }
             if response.delay > timeout {

@@ -76,12 +76,14 @@ impl RestartedServer {
         let serving = ServeProcess::start(sandbox, &["--port", "0", "--no-key"]);
         let url = serving.url.clone();
         let serving = Arc::new(Mutex::new(Some(serving)));
-        let (restarted, port) = (Arc::clone(&serving), url.rsplit(':').next().unwrap().to_owned());
+        let restarted = Arc::clone(&serving);
+        let port = url.rsplit(':').next().unwrap().to_owned();
         let shared = sandbox.share_folder();
         let restart = move || {
             restarted.lock().unwrap().take().unwrap().kill();
-            let (restarted, port, shared) =
-                (Arc::clone(&restarted), port.clone(), shared.share_folder());
+            let restarted = Arc::clone(&restarted);
+            let port = port.clone();
+            let shared = shared.share_folder();
             std::thread::spawn(move || {
                 *restarted.lock().unwrap() =
                     Some(ServeProcess::start(&shared, &["--port", &port, "--no-key"]));

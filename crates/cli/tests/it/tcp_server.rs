@@ -30,7 +30,8 @@ impl TcpServer {
         let server = Self { script: script.clone(), port, stalled: Arc::clone(&stalled) };
         thread::spawn(move || {
             for stream in listener.incoming() {
-                let (script, stalled) = (script.clone(), Arc::clone(&stalled));
+                let script = script.clone();
+                let stalled = Arc::clone(&stalled);
                 thread::spawn(move || {
                     // The client may close the connection at any time.
                     let _ = serve(

@@ -90,11 +90,6 @@ impl Terminal {
         }
     }
 
-    /// Returns whether `text` is in the output so far.
-    pub(crate) fn has_shown(&self, text: &str) -> bool {
-        self.shown.contains(text)
-    }
-
     /// Sends SIGINT.
     pub(crate) fn interrupt(&self) {
         kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
@@ -138,7 +133,8 @@ impl Drop for Terminal {
 pub(crate) fn screen(shown: &str) -> String {
     let mut lines = Vec::new();
     for line in shown.split('\n') {
-        let (mut cells, mut at) = (Vec::new(), 0_usize);
+        let mut cells = Vec::new();
+        let mut at = 0_usize;
         let plain = line.replace("\u{1b}[K", "\u{0}");
         for letter in crate::compare::without_escapes(&plain).chars() {
             match letter {

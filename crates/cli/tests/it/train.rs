@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use tinkex_runs::{RunFolder, SavedCheckpoint};
 
 use crate::sandbox::{Sandbox, lines};
 use crate::scripted_cli::ScriptedCli;
@@ -102,9 +103,9 @@ pub(crate) fn losses(sandbox: &Sandbox, folder: &str) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// Returns the state of a run, which `--resume` reads.
-fn state(sandbox: &Sandbox, folder: &str) -> Value {
-    serde_json::from_str(&sandbox.read(&format!("{folder}/run.json"))).unwrap()
+/// Returns the checkpoints of a run, from which `--resume` continues.
+fn checkpoints(sandbox: &Sandbox, folder: &str) -> Vec<SavedCheckpoint> {
+    RunFolder::read(&sandbox.path(folder)).unwrap().progress.checkpoints
 }
 
 #[tokio::test]
@@ -120,9 +121,8 @@ async fn resumed_run_has_the_losses_of_an_uninterrupted_one() {
     let stopped = sandbox.run(&format!("{TRAIN} --dir parts")).await;
     let stopped = stopped.fails(130, &["saving a checkpoint", "stopped at step", "--resume"]);
     assert!(stopped.out.is_empty());
-    let step =
-        state(&sandbox, "parts")["saved"].as_array().unwrap().last().unwrap()["step"].clone();
-    assert!((4..8).contains(&step.as_u64().unwrap()), "{step}");
+    let step = checkpoints(&sandbox, "parts").last().unwrap().step;
+    assert!((4..8).contains(&step), "{step}");
 
     sandbox.interrupt_at = None;
     let resumed = sandbox.run("train --resume parts --local").await.ok();
@@ -137,7 +137,7 @@ async fn resumed_run_has_the_losses_of_an_uninterrupted_one() {
     let expected = losses(&sandbox, "whole");
     assert_eq!(expected.len(), 8);
     assert_eq!(losses(&sandbox, "parts"), expected);
-    assert!(sandbox.read("parts/loss.svg").starts_with("<svg"));
+    assert!(sandbox.read("parts/plot.svg").starts_with("<svg"));
 
     // The sampler checkpoint of the interruption is deleted when the run finishes.
     let listed = sandbox.run("checkpoint list --local --json").await.ok().json();
@@ -159,7 +159,7 @@ fn second_ctrl_c_stops_at_once_and_keeps_the_last_checkpoint() {
     // Like the program, do not wait for the work in progress on the server.
     runtime.shutdown_background();
     stopped.fails(130, &["interrupted", "Resume from step 3 with: tinkex train --resume"]);
-    assert_eq!(state(&sandbox, "run")["saved"].as_array().unwrap().len(), 1);
+    assert_eq!(checkpoints(&sandbox, "run").len(), 1);
 }
 
 #[tokio::test]
@@ -292,6 +292,30 @@ async fn resume_rejects_changed_files_and_a_locked_run() {
 }
 
 #[tokio::test]
+async fn damaged_and_newer_run_folders_are_refused_and_left_alone() {
+    let sandbox = sandbox();
+    sandbox.run("train data.jsonl --local --steps 1 --dir run").await.ok();
+    let intact = sandbox.read("run/run.json");
+    let newer = intact.replacen("\"version\": 1", "\"version\": 2", 1);
+    let half = &intact[..intact.len() / 2];
+    let versions = "it has version 2 of the run format, and this program reads version 1";
+    for (text, message, hint) in [
+        (newer.as_str(), versions, "Use the version of tinkex that wrote the run, or a newer one."),
+        (half, "run/run.json: EOF while parsing", "Restore run.json from a backup"),
+        ("{\"version\": 1}", "run/run.json: missing field", "Restore run.json from a backup"),
+    ] {
+        sandbox.write("run/run.json", text);
+        for command in
+            ["train --resume run --local", "rl --resume run --local", "run info ./run --local"]
+        {
+            sandbox.run(command).await.fails(1, &[message, hint]);
+        }
+        assert_eq!(sandbox.read("run/run.json"), text);
+    }
+    sandbox.run("train data.jsonl --local --dir run").await.fails(2, &["already contains a run"]);
+}
+
+#[tokio::test]
 async fn dry_run_prints_the_plan() {
     let sandbox = sandbox();
     let plan = sandbox.run(&format!("{TRAIN} --dry-run --json")).await.ok().json();
@@ -331,7 +355,7 @@ async fn plot_option_sets_path_and_format() {
     let figures = sandbox.run("train --resume run --local --json").await.ok().json();
     assert!(figures["plot"].as_str().unwrap().ends_with("pictures/loss.png"), "{figures}");
     assert_eq!(size(), (1600, 920), "a resumed run must write the same file");
-    assert!(!sandbox.path("run/loss.svg").exists());
+    assert!(!sandbox.path("run/plot.svg").exists());
 }
 
 #[tokio::test]
@@ -339,7 +363,7 @@ async fn keep_option_limits_the_number_of_checkpoints() {
     let sandbox = sandbox();
     let line = "train data.jsonl --local --steps 5 --save-every 1 --keep 2 --json";
     let figures = sandbox.run(line).await.ok().json();
-    assert_eq!(state(&sandbox, "data-run")["saved"].as_array().unwrap().len(), 2);
+    assert_eq!(checkpoints(&sandbox, "data-run").len(), 2);
     let listed = sandbox.run("checkpoint list --local --json").await.ok().json();
     let mut names: Vec<_> = listed["checkpoints"].as_array().unwrap().iter().collect();
     names.sort_by_key(|checkpoint| checkpoint["tinker_path"].as_str().unwrap().to_owned());

@@ -70,7 +70,8 @@ async fn formats_are_detected_and_shown_in_the_plan() {
     assert!(tokens.iter().all(|one| *one == tokens[0]), "{tokens:?}");
     sandbox.write("text.jsonl", "{\"text\": \"abc\"}\n");
     let text = plan(&sandbox, "text.jsonl").await;
-    let (all, learned) = (text["tokens"].as_f64(), text["tokens_learned"].as_f64());
+    let all = text["tokens"].as_f64();
+    let learned = text["tokens_learned"].as_f64();
     assert_eq!(all, learned, "all of a text is learned");
     // Each file may have its own format.
     let shown = sandbox.run("train data.jsonl text.jsonl --local --dry-run").await.ok();
@@ -154,7 +155,7 @@ async fn run_on_standard_input_is_resumed_like_one_on_a_file() {
     assert_eq!(sandbox.read("stdin-run/stdin.jsonl"), examples(10));
     sandbox.write("stdin-run/stdin.jsonl", "");
     let mut state: Value = serde_json::from_str(&sandbox.read("stdin-run/run.json")).unwrap();
-    state["finished"] = json!(false);
+    state["progress"]["finished"] = json!(false);
     sandbox.write("stdin-run/run.json", &state.to_string());
     sandbox.run("train --resume stdin-run --local").await.fails(2, &["has changed"]);
 

@@ -54,7 +54,8 @@ fn every_terminal_recording_has_a_test() {
 
 #[test]
 fn table_is_colored_unless_colors_are_disabled() {
-    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&two_runs(), None));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&two_runs(), None);
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
@@ -77,7 +78,8 @@ fn table_is_colored_unless_colors_are_disabled() {
 #[test]
 fn fetching_pages_shows_progress() {
     let replies = file("run-list-all-pages.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&replies, None);
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let line = ["run", "list", "--limit", "0"];
@@ -94,7 +96,8 @@ fn fetching_pages_shows_progress() {
 #[test]
 fn rejected_key_and_bad_path_print_plain_messages() {
     let replies = file("error-401.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&replies, None);
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
@@ -111,7 +114,8 @@ fn rejected_key_and_bad_path_print_plain_messages() {
 #[test]
 fn typed_key_is_masked() {
     let replies = file("auth-login.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&replies, None);
     let url = server.url();
     let env = [("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let mut terminal = Terminal::start(&["auth", "login"], env, home.path(), 120);
@@ -141,7 +145,8 @@ fn typed_key_is_masked() {
 #[test]
 fn deletion_asks_for_confirmation_and_shows_progress() {
     let replies = file("checkpoint-delete-prompt-y.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&replies, None);
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let line = [
@@ -171,8 +176,8 @@ fn deletion_asks_for_confirmation_and_shows_progress() {
 
 #[test]
 fn download_shows_progress_and_resumes_after_an_interrupt() {
-    let (home, server) =
-        (tempfile::tempdir().unwrap(), TcpServer::start(&one_file(), Some(20_000)));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&one_file(), Some(20_000));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let line = ["checkpoint", "download", "tinker://run-1/external_weights/hf", "-o", "out"];
@@ -202,8 +207,8 @@ fn export_shows_the_progress_of_the_download_and_of_the_files() {
         "method": "POST", "path": "/api/v1/weights_info", "status": 200,
         "body": { "base_model": "org/base", "is_lora": true },
     }));
-    let (home, server) =
-        (tempfile::tempdir().unwrap(), TcpServer::start(&script.to_string(), Some(20_000)));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&script.to_string(), Some(20_000));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let line = ["export", "tinker://run-1/external_weights/hf", "--format", "peft"];
@@ -218,7 +223,8 @@ fn export_shows_the_progress_of_the_download_and_of_the_files() {
     assert!(!home.path().join("out").exists(), "nothing is left");
 
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3");
-    let (base, adapter) = (golden.to_str().unwrap(), golden.join("adapter"));
+    let base = golden.to_str().unwrap();
+    let adapter = golden.join("adapter");
     let line = ["export", adapter.to_str().unwrap(), "--base", base, "--to", "merged"];
     let (code, shown) = Terminal::start(&line, env, home.path(), 120).end();
     assert_eq!(code, 0, "{shown}");
@@ -230,7 +236,8 @@ fn export_shows_the_progress_of_the_download_and_of_the_files() {
 #[test]
 fn import_shows_that_it_is_running() {
     let script = r#"{"base_url":"http://127.0.0.1:18765/i","replies":[]}"#;
-    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(script, None));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(script, None);
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3/adapter");
@@ -262,7 +269,8 @@ fn connection_error_names_the_server_without_escapes() {
 #[test]
 fn closed_standard_output_is_not_an_error() {
     let replies = file("run-list-all-pages.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&replies, None);
     let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex"))
         .args(["run", "list", "--limit", "0"])
         .env_clear()
@@ -281,7 +289,8 @@ fn closed_standard_output_is_not_an_error() {
 #[test]
 fn piped_output_has_neither_progress_nor_color() {
     let replies = file("run-list-all-pages.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&replies, None);
     let output = Command::new(env!("CARGO_BIN_EXE_tinkex"))
         .args(["run", "list", "--limit", "0"])
         .env_clear()
@@ -300,7 +309,8 @@ fn retries_are_reported_on_a_terminal() {
     let replies = file("error-retry-after-header.reply.json").unwrap();
     // Replace the two-second delay by one millisecond.
     let replies = replies.replace("\"retry-after\": \"2\"", "\"retry-after-ms\": \"1\"");
-    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&replies, None);
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
@@ -321,8 +331,8 @@ fn samples_held_by_a_rate_limit_are_reported_on_a_terminal() {
         post("/api/v1/create_sampling_session", json!({"sampling_session_id": "s:sample:0"})),
         {"method": "POST", "path": "/api/v1/asample", "replies": [limited, rejected]},
     ]});
-    let (home, server) =
-        (tempfile::tempdir().unwrap(), TcpServer::start(&replies.to_string(), None));
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&replies.to_string(), None);
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let command = ["sample", "base", "--tokens", "1,2"];

@@ -84,7 +84,8 @@ impl Comparison {
     /// Runs all measurements and returns one row for each.
     fn rows(&self, plan: &Plan) -> Outcome<Vec<Row>> {
         let mut rows = Vec::new();
-        let (before, samples) = (self.server.usage()?, self.rounds(plan, Kind::Samples)?);
+        let before = self.server.usage()?;
+        let samples = self.rounds(plan, Kind::Samples)?;
         let served = self.server.usage()?;
         let cpu = samples.map(|best| best.cpu_each);
         rows.push(Row::new(
@@ -116,7 +117,7 @@ impl Comparison {
         let name = format!("peak memory, {} samples at once", plan.burst);
         let peaks = PerContender { python: Some(python), floor: None, ours };
         rows.push(Row::new(&name, peaks, megabytes, &target));
-        // With two thousand connections most of the memory is that of HTTP, so the target is
+        // With two thousand connections HTTP needs most of the memory, so the target is
         // relative to the floor.
         let floor = memory(self.burst(Contender::Floor, plan.burst, HOLD_MS)?);
         let ours = memory(self.burst(Contender::Ours, plan.burst, HOLD_MS)?);
@@ -149,7 +150,8 @@ impl Comparison {
                 let count = if contender == Contender::Python { few } else { many };
                 let work = Work { kind, url: self.server.url(0), count, concurrent: CONCURRENT };
                 let usage = self.work(contender, &work)?;
-                let (cpu, rate) = (usage.cpu_each(), usage.per_second());
+                let cpu = usage.cpu_each();
+                let rate = usage.per_second();
                 let name = kind.name();
                 println!(
                     "{name}, round {round}, {contender:?}: {} of CPU, {rate:.1}/s",
@@ -166,7 +168,8 @@ impl Comparison {
     /// Returns the median time from process start to first sample.
     fn starts(&self, plan: &Plan) -> Outcome<PerContender<f64>> {
         let work = Work { kind: Kind::Start, url: self.server.url(0), count: 1, concurrent: 1 };
-        let (mut python, mut ours) = (Vec::new(), Vec::new());
+        let mut python = Vec::new();
+        let mut ours = Vec::new();
         for _ in 0..plan.starts {
             for (contender, times) in
                 [(Contender::Python, &mut python), (Contender::Ours, &mut ours)]
@@ -176,7 +179,8 @@ impl Comparison {
                 times.push(start.elapsed().as_secs_f64());
             }
         }
-        let (python, ours) = (median(python), median(ours));
+        let python = median(python);
+        let ours = median(ours);
         println!("start to first sample: Python {}, ours {}", millis(python), millis(ours));
         Ok(PerContender { python: Some(python), floor: None, ours })
     }

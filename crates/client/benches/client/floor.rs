@@ -5,13 +5,14 @@
 //! responses are received and dropped. The measurement with all samples at once keeps prompts and
 //! results, as a program would, because it measures memory.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
-use tinkex::{HttpFailure, HttpService, Lane};
+use parking_lot::Mutex;
+use tinkex::{HttpFailure, HttpService, Lane, LoraOptions};
 use tinkex_wire::ClientConfig;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -38,7 +39,8 @@ pub(crate) async fn run(work: &Work) -> Outcome<()> {
             work.concurrent
         }
         Kind::Steps => {
-            let model = service.create_lora_training_client(MODEL).rank(32).create().await?;
+            let model =
+                service.create_lora_training_client(LoraOptions::new(MODEL).rank(32)).await?;
             clear(&log);
             ours::step(&model, batch()?).await?;
             1
@@ -64,7 +66,7 @@ pub(crate) async fn run(work: &Work) -> Outcome<()> {
 type Log = Mutex<Vec<(Lane, Request<Bytes>, Duration)>>;
 
 fn clear(log: &Log) -> Vec<(Lane, Request<Bytes>, Duration)> {
-    std::mem::take(&mut *log.lock().unwrap_or_else(PoisonError::into_inner))
+    std::mem::take(&mut *log.lock())
 }
 
 /// The requests of one sample or step, each with the HTTP client that sends it.
@@ -143,10 +145,11 @@ async fn burst(
     let steps = Arc::new(steps);
     let mut workers = JoinSet::new();
     for worker in 0..at_once {
-        let (steps, prompts) = (Arc::clone(&steps), Arc::clone(&prompts));
+        let steps = Arc::clone(&steps);
+        let prompts = Arc::clone(&prompts);
         workers.spawn(async move {
             let mut results: Vec<Box<[u8]>> = Vec::new();
-            let next = || prompts.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let next = || prompts.lock().pop();
             while let Some(_prompt) = next() {
                 let mut result = Bytes::new();
                 for (clients, request) in &*steps {
@@ -181,7 +184,7 @@ impl HttpService for Recorder {
         request: Request<Bytes>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = self.log.lock();
         log.push((lane, request.clone(), timeout));
         drop(log);
         Box::pin(async move {

@@ -48,7 +48,7 @@ fn run(arguments: &[&str]) -> Outcome<bool> {
     Ok(true)
 }
 
-/// Creates a runtime like that of `#[tokio::main]`.
+/// Creates a runtime as `#[tokio::main]` does.
 fn multi_thread_runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tinkex::{
-    AdamParams, Datum, LossFn, SampleFuture, SampleResponse, SamplingClient, ServiceClient,
-    ServiceClientBuilder, TrainingClient,
+    AdamParams, Datum, LoraOptions, LossFn, RequestFuture, SampleResponse, SamplingClient,
+    ServiceClient, ServiceClientBuilder, TrainingClient,
 };
 use tokio::task::JoinSet;
 
@@ -50,7 +50,8 @@ async fn sample_many(sampler: &SamplingClient, count: u32, concurrent: usize) ->
     let next = Arc::new(AtomicU32::new(0));
     let mut workers = JoinSet::new();
     for _ in 0..concurrent {
-        let (sampler, next) = (sampler.clone(), Arc::clone(&next));
+        let sampler = sampler.clone();
+        let next = Arc::clone(&next);
         workers.spawn(async move {
             let mut completed = 0;
             loop {
@@ -75,7 +76,7 @@ async fn sample_many(sampler: &SamplingClient, count: u32, concurrent: usize) ->
 }
 
 async fn steps(work: &Work, service: &ServiceClient) -> Outcome<()> {
-    let model = service.create_lora_training_client(MODEL).rank(32).create().await?;
+    let model = service.create_lora_training_client(LoraOptions::new(MODEL).rank(32)).await?;
     let batch = batch()?;
     step(&model, batch.clone()).await?;
     let watch = Stopwatch::start();
@@ -104,8 +105,8 @@ pub(crate) fn builder(url: &str) -> Outcome<ServiceClientBuilder> {
 }
 
 /// Starts sample `n`.
-pub(crate) fn sample(sampler: &SamplingClient, n: u32) -> SampleFuture<SampleResponse> {
-    sampler.sample(prompt(n), params()).send()
+pub(crate) fn sample(sampler: &SamplingClient, n: u32) -> RequestFuture<SampleResponse> {
+    sampler.sample(prompt(n), params())
 }
 
 /// Checks that a result belongs to prompt `n` and is complete.

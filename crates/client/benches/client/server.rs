@@ -89,7 +89,8 @@ async fn read<'a>(
         }
     };
     let length = content_length(&buffer[..head]);
-    let (start, end) = (head + 4, head + 4 + length);
+    let start = head + 4;
+    let end = head + 4 + length;
     buffer.reserve(end.saturating_sub(buffer.len()));
     while buffer.len() < end {
         if stream.read_buf(buffer).await? == 0 {

@@ -34,7 +34,8 @@ impl Stopwatch {
 
     /// Prints the usage since the start, in the format of [`Usage::parse`].
     pub(crate) fn report(&self, count: u32) {
-        let (cpu, wall) = (cpu().saturating_sub(self.cpu), self.wall.elapsed());
+        let cpu = cpu().saturating_sub(self.cpu);
+        let wall = self.wall.elapsed();
         let report = json!({
             "count": count,
             "cpu_seconds": cpu.as_secs_f64(),

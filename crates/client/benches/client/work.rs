@@ -63,7 +63,7 @@ impl Work {
     }
 }
 
-/// Returns the prompt of sample `n`. Its first token, and that of its result, is `n`.
+/// Returns the prompt of sample `n`. The first token of the prompt and of the result is `n`.
 pub(crate) fn prompt(n: u32) -> Vec<u32> {
     let rest = (1..PROMPT_TOKENS).map(|i| 1_000 + i * 37 % 100_000);
     std::iter::once(n).chain(rest).collect()

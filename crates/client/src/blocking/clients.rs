@@ -5,28 +5,33 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+#[cfg(feature = "export")]
+use tinkex_wire::rest::AdapterImported;
 use tinkex_wire::rest::{
-    AccessScope, AdapterImported, AuditLog, AuditLogRequest, BillingUsage, Checkpoint,
-    CheckpointPage, ExternalWeightsUrls, ListSessions, ListTrainingRuns, ListUserCheckpoints,
-    SamplerInfo, SearchSessions, SessionInfo, SessionPage, SessionSearchPage, SessionSummary,
-    StorageUsage, StorageUsageRequest, TrainingRun, TrainingRunPage,
+    AccessScope, AuditLog, AuditLogRequest, BillingUsage, Checkpoint, CheckpointPage,
+    ExternalWeightsUrls, ListSessions, ListTrainingRuns, ListUserCheckpoints, SamplerInfo,
+    SearchSessions, SessionInfo, SessionPage, SessionSearchPage, SessionSummary, StorageUsage,
+    StorageUsageRequest, TrainingRun, TrainingRunPage,
 };
 use tinkex_wire::{
     ApiKeyInfo, Datum, Logprobs, ModelId, ModelInfo, ModelInput, OptimParams, SampleResponse,
-    SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, Timestamp,
-    TinkerPath, WeightsInfo,
+    SamplerHandle, SamplerId, Secret, ServerCapabilities, SessionId, Timestamp, TinkerPath,
+    WeightsInfo,
 };
 
 use crate::config::BaseUrl;
 use crate::download::{CheckpointDownload, DownloadedCheckpoint, FileDownload};
 use crate::error::{Error, Result};
+#[cfg(feature = "export")]
 use crate::export::{CheckpointExport, ExportedModel};
 use crate::loss::CustomLoss;
-use crate::rest_client::{AdapterImport, CopyCheckpoint};
-use crate::sampling::{SampleRequestBuilder, SampleStream, StreamedToken};
+#[cfg(feature = "export")]
+use crate::rest_client::AdapterImport;
+use crate::rest_client::CopyCheckpoint;
+use crate::sampling::{SampleOptions, SampleStreamOptions, StreamedToken};
 use crate::training::{
-    BatchOutput, CreateFromState, CreateLora, ExternalWeights, LossSpec, OptimOutput, RestoreMode,
-    SaveOptions, StepOutput, TrainingStepBuilder,
+    BatchOutput, ExternalWeights, LoraOptions, LossSpec, OptimOutput, RestoreMode, RestoreOptions,
+    SaveOptions, StepOptions, StepOutput,
 };
 use crate::transport::Identity;
 
@@ -56,7 +61,7 @@ macro_rules! delegate {
     (@output wait $output:ty) => { Result<$output> };
     (@output start $output:ty) => { Pending<$output> };
     (@call wait $self:ident $name:ident $($argument:ident)*) => {
-        $self.block_on($self.client.$name($($argument),*))
+        $self.block_on(async { $self.client.$name($($argument),*).await })
     };
     (@call start $self:ident $name:ident $($argument:ident)*) => {
         $self.start(|client| client.$name($($argument),*))
@@ -75,9 +80,9 @@ impl ServiceClient {
     /// [`tinkex::ServiceClient::create_lora_training_client`](crate::ServiceClient::create_lora_training_client).
     pub fn create_lora_training_client(
         &self,
-        base_model: impl Into<String>,
-    ) -> BlockingCall<CreateLora> {
-        self.prepare(self.client.create_lora_training_client(base_model))
+        options: impl Into<LoraOptions>,
+    ) -> Pending<TrainingClient> {
+        self.start_wrapped(|client| client.create_lora_training_client(options))
     }
 
     /// Creates a training client that continues from a checkpoint; see
@@ -85,31 +90,24 @@ impl ServiceClient {
     pub fn create_training_client_from(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
-        restore: RestoreMode,
-    ) -> BlockingCall<CreateFromState> {
-        self.prepare(self.client.create_training_client_from(path, restore))
+        options: impl Into<RestoreOptions>,
+    ) -> Pending<TrainingClient> {
+        self.start_wrapped(|client| client.create_training_client_from(path, options))
     }
 
-    /// Creates a sampling client for a base model.
-    ///
-    /// # Errors
-    /// If the server does not have the model, or inside an async runtime.
-    pub fn create_sampling_client(&self, base_model: impl Into<String>) -> Result<SamplingClient> {
-        let client = self.block_on(self.client.create_sampling_client(base_model))?;
-        Ok(self.wrap(client))
+    /// Creates a sampling client for a base model; see
+    /// [`tinkex::ServiceClient::create_sampling_client`](crate::ServiceClient::create_sampling_client).
+    pub fn create_sampling_client(&self, base_model: impl Into<String>) -> Pending<SamplingClient> {
+        self.start_wrapped(|client| client.create_sampling_client(base_model))
     }
 
-    /// Creates a sampling client for a sampler checkpoint.
-    ///
-    /// # Errors
-    /// If the path is invalid, the checkpoint does not exist or is a training checkpoint, or inside
-    /// an async runtime.
+    /// Creates a sampling client for a sampler checkpoint; see
+    /// [`tinkex::ServiceClient::create_sampling_client_from`](crate::ServiceClient::create_sampling_client_from).
     pub fn create_sampling_client_from(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
-    ) -> Result<SamplingClient> {
-        let client = self.block_on(self.client.create_sampling_client_from(path))?;
-        Ok(self.wrap(client))
+    ) -> Pending<SamplingClient> {
+        self.start_wrapped(|client| client.create_sampling_client_from(path))
     }
 
     /// Creates a sampling client for a sampling session of another process. Sends nothing.
@@ -121,18 +119,25 @@ impl ServiceClient {
         Ok(self.wrap(client))
     }
 
-    /// Completes queued work, reports the result of the program and closes the client; see
+    /// Completes queued work, reports the program as successful and closes the client; see
     /// [`tinkex::ServiceClient::finish`](crate::ServiceClient::finish). Inside an async runtime it
     /// only logs a warning.
-    pub fn finish<T, E: fmt::Display + 'static>(&self, result: &std::result::Result<T, E>) {
-        self.wait_or_warn(self.runtime.enter(|| self.client.finish(result)));
+    pub fn finish(&self) {
+        self.wait_or_warn(crate::ServiceClient::finish);
+    }
+
+    /// Completes queued work, reports the program as failed and closes the client; see
+    /// [`tinkex::ServiceClient::finish_with_error`](crate::ServiceClient::finish_with_error).
+    /// Inside an async runtime it only logs a warning.
+    pub fn finish_with_error<E: fmt::Display + 'static>(&self, error: &E) {
+        self.wait_or_warn(|client| client.finish_with_error(error));
     }
 
     /// Closes the client at once and drops queued work; see
     /// [`tinkex::ServiceClient::abort`](crate::ServiceClient::abort). Inside an async runtime it
     /// only logs a warning.
     pub fn abort(&self) {
-        self.wait_or_warn(self.client.abort());
+        self.wait_or_warn(crate::ServiceClient::abort);
     }
 
     /// Returns a client for training runs, checkpoints and sessions.
@@ -154,32 +159,15 @@ impl ServiceClient {
     }
 }
 
-impl BlockingCall<CreateLora> {
-    /// Creates the model and waits until the server has loaded it.
-    ///
-    /// # Errors
-    /// As [`CreateLora::create`]; also inside an async runtime.
-    pub fn wait(self) -> Result<TrainingClient> {
-        let client = self.runtime.block_on(self.call.create())?;
-        Ok(TrainingClient { client, runtime: self.runtime })
-    }
-}
-
-impl BlockingCall<CreateFromState> {
-    /// Creates the model and waits until the checkpoint is loaded.
-    ///
-    /// # Errors
-    /// As [`CreateFromState::create`]; also inside an async runtime.
-    pub fn wait(self) -> Result<TrainingClient> {
-        let client = self.runtime.block_on(self.call.create())?;
-        Ok(TrainingClient { client, runtime: self.runtime })
-    }
-}
-
 delegate! { TrainingClient:
     start forward_backward(data: Vec<Datum>, loss: impl Into<LossSpec>) -> BatchOutput;
     start forward(data: Vec<Datum>, loss: impl Into<LossSpec>) -> BatchOutput;
     start optim_step(params: impl Into<OptimParams>) -> OptimOutput;
+    start step(
+        data: Vec<Datum>,
+        loss: impl Into<LossSpec>,
+        options: impl Into<StepOptions>
+    ) -> StepOutput;
     start save_state(options: impl Into<SaveOptions>) -> TinkerPath;
     start save_weights_for_sampler(options: impl Into<SaveOptions>) -> TinkerPath;
     start save_weights_external(options: impl Into<SaveOptions>) -> ExternalWeights;
@@ -205,47 +193,17 @@ impl TrainingClient {
         self.client.model_id()
     }
 
-    /// Creates a training step: a pass and the optimizer step that applies its gradient; see
-    /// [`tinkex::TrainingClient::step`](crate::TrainingClient::step).
-    pub fn step(
-        &self,
-        data: Vec<Datum>,
-        loss: impl Into<LossSpec>,
-        params: impl Into<OptimParams>,
-    ) -> BlockingCall<TrainingStepBuilder> {
-        self.prepare(self.client.step(data, loss, params))
-    }
-
     /// Waits until all calls so far have ended; see
     /// [`tinkex::TrainingClient::flush`](crate::TrainingClient::flush). Inside an async runtime it
     /// only logs a warning.
     pub fn flush(&self) {
-        self.wait_or_warn(self.client.flush());
+        self.wait_or_warn(crate::TrainingClient::flush);
     }
 
-    /// Saves the weights without a name, and returns a client that samples from them.
+    /// Saves the weights without a name, and returns a client that samples from them; see
+    /// [`tinkex::TrainingClient::save_weights_and_get_sampling_client`](crate::TrainingClient::save_weights_and_get_sampling_client).
     pub fn save_weights_and_get_sampling_client(&self) -> Pending<SamplingClient> {
-        let runtime = self.runtime.clone();
-        self.start(|client| {
-            let saved = client.save_weights_and_get_sampling_client();
-            async move { Ok(SamplingClient { client: saved.await?, runtime }) }
-        })
-    }
-}
-
-impl BlockingCall<TrainingStepBuilder> {
-    /// Queues the step. [`Pending::wait`] returns both results.
-    pub fn send(self) -> Pending<StepOutput> {
-        let future = self.runtime.enter(|| self.call.send());
-        Pending { future: Box::pin(future), runtime: self.runtime }
-    }
-
-    /// Queues the step and waits for both results.
-    ///
-    /// # Errors
-    /// As [`TrainingStepBuilder::send`]; also inside an async runtime.
-    pub fn wait(self) -> Result<StepOutput> {
-        self.send().wait()
+        self.start_wrapped(crate::TrainingClient::save_weights_and_get_sampling_client)
     }
 }
 
@@ -258,7 +216,7 @@ delegate! { SamplingClient:
 delegate! { SamplingClient: wait tokenizer() -> crate::tokenizer::Tokenizer; }
 
 impl SamplingClient {
-    /// Creates a request for completions of `prompt`; see
+    /// Samples completions of `prompt`; see
     /// [`tinkex::SamplingClient::sample`](crate::SamplingClient::sample).
     ///
     /// ```no_run
@@ -268,7 +226,7 @@ impl SamplingClient {
     /// let params = SamplingParams::new().max_tokens(64);
     /// let prompts = [[1, 2], [3, 4]];
     /// // All are in flight before the first is awaited.
-    /// let pending = prompts.map(|prompt| sampler.sample(prompt, params.clone()).send());
+    /// let pending = prompts.map(|prompt| sampler.sample(prompt, params.clone()));
     /// for response in pending {
     ///     println!("{:?}", response.wait()?.sequences[0].tokens);
     /// }
@@ -277,12 +235,13 @@ impl SamplingClient {
     pub fn sample(
         &self,
         prompt: impl Into<ModelInput>,
-        params: SamplingParams,
-    ) -> BlockingCall<SampleRequestBuilder> {
-        self.prepare(self.client.sample(prompt, params))
+        options: impl Into<SampleOptions>,
+    ) -> Pending<SampleResponse> {
+        self.start(|client| client.sample(prompt, options))
     }
 
-    /// Samples one completion of `prompt`; iterate over the call to receive its tokens.
+    /// Samples one completion of `prompt`, and returns an iterator over its tokens; see
+    /// [`tinkex::SamplingClient::sample_stream`](crate::SamplingClient::sample_stream).
     ///
     /// ```no_run
     /// # fn run(sampler: tinkex::blocking::SamplingClient) -> tinkex::Result<()> {
@@ -296,9 +255,9 @@ impl SamplingClient {
     pub fn sample_stream(
         &self,
         prompt: impl Into<ModelInput>,
-        params: SamplingParams,
-    ) -> BlockingCall<SampleStream> {
-        self.prepare(self.client.sample_stream(prompt, params))
+        options: impl Into<SampleStreamOptions>,
+    ) -> BlockingIter<'static, StreamedToken> {
+        self.iterate(self.runtime.enter(|| self.client.sample_stream(prompt, options)))
     }
 
     /// Returns the id of the sampling session.
@@ -311,31 +270,6 @@ impl SamplingClient {
     #[must_use]
     pub fn handle(&self) -> SamplerHandle {
         self.client.handle()
-    }
-}
-
-impl BlockingCall<SampleRequestBuilder> {
-    /// Sends the request. [`Pending::wait`] returns its response.
-    pub fn send(self) -> Pending<SampleResponse> {
-        let future = self.runtime.enter(|| self.call.send());
-        Pending { future: Box::pin(future), runtime: self.runtime }
-    }
-
-    /// Sends the request and waits for the response.
-    ///
-    /// # Errors
-    /// As [`SampleRequestBuilder::send`]; also inside an async runtime.
-    pub fn wait(self) -> Result<SampleResponse> {
-        self.send().wait()
-    }
-}
-
-impl IntoIterator for BlockingCall<SampleStream> {
-    type Item = Result<StreamedToken>;
-    type IntoIter = BlockingIter<'static, StreamedToken>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        BlockingIter::new(self.call, self.runtime)
     }
 }
 
@@ -394,6 +328,7 @@ impl RestClient {
 
     /// Imports a PEFT adapter; see
     /// [`tinkex::RestClient::import_adapter`](crate::RestClient::import_adapter).
+    #[cfg(feature = "export")]
     pub fn import_adapter(&self, folder: impl Into<PathBuf>) -> BlockingCall<AdapterImport> {
         self.prepare(self.client.import_adapter(folder))
     }
@@ -409,6 +344,7 @@ impl RestClient {
     }
 
     /// Exports a checkpoint; see [`tinkex::RestClient::export`](crate::RestClient::export).
+    #[cfg(feature = "export")]
     pub fn export(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
@@ -428,6 +364,7 @@ impl RestClient {
     }
 }
 
+#[cfg(feature = "export")]
 impl BlockingCall<AdapterImport> {
     /// Uploads the adapter and waits until the server has imported it.
     ///
@@ -448,6 +385,7 @@ impl BlockingCall<CheckpointDownload> {
     }
 }
 
+#[cfg(feature = "export")]
 impl BlockingCall<CheckpointExport> {
     /// Exports the checkpoint and waits until the folder is complete.
     ///

@@ -1,8 +1,9 @@
 //! Blocking interface for scripts and programs without async code (feature `blocking`).
 //!
-//! The clients of this module wrap those of the crate and a runtime on a thread of its own. Methods
-//! return results, or a [`Pending`] value whose [`wait`](Pending::wait) returns the result, so that
-//! several requests can be in flight:
+//! The clients of this module wrap the clients of the crate and a runtime on a thread of its own.
+//! A call [starts](crate#calls) when its method is called. The method returns the result, or a
+//! [`Pending`] value whose [`wait`](Pending::wait) returns the result, so that several requests can
+//! be in flight:
 //!
 //! ```no_run
 //! use tinkex::blocking::ServiceClient;
@@ -10,8 +11,7 @@
 //!
 //! fn main() -> tinkex::Result<()> {
 //!     let service = ServiceClient::from_env()?;
-//!     let model =
-//!         service.create_lora_training_client("Qwen/Qwen3-8B").with(|create| create.rank(16)).wait()?;
+//!     let model = service.create_lora_training_client("Qwen/Qwen3-8B").wait()?;
 //!
 //!     let data = vec![Datum::completion([1, 2, 3], [4, 5])?];
 //!     let pass = model.forward_backward(data, LossFn::CrossEntropy);
@@ -21,7 +21,7 @@
 //!
 //!     let sampler = model.save_weights_and_get_sampling_client().wait()?;
 //!     let params = SamplingParams::new().max_tokens(64);
-//!     let response = sampler.sample([1, 2, 3], params).with(|sample| sample.num_samples(4)).wait()?;
+//!     let response = sampler.sample([1, 2, 3], params).wait()?;
 //!     println!("{:?}", response.sequences[0].tokens);
 //!     Ok(())
 //! }
@@ -93,10 +93,11 @@ impl<C> Blocking<C> {
         self.runtime.block_on(future)
     }
 
-    /// Waits for a call that has no result. Inside an async runtime, logs a warning instead.
-    fn wait_or_warn(&self, future: impl Future<Output = ()>) {
+    /// Starts a call that has no result and waits for it. Inside an async runtime, logs a warning
+    /// instead.
+    fn wait_or_warn<F: Future<Output = ()>>(&self, call: impl FnOnce(&C) -> F) {
         let waited = self.block_on(async {
-            future.await;
+            call(&self.client).await;
             Ok(())
         });
         if let Err(error) = waited {
@@ -109,18 +110,34 @@ impl<C> Blocking<C> {
         Blocking { client, runtime: self.runtime.clone() }
     }
 
-    /// Returns a call that is not started yet.
+    /// Returns a transfer that is not started yet.
     fn prepare<B>(&self, call: B) -> BlockingCall<B> {
         BlockingCall { call, runtime: self.runtime.clone() }
     }
 
-    /// Starts a request.
+    /// Starts a request. Inside an async runtime nothing is started, and `wait` returns the error.
     fn start<T, F>(&self, call: impl FnOnce(&C) -> F) -> Pending<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let future = self.runtime.enter(|| call(&self.client));
-        Pending { future: Box::pin(future), runtime: self.runtime.clone() }
+        let runtime = self.runtime.clone();
+        let future: BoxFuture<'static, Result<T>> = match runtime.require_no_async() {
+            Ok(()) => Box::pin(runtime.enter(|| call(&self.client))),
+            Err(error) => Box::pin(async { Err(error) }),
+        };
+        Pending { future, runtime }
+    }
+
+    /// Starts a request whose result is a client.
+    fn start_wrapped<D, F>(&self, call: impl FnOnce(&C) -> F) -> Pending<Blocking<D>>
+    where
+        F: Future<Output = Result<D>> + Send + 'static,
+    {
+        let runtime = self.runtime.clone();
+        self.start(|client| {
+            let started = call(client);
+            async move { Ok(Blocking { client: started.await?, runtime }) }
+        })
     }
 
     /// Returns an iterator over the items of a stream.
@@ -192,12 +209,12 @@ impl<T> fmt::Debug for Pending<T> {
     }
 }
 
-/// Call with options that has not started.
+/// Transfer of files that has not started: a download, an export or an import.
 ///
 /// [`with`](Self::with) sets the options by the methods of the async client's builder; `wait`
-/// starts the call and waits for its result. A stream of tokens is started by iterating over it.
+/// starts the transfer and waits for its result.
 #[derive(Clone, Debug)]
-#[must_use = "nothing is sent until the call is started"]
+#[must_use = "nothing is sent until `wait` is called"]
 pub struct BlockingCall<B> {
     call: B,
     runtime: RuntimeThread,
@@ -208,9 +225,10 @@ impl<B> BlockingCall<B> {
     ///
     /// ```no_run
     /// # fn run(service: tinkex::blocking::ServiceClient) -> tinkex::Result<()> {
-    /// let model = service
-    ///     .create_lora_training_client("Qwen/Qwen3-8B")
-    ///     .with(|create| create.rank(16).seed(7))
+    /// let adapter = service
+    ///     .rest()
+    ///     .download("tinker://run/weights/final", "adapter")
+    ///     .with(|download| download.exclude("*.md"))
     ///     .wait()?;
     /// # Ok(()) }
     /// ```

@@ -23,7 +23,7 @@ impl RuntimeThread {
     pub(super) fn start() -> Result<Self> {
         let failed = |error: std::io::Error| {
             let message = format!("cannot start the runtime of the blocking client: {error}");
-            Error::new(ErrorKind::Config, message).with_source(error)
+            Error::new(ErrorKind::Io, message).with_source(error)
         };
         let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let (stop, stopped) = oneshot::channel();
@@ -41,11 +41,20 @@ impl RuntimeThread {
     /// # Errors
     /// [`ErrorKind::Config`] inside an async runtime, whose other tasks would be blocked.
     pub(super) fn block_on<T>(&self, future: impl Future<Output = Result<T>>) -> Result<T> {
+        self.require_no_async()?;
+        self.handle.block_on(future)
+    }
+
+    /// Returns an error inside an async runtime, whose other tasks a blocking call would delay.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] inside an async runtime.
+    pub(super) fn require_no_async(&self) -> Result<()> {
         if Handle::try_current().is_ok() {
             let message = "blocking call inside an async runtime";
             return Err(Error::new(ErrorKind::Config, message).with_hint(Hint::UseAsyncClient));
         }
-        self.handle.block_on(future)
+        Ok(())
     }
 
     /// Calls `start` with this runtime as the current one, in which it spawns its tasks.

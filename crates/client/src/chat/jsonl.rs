@@ -128,7 +128,7 @@ impl<R: BufRead> JsonlReader<R> {
             let mut line = self.reader.by_ref().take(MAX_LINE + 1);
             let read = line.read_until(b'\n', &mut self.buffer).map_err(|error| {
                 self.done = true;
-                Error::new(ErrorKind::Config, format!("cannot read the file: {error}"))
+                Error::new(ErrorKind::Io, format!("cannot read the file: {error}"))
             });
             self.line += 1;
             if read? == 0 {
@@ -159,8 +159,7 @@ impl<R: BufRead> JsonlReader<R> {
             .into_iter()
             .map(|example| {
                 let too_long = self.limit.is_some_and(|(max, _)| example.tokens.len() > max);
-                let datum =
-                    apply_limit(example, self.limit).and_then(|example| example.into_datum());
+                let datum = example.limited(self.limit).and_then(|example| example.into_datum());
                 truncated += usize::from(too_long);
                 datum.map_err(|error| invalid(error, too_long))
             })
@@ -189,28 +188,30 @@ impl<R: BufRead> Iterator for JsonlReader<R> {
     }
 }
 
-/// Rejects or truncates an example that exceeds the limit.
-pub(crate) fn apply_limit(
-    example: TrainingExample,
-    limit: Option<(usize, TooLong)>,
-) -> Result<TrainingExample> {
-    let (len, example) = match limit {
-        Some((max, too_long)) if example.tokens.len() > max => {
-            let len = example.tokens.len();
-            if too_long == TooLong::Reject {
+impl TrainingExample {
+    /// Rejects or truncates the example if it has more tokens than `limit` allows; `None` is no
+    /// limit.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if the example is too long and [`TooLong::Reject`] is set, or if
+    /// no token to learn is left.
+    pub fn limited(self, limit: Option<(usize, TooLong)>) -> Result<Self> {
+        let len = self.tokens.len();
+        let example = match limit {
+            Some((max, TooLong::Reject)) if len > max => {
                 let message = format!("{len} tokens exceed the limit of {max}");
                 return Err(Error::new(ErrorKind::InvalidInput, message));
             }
-            (len, example.truncated(max))
+            Some((max, TooLong::Truncate)) => self.truncated(max),
+            _ => self,
+        };
+        if example.has_targets() {
+            return Ok(example);
         }
-        _ => (example.tokens.len(), example),
-    };
-    if example.has_targets() {
-        return Ok(example);
+        let kept = example.tokens.len();
+        let message = format!("the first {kept} of {len} tokens contain no token to learn");
+        Err(Error::new(ErrorKind::InvalidInput, message))
     }
-    let kept = example.tokens.len();
-    let message = format!("the first {kept} of {len} tokens contain no token to learn");
-    Err(Error::new(ErrorKind::InvalidInput, message))
 }
 
 /// Fields of a line. Which of them are set determines the format.
@@ -247,7 +248,10 @@ impl Chat {
     }
 
     /// Encodes a prompt, its completion and the end token. The tokens of the prompt have weight 0.
-    pub(crate) fn pair(&self, prompt: &str, completion: &str) -> Result<TrainingExample> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if the completion is empty or the text cannot be encoded.
+    pub fn pair(&self, prompt: &str, completion: &str) -> Result<TrainingExample> {
         if completion.is_empty() {
             return Err(Error::new(ErrorKind::InvalidInput, "\"completion\" is empty"));
         }

@@ -16,10 +16,8 @@ use tinkex_wire::{ModelInput, StopCondition};
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, text_error};
 
-#[cfg(feature = "recipes")]
-pub(crate) use jsonl::apply_limit;
 pub use jsonl::{JsonlError, JsonlReader, TooLong};
 pub use tinkex_text::Message;
 pub use train::{TrainOn, TrainingExample};
@@ -34,7 +32,7 @@ pub use train::{TrainOn, TrainingExample};
 /// let chat = tokenizer.chat()?;
 /// let prompt = chat.prompt(&[Message::user("Name a river.")])?;
 /// let params = SamplingParams::new().max_tokens(100).stop(chat.stop()?);
-/// let response = sampler.sample(prompt, params).send().await?;
+/// let response = sampler.sample(prompt, params).await?;
 /// println!("{}", tokenizer.decode_text(&response.sequences[0].tokens)?);
 /// # Ok(()) }
 /// ```
@@ -53,7 +51,7 @@ impl Tokenizer {
     /// [`ErrorKind::Decode`] if the template is malformed, [`ErrorKind::NotFound`] if there are
     /// several and none is the default.
     pub fn chat(&self) -> Result<Chat> {
-        let format = self.inner().chat()?;
+        let format = self.inner().chat().map_err(text_error)?;
         if !self.has_chat_template() {
             tracing::warn!(
                 model = self.name(),
@@ -69,7 +67,7 @@ impl Tokenizer {
     /// [`ErrorKind::NotFound`] if the model has no template of that name, [`ErrorKind::Decode`] if
     /// the template is malformed.
     pub fn chat_named(&self, name: &str) -> Result<Chat> {
-        let format = self.inner().chat_named(name)?;
+        let format = self.inner().chat_named(name).map_err(text_error)?;
         Ok(Chat { tokenizer: self.clone(), format })
     }
 
@@ -86,7 +84,7 @@ impl Chat {
     /// # Errors
     /// [`ErrorKind::Decode`] if the template is malformed.
     pub fn with_template(tokenizer: &Tokenizer, source: &str) -> Result<Self> {
-        let format = ChatFormat::with_template(tokenizer.inner(), source)?;
+        let format = ChatFormat::with_template(tokenizer.inner(), source).map_err(text_error)?;
         Ok(Self { tokenizer: tokenizer.clone(), format })
     }
 
@@ -106,7 +104,7 @@ impl Chat {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the text is not JSON.
     pub fn tools_json(mut self, text: &str) -> Result<Self> {
-        self.format = self.format.tools_json(text)?;
+        self.format = self.format.tools_json(text).map_err(text_error)?;
         Ok(self)
     }
 
@@ -136,7 +134,7 @@ impl Chat {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the template rejects the conversation.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
-        Ok(self.format.render(messages)?)
+        self.format.render(messages).map_err(text_error)
     }
 
     /// Renders a conversation as text, followed by the beginning of the assistant's next message.
@@ -144,7 +142,7 @@ impl Chat {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the template rejects the conversation.
     pub fn render_prompt(&self, messages: &[Message]) -> Result<String> {
-        Ok(self.format.render_prompt(messages)?)
+        self.format.render_prompt(messages).map_err(text_error)
     }
 
     /// Encodes a conversation as a prompt for the assistant's next message.
@@ -152,7 +150,7 @@ impl Chat {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the template rejects the conversation.
     pub fn prompt(&self, messages: &[Message]) -> Result<ModelInput> {
-        Ok(ModelInput::from_tokens(self.format.prompt(messages)?))
+        self.format.prompt(messages).map(ModelInput::from_tokens).map_err(text_error)
     }
 
     /// Returns the tokens that end a completion: the model's end token, and the special token that
@@ -161,7 +159,7 @@ impl Chat {
     /// # Errors
     /// [`ErrorKind::NotFound`] if the model has neither.
     pub fn stop(&self) -> Result<StopCondition> {
-        Ok(StopCondition::Tokens(self.format.stop_tokens()?))
+        self.format.stop_tokens().map(StopCondition::Tokens).map_err(text_error)
     }
 }
 

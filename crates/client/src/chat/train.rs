@@ -6,7 +6,7 @@ use std::ops::Range;
 use tinkex_wire::{Datum, Tokens};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, text_error};
 
 use super::{Chat, Message};
 
@@ -71,7 +71,7 @@ impl TrainingExample {
 
 impl Chat {
     /// Converts a conversation to training examples: one, or one per message of the assistant with
-    /// [`TrainOn::EachAssistant`]. Messages after the last one of the assistant are left out.
+    /// [`TrainOn::EachAssistant`]. Messages after the last assistant message are left out.
     ///
     /// A message is learned from the end of its prompt to the token that ends the message,
     /// inclusive. No token crosses these boundaries, as none does when the model is sampled.
@@ -120,7 +120,7 @@ impl Chat {
     /// Creates an example of a conversation that ends with the last of the `learned` messages.
     /// `learned` are the indices of the messages to train on, in ascending order.
     fn example(&self, messages: &[Message], learned: &[usize]) -> Result<TrainingExample> {
-        let located = self.format.assistant_spans(messages, learned)?;
+        let located = self.format.assistant_spans(messages, learned).map_err(text_error)?;
         encode(&self.tokenizer, &located.text, &located.spans, false)
     }
 }
@@ -132,7 +132,8 @@ pub(crate) fn encode(
     spans: &[Range<usize>],
     add_special_tokens: bool,
 ) -> Result<TrainingExample> {
-    let tokens = tokenizer.inner().encode_spans(text, spans, add_special_tokens)?;
+    let tokens =
+        tokenizer.inner().encode_spans(text, spans, add_special_tokens).map_err(text_error)?;
     let weights = tokens.iter().map(|(_, learned)| f32::from(u8::from(*learned))).collect();
     let tokens: Vec<u32> = tokens.into_iter().map(|(id, _)| id).collect();
     Ok(TrainingExample { tokens: tokens.into(), weights })

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use crate::transport::backoff::Backoff;
+use crate::transport::retry::shared_backoff::SharedBackoff;
 
 use super::limit::{Limit, Permit};
 
@@ -25,7 +25,7 @@ pub(crate) struct Admission {
     concurrency: Arc<Limit>,
     reduced_concurrency: Arc<Limit>,
     bytes_in_flight: Arc<Limit>,
-    backoff: Arc<Backoff>,
+    backoff: Arc<SharedBackoff>,
 }
 
 /// Permission to submit one request. Dropping it releases the permits.
@@ -38,7 +38,7 @@ pub(crate) struct SubmitPermit {
 
 impl Admission {
     /// Creates the default concurrency limits with a budget of `max_bytes` in flight.
-    pub(crate) fn new(max_bytes: u64, backoff: Arc<Backoff>) -> Self {
+    pub(crate) fn new(max_bytes: u64, backoff: Arc<SharedBackoff>) -> Self {
         Self::with_limits(MAX_CONCURRENT, MAX_CONCURRENT_AFTER_BACKOFF, max_bytes, backoff)
     }
 
@@ -46,7 +46,7 @@ impl Admission {
         max_concurrent: u32,
         max_concurrent_after_backoff: u32,
         max_bytes: u64,
-        backoff: Arc<Backoff>,
+        backoff: Arc<SharedBackoff>,
     ) -> Self {
         Self {
             concurrency: Limit::concurrency(max_concurrent),
@@ -82,7 +82,7 @@ impl Admission {
     }
 
     /// Returns the backoff shared by all clients of this server and API key in the process.
-    pub(crate) fn backoff(&self) -> &Arc<Backoff> {
+    pub(crate) fn backoff(&self) -> &Arc<SharedBackoff> {
         &self.backoff
     }
 }

@@ -10,7 +10,7 @@
 //! atomic word: a release that does not see the flag cannot miss a waiter that set it earlier.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
@@ -136,7 +136,7 @@ impl Limit {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Waiter>> {
-        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiters.lock()
     }
 
     /// Returns the length of the queue, cancelled waiters included.

@@ -14,7 +14,7 @@ use super::Admission;
 use super::limit::Limit;
 use crate::fixture;
 use crate::task::Task;
-use crate::transport::backoff::Backoff;
+use crate::transport::retry::shared_backoff::SharedBackoff;
 
 #[tokio::test(start_paused = true)]
 async fn limit_admits_in_the_same_order_as_the_python_sdk() {
@@ -28,8 +28,10 @@ async fn limit_admits_in_the_same_order_as_the_python_sdk() {
             match op[0].as_str().unwrap() {
                 "acquire" => {
                     let bytes = op[2].as_u64().unwrap();
-                    let (limit, log) = (Arc::clone(&limit), Arc::clone(&log));
-                    let (held, owner) = (Arc::clone(&held), name.clone());
+                    let limit = Arc::clone(&limit);
+                    let log = Arc::clone(&log);
+                    let held = Arc::clone(&held);
+                    let owner = name.clone();
                     let task = Task::spawn(async move {
                         let permit = limit.acquire(bytes).await;
                         log.lock().unwrap().push(format!("in:{owner}"));
@@ -57,7 +59,7 @@ async fn limit_admits_in_the_same_order_as_the_python_sdk() {
 async fn a_recent_backoff_tightens_two_of_the_three_admission_limits() {
     const MAX_BYTES: u64 = 5_000_000;
     for case in fixture::cases("sampling_recent_backoff.json") {
-        let backoff = Arc::new(Backoff::new());
+        let backoff = Arc::new(SharedBackoff::new());
         if let Some(until) = case["backoff_until"].as_f64() {
             backoff.start(Duration::from_secs_f64(until));
         }
@@ -83,7 +85,8 @@ async fn a_recent_backoff_tightens_two_of_the_three_admission_limits() {
 #[test]
 fn concurrency_limit_admits_exactly_its_maximum() {
     let limit = Limit::concurrency(2);
-    let (first, second) = (limit.acquire(1).now_or_never(), limit.acquire(1).now_or_never());
+    let first = limit.acquire(1).now_or_never();
+    let second = limit.acquire(1).now_or_never();
     assert!(first.is_some() && second.is_some());
     assert!(limit.acquire(1).now_or_never().is_none());
     drop(first);

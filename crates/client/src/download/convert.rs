@@ -1,4 +1,4 @@
-//! Converts a downloaded adapter, so that `peft` loads all of it.
+//! Converts a downloaded adapter, so that `peft` loads every tensor.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::service::ServiceClient;
 
 use super::folder::StagingFolder;
 use super::part_file::write_error;
-use super::resume::blocking;
 use super::space::SpaceBudget;
+use crate::transport::download::resume::blocking;
 
 /// Checks and converts the adapter among the complete files of `staging`, if there is one.
 ///
@@ -23,7 +23,7 @@ use super::space::SpaceBudget;
 ///
 /// # Errors
 /// [`ErrorKind::Decode`] if the adapter is damaged or its tensors do not match its configuration;
-/// [`ErrorKind::Config`] if a file cannot be written, or `space` has no space for a copy of the
+/// [`ErrorKind::Io`] if a file cannot be written, or `space` has no space for a copy of the
 /// tensors.
 pub(super) async fn convert_adapter(
     service: &ServiceClient,
@@ -39,7 +39,8 @@ pub(super) async fn convert_adapter(
     };
     let files = staging.files();
     let opened = {
-        let (forget, path) = (forget.clone(), path.clone());
+        let forget = forget.clone();
+        let path = path.clone();
         let open = move || {
             AdapterConversion::open(&files).map_err(|error| {
                 let error = file_error(&path, error);
@@ -54,7 +55,9 @@ pub(super) async fn convert_adapter(
     if !conversion.is_needed(base_model.as_deref()) {
         return Ok(());
     }
-    let (path, space, folder) = (path.clone(), Arc::clone(space), staging.files());
+    let path = path.clone();
+    let space = Arc::clone(space);
+    let folder = staging.files();
     let convert = move || {
         let needed = conversion.space_needed().map_err(|error| file_error(&path, error))?;
         space.require(&folder, needed).map_err(|error| write_error(&folder, &error))?;

@@ -7,7 +7,7 @@ use tinkex_wire::{JsonObject, ModelId, TinkerPath};
 
 use crate::error::Result;
 use crate::service::ServiceClient;
-use crate::training::{RestoreMode, SaveOptions};
+use crate::training::{RestoreMode, RestoreOptions, SaveOptions};
 
 /// Time after which the server deletes the export, counted from the last request for its URLs.
 pub(super) const TTL: Duration = Duration::from_secs(3600);
@@ -24,16 +24,17 @@ pub(super) struct Export {
 impl Export {
     /// Loads the checkpoint into a model of a new session and saves it as external weights.
     pub(super) async fn create(parent: &ServiceClient, path: &TinkerPath) -> Result<Self> {
-        let (service, parent) = (parent.with_new_session(), parent.clone());
+        let service = parent.with_new_session();
+        let parent = parent.clone();
         let mut run = None;
         match Self::save(&service, path, &mut run).await {
             Ok(path) => Ok(Self { service, parent, path }),
-            failed @ Err(_) => {
-                service.finish(&failed).await;
+            Err(error) => {
+                service.finish_with_error(&error).await;
                 if let Some(run) = run {
                     delete_run(&parent, run).await;
                 }
-                failed.map(|path| Self { service, parent, path })
+                Err(error)
             }
         }
     }
@@ -45,8 +46,8 @@ impl Export {
     ) -> Result<TinkerPath> {
         let creator = ("created_by".to_owned(), Value::from("tinkex checkpoint download"));
         let metadata: JsonObject = std::iter::once(creator).collect();
-        let create = service.create_training_client_from(path, RestoreMode::WeightsOnly);
-        let model = create.user_metadata(metadata).create().await?;
+        let options = RestoreOptions::new(RestoreMode::WeightsOnly).user_metadata(metadata);
+        let model = service.create_training_client_from(path, options).await?;
         *run = Some(model.model_id().clone());
         Ok(model.save_weights_external(SaveOptions::new("download").ttl(TTL)).await?.path)
     }
@@ -59,8 +60,11 @@ impl Export {
             let path = &self.path;
             tracing::warn!(%error, %path, "cannot delete the export; it expires within an hour");
         }
-        let result = if success { Ok(()) } else { Err("the download failed") };
-        self.service.finish(&result).await;
+        if success {
+            self.service.finish().await;
+        } else {
+            self.service.finish_with_error(&"the download failed").await;
+        }
         delete_run(&self.parent, self.path.run().clone()).await;
     }
 }

@@ -140,7 +140,8 @@ impl StagingFolder {
     /// [`ErrorKind::Conflict`] if the target appeared meanwhile and must not be replaced.
     pub(super) fn finish(self) -> Result<PathBuf> {
         let failed = |error: io::Error| write_error(&self.target, &error);
-        let (files, ready) = (self.files(), self.ready());
+        let files = self.files();
+        let ready = self.ready();
         fs::create_dir_all(&files).map_err(failed)?;
         if !self.replace && self.target.symlink_metadata().is_ok() {
             return Err(already_exists(&self.target));

@@ -1,26 +1,25 @@
 //! Downloads of checkpoints and of single files.
 //!
-//! [`resume`] has the download loop, which the files of a hub use too. [`part_file`] downloads files
-//! that need no credential, [`space`] checks that they fit, [`convert`] makes an adapter loadable by
+//! [`part_file`] downloads files that need no credential with the loop of [`resume`], [`space`] checks that they fit, [`convert`] makes an adapter loadable by
 //! `peft`, and [`folder`] publishes all files of a checkpoint at once.
 
-pub(crate) mod attempts;
+#[cfg(feature = "export")]
 mod convert;
 mod export;
 mod folder;
 mod part_file;
-pub(crate) mod resume;
 mod space;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::IntoFuture;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use parking_lot::Mutex;
 use tinkex_files::{DiskSpace, NameFilter};
 use tinkex_wire::rest::ExternalWeightsUrls;
 use tinkex_wire::{CheckpointKind, TinkerPath};
@@ -30,9 +29,11 @@ use crate::clock::WallClock;
 use crate::error::{Error, ErrorKind, Result, convert};
 use crate::rest_client::RestClient;
 use crate::service::ServiceClient;
+use crate::transport::download::resume;
 
 use export::Export;
 use folder::StagingFolder;
+#[cfg(feature = "export")]
 pub(crate) use part_file::SPACE_HINT;
 use part_file::{FileFetcher, FilePaths};
 use space::SpaceBudget;
@@ -53,11 +54,8 @@ type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 /// The target folder appears when all files are complete. An interrupted download leaves
 /// `NAME.part` beside it, which the next download into the same folder continues.
 ///
-/// An adapter (`adapter_config.json` and `adapter_model.safetensors`) is checked and converted
-/// before the folder appears, so that `peft` and programs that read its format load every tensor:
-/// the hosted service names the unembedding `model.unembed_tokens`, which becomes `lm_head`, and
-/// `target_modules` lists the modules that the tensors adapt. [`raw`](Self::raw) keeps the files as
-/// the server sends them.
+/// The files are kept as the server sends them. `peft`, a method of the feature `export`, converts an
+/// adapter, so that the library `peft` loads every tensor.
 ///
 /// ```no_run
 /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
@@ -73,8 +71,7 @@ type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 ///
 /// # Errors
 /// [`ErrorKind::Conflict`] if the folder exists and may not be replaced, or another download into
-/// it is running; [`ErrorKind::NotFound`] if no file matches; [`ErrorKind::Decode`] if the adapter is
-/// damaged or its tensors do not match its configuration; [`ErrorKind::Config`] if files cannot be
+/// it is running; [`ErrorKind::NotFound`] if no file matches; [`ErrorKind::Io`] if files cannot be
 /// written, or the disk has less free space than the sizes that the server announces; any error of
 /// the requests. The hosted service offers no sampler weights for download.
 ///
@@ -90,7 +87,9 @@ pub struct CheckpointDownload {
     replace: bool,
     filter: NameFilter,
     parallel: usize,
-    raw: bool,
+    /// Whether to convert an adapter for the library `peft`.
+    #[cfg(feature = "export")]
+    peft: bool,
     disk: DiskSpace,
     /// Bytes that must stay free.
     reserved: u64,
@@ -156,7 +155,7 @@ impl fmt::Debug for FileDownload {
 }
 
 impl RestClient {
-    /// Downloads the files of a checkpoint into `folder`, in the format that `peft` loads.
+    /// Downloads the files of a checkpoint into `folder`.
     ///
     /// A training checkpoint is exported first, in a session of its own that is closed afterwards.
     pub fn download(
@@ -171,14 +170,15 @@ impl RestClient {
             replace: false,
             filter: NameFilter::default(),
             parallel: DEFAULT_PARALLEL,
-            raw: false,
+            #[cfg(feature = "export")]
+            peft: false,
             disk: DiskSpace::default(),
             reserved: 0,
             on_progress: None,
         }
     }
 
-    /// Downloads a file from a URL that needs no credential, such as that of an exported trace.
+    /// Downloads a file from a URL that needs no credential, for example an exported trace.
     ///
     /// An existing file is replaced once the new one is complete. An interrupted download leaves
     /// `NAME.part`, which the next one continues.
@@ -199,7 +199,7 @@ impl RestClient {
 }
 
 fn fetcher<'a>(service: &'a ServiceClient, space: &'a Arc<SpaceBudget>) -> FileFetcher<'a> {
-    FileFetcher { http: service.settings().http(), retry: service.settings().retry, space }
+    FileFetcher { http: service.settings().http(), options: *service.options(), space }
 }
 
 impl FileDownload {
@@ -218,7 +218,8 @@ impl FileDownload {
             name.push(suffix);
             PathBuf::from(name)
         };
-        let (part, etag) = (with_suffix(".part"), with_suffix(".part.etag"));
+        let part = with_suffix(".part");
+        let etag = with_suffix(".part.etag");
         let paths = FilePaths { complete: self.file.clone(), part, etag, managed: false };
         let on_progress = |bytes, bytes_total| {
             if let Some(callback) = &self.on_progress {
@@ -270,10 +271,19 @@ impl CheckpointDownload {
         self
     }
 
-    /// Keeps the files as the server sends them, without checking or converting an adapter.
+    /// Checks and converts an adapter (`adapter_config.json` and `adapter_model.safetensors`) before
+    /// the folder appears, so that `peft` and programs that read its format load every tensor.
     /// Defaults to false.
-    pub fn raw(mut self, raw: bool) -> Self {
-        self.raw = raw;
+    ///
+    /// The hosted service names the unembedding `model.unembed_tokens`, which becomes `lm_head`;
+    /// `target_modules` lists the modules that the tensors adapt.
+    ///
+    /// # Errors
+    /// Awaiting the download then also fails with [`ErrorKind::Decode`] if the adapter is damaged or
+    /// its tensors do not match its configuration.
+    #[cfg(feature = "export")]
+    pub fn peft(mut self, peft: bool) -> Self {
+        self.peft = peft;
         self
     }
 
@@ -303,6 +313,7 @@ impl CheckpointDownload {
     }
 
     /// Leaves at least `bytes` of the disk free. Defaults to 0.
+    #[cfg(feature = "export")]
     pub(crate) fn reserve(mut self, bytes: u64) -> Self {
         self.reserved = bytes;
         self
@@ -310,7 +321,8 @@ impl CheckpointDownload {
 
     async fn run(self) -> Result<DownloadedCheckpoint> {
         let path = self.path.clone()?;
-        let (folder, replace) = (self.folder.clone(), self.replace);
+        let folder = self.folder.clone();
+        let replace = self.replace;
         let staging = resume::blocking(move || StagingFolder::open(&folder, replace)).await?;
         if path.kind() != CheckpointKind::Training {
             let urls = self.request_urls(&path, false).await.map_err(|error| {
@@ -353,14 +365,18 @@ impl CheckpointDownload {
         urls: ExternalWeightsUrls,
     ) -> Result<DownloadedCheckpoint> {
         let names = self.select(path, &urls)?;
-        let checkpoint = path;
-        let (path, exported) = (export.map_or(path, |export| &export.path), export.is_some());
+        let source = export.map_or(path, |export| &export.path);
+        let exported = export.is_some();
         let tracker = ProgressTracker::new(&names, self.on_progress.clone());
         let current = tokio::sync::Mutex::new((urls, Instant::now()));
         let mut budget = SpaceBudget::new(self.disk.clone(), self.reserved);
         let files_closed = budget.drop_signal();
         let budget = Arc::new(budget);
-        let (staging_ref, current, tracker, space) = (&staging, &current, &tracker, &budget);
+        // References, which the tasks of all files copy.
+        let staging_ref = &staging;
+        let current = &current;
+        let tracker = &tracker;
+        let space = &budget;
         let fetch_one = |name: String| async move {
             let url = {
                 // Hold the lock while requesting new URLs, so that only one task requests them.
@@ -368,12 +384,13 @@ impl CheckpointDownload {
                 if expires_soon(&urls.0, &self.service.settings().clock)
                     && urls.1.elapsed() > TRUSTED_URL_AGE
                 {
-                    *urls = (self.request_urls(path, exported).await?, Instant::now());
+                    *urls = (self.request_urls(source, exported).await?, Instant::now());
                 }
                 let url = urls.0.urls.get(&name).cloned();
                 url.ok_or_else(|| {
-                    let message =
-                        format!("cannot download {name}: the server no longer lists it in {path}");
+                    let message = format!(
+                        "cannot download {name}: the server no longer lists it in {source}"
+                    );
                     Error::new(ErrorKind::NotFound, message)
                 })?
             };
@@ -391,8 +408,9 @@ impl CheckpointDownload {
             let _ = files_closed.await;
             return Err(error);
         }
-        if !self.raw {
-            convert::convert_adapter(&self.service, &staging, checkpoint, space).await?;
+        #[cfg(feature = "export")]
+        if self.peft {
+            convert::convert_adapter(&self.service, &staging, path, space).await?;
         }
         let files = names.clone();
         let publish = move || {
@@ -468,7 +486,7 @@ impl ProgressTracker {
 
     fn update(&self, name: &str, progress: FileProgress) {
         let now = {
-            let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut files = self.files.lock();
             if let Some(file) = files.get_mut(name) {
                 *file = progress;
             }

@@ -13,14 +13,16 @@ use tinkex_files::{no_follow, remove_file_if_exists};
 use url::Url;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::transport::failed_attempt::FailedAttempt;
+use crate::transport::CallOptions;
 use crate::transport::http::{HttpService, Lane};
-use crate::transport::redirect;
-use crate::transport::retry_policy::RetryPolicy;
+use crate::transport::request::redirect;
+use crate::transport::retry::failed_attempt::FailedAttempt;
 
-use super::attempts::Attempts;
-use super::resume::{PartialFile, ResumableDownload, Validator, blocking, parse_url, to_uri};
 use super::space::SpaceBudget;
+use crate::transport::download::attempts::Attempts;
+use crate::transport::download::resume::{
+    PartialFile, ResumableDownload, Validator, blocking, parse_url, to_uri,
+};
 
 /// Maximum time without received bytes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -46,7 +48,7 @@ pub(super) struct FilePaths {
 #[derive(Clone, Copy)]
 pub(super) struct FileFetcher<'a> {
     pub(super) http: &'a dyn HttpService,
-    pub(super) retry: RetryPolicy,
+    pub(super) options: CallOptions,
     pub(super) space: &'a Arc<SpaceBudget>,
 }
 
@@ -98,8 +100,8 @@ impl FileFetcher<'_> {
             on_progress,
         };
         let validator = etag.map(|etag| Validator { etag, origin: None });
-        let retries = MAX_RETRIES.min(self.retry.attempt_limit() - 1);
-        let attempts = Attempts::new(retries).within(self.retry.time_limit());
+        let retries = MAX_RETRIES.min(self.options.attempt_limit() - 1);
+        let attempts = Attempts::new(retries).within(self.options.retry_limit());
         download.run(&url, file, validator, None, attempts).await
     }
 
@@ -195,7 +197,7 @@ impl PartialFile for PartFile {
         self.file.set_len(0)?;
         self.length = 0;
         if self.paths.managed {
-            // Otherwise the next entity tag would be taken for that of the old complete file.
+            // Otherwise the next entity tag would seem to belong to the old complete file.
             remove_file_if_exists(&self.paths.complete)?;
         }
         Ok(())
@@ -222,7 +224,7 @@ impl PartialFile for PartFile {
 
     fn error(error: &io::Error) -> Error {
         let message = format!("cannot write the downloaded file: {error}");
-        Error::new(ErrorKind::Config, message).with_hint(write_hint(error))
+        Error::new(ErrorKind::Io, message).with_hint(write_hint(error))
     }
 }
 
@@ -235,7 +237,7 @@ const WRITE_HINT: &str =
 /// Error returned when a file or folder cannot be written.
 pub(super) fn write_error(path: &Path, error: &io::Error) -> Error {
     let message = format!("cannot write {}: {error}", path.display());
-    Error::new(ErrorKind::Config, message).with_hint(write_hint(error))
+    Error::new(ErrorKind::Io, message).with_hint(write_hint(error))
 }
 
 /// Returns what to do about a file that cannot be written.

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tinkex_files::DiskSpace;
 use tokio::sync::oneshot;
 
@@ -54,7 +54,7 @@ impl SpaceBudget {
     }
 
     fn missing(&self) -> MutexGuard<'_, HashMap<PathBuf, u64>> {
-        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.missing.lock()
     }
 }
 
@@ -65,7 +65,8 @@ mod tests {
     #[test]
     fn files_and_the_reserve_share_the_free_space() {
         let budget = SpaceBudget::new(DiskSpace::new(|_| Some(1000)), 100);
-        let (a, b) = (Path::new("a"), Path::new("b"));
+        let a = Path::new("a");
+        let b = Path::new("b");
         budget.require(a, 800).unwrap();
         let error = budget.require(b, 101).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use tinkex_files::{HubCache, is_model_folder};
 
 use crate::config::Env;
-use crate::download::resume::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::service::ServiceClient;
+use crate::transport::download::resume::blocking;
 
 /// Places where base models are looked for.
 pub(super) struct BaseFinder<'a> {
@@ -35,7 +35,8 @@ impl BaseFinder<'_> {
         let served = self.served_weights(name).await;
         let variable = |name: &str| self.env.get(name).map(Into::into);
         let cache = HubCache::locate(variable);
-        let (cached, model) = (cache.clone(), name.to_owned());
+        let cached = cache.clone();
+        let model = name.to_owned();
         let find = move || {
             let (folder, file) = match served {
                 Some(path) if is_model_folder(&path) => (Some(path), None),
@@ -50,7 +51,8 @@ impl BaseFinder<'_> {
         match (folder, served_file) {
             (Some(folder), None) => Ok(folder),
             (Some(folder), Some(file)) => {
-                let (file, shown) = (file.display(), folder.display());
+                let file = file.display();
+                let shown = folder.display();
                 tracing::warn!(
                     "the server serves {name:?} from the GGUF file {file}; the export uses the \
                      weights in {shown}"

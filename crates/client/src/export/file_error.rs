@@ -13,13 +13,11 @@ pub(super) fn file_error(error: FileError) -> Error {
         FileError::AlreadyExists { .. } => {
             (ErrorKind::Conflict, "Choose another folder, or allow this one to be replaced.")
         }
-        FileError::NotEnoughSpace { .. } => (ErrorKind::Config, SPACE_HINT),
+        FileError::NotEnoughSpace { .. } => (ErrorKind::Io, SPACE_HINT),
         FileError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-            (ErrorKind::Config, SPACE_HINT)
+            (ErrorKind::Io, SPACE_HINT)
         }
-        FileError::Io { .. } => {
-            (ErrorKind::Config, "Check that the path exists and is accessible.")
-        }
+        FileError::Io { .. } => (ErrorKind::Io, "Check that the path exists and is accessible."),
         FileError::InvalidExport { .. } => {
             (ErrorKind::InvalidInput, "Choose another format, or options that this one supports.")
         }
@@ -27,7 +25,7 @@ pub(super) fn file_error(error: FileError) -> Error {
             ErrorKind::InvalidInput,
             "Pass the Hugging Face folder of the base model (--base FOLDER on the command line).",
         ),
-        FileError::Cancelled => (ErrorKind::Closed, "Run the export again."),
+        FileError::Cancelled => (ErrorKind::Cancelled, "Run the export again."),
         FileError::InvalidTensor { .. } => {
             (ErrorKind::Decode, "Choose another element type, or an earlier checkpoint.")
         }
@@ -52,6 +50,7 @@ mod tests {
     fn a_disk_that_becomes_full_has_the_hint_about_space() {
         let full = FileError::io("write", "model.safetensors".as_ref());
         let error = file_error(full(io::ErrorKind::StorageFull.into()));
+        assert_eq!(error.kind(), ErrorKind::Io);
         assert_eq!(error.hint().unwrap().as_str(), SPACE_HINT);
         let denied = FileError::io("write", "model.safetensors".as_ref());
         let error = file_error(denied(io::ErrorKind::PermissionDenied.into()));

@@ -22,10 +22,10 @@ use tinkex_wire::{CheckpointKind, TinkerPath, WeightsInfo};
 pub use tinkex_weights::{ExportDType, ExportFormat, ExportedModel};
 
 use crate::config::Env;
-use crate::download::resume::blocking;
 use crate::error::{Error, ErrorKind, Result, convert};
 use crate::rest_client::RestClient;
 use crate::service::ServiceClient;
+use crate::transport::download::resume::blocking;
 
 use base::BaseFinder;
 use file_error::file_error;
@@ -76,8 +76,8 @@ type FindBase = Box<dyn FnOnce(&str) -> io::Result<Option<PathBuf>> + Send>;
 /// [`ErrorKind::Conflict`] if the folder exists and may not be replaced; [`ErrorKind::NotFound`] if
 /// checkpoint or base model do not exist; [`ErrorKind::InvalidInput`] if an option does not fit the
 /// format, or the checkpoint is not a LoRA adapter; [`ErrorKind::Decode`] if a file is damaged or
-/// the adapter does not fit the base model; [`ErrorKind::Config`] if files cannot be read or
-/// written, or the disk is too full; [`ErrorKind::Closed`] if [`cancel_on`](Self::cancel_on)
+/// the adapter does not fit the base model; [`ErrorKind::Io`] if files cannot be read or
+/// written, or the disk is too full; [`ErrorKind::Cancelled`] if [`cancel_on`](Self::cancel_on)
 /// stopped it; any error of the requests.
 ///
 /// # Cancel safety
@@ -171,10 +171,18 @@ impl CheckpointExport {
     }
 
     fn new(source: ExportSource, to: PathBuf, env: Env) -> Self {
-        let (options, format) = (AdapterExport::new("", &to), ExportFormat::default());
-        let (base, find_base, on_progress, cancel) = (None, None, None, None);
-        let disk = DiskSpace::default();
-        Self { source, env, options, to, base, format, disk, find_base, on_progress, cancel }
+        Self {
+            source,
+            env,
+            options: AdapterExport::new("", &to),
+            to,
+            base: None,
+            format: ExportFormat::default(),
+            disk: DiskSpace::default(),
+            find_base: None,
+            on_progress: None,
+            cancel: None,
+        }
     }
 
     /// Sets the folder of the base model. Defaults to a search by name.
@@ -200,7 +208,7 @@ impl CheckpointExport {
         self
     }
 
-    /// Sets the element type of the weights. Defaults to that of the base model, and to f16 for
+    /// Sets the element type of the weights. Defaults to the element type of the base model, and to f16 for
     /// [`ExportFormat::Gguf`].
     pub fn dtype(mut self, dtype: ExportDType) -> Self {
         self.options = self.options.dtype(dtype);
@@ -250,7 +258,7 @@ impl CheckpointExport {
     }
 
     /// Stops the export when `signal` resolves. It then removes its temporary files and returns an
-    /// error of kind [`ErrorKind::Closed`].
+    /// error of kind [`ErrorKind::Cancelled`].
     pub fn cancel_on(mut self, signal: impl Future<Output = ()> + Send + 'static) -> Self {
         self.cancel = Some(Box::pin(signal));
         self
@@ -270,7 +278,7 @@ impl CheckpointExport {
                     // The thread checks the flag after every few megabytes.
                     let _ = work.await;
                 }
-                Err(Error::new(ErrorKind::Closed, "the export was cancelled"))
+                Err(Error::new(ErrorKind::Cancelled, "the export was cancelled"))
             }
         }
         .map_err(|error| error.during("export"))
@@ -306,14 +314,16 @@ impl CheckpointExport {
                 None => self.set_base(&config.base_model).await?,
             }
         }
-        let (options, callback) = (self.options.adapter(adapter), self.on_progress);
+        let options = self.options.adapter(adapter);
+        let callback = self.on_progress;
         let _stop_on_drop = StopOnDrop(stop.clone());
         stop.start_writing();
         let write = move || {
             let prepared = options.prepare().map_err(file_error)?;
             let written = prepared.write(|now| {
                 if let Some(callback) = &callback {
-                    let (bytes, bytes_total) = (now.bytes, Some(now.bytes_total));
+                    let bytes = now.bytes;
+                    let bytes_total = Some(now.bytes_total);
                     let stage = ExportStage::Writing;
                     callback(&CheckpointExportProgress { stage, bytes, bytes_total });
                 }
@@ -343,12 +353,13 @@ impl CheckpointExport {
         };
         let staged = staging(&self.to).await?;
         let target = staged.path().join("adapter");
-        let mut download = service.rest().download(path, &target);
+        let mut download = service.rest().download(path, &target).peft(true);
         download = download.disk(self.disk.clone()).reserve(reserved);
         if let Some(callback) = self.on_progress.clone() {
             download = download.on_progress(move |now| {
                 let stage = ExportStage::Downloading;
-                let (bytes, bytes_total) = (now.bytes, now.bytes_total);
+                let bytes = now.bytes;
+                let bytes_total = now.bytes_total;
                 callback(&CheckpointExportProgress { stage, bytes, bytes_total });
             });
         }
@@ -369,7 +380,7 @@ impl CheckpointExport {
             let find = move || {
                 let failed = |error: io::Error| {
                     let message = format!("cannot provide the base model {model:?}: {error}");
-                    Error::new(ErrorKind::Config, message)
+                    Error::new(ErrorKind::Io, message)
                 };
                 find(&model).map_err(failed)
             };
@@ -402,15 +413,19 @@ async fn check(
     adapter: Option<RemoteAdapter>,
 ) -> Result<u64> {
     let options = options.clone();
-    let check = move || match has_base {
-        true => options.check(adapter.as_ref()),
-        false => options.check_options().map(|()| 0),
+    let check = move || {
+        let checked = if has_base {
+            options.check(adapter.as_ref())
+        } else {
+            options.check_options().map(|()| 0)
+        };
+        checked.map_err(file_error)
     };
-    blocking(move || check().map_err(file_error)).await
+    blocking(check).await
 }
 
 /// Creates a temporary folder beside the target, for the files of the checkpoint. The free space was
-/// checked on the file system of the target; that of the system's temporary folder may be smaller.
+/// checked on the file system of the target; the system's temporary folder may have less.
 async fn staging(to: &Path) -> Result<StagedFolder> {
     let to = to.to_owned();
     blocking(move || {
@@ -425,7 +440,8 @@ async fn staging(to: &Path) -> Result<StagedFolder> {
 fn warn_of_other_base(config: &PeftConfig, folder: &Path) {
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     if !config.may_be_base(&folder.to_string_lossy()) {
-        let (named, folder) = (&config.base_model, folder.display());
+        let named = &config.base_model;
+        let folder = folder.display();
         tracing::warn!(
             "the adapter was trained on {named:?} but is exported with {folder}; results are wrong \
              unless both are the same model"

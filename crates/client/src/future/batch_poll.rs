@@ -1,24 +1,26 @@
 //! [`BatchPoll`]: one poll for all pending requests of a sampling session, if the server offers it.
 //!
 //! The server announces which requests have completed; their results are then retrieved one by one.
-//! With thousands of pending samples, one open poll replaces thousands. A failed poll ends the wait
-//! of those calls whose own retry policy does not allow another one; the poll goes on for the rest.
+//! With thousands of pending samples, one open poll replaces thousands. After a failed poll, the
+//! calls whose retry policy allows no further poll fail; polling continues for the other calls.
 //!
-//! An announcement can be missing, for example because the server lost it in a crash. The result of
-//! a call that has waited for [`MAX_SILENCE`] is therefore polled for once, one call at a time.
+//! An announcement can be missing, for example because the server lost it in a crash. A call that
+//! has waited for [`MAX_SILENCE`] therefore polls for its own result once. At first a single call
+//! does so at a time; [`Checks`] allows more after a missing announcement was found.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tinkex_wire::{CompletedFuture, FuturesRetrieved, FuturesTarget, RequestId, RetrieveFutures};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::background::BackgroundTask;
 use crate::error::{Error, Result};
-use crate::transport::call_progress::CallProgress;
-use crate::transport::retry_policy::RetryPolicy;
+use crate::transport::CallOptions;
+use crate::transport::retry::call_progress::CallProgress;
 use crate::transport::{BILLING_DELAY, RequestOptions, Transport};
 
 use super::poll_failures::{MAX_BAD_REQUESTS, is_rejected};
@@ -26,17 +28,20 @@ use super::poll_interval::{self, OutageLimit, PollInterval};
 
 /// Delay after a failed poll.
 const FAILURE_DELAY: Duration = Duration::from_secs(1);
-/// Time without an announcement after which the result of a call is polled for once.
+/// Time without an announcement after which a call polls for its own result once.
 const MAX_SILENCE: Duration = Duration::from_secs(120);
-/// Maximum number of results that are polled for at a time because of missing announcements.
+/// Maximum number of calls that poll for their own results at the same time because of missing
+/// announcements.
 const MAX_CHECKS: usize = 256;
-/// Number of abandoned requests whose announcements are still recognized.
+/// Maximum number of abandoned requests that are remembered, so that their announcements are
+/// discarded.
 const MAX_ABANDONED: usize = 10_000;
-/// Number of early announcements kept per generation. Admission control allows far fewer samples
-/// between their submission and their first wait.
+/// Maximum number of announcements per generation of [`Unclaimed`]. The limit is never reached by
+/// samples that will have a waiter: admission control allows far fewer samples between submission
+/// and the start of the wait.
 const MAX_UNCLAIMED: usize = 10_000;
 
-/// Announcements of completed requests. Polling ends when this is dropped.
+/// Announces completed requests to the calls that wait for them. Dropping the value ends polling.
 #[derive(Debug)]
 pub(crate) struct BatchPoll {
     shared: Arc<BatchPollShared>,
@@ -51,6 +56,7 @@ struct BatchPollShared {
     changed: Notify,
 }
 
+/// Waiters, announcements and checks of one batch poll.
 #[derive(Debug, Default)]
 struct BatchPollState {
     waiters: HashMap<RequestId, PendingCall>,
@@ -59,7 +65,7 @@ struct BatchPollState {
     abandoned: HashSet<RequestId>,
     /// Requests whose results were retrieved, to be reported so that the server may drop them.
     retrieved: BTreeSet<RequestId>,
-    /// Whether polls have failed since the last one that the server processed.
+    /// Whether a poll has failed since the server last processed a poll.
     is_outage: bool,
     checks: Checks,
     ended: Option<PollingEnd>,
@@ -70,12 +76,12 @@ struct BatchPollState {
 struct PendingCall {
     announce: oneshot::Sender<Result<Announcement>>,
     since: Instant,
-    /// Limits of the call's retry policy. `None` if it sets none, as by default: ten thousand
-    /// pending samples should not store ten thousand copies.
+    /// Limits of the call's retry policy. `None` if the policy sets no limit, which is the default.
+    /// Boxed and optional, so that ten thousand pending samples do not store ten thousand copies.
     limits: Option<Box<CallLimits>>,
 }
 
-/// When failed polls end the wait of one call.
+/// Limits of one call on failed polls. A call that reaches a limit fails.
 #[derive(Debug)]
 struct CallLimits {
     since: Instant,
@@ -85,27 +91,30 @@ struct CallLimits {
 }
 
 impl CallLimits {
-    fn new(policy: &RetryPolicy) -> Option<Box<Self>> {
-        let (waits_for_billing, retries_rejected_polls) =
-            (policy.waits_for_billing(), policy.retries_rejected_polls());
-        let unlimited = policy.attempt_limit() == u32::MAX && policy.time_limit().is_none();
+    fn new(policy: &CallOptions) -> Option<Box<Self>> {
+        let waits_for_billing = policy.waits_for_billing();
+        let retries_rejected_polls = policy.retries_rejected_polls();
+        let unlimited = policy.attempt_limit() == u32::MAX && policy.retry_limit().is_none();
         if unlimited && waits_for_billing && retries_rejected_polls {
             return None;
         }
-        let (since, outage) = (Instant::now(), OutageLimit::new(policy));
+        let since = Instant::now();
+        let outage = OutageLimit::new(policy);
         Some(Box::new(Self { since, outage, waits_for_billing, retries_rejected_polls }))
     }
 
     /// Records a failed poll that was sent at `sent_at`. Returns whether the call waits for another
-    /// one after `delay`.
+    /// poll after `delay`.
     fn allows_poll(&mut self, error: &Error, sent_at: Instant, delay: Duration) -> bool {
         match error.status() {
-            // The outage limit does not apply to a billing wait, which has a limit of its own.
+            // The outage limit does not apply to a billing wait: the server limits how long it
+            // lasts.
             Some(402) => return self.waits_for_billing,
             _ if !self.retries_rejected_polls && is_rejected(error) => return false,
             _ => {}
         }
-        // A poll that was open before the call waited for it counts from then on.
+        // If the poll was sent before the call started to wait, its outage counts from the start of
+        // the wait.
         !self.outage.record(sent_at.max(self.since), delay)
     }
 }
@@ -139,7 +148,7 @@ impl Unclaimed {
     }
 }
 
-/// Reason for the end of polling.
+/// Reason why polling ended.
 #[derive(Debug)]
 enum PollingEnd {
     /// The server lacks the endpoint; each result is polled for individually.
@@ -147,26 +156,26 @@ enum PollingEnd {
     Failed(Error),
 }
 
-/// Outcome of waiting.
+/// Outcome of [`BatchPoll::wait_for`].
 #[derive(Debug, PartialEq)]
 pub(crate) enum Announcement {
     /// The request has completed.
     Completed(CompletedFuture),
     /// Nothing was announced for a while: poll for the result once, then wait again.
     Silence,
-    /// Results are not announced: poll for the result until it is there.
+    /// The server does not announce results: poll for the result until it is ready.
     NotOffered,
 }
 
-/// Single polls for results whose announcements may be missing.
+/// Checks for missing announcements: in each check, one call polls for its own result once.
 #[derive(Debug, Default)]
 struct Checks {
     /// Start of the last round of checks.
     last: Option<Instant>,
-    /// Calls that poll for their results.
+    /// Calls that are polling for their own results.
     running: HashSet<RequestId>,
-    /// Number of checks in the next round. One, unless the last check found a result whose
-    /// announcement is missing: then it doubles, because others may be missing too.
+    /// Number of checks in the next round. Starts at 1. Doubles when a check finds a result whose
+    /// announcement is missing, because other announcements may be missing too.
     next: usize,
 }
 
@@ -190,7 +199,7 @@ impl Checks {
 }
 
 impl BatchPoll {
-    /// Starts the polling task. It sends nothing until there is a waiter.
+    /// Starts the polling task. The task sends nothing until there is a waiter.
     pub(crate) fn start(
         transport: Arc<Transport>,
         target: FuturesTarget,
@@ -221,7 +230,7 @@ impl BatchPoll {
     pub(crate) async fn wait_for(
         &self,
         request_id: &RequestId,
-        policy: &RetryPolicy,
+        policy: &CallOptions,
     ) -> Result<Announcement> {
         let announcement = {
             let mut state = self.shared.lock();
@@ -233,7 +242,8 @@ impl BatchPoll {
                 return end.announcement();
             }
             let (announce, announcement) = oneshot::channel();
-            let (since, limits) = (Instant::now(), CallLimits::new(policy));
+            let since = Instant::now();
+            let limits = CallLimits::new(policy);
             let call = PendingCall { announce, since, limits };
             state.checks.running.remove(request_id);
             state.waiters.insert(request_id.clone(), call);
@@ -266,8 +276,9 @@ impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         if state.waiters.remove(self.request_id).is_some() && state.ended.is_none() {
-            // A cancelled request may never be announced, so the set must be bounded. After it is
-            // cleared, announcements of abandoned requests go to `unclaimed`, which is bounded too.
+            // A cancelled request may never be announced, so the set must be bounded. After the set
+            // is cleared, announcements of abandoned requests go to `unclaimed`, which is bounded
+            // too.
             if state.abandoned.len() >= MAX_ABANDONED {
                 state.abandoned.clear();
             }
@@ -308,8 +319,9 @@ impl PollingTask {
                 .prev_cursor(self.cursor)
                 .retrieved_request_ids(retrieved.iter().cloned().collect());
             self.sent_at = Instant::now();
-            // Not `send`, which would log that a failed poll gives up.
-            let (options, mut call) = (RequestOptions::default(), CallProgress::new());
+            // Use `send_in_call`: `send` would log the failure of a poll as the end of a call.
+            let options = RequestOptions::default();
+            let mut call = CallProgress::new();
             let delay = match self.transport.send_in_call(&poll, &options, &mut call).await {
                 Ok(response) => self.after_response(response, &retrieved),
                 Err(error) => match self.after_failure(&error) {
@@ -331,7 +343,8 @@ impl PollingTask {
         response: FuturesRetrieved,
         retrieved: &BTreeSet<RequestId>,
     ) -> Duration {
-        (self.cursor, self.bad_requests) = (response.cursor, 0);
+        self.cursor = response.cursor;
+        self.bad_requests = 0;
         let is_empty = response.completions.is_empty();
         self.shared().announce(response, retrieved);
         self.shared().check_silent(Instant::now());
@@ -340,8 +353,8 @@ impl PollingTask {
         if is_empty { self.interval.next_delay(self.sent_at) } else { Duration::ZERO }
     }
 
-    /// Fails the calls that wait no longer after a failed poll, and returns the delay before the
-    /// next poll.
+    /// Fails the calls whose retry policy allows no further poll after this failed one, and returns
+    /// the delay before the next poll.
     ///
     /// # Errors
     /// If no poll follows.
@@ -363,7 +376,8 @@ impl PollingTask {
         };
         let waiting = self.shared().fail_waiters(error, self.sent_at, delay);
         if waiting {
-            // Checked only if a call waits for it: each check updates the shared billing incident.
+            // Call `wait_for_billing` only if a call is still waiting: each call updates the
+            // billing incident that all requests share.
             if error.status() == Some(402) && !self.transport.wait_for_billing() {
                 return Err(failed());
             }
@@ -402,7 +416,8 @@ impl BatchPollShared {
         }
     }
 
-    /// Lets the calls that have waited for too long poll for their results, the oldest first.
+    /// Makes calls that have waited for [`MAX_SILENCE`] poll for their own results, the oldest
+    /// first.
     fn check_silent(&self, now: Instant) {
         let mut state = self.lock();
         let due = state.checks.due(now);
@@ -428,9 +443,9 @@ impl BatchPollShared {
         state.checks.start(now, ids);
     }
 
-    /// Fails the waiters whose retry policy allows no poll `delay` after this failed one, which was
-    /// sent at `sent_at`. Returns whether others remain. Does not end polling even if none remains:
-    /// the server may have recovered when the next waiter arrives.
+    /// Fails the waiters whose retry policy allows no further poll `delay` after the failed poll,
+    /// which was sent at `sent_at`. Returns whether other waiters remain. Polling continues even if
+    /// no waiter remains: the server may have recovered when the next waiter arrives.
     fn fail_waiters(&self, error: &Error, sent_at: Instant, delay: Duration) -> bool {
         let mut state = self.lock();
         let ends = |_: &RequestId, call: &mut PendingCall| {
@@ -452,7 +467,8 @@ impl BatchPollShared {
         }
     }
 
-    /// Ends polling: resolves all waiters, and forgets everything except unclaimed announcements.
+    /// Ends polling: resolves all waiters, and clears all state except unclaimed announcements,
+    /// which stay valid.
     fn end(&self, end: PollingEnd) {
         let mut state = self.lock();
         for (_, waiter) in state.waiters.drain() {
@@ -466,7 +482,7 @@ impl BatchPollShared {
     }
 
     fn lock(&self) -> MutexGuard<'_, BatchPollState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

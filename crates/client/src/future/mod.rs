@@ -1,4 +1,5 @@
-//! Futures of submitted requests, and the machinery that retrieves their results.
+//! Futures of calls ([`ApiFuture`], [`RequestFuture`]), and the polling that retrieves the results
+//! of submitted requests ([`Poller`], [`BatchPoll`]).
 
 mod batch_poll;
 mod poll;
@@ -29,12 +30,13 @@ pub(crate) use poll::Poller;
 pub(crate) use poll_failures::MAX_SERVER_FAILURES;
 pub(crate) use submitted::Submitted;
 
-/// Future of the result of a request that has already started.
+/// Future of the result of a call that has [started](crate#calls) and continues if the future is
+/// dropped.
 ///
-/// The request started when the method was called, not when the future is first polled. **Dropping
-/// the future does not stop it**: training requests change the model, so they always run to their
-/// end. [`detach`](Self::detach) drops the future explicitly. Sampling returns a [`SampleFuture`],
-/// which cancels on drop.
+/// All calls of a [`TrainingClient`](crate::TrainingClient) that have a position in the model's
+/// call order return an `ApiFuture`: later requests depend on earlier ones, so the calls always run
+/// to their end. [`detach`](Self::detach) drops the future explicitly. All other calls return a
+/// [`RequestFuture`], which cancels the call if it is dropped.
 ///
 /// Results and errors are `Clone`, so several tasks can wait for one result:
 ///
@@ -43,7 +45,8 @@ pub(crate) use submitted::Submitted;
 ///
 /// # async fn run(model: tinkex::TrainingClient) -> tinkex::Result<()> {
 /// let saved = model.save_state("step-100").shared();
-/// let (one, other) = (saved.clone(), saved);
+/// let one = saved.clone();
+/// let other = saved;
 /// assert_eq!(one.await?, other.await?);
 /// # Ok(()) }
 /// ```
@@ -118,30 +121,33 @@ impl<T: Send + 'static> ApiFuture<T> {
     }
 }
 
-/// Future of the result of a sampling request that has already started.
+/// Future of the result of a call that has [started](crate#calls) and is cancelled if the future is
+/// dropped.
 ///
-/// The request started when the method was called. **Dropping the future cancels it**: the client
-/// stops polling and, if the server supports it, asks the server to stop generating.
-/// [`detach`](Self::detach) lets the request continue instead.
+/// All calls return a `RequestFuture`, except the calls of a
+/// [`TrainingClient`](crate::TrainingClient) that have a position in the model's call order, which
+/// return an [`ApiFuture`]. [`detach`](Self::detach) lets the call continue instead.
 ///
 /// # Errors
 /// Calls outside a tokio runtime resolve to an error of kind [`ErrorKind::Config`]. If the task of
-/// the request panics, the future resolves to [`ErrorKind::Panicked`].
+/// the call panics, the future resolves to [`ErrorKind::Panicked`].
 ///
 /// # Cancel safety
-/// Dropping the future, for example in `select!`, cancels the sample.
+/// Dropping the future, for example in `select!`, ends the retries and polls of the call. The
+/// server may have executed its request. A sample is also cancelled on the server, if the server
+/// supports that.
 ///
 /// [`ErrorKind::Config`]: crate::ErrorKind::Config
 /// [`ErrorKind::Panicked`]: crate::ErrorKind::Panicked
-#[must_use = "dropping a SampleFuture cancels the sample; await it or call `detach`"]
-pub struct SampleFuture<T> {
+#[must_use = "dropping a RequestFuture cancels the call; await it or call `detach`"]
+pub struct RequestFuture<T> {
     result: oneshot::Receiver<Result<T>>,
     /// Aborted when the future is dropped.
     task: Option<Task>,
     deadline: Option<Deadline>,
 }
 
-impl<T> SampleFuture<T> {
+impl<T> RequestFuture<T> {
     /// Lets the request continue and discards its result.
     pub fn detach(mut self) {
         if let Some(task) = self.task.take() {
@@ -149,11 +155,11 @@ impl<T> SampleFuture<T> {
         }
     }
 
-    /// Limits how long the future waits for the result, counted from now. The sample is cancelled
+    /// Limits how long the future waits for the result, counted from now. The call is cancelled
     /// once the time is over, as if the future were dropped.
     ///
-    /// [`SampleRequestBuilder::timeout`](crate::SampleRequestBuilder::timeout) does the same, and
-    /// its error names the last failure.
+    /// [`CallOptions::timeout`](crate::CallOptions::timeout) does the same for all calls of a
+    /// client. With that option, the error of a sample also contains the last failure.
     ///
     /// # Errors
     /// The future resolves to an error of kind [`Timeout`](crate::ErrorKind::Timeout) once the time
@@ -168,7 +174,7 @@ impl<T> SampleFuture<T> {
     }
 }
 
-impl<T: Send + 'static> SampleFuture<T> {
+impl<T: Send + 'static> RequestFuture<T> {
     /// Runs `work` in a task of its own, in the caller's span. The task is aborted if the future is
     /// dropped.
     pub(crate) fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
@@ -189,7 +195,8 @@ fn failed<T>(error: Error) -> oneshot::Receiver<Result<T>> {
     receiver
 }
 
-/// Polls for the result that the request's task sends. The sender is dropped only with the runtime.
+/// Polls for the result that the call's task sends. If the sender was dropped without a result, the
+/// runtime has ended.
 fn receive<T>(
     result: &mut oneshot::Receiver<Result<T>>,
     context: &mut Context<'_>,
@@ -213,7 +220,7 @@ impl<T> Future for ApiFuture<T> {
     }
 }
 
-impl<T> Future for SampleFuture<T> {
+impl<T> Future for RequestFuture<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -225,7 +232,7 @@ impl<T> Future for SampleFuture<T> {
             _ => return received,
         };
         if ended.is_ready() {
-            // Aborts the task, which cancels the sample.
+            // Aborts the task, which cancels the call.
             self.task = None;
         }
         ended
@@ -260,8 +267,8 @@ impl<T> fmt::Debug for ApiFuture<T> {
     }
 }
 
-impl<T> fmt::Debug for SampleFuture<T> {
+impl<T> fmt::Debug for RequestFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SampleFuture")
+        f.write_str("RequestFuture")
     }
 }

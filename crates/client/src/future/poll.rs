@@ -15,15 +15,15 @@ use tinkex_wire::{
 };
 use tokio::time::{Instant, timeout};
 
-use crate::call_options::CallOptions;
 use crate::dispatch::{Limit, Permit};
 use crate::error::{Error, ErrorKind, Result};
 use crate::session::Session;
-use crate::transport::call_progress::CallProgress;
+use crate::transport::CallOptions;
 use crate::transport::http::Lane;
-use crate::transport::retry_log::RetryReason;
-use crate::transport::retry_policy::RetryPolicy;
-use crate::transport::{BILLING_DELAY, RequestOptions, header};
+use crate::transport::request::header;
+use crate::transport::retry::call_progress::CallProgress;
+use crate::transport::retry::log::RetryReason;
+use crate::transport::{BILLING_DELAY, RequestOptions};
 
 use super::poll_failures::{NextPoll, PollFailures};
 use super::poll_interval::{self, OutageLimit, PollInterval};
@@ -35,10 +35,9 @@ pub(crate) struct Poller<'a> {
     session: &'a Session,
     log: &'a QueueLog,
     batch_poll: Option<&'a BatchPoll>,
-    retry: &'a RetryPolicy,
-    poll_timeout: Option<Duration>,
-    /// Whether the request is a sample: it is cancelled if the wait ends, and resubmitted after a
-    /// failure of category `server`.
+    options: &'a CallOptions,
+    /// Whether the request is a sample. The caller resubmits a sample after a failure of category
+    /// `server`, so the poller returns such a failure at once.
     is_sample: bool,
 }
 
@@ -63,9 +62,9 @@ impl PollState {
             polls: 0,
             start: now,
             sent_at: now,
-            failures: PollFailures::new(poller.retry),
+            failures: PollFailures::new(poller.options),
             interval: PollInterval::new(poller.session.adaptive_polling()),
-            outage: OutageLimit::new(poller.retry),
+            outage: OutageLimit::new(poller.options),
             failed_request: None,
         }
     }
@@ -75,7 +74,7 @@ impl PollState {
 enum AfterPoll {
     /// The result has arrived.
     Ready(ResultPayload),
-    /// The result is ready: poll for it once its size fits into the download budget.
+    /// The result is ready: wait for `bytes` of the download budget, then poll for the result.
     Download { bytes: u64 },
     /// Poll again after the delay.
     Wait(Duration),
@@ -90,14 +89,15 @@ struct PollRequest {
 }
 
 impl PollRequest {
-    /// Creates a request that accepts the size of the result in place of the result.
+    /// Creates a request that allows the server to respond with the size of the result instead of
+    /// the result.
     fn new(submitted: &Submitted) -> Self {
         let request_id = submitted.response.request_id.clone();
         let body = RetrieveFuture::new(request_id).allow_metadata_only(true);
         Self { body, _download_permit: None }
     }
 
-    /// Waits for `bytes` of the download budget. The next polls accept only the result itself.
+    /// Waits for `bytes` of the download budget. From then on, polls accept only the result itself.
     async fn accept_payload(&mut self, budget: &Arc<Limit>, bytes: u64) {
         self.body.allow_metadata_only = false;
         self._download_permit = Some(budget.acquire(bytes).await);
@@ -107,21 +107,18 @@ impl PollRequest {
 impl<'a> Poller<'a> {
     /// Creates a poller. `log` reports the queue state of pending requests.
     pub(crate) fn new(session: &'a Session, log: &'a QueueLog) -> Self {
-        let settings = session.settings();
-        let (retry, poll_timeout) = (&settings.retry, settings.poll_timeout);
-        Self { session, log, batch_poll: None, retry, poll_timeout, is_sample: false }
+        let options = &session.settings().options;
+        Self { session, log, batch_poll: None, options, is_sample: false }
     }
 
-    /// Sets the retry policy and the poll timeout of a call.
+    /// Sets the options of a call.
     pub(crate) fn with_options(self, options: &'a CallOptions) -> Self {
-        let settings = self.session.settings();
-        let (retry, poll_timeout) = (options.retry_policy(settings), options.poll_limit(settings));
-        Self { retry, poll_timeout, ..self }
+        Self { options, ..self }
     }
 
-    /// Configures the poller for a sample: it polls once `batch_poll`, if any, has announced the
-    /// result, and not again after a failure of category `server`, because the caller resubmits the
-    /// sample then.
+    /// Configures the poller for a sample. If `batch_poll` is set, the poller waits until it
+    /// announces the result. After a failure of category `server` the poller does not poll again,
+    /// because the caller resubmits the sample.
     pub(crate) fn for_sample(self, batch_poll: Option<&'a BatchPoll>) -> Self {
         Self { batch_poll, is_sample: true, ..self }
     }
@@ -129,7 +126,8 @@ impl<'a> Poller<'a> {
     /// Waits for the result of `submitted`, decodes it and logs the end of the call.
     ///
     /// # Errors
-    /// If the request failed, its result expired, or it did not arrive within the poll timeout.
+    /// If the request failed, its result expired, or the result did not arrive within the poll
+    /// timeout.
     pub(crate) async fn result<S: SubmitRequest>(
         &self,
         submitted: &Submitted,
@@ -152,7 +150,7 @@ impl<'a> Poller<'a> {
     ) -> Result<S::Output> {
         let mut state = PollState::new(self);
         let payload = self.poll(submitted, S::PROTO_OUTPUT, &mut state, call);
-        let payload = match self.poll_timeout {
+        let payload = match self.options.poll_limit() {
             None => payload.await,
             Some(limit) => match timeout(limit, payload).await {
                 Ok(payload) => payload,
@@ -161,7 +159,8 @@ impl<'a> Poller<'a> {
             },
         };
         if let Some(batch_poll) = self.batch_poll {
-            // Also after an error: no further poll for this result follows.
+            // Report the result as retrieved after an error too: no further poll for it follows, so
+            // the server may drop it.
             batch_poll.mark_retrieved(submitted.response.request_id.clone());
         }
         payload.and_then(|payload| Ok(S::decode_output(&payload)?)).map_err(|error| {
@@ -198,7 +197,7 @@ impl<'a> Poller<'a> {
                 headers: headers(submitted, state.polls, accept_proto),
                 ..RequestOptions::default()
             };
-            // Not counted in `call`: a poll is not an attempt to submit the request.
+            // Do not count the poll in `call`: a poll is not an attempt to submit the request.
             let mut poll = CallProgress::new();
             let response = transport.send_raw_in_call(&request.body, &options, &mut poll).await;
             state.polls += 1;
@@ -244,7 +243,7 @@ impl<'a> Poller<'a> {
                 }
                 state.failed_request = Some(error.clone());
                 retry_log.retry(call, Lane::Poll, error, delay, RetryReason::Poll);
-                // Returns without ending the outage: the server fails.
+                // Return before `outage.end()`: the server is still failing.
                 return Ok(AfterPoll::Wait(delay));
             }
             PollResponse::MetadataOnly { .. } if !request.allow_metadata_only => {
@@ -266,8 +265,9 @@ impl<'a> Poller<'a> {
     /// Returns the delay before the next poll after a failed one.
     ///
     /// # Errors
-    /// If no poll follows. Returns the failure of the request if an earlier poll reported one, else
-    /// `error`; after a 402 always `error`, which only the user can resolve.
+    /// If no poll follows. The error is the failure of the request if an earlier poll reported one,
+    /// else `error`. After a 402 it is always `error`, because only the user can resolve a billing
+    /// problem.
     fn after_failure(
         &self,
         error: Error,
@@ -282,12 +282,13 @@ impl<'a> Poller<'a> {
             NextPoll::AtOnce => Duration::ZERO,
             NextPoll::After(delay) => delay,
             NextPoll::WhenSettled => {
-                if !self.retry.waits_for_billing() || !transport.wait_for_billing() {
+                if !self.options.waits_for_billing() || !transport.wait_for_billing() {
                     return Err(error);
                 }
                 transport.retry_log().poll_failed(&error, BILLING_DELAY);
                 call.record_failure(error);
-                // Without `report_failure`: telemetry does not count a billing wait as a failure.
+                // Do not call `report_failure`: telemetry does not count a billing wait as a
+                // failure.
                 return Ok(BILLING_DELAY);
             }
             NextPoll::Expired => {
@@ -307,7 +308,7 @@ impl<'a> Poller<'a> {
         Ok(delay)
     }
 
-    /// Logs the queue state that a 408 carries in its body.
+    /// Logs the queue state in the body of a 408 response.
     fn log_queue_state(&self, error: &Error) {
         if let (Some(408), Some(body)) = (error.status(), error.body()) {
             let body = Bytes::copy_from_slice(body.as_bytes());
@@ -315,8 +316,9 @@ impl<'a> Poller<'a> {
         }
     }
 
-    /// Waits for the announcement of the result, if results are announced, and for the budget of
-    /// its size if known. Returns whether to wait again if the result is not there.
+    /// Waits until the batch poll announces the result. If the announcement has the size of the
+    /// result, also waits for that many bytes of the download budget. Returns whether to wait again
+    /// if the next poll reports that the result is not ready.
     async fn wait_for_announcement(
         &self,
         submitted: &Submitted,
@@ -324,7 +326,7 @@ impl<'a> Poller<'a> {
     ) -> Result<bool> {
         let Some(batch_poll) = self.batch_poll else { return Ok(false) };
         let completed =
-            match batch_poll.wait_for(&submitted.response.request_id, self.retry).await? {
+            match batch_poll.wait_for(&submitted.response.request_id, self.options).await? {
                 Announcement::Completed(completed) => completed,
                 Announcement::Silence => return Ok(true),
                 Announcement::NotOffered => return Ok(false),

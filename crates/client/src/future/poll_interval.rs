@@ -3,51 +3,54 @@
 
 use std::time::Duration;
 
+use tinkex_backoff::{Backoff, Jitter};
 use tokio::time::{Instant, sleep};
 
-use crate::transport::retry_policy::RetryPolicy;
+use crate::transport::CallOptions;
 
-/// Response time below which the server did not hold the poll.
+/// Response time below which a poll counts as not held open by the server.
 const FAST_POLL: Duration = Duration::from_secs(1);
-/// Longest delay before the next poll.
-const MAX_DELAY: Duration = Duration::from_secs(5);
+/// Delays before polls that follow a fast poll.
+const FAST_POLL_BACKOFF: Backoff = Backoff::new(Duration::from_millis(250))
+    .cap(Duration::from_secs(5))
+    .jitter(Jitter::Shorten(0.5));
 
 /// Delay between polls.
 ///
-/// The server should hold a poll until the result is ready. If it responds at once, polls are
-/// delayed, by 0.25 seconds at first and doubling up to 5 seconds, with jitter.
+/// The server should hold a poll open until the result is ready. If the server responds at once
+/// instead, the next poll is delayed: by 0.25 seconds at first, doubling up to 5 seconds, with
+/// jitter.
 #[derive(Debug)]
 pub(super) struct PollInterval {
     enabled: bool,
-    fast_polls: u32,
+    backoff: Backoff,
 }
 
 impl PollInterval {
     pub(super) fn new(enabled: bool) -> Self {
-        Self { enabled, fast_polls: 0 }
+        Self { enabled, backoff: FAST_POLL_BACKOFF }
     }
 
-    /// Returns the delay before the next poll, after one that was sent at `sent_at` and whose
-    /// result was not ready.
+    /// Returns the delay before the next poll, after a poll that was sent at `sent_at` and reported
+    /// that the result is not ready.
     pub(super) fn next_delay(&mut self, sent_at: Instant) -> Duration {
         if !self.enabled || sent_at.elapsed() >= FAST_POLL {
-            self.fast_polls = 0;
+            self.backoff.reset();
             return Duration::ZERO;
         }
-        let delay = Duration::from_millis(250 << self.fast_polls.min(5)).min(MAX_DELAY);
-        self.fast_polls += 1;
-        delay.mul_f64(0.5 + 0.5 * fastrand::f64())
+        self.backoff.next_delay()
     }
 }
 
-/// Waits before the next poll. A delay of zero does not wait for the timer's next tick.
+/// Waits before the next poll. Returns at once if the delay is zero: a timer would wait for its
+/// next tick.
 pub(super) async fn wait(delay: Duration) {
     if !delay.is_zero() {
         sleep(delay).await;
     }
 }
 
-/// Decides when to stop polling a server that is unreachable or fails, by the retry policy.
+/// Decides when to stop polling a server that is unreachable or fails, by the options of the call.
 #[derive(Debug)]
 pub(super) struct OutageLimit {
     /// Number of consecutive failed polls after which polling ends.
@@ -59,14 +62,19 @@ pub(super) struct OutageLimit {
 }
 
 impl OutageLimit {
-    pub(super) fn new(policy: &RetryPolicy) -> Self {
-        let (max_failures, time_limit) = (policy.attempt_limit(), policy.time_limit());
-        Self { max_failures, time_limit, failures: 0, started: None }
+    pub(super) fn new(options: &CallOptions) -> Self {
+        Self {
+            max_failures: options.attempt_limit(),
+            time_limit: options.retry_limit(),
+            failures: 0,
+            started: None,
+        }
     }
 
     /// Ends the outage, if there was one: the server processed a poll.
     pub(super) fn end(&mut self) {
-        (self.failures, self.started) = (0, None);
+        self.failures = 0;
+        self.started = None;
     }
 
     /// Records a failed poll that was sent at `sent_at`. Returns whether to give up instead of

@@ -1,10 +1,12 @@
-//! [`QueueLog`]: logs why pending work is not being executed, and tells the caller's observer.
+//! [`QueueLog`]: logs why pending work is not being executed, and calls the caller's queue-state
+//! callback.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tinkex_wire::{QueueState, QueueStatus};
 use tokio::time::Instant;
 
@@ -46,12 +48,12 @@ impl fmt::Display for QueuedWork {
 pub struct QueueStateChange {
     /// Kind of pending work.
     pub work: QueuedWork,
-    /// Id of the model or of the sampling session; the name of a model or loss that is being
-    /// created.
+    /// Id of the model or of the sampling session. For work that creates a model or a loss, its
+    /// name.
     pub id: String,
-    /// New state, if the server reports one that this version knows.
+    /// New state; `None` if the server reports no state or a state that this version does not know.
     pub state: Option<QueueState>,
-    /// Reason that the server gives.
+    /// Reason for the state, if the server reports one.
     pub reason: Option<String>,
 }
 
@@ -64,7 +66,8 @@ impl QueueObserver {
         Self(Arc::new(callback))
     }
 
-    /// Calls the function. A panic is logged: it must not fail the work that is waiting.
+    /// Calls the function. A panic of the function is logged, and does not fail the call that waits
+    /// for the work.
     fn notify(&self, change: &QueueStateChange) {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (self.0)(change))) {
             tracing::error!(panic = panic_message(&*payload), "queue-state callback panicked");
@@ -95,7 +98,8 @@ impl QueueLog {
         id: impl Into<String>,
         observer: Option<QueueObserver>,
     ) -> Self {
-        let (last_warning, state) = (Mutex::new(None), Mutex::default());
+        let last_warning = Mutex::new(None);
+        let state = Mutex::default();
         Self { work, id: id.into(), last_warning, state, observer }
     }
 
@@ -105,7 +109,8 @@ impl QueueLog {
         if self.set_state(pending) {
             let state = pending.queue_state.map_or("", QueueState::as_str);
             let reason = pending.queue_state_reason.as_deref();
-            let (work, id) = (self.work, self.id.as_str());
+            let work = self.work;
+            let id = self.id.as_str();
             tracing::info!(target: targets::QUEUE, ?work, id, state, reason, "queue.state_change");
             if let Some(observer) = &self.observer {
                 observer.notify(&QueueStateChange {
@@ -123,7 +128,7 @@ impl QueueLog {
 
     /// Stores the state and returns whether it changed.
     fn set_state(&self, pending: &QueueStatus) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if *state == *pending {
             return false;
         }
@@ -132,10 +137,10 @@ impl QueueLog {
     }
 
     /// Returns the warning for a paused state, unless one was returned less than a minute ago. The
-    /// texts are those of the Python SDK.
+    /// texts equal the warnings of the Python SDK.
     fn warning(&self, pending: &QueueStatus, now: Instant) -> Option<String> {
         let state = pending.queue_state.filter(|state| *state != QueueState::Active)?;
-        let mut last = self.last_warning.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last_warning.lock();
         if last.is_some_and(|last| now - last < WARNING_INTERVAL) {
             return None;
         }

@@ -29,7 +29,8 @@ pub(super) fn failure(
         _ if error.is_retryable() => ("connection_error", Severity::Warning),
         _ => ("connection_error", Severity::Error),
     };
-    let (request_id, request_type) = (&submitted.response.request_id, submitted.request_type);
+    let request_id = &submitted.response.request_id;
+    let request_type = submitted.request_type;
     tracing::debug!(
         target: targets::POLL, event, %request_id, request_type, polls, %error, "poll failed"
     );

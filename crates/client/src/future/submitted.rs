@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use crate::error::Result;
 use crate::session::Session;
 use crate::transport::RequestOptions;
-use crate::transport::call_progress::CallProgress;
 use crate::transport::http::Lane;
+use crate::transport::retry::call_progress::CallProgress;
 
 /// Request that the server has accepted.
 #[derive(Clone, Debug)]
@@ -31,7 +31,8 @@ impl Submitted {
         request: &S,
         options: &RequestOptions,
     ) -> Result<Self> {
-        let (start, mut call) = (Instant::now(), CallProgress::new());
+        let start = Instant::now();
+        let mut call = CallProgress::new();
         let transport = session.transport();
         let response = transport.send_in_call(request, options, &mut call).await;
         transport.retry_log().ended(&call, Lane::Train, &response);

@@ -16,9 +16,9 @@ use super::{Announcement, BatchPoll};
 use crate::config::{ApiKey, Credential};
 use crate::fixture;
 use crate::task::Task;
+use crate::transport::CallOptions;
 use crate::transport::Transport;
 use crate::transport::http::{HttpFailure, HttpService, Lane};
-use crate::transport::retry_policy::RetryPolicy;
 
 /// Server that responds to polls as scripted, then holds every poll.
 #[derive(Clone, Default)]
@@ -91,7 +91,7 @@ fn start_batch_poll(script: &PollScript) -> BatchPoll {
         "http://poll.test".parse().unwrap(),
         key,
         HeaderMap::new(),
-        RetryPolicy::default(),
+        CallOptions::new(),
         Arc::default(),
     );
     let target = FuturesTarget::new(SamplerId::from("s:sample:0"), 3);
@@ -110,10 +110,11 @@ async fn batch_polls_match_the_python_sdk() {
             let id = action[1].as_str().unwrap_or_default().to_owned();
             match action[0].as_str().unwrap() {
                 "wait" => {
-                    let (batch_poll, outcomes) = (Arc::clone(&batch_poll), Arc::clone(&outcomes));
+                    let batch_poll = Arc::clone(&batch_poll);
+                    let outcomes = Arc::clone(&outcomes);
                     waiters.push(Task::spawn(async move {
                         let outcome = batch_poll
-                            .wait_for(&RequestId::from(id.as_str()), &RetryPolicy::default())
+                            .wait_for(&RequestId::from(id.as_str()), &CallOptions::new())
                             .await;
                         let outcome = match outcome {
                             Ok(Announcement::Completed(completion)) => {
@@ -163,7 +164,7 @@ async fn results_are_polled_individually_if_the_server_lacks_the_endpoint() {
     let batch_poll = start_batch_poll(&script);
     let id = RequestId::from("a");
     for _ in 0..2 {
-        let announcement = batch_poll.wait_for(&id, &RetryPolicy::default()).await.unwrap();
+        let announcement = batch_poll.wait_for(&id, &CallOptions::new()).await.unwrap();
         assert_eq!(announcement, Announcement::NotOffered);
     }
     assert_eq!(script.received().len(), 1, "the endpoint is not tried again");
@@ -173,13 +174,14 @@ async fn results_are_polled_individually_if_the_server_lacks_the_endpoint() {
 async fn dropped_waiters_are_forgotten() {
     let script = PollScript::default();
     let batch_poll = start_batch_poll(&script);
-    let (dropped, pending) = (RequestId::from("dropped"), RequestId::from("pending"));
-    assert!(batch_poll.wait_for(&dropped, &RetryPolicy::default()).now_or_never().is_none());
+    let dropped = RequestId::from("dropped");
+    let pending = RequestId::from("pending");
+    assert!(batch_poll.wait_for(&dropped, &CallOptions::new()).now_or_never().is_none());
     sleep(Duration::from_secs(100)).await;
     assert!(script.received().is_empty(), "no poll without a waiter");
     let both = json!([{"request_id": "dropped"}, {"request_id": "pending"}]);
     script.respond([json!({"completions": both, "cursor": 2})]);
-    batch_poll.wait_for(&pending, &RetryPolicy::default()).await.unwrap();
+    batch_poll.wait_for(&pending, &CallOptions::new()).await.unwrap();
     assert!(batch_poll.is_empty(), "the announcement of a dropped waiter is not kept");
 }
 
@@ -198,19 +200,20 @@ async fn announcements_without_waiters_are_bounded() {
         .collect();
     polls.push_back(announced(vec!["early".to_owned(), "pending".to_owned()], 60));
     script.respond(polls);
-    batch_poll.wait_for(&RequestId::from("pending"), &RetryPolicy::default()).await.unwrap();
+    batch_poll.wait_for(&RequestId::from("pending"), &CallOptions::new()).await.unwrap();
     assert!(batch_poll.unclaimed() <= 20_000, "{} announcements", batch_poll.unclaimed());
-    let found = batch_poll.wait_for(&early, &RetryPolicy::default()).now_or_never();
+    let found = batch_poll.wait_for(&early, &CallOptions::new()).now_or_never();
     assert!(found.is_some(), "an early announcement is found");
 }
 
 /// Each call of a sampling session waits as long as its own policy allows.
 #[tokio::test(start_paused = true)]
-async fn bug_a_failed_batch_poll_ended_calls_by_the_policy_of_the_service() {
-    let (once, patient) = (RetryPolicy::disabled(), RetryPolicy::default());
-    let twice = RetryPolicy::default().max_attempts(2);
-    let strict = RetryPolicy::default().retry_rejected_polls(false);
-    let unsettled = RetryPolicy::default().give_up_after(Duration::from_secs(100));
+async fn a_failed_batch_poll_ends_calls_by_their_own_options() {
+    let once = CallOptions::without_retries();
+    let patient = CallOptions::new();
+    let twice = CallOptions::new().max_attempts(2);
+    let strict = CallOptions::new().retry_rejected_polls(false);
+    let unsettled = CallOptions::new().give_up_after(Duration::from_secs(100));
     let announced = json!({"completions": [{"request_id": "patient"}], "cursor": 1});
     for (failures, policy, fails) in [
         (vec![json!("conn")], once, true),
@@ -225,7 +228,8 @@ async fn bug_a_failed_batch_poll_ended_calls_by_the_policy_of_the_service() {
     ] {
         let script = PollScript::new(failures.iter().chain([&announced]).cloned());
         let batch_poll = start_batch_poll(&script);
-        let (other, id) = (RequestId::from("patient"), RequestId::from("limited"));
+        let other = RequestId::from("patient");
+        let id = RequestId::from("limited");
         let mut limited = Box::pin(batch_poll.wait_for(&id, &policy));
         assert!((&mut limited).now_or_never().is_none());
         batch_poll.wait_for(&other, &patient).await.unwrap();
@@ -236,15 +240,16 @@ async fn bug_a_failed_batch_poll_ended_calls_by_the_policy_of_the_service() {
 
 /// The server may have lost the announcement in a crash, or never made it.
 #[tokio::test(start_paused = true)]
-async fn bug_a_call_whose_announcement_is_missing_waited_forever() {
+async fn a_call_whose_announcement_is_missing_is_polled() {
     let script = PollScript::default();
     script.0.lock().unwrap().hold = Some(Duration::from_secs(30));
     let batch_poll = Arc::new(start_batch_poll(&script));
     let released: Arc<Mutex<Vec<RequestId>>> = Arc::default();
     let wait = |id: RequestId| {
-        let (batch_poll, released) = (Arc::clone(&batch_poll), Arc::clone(&released));
+        let batch_poll = Arc::clone(&batch_poll);
+        let released = Arc::clone(&released);
         Task::spawn(async move {
-            let announcement = batch_poll.wait_for(&id, &RetryPolicy::default()).await;
+            let announcement = batch_poll.wait_for(&id, &CallOptions::new()).await;
             assert_eq!(announcement.unwrap(), Announcement::Silence);
             released.lock().unwrap().push(id);
         })

@@ -124,7 +124,9 @@ pub fn gradient_penalty(gradients: &[Vec<f32>], target: f64) -> f64 {
 #[must_use]
 pub fn orthogonality(rows: &[Vec<f64>], mode: Orthogonality) -> f64 {
     let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let (mut off_diagonal, mut diagonal, mut trace) = (0.0, 0.0, 0.0);
+    let mut off_diagonal = 0.0;
+    let mut diagonal = 0.0;
+    let mut trace = 0.0;
     for (i, a) in rows.iter().enumerate() {
         for (j, b) in rows.iter().enumerate() {
             let dot = product(a, b);

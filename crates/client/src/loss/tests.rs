@@ -103,7 +103,8 @@ fn matrices_are_reduced_over_their_last_dimension() {
     // The second input is declared too late.
     assert!(loss.unwrap_err().to_string().contains("after the first computation"));
     let loss = CustomLoss::trace("table", |trace| {
-        let (x, weights) = (trace.input("logprobs", 2), trace.input("per_row", 1));
+        let x = trace.input("logprobs", 2);
+        let weights = trace.input("per_row", 1);
         (x.log_sum_exp_last() * weights).sum()
     });
     let rows = [[0.0_f32, 0.0], [1.0, 3.0]];
@@ -152,7 +153,9 @@ fn metrics_are_combined_over_data_as_in_the_python_sdk() {
     let case = fixture::cases("custom_loss.json");
     let case = case.iter().find(|case| case["id"] == "per_datum_metrics").unwrap();
     let loss = CustomLoss::trace("m", |trace| {
-        let (x, a, b) = (trace.input("logprobs", 1), trace.input("a", 0), trace.input("b", 0));
+        let x = trace.input("logprobs", 1);
+        let a = trace.input("a", 0);
+        let b = trace.input("b", 0);
         trace.metric("custom/a:sum", a);
         trace.metric("custom/b:mean", b);
         x.sum()
@@ -173,8 +176,9 @@ fn metrics_are_combined_over_data_as_in_the_python_sdk() {
 #[test]
 fn a_traced_graph_has_the_form_of_the_api() {
     let loss = CustomLoss::trace("ppo", |trace| {
-        let (x, old, advantages) =
-            (trace.input("logprobs", 1), trace.input("old", 1), trace.input("advantages", 1));
+        let x = trace.input("logprobs", 1);
+        let old = trace.input("old", 1);
+        let advantages = trace.input("advantages", 1);
         let ratio = (x - old).exp();
         let clipped = ratio.clamp(0.8, 1.2);
         trace.metric("custom/ratio:mean", ratio.mean());
@@ -220,7 +224,7 @@ fn a_traced_graph_has_the_form_of_the_api() {
     assert_ne!(loss.fingerprint(), other.fingerprint());
 }
 
-/// Evaluates terms where they are not differentiable and compares the derivatives with those of
+/// Evaluates terms where they are not differentiable and compares the derivatives with the derivatives of
 /// torch, recorded in `crates/autodiff/tests/golden/kinks.json`.
 #[test]
 fn terms_have_the_recorded_derivatives_at_kinks() {
@@ -262,7 +266,8 @@ fn terms_have_the_recorded_derivatives_at_kinks() {
         let cases = file["cases"].as_array().unwrap();
         let case = cases.iter().find(|case| case["name"] == name).unwrap();
         let loss = CustomLoss::trace(name, |trace| {
-            let (x, y) = (trace.input("logprobs", 1), trace.input("y", 1));
+            let x = trace.input("logprobs", 1);
+            let y = trace.input("y", 1);
             describe(x, y).sum()
         })
         .unwrap();
@@ -327,7 +332,8 @@ fn regularizers_have_the_values_of_their_formulas() {
                 reduced(unary(&|x| elastic_net(x, l1_ratio).sum(), &x), x.len())
             }
             "kl_divergence" => {
-                let (p, q) = (logs(&case["p"]), logs(&case["q"]));
+                let p = logs(&case["p"]);
+                let q = logs(&case["q"]);
                 if opts["symmetric"] == true {
                     binary(&symmetric_kl, &p, &q)
                 } else if opts["direction"] == "reverse" {
@@ -345,7 +351,8 @@ fn regularizers_have_the_values_of_their_formulas() {
                 if opts["mode"] == "maximize" { -entropy / scale } else { entropy / scale }
             }
             "consistency" => {
-                let (a, b) = (numbers(&case["a"]), numbers(&case["b"]));
+                let a = numbers(&case["a"]);
+                let b = numbers(&case["b"]);
                 match opts["metric"].as_str().unwrap() {
                     "mse" => binary(&|a, b| l2(a - b).mean(), &a, &b),
                     "l1" => binary(&|a, b| l1(a - b).sum(), &a, &b),
@@ -382,7 +389,9 @@ fn weighted_regularizers_are_added_to_the_loss() {
     let file = fixture::load("regularizers.json");
     for case in file["composition"].as_array().unwrap() {
         let parts = case["regularizers"].as_array().unwrap();
-        let (base, a, b) = (case["base_loss"].as_f64(), &parts[0], &parts[1]);
+        let base = case["base_loss"].as_f64();
+        let a = &parts[0];
+        let b = &parts[1];
         let loss = CustomLoss::trace("sum", |trace| {
             let zero = trace.input("logprobs", 1).sum() * 0.0;
             let part = |part: &Value| zero + part["value"].as_f64().unwrap();

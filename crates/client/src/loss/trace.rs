@@ -31,7 +31,7 @@ pub(super) struct TracedLoss {
 ///
 /// Terms are combined with `+`, `-`, `*` and `/` among themselves and with `f64`. Operands of
 /// different shapes are broadcast as in PyTorch: shapes are aligned at the last dimension, and a
-/// missing dimension or one of length 1 is repeated. Combining terms only records the operation;
+/// missing dimension, or a dimension of length 1, is repeated. Combining terms only records the operation;
 /// nothing is computed until the loss is executed.
 ///
 /// Every method is one PyTorch operation, with PyTorch's subgradient where it is not
@@ -175,7 +175,8 @@ impl<'t> Term<'t> {
 
     /// Records a function of this term and another operand.
     fn binary(self, target: &str, other: impl Into<Operand<'t>>) -> Self {
-        let (this, (other, rank)) = (self.arg(), self.operand(other));
+        let this = self.arg();
+        let (other, rank) = self.operand(other);
         let rank = rank.max(self.rank());
         self.trace.push(|name| GraphNode::function(name, target, [this, other]), rank)
     }
@@ -283,14 +284,16 @@ impl<'t> Term<'t> {
     /// Returns the sums over the last dimension. The term must not be a scalar.
     #[must_use]
     pub fn sum_last(self) -> Self {
-        let (arg, rank) = (self.arg(), self.rank_without_last("sum_last"));
+        let arg = self.arg();
+        let rank = self.rank_without_last("sum_last");
         self.trace.push(|name| GraphNode::method(name, "sum", [arg]).kwarg("dim", -1), rank)
     }
 
     /// Returns ln(Σ eˣ) over the last dimension, without overflow. The term must not be a scalar.
     #[must_use]
     pub fn log_sum_exp_last(self) -> Self {
-        let (arg, rank) = (self.arg(), self.rank_without_last("log_sum_exp_last"));
+        let arg = self.arg();
+        let rank = self.rank_without_last("log_sum_exp_last");
         let node =
             |name: &str| GraphNode::function(name, "torch.logsumexp", [arg]).kwarg("dim", -1);
         self.trace.push(node, rank)
@@ -362,7 +365,9 @@ impl<'t> Term<'t> {
             self.trace.reject("a bound of clamp is NaN");
         }
         let bound = |bound: f64| bound.is_finite().then_some(bound);
-        let (arg, low, high) = (self.arg(), bound(low), bound(high));
+        let arg = self.arg();
+        let low = bound(low);
+        let high = bound(high);
         if low.is_none() && high.is_none() {
             return self;
         }
@@ -407,8 +412,10 @@ impl<'t> Mask<'t> {
     #[must_use]
     pub fn choose(self, yes: impl Into<Operand<'t>>, no: impl Into<Operand<'t>>) -> Term<'t> {
         let mask = self.0;
-        let ((yes, yes_rank), (no, no_rank)) = (mask.operand(yes), mask.operand(no));
-        let (args, rank) = ([mask.arg(), yes, no], mask.rank().max(yes_rank).max(no_rank));
+        let (yes, yes_rank) = mask.operand(yes);
+        let (no, no_rank) = mask.operand(no);
+        let args = [mask.arg(), yes, no];
+        let rank = mask.rank().max(yes_rank).max(no_rank);
         mask.trace.push(|name| GraphNode::function(name, "torch.where", args), rank)
     }
 }

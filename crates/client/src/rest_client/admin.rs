@@ -5,10 +5,10 @@ use tinkex_wire::rest::{
     AuditLog, AuditLogRequest, BillingUsage, BillingUsageRequest, StorageUsage, StorageUsageRequest,
 };
 
-use crate::error::Result;
+use crate::future::RequestFuture;
 use crate::service::ServiceClient;
 
-use super::send;
+use super::start;
 
 /// Client for usage, storage and the audit log of an organization; made by
 /// [`ServiceClient::admin`]. Cheap to clone.
@@ -27,31 +27,31 @@ impl AdminClient {
     ///
     /// # Errors
     /// If the credential lacks the permission, or the times are not full hours.
-    pub async fn get_billing_usage(
+    pub fn get_billing_usage(
         &self,
         starting_on: Timestamp,
         ending_before: Timestamp,
-    ) -> Result<BillingUsage> {
+    ) -> RequestFuture<BillingUsage> {
         let request = BillingUsageRequest::new(starting_on, ending_before);
-        send(&self.service, "get_billing_usage", &request).await
+        start(&self.service, "get_billing_usage", request)
     }
 
     /// Returns the storage that checkpoints use now.
     ///
     /// # Errors
     /// If the credential lacks the permission.
-    pub async fn get_checkpoint_storage(
+    pub fn get_checkpoint_storage(
         &self,
         query: &StorageUsageRequest,
-    ) -> Result<StorageUsage> {
-        send(&self.service, "get_current_checkpoint_storage_usage", query).await
+    ) -> RequestFuture<StorageUsage> {
+        start(&self.service, "get_current_checkpoint_storage_usage", query.clone())
     }
 
     /// Returns a page of the audit log.
     ///
     /// # Errors
     /// If the credential lacks the permission.
-    pub async fn get_audit_log(&self, query: &AuditLogRequest) -> Result<AuditLog> {
-        send(&self.service, "get_audit_log", query).await
+    pub fn get_audit_log(&self, query: &AuditLogRequest) -> RequestFuture<AuditLog> {
+        start(&self.service, "get_audit_log", query.clone())
     }
 }

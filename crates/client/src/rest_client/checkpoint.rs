@@ -12,11 +12,14 @@ use tinkex_wire::{
     header as wire_header,
 };
 
+use crate::call_options::ApplyOptions as _;
 use crate::error::{Error, ErrorKind, Result, convert};
-use crate::transport::{RequestOptions, header};
+use crate::future::RequestFuture;
+use crate::transport::RequestOptions;
+use crate::transport::request::header;
 
 use super::page::{self, ListPage};
-use super::{RestClient, method_headers, send_with};
+use super::{RestClient, method_headers, send};
 
 /// Checkpoints per request: few and large pages, because the query is slow on the server.
 const PAGE_SIZE: u64 = 1000;
@@ -26,82 +29,82 @@ impl RestClient {
     ///
     /// # Errors
     /// If the run does not exist.
-    pub async fn list_checkpoints(&self, run_id: impl Into<ModelId>) -> Result<CheckpointPage> {
-        self.call("list_checkpoints", &ListCheckpoints::new(run_id)).await
+    pub fn list_checkpoints(&self, run_id: impl Into<ModelId>) -> RequestFuture<CheckpointPage> {
+        self.call("list_checkpoints", ListCheckpoints::new(run_id))
     }
 
     /// Returns one page of the user's checkpoints.
     ///
     /// # Errors
     /// If the request fails.
-    pub async fn list_user_checkpoints(
+    pub fn list_user_checkpoints(
         &self,
         list: &ListUserCheckpoints,
-    ) -> Result<CheckpointPage> {
-        self.call("list_user_checkpoints", list).await
+    ) -> RequestFuture<CheckpointPage> {
+        self.call("list_user_checkpoints", *list)
     }
 
     /// Returns a stream of all of the user's checkpoints. Pages are fetched on demand.
     pub fn user_checkpoints(&self) -> impl Stream<Item = Result<Checkpoint>> {
         page::all(0, PAGE_SIZE, move |offset, limit| {
-            let client = self.clone();
+            let list = ListUserCheckpoints::default().offset(offset).limit(limit);
+            let page = self.list_user_checkpoints(&list);
             async move {
-                let list = ListUserCheckpoints::default().offset(offset).limit(limit);
-                let page = client.list_user_checkpoints(&list).await?;
+                let page = page.await?;
                 let total = page.cursor.map(|cursor| cursor.total_count);
                 Ok(ListPage { items: page.checkpoints, total })
             }
         })
     }
 
-    /// Returns the base model and adapter settings of a checkpoint, which may be a public one of
-    /// another user.
+    /// Returns the base model and adapter settings of a checkpoint, which may be a public
+    /// checkpoint of another user.
     ///
     /// # Errors
     /// If the checkpoint does not exist.
-    pub async fn get_weights_info(
+    pub fn get_weights_info(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
-    ) -> Result<WeightsInfo> {
-        let path: TinkerPath = convert("get_weights_info", path)?;
-        let request = WeightsInfoRequest::new(path.to_string());
-        self.call("get_weights_info_by_tinker_path", &request).await
+    ) -> RequestFuture<WeightsInfo> {
+        let request =
+            convert("get_weights_info", path).map(|path| WeightsInfoRequest::new(path.to_string()));
+        self.try_call("get_weights_info_by_tinker_path", request)
     }
 
     /// Deletes a checkpoint.
     ///
     /// # Errors
     /// If the checkpoint does not exist.
-    pub async fn delete_checkpoint(
+    pub fn delete_checkpoint(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
-    ) -> Result<()> {
-        let path = convert("delete_checkpoint", path)?;
-        self.call("delete_checkpoint_from_tinker_path", &DeleteCheckpoint::new(path)).await
+    ) -> RequestFuture<()> {
+        let request = convert("delete_checkpoint", path).map(DeleteCheckpoint::new);
+        self.try_call("delete_checkpoint_from_tinker_path", request)
     }
 
     /// Makes a checkpoint readable by everyone.
     ///
     /// # Errors
     /// If the checkpoint does not exist.
-    pub async fn publish_checkpoint(
+    pub fn publish_checkpoint(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
-    ) -> Result<()> {
-        let path = convert("publish_checkpoint", path)?;
-        self.call("publish_checkpoint_from_tinker_path", &PublishCheckpoint::new(path)).await
+    ) -> RequestFuture<()> {
+        let request = convert("publish_checkpoint", path).map(PublishCheckpoint::new);
+        self.try_call("publish_checkpoint_from_tinker_path", request)
     }
 
     /// Makes a published checkpoint private again.
     ///
     /// # Errors
     /// If the checkpoint does not exist.
-    pub async fn unpublish_checkpoint(
+    pub fn unpublish_checkpoint(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
-    ) -> Result<()> {
-        let request = UnpublishCheckpoint::new(convert("unpublish_checkpoint", path)?);
-        self.call("unpublish_checkpoint_from_tinker_path", &request).await
+    ) -> RequestFuture<()> {
+        let request = convert("unpublish_checkpoint", path).map(UnpublishCheckpoint::new);
+        self.try_call("unpublish_checkpoint_from_tinker_path", request)
     }
 
     /// Sets the time, in whole seconds, after which the server deletes a checkpoint; `None` keeps
@@ -109,14 +112,15 @@ impl RestClient {
     ///
     /// # Errors
     /// If the checkpoint does not exist, or the server does not accept the time.
-    pub async fn set_checkpoint_ttl(
+    pub fn set_checkpoint_ttl(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
         ttl: Option<Duration>,
-    ) -> Result<()> {
+    ) -> RequestFuture<()> {
         let ttl_seconds = ttl.map(|ttl| ttl.as_secs());
-        let request = SetCheckpointTtl::new(convert("set_checkpoint_ttl", path)?, ttl_seconds);
-        self.call("set_checkpoint_ttl_from_tinker_path", &request).await
+        let request = convert("set_checkpoint_ttl", path)
+            .map(|path| SetCheckpointTtl::new(path, ttl_seconds));
+        self.try_call("set_checkpoint_ttl_from_tinker_path", request)
     }
 
     /// Returns the download URLs of external weights, or of sampler weights if the server offers
@@ -124,13 +128,13 @@ impl RestClient {
     ///
     /// # Errors
     /// If the checkpoint does not exist or the server does not offer it for download.
-    pub async fn get_external_weights_urls(
+    pub fn get_external_weights_urls(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
-    ) -> Result<ExternalWeightsUrls> {
-        let path = convert("get_external_weights_urls", path)?;
-        let request = ExternalWeightsUrlsRequest::new(path);
-        self.call("get_external_weights_urls", &request).await
+    ) -> RequestFuture<ExternalWeightsUrls> {
+        let request =
+            convert("get_external_weights_urls", path).map(ExternalWeightsUrlsRequest::new);
+        self.try_call("get_external_weights_urls", request)
     }
 
     /// Copies a checkpoint into a project and returns the path of the copy. Retries do not create
@@ -138,7 +142,12 @@ impl RestClient {
     ///
     /// # Errors
     /// If neither `copy` nor the client names a project, or the source cannot be read.
-    pub async fn copy_weights(&self, copy: CopyCheckpoint) -> Result<TinkerPath> {
+    pub fn copy_weights(&self, copy: CopyCheckpoint) -> RequestFuture<TinkerPath> {
+        let rest = self.clone();
+        self.service.start(async move { rest.send_copy(copy).await })
+    }
+
+    async fn send_copy(&self, copy: CopyCheckpoint) -> Result<TinkerPath> {
         let source = copy.source?;
         let project = copy.project_id.as_deref().or(self.service.project_id());
         let Some(project) = project else {
@@ -159,7 +168,7 @@ impl RestClient {
             idempotency_key: Some(key),
             ..self.service.options().request_options()
         };
-        let copied = send_with(&self.service, &request, &options).await?;
+        let copied = send(&self.service, &request, &options).await?;
         Ok(copied.tinker_path.parse()?)
     }
 }

@@ -10,8 +10,8 @@ use tinkex_weights::{AdapterConversion, Error as FileError, PeftConfig};
 use tinkex_wire::rest::{AdapterFiles, AdapterImported, ImportAdapter, ImportOptions};
 use uuid::Uuid;
 
-use crate::download::resume::blocking;
 use crate::error::{Error, ErrorKind, Result};
+use crate::transport::download::resume::blocking;
 
 use super::RestClient;
 
@@ -80,7 +80,7 @@ impl AdapterImport {
         }
         let request = ImportAdapter::new(Uuid::new_v4().to_string(), self.options, start);
         let request = request.tensors(tensors);
-        self.rest.call("import_adapter", &request).await.map_err(|error| match error.status() {
+        self.rest.call("import_adapter", request).await.map_err(|error| match error.status() {
             // A `tinkex` server rejects invalid requests of this route with other statuses.
             Some(404 | 405 | 501) => {
                 let message = "this server cannot import adapters";

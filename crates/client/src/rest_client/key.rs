@@ -2,7 +2,8 @@
 
 use tinkex_wire::{ApiKeyInfo, ApiKeyRequest, ApiRequest, DeleteApiKey};
 
-use crate::error::Result;
+use crate::call_options::ApplyOptions as _;
+use crate::future::RequestFuture;
 
 use super::RestClient;
 
@@ -13,20 +14,26 @@ impl RestClient {
     ///
     /// # Errors
     /// If the server rejects the key.
-    pub async fn get_api_key(&self) -> Result<ApiKeyInfo> {
-        self.send_bare(&ApiKeyRequest).await
+    pub fn get_api_key(&self) -> RequestFuture<ApiKeyInfo> {
+        self.start_bare(ApiKeyRequest)
     }
 
     /// Deletes the client's API key.
     ///
     /// # Errors
     /// If the server rejects the key.
-    pub async fn delete_api_key(&self) -> Result<()> {
-        self.send_bare(&DeleteApiKey).await
+    pub fn delete_api_key(&self) -> RequestFuture<()> {
+        self.start_bare(DeleteApiKey)
     }
 
-    async fn send_bare<R: ApiRequest>(&self, request: &R) -> Result<R::Response> {
-        let (transport, options) = (self.service.bare_transport()?, self.service.options());
-        options.limit(transport.send(request, &options.request_options())).await
+    fn start_bare<R>(&self, request: R) -> RequestFuture<R::Response>
+    where
+        R: ApiRequest<Response: Send> + Send + Sync + 'static,
+    {
+        let service = self.service.clone();
+        self.service.start(async move {
+            let options = service.options().request_options();
+            service.bare_transport()?.send(&request, &options).await
+        })
     }
 }

@@ -2,6 +2,7 @@
 
 mod admin;
 mod checkpoint;
+#[cfg(feature = "export")]
 mod import;
 mod key;
 mod page;
@@ -11,13 +12,17 @@ mod session;
 use ::http::HeaderMap;
 use tinkex_wire::{ApiRequest, header as wire_header};
 
-use crate::call_options::CallOptions;
+use crate::call_options::ApplyOptions as _;
 use crate::error::Result;
+use crate::future::RequestFuture;
 use crate::service::ServiceClient;
-use crate::transport::{RequestOptions, header};
+use crate::transport::CallOptions;
+use crate::transport::RequestOptions;
+use crate::transport::request::header;
 
 pub use admin::AdminClient;
 pub use checkpoint::CopyCheckpoint;
+#[cfg(feature = "export")]
 pub use import::AdapterImport;
 
 /// Client for training runs, checkpoints and sessions; made by [`ServiceClient::rest`]. Cheap to
@@ -54,34 +59,45 @@ impl RestClient {
         &self.service
     }
 
-    /// Sends a request; see [`send`].
-    async fn call<R: ApiRequest>(&self, method: &'static str, request: &R) -> Result<R::Response> {
-        send(&self.service, method, request).await
+    /// Starts a request; see [`start`].
+    fn call<R>(&self, method: &'static str, request: R) -> RequestFuture<R::Response>
+    where
+        R: ApiRequest<Response: Send> + Send + Sync + 'static,
+    {
+        start(&self.service, method, request)
+    }
+
+    /// Starts a request, unless its arguments are invalid.
+    fn try_call<R>(&self, method: &'static str, request: Result<R>) -> RequestFuture<R::Response>
+    where
+        R: ApiRequest<Response: Send> + Send + Sync + 'static,
+    {
+        match request {
+            Ok(request) => self.call(method, request),
+            Err(error) => RequestFuture::failed(error),
+        }
     }
 }
 
-/// Sends a request. `method` names the SDK method in a header, as the Python SDK does.
-async fn send<R: ApiRequest>(
-    service: &ServiceClient,
-    method: &'static str,
-    request: &R,
-) -> Result<R::Response> {
+/// Starts a request. `method` names the SDK method in a header, as the Python SDK does.
+fn start<R>(service: &ServiceClient, method: &'static str, request: R) -> RequestFuture<R::Response>
+where
+    R: ApiRequest<Response: Send> + Send + Sync + 'static,
+{
     let headers = method_headers(method);
     let options = RequestOptions { headers, ..service.options().request_options() };
-    send_with(service, request, &options).await
+    let sender = service.clone();
+    service.start(async move { send(&sender, &request, &options).await })
 }
 
-/// Sends a request with other options than [`send`].
-async fn send_with<R: ApiRequest>(
+/// Sends a request.
+async fn send<R: ApiRequest>(
     service: &ServiceClient,
     request: &R,
     options: &RequestOptions,
 ) -> Result<R::Response> {
-    let call = async {
-        let connection = service.connection().await?;
-        connection.record_failure(connection.transport().send(request, options).await)
-    };
-    service.options().limit(call).await
+    let connection = service.connection().await?;
+    connection.record_failure(connection.transport().send(request, options).await)
 }
 
 fn method_headers(method: &'static str) -> HeaderMap {

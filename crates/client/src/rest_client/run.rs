@@ -8,6 +8,7 @@ use tinkex_wire::rest::{
 use tinkex_wire::{ModelId, SamplerId, TinkerPath};
 
 use crate::error::{Error, Result, convert};
+use crate::future::RequestFuture;
 
 use super::RestClient;
 use super::page::{self, ListPage};
@@ -20,17 +21,17 @@ impl RestClient {
     ///
     /// # Errors
     /// If the request fails.
-    pub async fn list_training_runs(&self, list: &ListTrainingRuns) -> Result<TrainingRunPage> {
-        self.call("list_training_runs", list).await
+    pub fn list_training_runs(&self, list: &ListTrainingRuns) -> RequestFuture<TrainingRunPage> {
+        self.call("list_training_runs", list.clone())
     }
 
     /// Returns a stream of all training runs from `list.offset` on, newest first. Pages are fetched
     /// on demand; `list.limit` is ignored.
     pub fn training_runs(&self, list: ListTrainingRuns) -> impl Stream<Item = Result<TrainingRun>> {
         page::all(list.offset, PAGE_SIZE, move |offset, limit| {
-            let (client, list) = (self.clone(), list.clone().offset(offset).limit(limit));
+            let page = self.list_training_runs(&list.clone().offset(offset).limit(limit));
             async move {
-                let page = client.list_training_runs(&list).await?;
+                let page = page.await?;
                 Ok(ListPage { items: page.training_runs, total: Some(page.cursor.total_count) })
             }
         })
@@ -40,13 +41,13 @@ impl RestClient {
     ///
     /// # Errors
     /// If the run does not exist or is out of scope.
-    pub async fn get_training_run(
+    pub fn get_training_run(
         &self,
         run_id: impl Into<ModelId>,
         access_scope: AccessScope,
-    ) -> Result<TrainingRun> {
+    ) -> RequestFuture<TrainingRun> {
         let request = GetTrainingRun::new(run_id).query(access_scope);
-        self.call("get_training_run", &request).await
+        self.call("get_training_run", request)
     }
 
     /// Deletes a training run and all its checkpoints, permanently. Only `tinkex` servers can.
@@ -55,29 +56,29 @@ impl RestClient {
     /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) if a client still trains the run;
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the run does not exist, or if the
     /// server cannot delete runs.
-    pub async fn delete_training_run(&self, run_id: impl Into<ModelId>) -> Result<()> {
-        self.call("delete_training_run", &DeleteTrainingRun::new(run_id)).await
+    pub fn delete_training_run(&self, run_id: impl Into<ModelId>) -> RequestFuture<()> {
+        self.call("delete_training_run", DeleteTrainingRun::new(run_id))
     }
 
     /// Returns the training run of a checkpoint.
     ///
     /// # Errors
     /// If the run does not exist or is out of scope.
-    pub async fn get_training_run_by_path(
+    pub fn get_training_run_by_path(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
         access_scope: AccessScope,
-    ) -> Result<TrainingRun> {
-        let path: TinkerPath = convert("get_training_run_by_path", path)?;
-        let request = GetTrainingRun::new(path.run().clone()).query(access_scope);
-        self.call("get_training_run_by_tinker_path", &request).await
+    ) -> RequestFuture<TrainingRun> {
+        let request = convert("get_training_run_by_path", path)
+            .map(|path| GetTrainingRun::new(path.run().clone()).query(access_scope));
+        self.try_call("get_training_run_by_tinker_path", request)
     }
 
     /// Returns the weights of a sampling session.
     ///
     /// # Errors
     /// If the sampling session does not exist.
-    pub async fn get_sampler(&self, sampler_id: impl Into<SamplerId>) -> Result<SamplerInfo> {
-        self.call("get_sampler", &GetSampler::new(sampler_id)).await
+    pub fn get_sampler(&self, sampler_id: impl Into<SamplerId>) -> RequestFuture<SamplerInfo> {
+        self.call("get_sampler", GetSampler::new(sampler_id))
     }
 }

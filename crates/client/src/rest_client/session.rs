@@ -10,6 +10,7 @@ use tinkex_wire::rest::{
 };
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::future::RequestFuture;
 
 use super::RestClient;
 
@@ -21,28 +22,28 @@ impl RestClient {
     ///
     /// # Errors
     /// If the request fails.
-    pub async fn list_sessions(&self, list: &ListSessions) -> Result<SessionPage> {
-        self.call("list_sessions", list).await
+    pub fn list_sessions(&self, list: &ListSessions) -> RequestFuture<SessionPage> {
+        self.call("list_sessions", *list)
     }
 
     /// Returns the training runs and sampling sessions of a session.
     ///
     /// # Errors
     /// If the session does not exist or is out of scope.
-    pub async fn get_session(
+    pub fn get_session(
         &self,
         session_id: impl Into<SessionId>,
         access_scope: AccessScope,
-    ) -> Result<SessionInfo> {
-        self.call("get_session", &GetSession::new(session_id).query(access_scope)).await
+    ) -> RequestFuture<SessionInfo> {
+        self.call("get_session", GetSession::new(session_id).query(access_scope))
     }
 
     /// Returns one page of the sessions that match.
     ///
     /// # Errors
     /// If the search is invalid or the request fails.
-    pub async fn search_sessions(&self, search: &SearchSessions) -> Result<SessionSearchPage> {
-        self.call("search_sessions", search).await
+    pub fn search_sessions(&self, search: &SearchSessions) -> RequestFuture<SessionSearchPage> {
+        self.call("search_sessions", search.clone())
     }
 
     /// Returns a stream of all sessions that match. Pages are fetched on demand.
@@ -66,13 +67,13 @@ impl RestClient {
     ///
     /// # Errors
     /// If the session or the project does not exist.
-    pub async fn assign_session_project(
+    pub fn assign_session_project(
         &self,
         session_id: impl Into<SessionId>,
         project_id: impl Into<String>,
-    ) -> Result<()> {
+    ) -> RequestFuture<()> {
         let request = AssignSessionProject::new(session_id, project_id);
-        self.call("assign_session_project", &request).await
+        self.call("assign_session_project", request)
     }
 
     /// Requests the trace of a session, waits until the server has prepared it, and returns its
@@ -83,11 +84,18 @@ impl RestClient {
     ///
     /// # Cancel safety
     /// Dropping the future stops waiting; a later call continues.
-    pub async fn export_session_trace(&self, session_id: impl Into<SessionId>) -> Result<String> {
+    pub fn export_session_trace(&self, session_id: impl Into<SessionId>) -> RequestFuture<String> {
+        let rest = self.clone();
         let request = TraceExportRequest::new(session_id);
+        // The time limit of the client applies to each request, because the server may take long
+        // to prepare the trace.
+        RequestFuture::start(async move { rest.wait_for_trace(request).await })
+    }
+
+    async fn wait_for_trace(&self, request: TraceExportRequest) -> Result<String> {
         let mut logged = false;
         loop {
-            let trace = self.call("export_session_trace", &request).await?;
+            let trace = self.call("export_session_trace", request.clone()).await?;
             match trace.status {
                 TraceStatus::Ready => {
                     let missing =

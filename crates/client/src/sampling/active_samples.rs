@@ -1,4 +1,5 @@
-//! Limits the samples in progress, and fails them if none has succeeded for too long.
+//! [`ActiveSamples`]: limits the number of concurrent samples, and detects when no sample has
+//! succeeded for the progress timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,14 +10,12 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::dispatch::{Limit, Permit};
 
-use super::retry::SamplingRetry;
-
 /// Samples of one client that are in progress.
 #[derive(Debug)]
 pub(super) struct ActiveSamples {
     concurrency: Option<Arc<Limit>>,
-    /// Time without a successful sample after which samples fail. `None` disables the check.
-    progress_timeout: Option<Duration>,
+    /// Whether samples fail if none has succeeded for the progress timeout.
+    checks_progress: bool,
     epoch: Instant,
     /// Time of the last success, in microseconds since `epoch`.
     last_success: AtomicU64,
@@ -24,24 +23,24 @@ pub(super) struct ActiveSamples {
 
 impl ActiveSamples {
     /// Applies the lower of the server's and the caller's concurrency limits.
-    pub(super) fn new(config: &ClientConfig, retry: &SamplingRetry) -> Self {
-        // The server's limit bounds the number of open polls. With a batch poll there is one poll
-        // for all samples, so it does not apply.
+    pub(super) fn new(config: &ClientConfig, max_concurrent: Option<u32>) -> Self {
+        // The server limits concurrent samples to bound the number of open polls. The limit does
+        // not apply to a server with batch polls, where one poll serves all samples.
         let server_limit =
             (!config.sample_use_retrieve_futures).then_some(config.sample_max_concurrent_requests);
-        let limit = [server_limit, retry.concurrency().map(u64::from)].into_iter().flatten().min();
+        let limit = [server_limit, max_concurrent.map(u64::from)].into_iter().flatten().min();
         let concurrency =
             limit.map(|limit| Limit::concurrency(u32::try_from(limit).unwrap_or(u32::MAX).max(1)));
-        let progress_timeout = config.sample_enable_stuck_detection.then(|| retry.progress_limit());
         Self {
             concurrency,
-            progress_timeout,
+            checks_progress: config.sample_enable_stuck_detection,
             epoch: Instant::now(),
             last_success: AtomicU64::new(0),
         }
     }
 
-    /// Waits for a concurrency permit. The progress timeout starts afterwards.
+    /// Waits for a concurrency permit. The progress timeout counts from the moment at which the
+    /// permit is acquired.
     pub(super) async fn start(&self) -> ActiveSample<'_> {
         let permit = match &self.concurrency {
             Some(concurrency) => Some(concurrency.acquire(1).await),
@@ -75,16 +74,15 @@ impl ActiveSample<'_> {
         self.permit
     }
 
-    /// Waits until no sample has succeeded for the progress timeout, counted from the start of this
-    /// sample at the earliest, and returns the timeout. Never resolves if the timeout is disabled.
-    pub(super) async fn progress_timeout(&self) -> Duration {
+    /// Waits until no sample has succeeded for `timeout`, counted from the start of this sample at
+    /// the earliest. Never resolves if the server disables the check.
+    pub(super) async fn progress_timeout(&self, timeout: Duration) {
         loop {
             let last = self.start.max(self.samples.last_success());
-            let timeout = self.samples.progress_timeout;
-            let deadline = timeout.and_then(|timeout| last.checked_add(timeout));
+            let deadline = last.checked_add(timeout).filter(|_| self.samples.checks_progress);
             let Some(deadline) = deadline else { return std::future::pending().await };
             if deadline <= Instant::now() {
-                return timeout.unwrap_or_default();
+                return;
             }
             sleep_until(deadline).await;
         }

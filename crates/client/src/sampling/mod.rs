@@ -1,9 +1,8 @@
 //! [`SamplingClient`]: generates completions from fixed weights.
 
 mod active_samples;
-mod request_builder;
+mod options;
 mod resubmit;
-mod retry;
 mod sequence_range;
 mod stream;
 #[cfg(feature = "tokenizer")]
@@ -23,27 +22,27 @@ use tinkex_wire::{
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::call_options::CallOptions;
+use crate::call_options::ApplyOptions as _;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::queue_log::{QueueLog, QueuedWork};
-use crate::future::{Poller, SampleFuture, Submitted};
+use crate::future::{Poller, RequestFuture, Submitted};
 use crate::service::ServiceClient;
 use crate::session::{CancelGuard, Session};
-use crate::transport::backoff::RequestBackoff;
-use crate::transport::call_progress::CallProgress;
+use crate::settings::validate_concurrency;
+use crate::transport::CallOptions;
+use crate::transport::RequestOptions;
 use crate::transport::http::Lane;
-use crate::transport::retry_log::RetryReason;
-use crate::transport::{RequestOptions, header};
+use crate::transport::request::header;
+use crate::transport::retry::call_progress::CallProgress;
+use crate::transport::retry::log::RetryReason;
+use crate::transport::retry::shared_backoff::RequestBackoff;
 use crate::validated::Validated;
 
 use active_samples::ActiveSamples;
-pub use request_builder::SampleRequestBuilder;
+pub use options::SampleOptions;
 use resubmit::SampleFailures;
-#[cfg(test)]
-pub(crate) use resubmit::is_resubmittable;
-pub use retry::SamplingRetry;
 use sequence_range::SequenceRange;
-pub use stream::{SampleStream, StreamedToken};
+pub use stream::{SampleStream, SampleStreamOptions, StreamedToken};
 
 /// Client that samples from fixed weights: a base model or a checkpoint.
 ///
@@ -54,11 +53,11 @@ pub use stream::{SampleStream, StreamedToken};
 ///
 /// ```no_run
 /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
-/// use tinkex::SamplingParams;
+/// use tinkex::{SampleOptions, SamplingParams};
 ///
 /// let sampler = service.create_sampling_client("Qwen/Qwen3-8B").await?;
 /// let params = SamplingParams::new().max_tokens(64).temperature(0.7);
-/// let response = sampler.sample([1, 2, 3], params).num_samples(4).await?;
+/// let response = sampler.sample([1, 2, 3], SampleOptions::new(params).num_samples(4)).await?;
 /// for sequence in &response.sequences {
 ///     println!("{:?}", &sequence.tokens[..]);
 /// }
@@ -66,7 +65,7 @@ pub use stream::{SampleStream, StreamedToken};
 /// ```
 ///
 /// # Cancel safety
-/// Dropping a [`SampleFuture`] cancels the sample. The requests of a [`TrainingClient`], in
+/// Dropping a [`RequestFuture`] cancels the sample. The requests of a [`TrainingClient`], in
 /// contrast, are executed even if their futures are dropped.
 ///
 /// [`TrainingClient`]: crate::TrainingClient
@@ -74,13 +73,13 @@ pub use stream::{SampleStream, StreamedToken};
 #[derive(Clone)]
 pub struct SamplingClient(Arc<SamplingView>);
 
-/// A sampling session with the options of one client value. Each pending sample holds an `Arc` of
-/// it.
+/// A sampling session with the options of one [`SamplingClient`] value. Each pending sample holds
+/// an `Arc` of the view.
 #[derive(Clone)]
 struct SamplingView {
     shared: Arc<SamplingShared>,
+    /// Samples in progress of this client and its clones, which share one concurrency limit.
     active: Arc<ActiveSamples>,
-    retry: SamplingRetry,
     options: CallOptions,
 }
 
@@ -88,8 +87,10 @@ struct SamplingView {
 struct SamplingShared {
     session: Arc<Session>,
     id: SamplerId,
-    /// Set from the start for the session's creator, otherwise obtained before the first sample.
+    /// Sequence numbers of this client. Set at creation if this process created the session,
+    /// otherwise requested from the server before the first sample.
     sequence: OnceCell<SequenceRange>,
+    /// Whether every sample requests data for numerical stability diagnostics.
     record_stability_info: bool,
     log: QueueLog,
 }
@@ -108,7 +109,8 @@ impl SamplingClient {
         weights: SamplingWeights,
         options: &CallOptions,
     ) -> Result<Self> {
-        let (session_id, index) = (session.id().clone(), session.next_sampler());
+        let session_id = session.id().clone();
+        let index = session.next_sampler();
         let request = match weights {
             SamplingWeights::Base(model) => {
                 CreateSamplingSession::from_base(session_id, index, model)
@@ -130,8 +132,8 @@ impl SamplingClient {
     /// Creates an additional client of a sampling session, which obtains a clone number before its
     /// first sample.
     pub(crate) fn restore(session: Arc<Session>, handle: &SamplerHandle) -> Self {
-        let (id, stability) = (handle.sampling_session_id.clone(), handle.record_stability_info);
-        Self::with(session, id, OnceCell::new(), stability)
+        let id = handle.sampling_session_id.clone();
+        Self::with(session, id, OnceCell::new(), handle.record_stability_info)
     }
 
     fn with(
@@ -140,15 +142,16 @@ impl SamplingClient {
         sequence: OnceCell<SequenceRange>,
         record_stability_info: bool,
     ) -> Self {
-        let retry = session.settings().sampling_retry;
-        let active = Arc::new(ActiveSamples::new(session.config(), &retry));
+        let settings = session.settings();
+        let options = settings.options;
+        let active = ActiveSamples::new(session.config(), settings.max_concurrent_samples);
         let log = QueueLog::new(QueuedWork::Sampling, id.as_str(), session.queue_observer());
         let shared = SamplingShared { session, id, sequence, record_stability_info, log };
-        let options = CallOptions::default();
-        Self(Arc::new(SamplingView { shared: Arc::new(shared), active, retry, options }))
+        Self(Arc::new(SamplingView { shared: Arc::new(shared), active: Arc::new(active), options }))
     }
 
-    /// Returns a client of the same sampling session whose calls have these options.
+    /// Returns a client of the same sampling session whose calls have these options. Options that
+    /// are not set keep the value of this client.
     ///
     /// ```no_run
     /// # async fn run(sampler: tinkex::SamplingClient) -> tinkex::Result<()> {
@@ -161,6 +164,7 @@ impl SamplingClient {
     /// ```
     #[must_use]
     pub fn with_options(&self, options: CallOptions) -> Self {
+        let options = options.or(&self.0.options);
         Self(Arc::new(SamplingView { options, ..SamplingView::clone(&self.0) }))
     }
 
@@ -169,21 +173,22 @@ impl SamplingClient {
         self.0.options
     }
 
-    /// Returns a client of the same sampling session with its own resubmission settings, number of
-    /// concurrent samples and progress timeout.
+    /// Returns a client of the same sampling session with its own limit of concurrent samples, at
+    /// least 1. If the server sets a limit too, the lower one applies.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if a setting is out of range.
-    pub fn with_sampling_retry(&self, retry: SamplingRetry) -> Result<Self> {
-        retry.validate()?;
-        let active = Arc::new(ActiveSamples::new(self.0.shared.session.config(), &retry));
-        Ok(Self(Arc::new(SamplingView { retry, active, ..SamplingView::clone(&self.0) })))
+    /// [`ErrorKind::Config`] if the limit is 0.
+    pub fn with_max_concurrent_samples(&self, samples: u32) -> Result<Self> {
+        validate_concurrency(Some(samples))?;
+        let active = ActiveSamples::new(self.0.shared.session.config(), Some(samples));
+        let active = Arc::new(active);
+        Ok(Self(Arc::new(SamplingView { active, ..SamplingView::clone(&self.0) })))
     }
 
     /// Creates a client for the sampling session of another process, on the handle's server.
     ///
     /// Uses the credential of this process's environment and sends nothing yet. Use trusted handles
-    /// only: the handle names the server that receives the credential.
+    /// only: the handle contains the URL of the server that receives the credential.
     ///
     /// # Errors
     /// [`ErrorKind::Auth`] without a credential; [`ErrorKind::Config`] outside a tokio runtime.
@@ -226,30 +231,53 @@ impl SamplingClient {
         self.0.shared.session.admission().backoff().active()
     }
 
-    /// Creates a request for completions of `prompt`.
+    /// Samples completions of `prompt`.
     ///
-    /// Await the builder, or call [`SampleRequestBuilder::send`]; nothing is sent before that.
+    /// ```no_run
+    /// # async fn run(sampler: tinkex::SamplingClient) -> tinkex::Result<()> {
+    /// use tinkex::{SampleOptions, SamplingParams};
+    ///
+    /// let params = SamplingParams::new().max_tokens(64);
+    /// let one = sampler.sample([1, 2, 3], params.clone()).await?;
+    ///
+    /// // Two requests in flight at the same time.
+    /// let four = SampleOptions::new(params).num_samples(4);
+    /// let first = sampler.sample([1, 2, 3], four.clone());
+    /// let second = sampler.sample([4, 5, 6], four);
+    /// println!("{} {}", first.await?.sequences.len(), second.await?.sequences.len());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if an option is invalid; nothing is sent in that case.
+    ///
+    /// # Cancel safety
+    /// Dropping the future cancels the sample: polling stops, and a cancellation is sent to the
+    /// server if it supports cancellation. [`RequestFuture::detach`] lets it continue.
     pub fn sample(
         &self,
         prompt: impl Into<ModelInput>,
-        params: SamplingParams,
-    ) -> SampleRequestBuilder {
-        let mut request = SampleRequest::new(prompt, params);
+        options: impl Into<SampleOptions>,
+    ) -> RequestFuture<SampleResponse> {
+        let mut request = options.into().into_request(prompt.into());
         if self.0.shared.record_stability_info {
             request.record_stability_info = Some(true);
         }
-        SampleRequestBuilder::new(self.clone(), request)
+        self.start("sample", request, self.resubmits_samples(), Ok)
     }
 
-    /// Creates a request from one that another client sent, for a gateway. Session and sequence
-    /// number of `request` are replaced by those of this client.
+    /// Sends a request that another client sent, for a gateway. The session and the sequence number
+    /// of `request` are replaced by the session and a sequence number of this client.
     #[cfg(feature = "upstream")]
-    pub fn relay(&self, mut request: SampleRequest) -> SampleRequestBuilder {
-        (request.base_model, request.model_path, request.seq_id) = (None, None, None);
-        SampleRequestBuilder::new(self.clone(), request)
+    pub fn relay(&self, mut request: SampleRequest) -> RequestFuture<SampleResponse> {
+        request.base_model = None;
+        request.model_path = None;
+        request.seq_id = None;
+        self.start("sample", request, self.resubmits_samples(), Ok)
     }
 
-    /// Computes the log-probability of every token given the tokens before it. The first has none.
+    /// Computes the log-probability of every token given the tokens before it. The first token has
+    /// no log-probability ([`Logprobs::get`] returns `None`), because no token precedes it.
     ///
     /// ```no_run
     /// # async fn run(sampler: tinkex::SamplingClient) -> tinkex::Result<()> {
@@ -264,10 +292,11 @@ impl SamplingClient {
     ///
     /// # Cancel safety
     /// Dropping the future cancels the computation, as for a sample.
-    pub fn compute_logprobs(&self, tokens: impl Into<ModelInput>) -> SampleFuture<Logprobs> {
+    pub fn compute_logprobs(&self, tokens: impl Into<ModelInput>) -> RequestFuture<Logprobs> {
         let request = SampleRequest::new(tokens, SamplingParams::new().max_tokens(1))
             .prompt_logprobs(Some(true));
-        // Resubmitted even if the server sets `sample_no_retries`, which applies to samples only.
+        // `resubmit` is true even if the server sets `sample_no_retries`: that setting applies to
+        // samples only.
         self.start("compute_logprobs", request, true, |response| {
             let message = "the response contains no prompt log-probabilities";
             let missing = || Error::new(ErrorKind::Decode, message);
@@ -282,36 +311,47 @@ impl SamplingClient {
     ///
     /// # Cancel safety
     /// Cancel safe: the request changes nothing on the server.
-    pub async fn get_sampler(&self) -> Result<SamplerInfo> {
-        let (request, options) = (GetSampler::new(self.0.shared.id.clone()), &self.0.options);
-        let transport = self.0.shared.session.transport();
-        options.limit(transport.send(&request, &options.request_options())).await
+    pub fn get_sampler(&self) -> RequestFuture<SamplerInfo> {
+        let view = Arc::clone(&self.0);
+        RequestFuture::start(async move {
+            let request = GetSampler::new(view.shared.id.clone());
+            let options = view.options.request_options();
+            let sent = view.shared.session.transport().send(&request, &options);
+            view.options.limit(sent).await
+        })
     }
 
-    /// Returns whether the server allows lost samples to be resubmitted. Otherwise the error is
-    /// returned to the caller.
+    /// Returns whether the server allows lost samples to be resubmitted (`sample_no_retries` is not
+    /// set). If it does not, the call fails.
     fn resubmits_samples(&self) -> bool {
         !self.0.shared.session.config().sample_no_retries
     }
 
-    /// Starts a request. Errors about invalid input name `method`.
+    fn validate(&self, request: SampleRequest) -> Result<Validated<SampleRequest>> {
+        self.0.options.validate()?;
+        Ok(Validated::new(request)?)
+    }
+
+    /// Starts a request. Errors about invalid input contain the name `method`.
     fn start<T: Send + 'static>(
         &self,
         method: &'static str,
         mut request: SampleRequest,
         resubmit: bool,
         finish: impl FnOnce(SampleResponse) -> Result<T> + Send + 'static,
-    ) -> SampleFuture<T> {
+    ) -> RequestFuture<T> {
         request.sampling_session_id = Some(self.0.shared.id.clone());
-        let request = match Validated::new(request) {
+        let request = match self.validate(request) {
             Ok(request) => request,
-            Err(error) => return SampleFuture::failed(Error::from(error).during(method)),
+            Err(error) => return RequestFuture::failed(error.during(method)),
         };
         // Boxed to keep the memory of a waiting sample small; see `SamplingView::sample`.
-        let (view, request) = (Arc::clone(&self.0), Box::new(request));
-        SampleFuture::start(async move {
-            let (session, mut call) = (&view.shared.session, CallProgress::new());
-            // Needs no box of its own: `run_until_closed` boxes its argument.
+        let request = Box::new(request);
+        let view = Arc::clone(&self.0);
+        RequestFuture::start(async move {
+            let session = &view.shared.session;
+            let mut call = CallProgress::new();
+            // Do not box the future of `sample` here: `run_until_closed` boxes its argument.
             let work = session.run_until_closed(view.sample(request, resubmit, &mut call));
             let result = match view.options.call_limit() {
                 None => work.await,
@@ -336,17 +376,18 @@ impl SamplingView {
         call: &mut CallProgress,
     ) -> Result<SampleResponse> {
         let active = self.active.start().await;
-        // Boxed: of ten thousand samples most wait for a permit, and a waiting sample should not
-        // occupy the memory of the large future that submits and polls.
+        // Boxed after the permit is acquired: of ten thousand samples most wait for a permit, and a
+        // waiting sample should not occupy the memory of the large future that submits and polls.
         let work = Box::pin(self.sample_with_resubmissions(request, resubmit, call));
-        // This statement also drops `work`, which borrows `call`.
-        let ended = match select(work, pin!(active.progress_timeout())).await {
-            Either::Left((result, _)) => Ok(result),
-            Either::Right((timeout, _)) => Err(timeout),
+        let timeout = self.options.progress_limit();
+        // `select` consumes `work`, so the borrow of `call` ends with this statement.
+        let ended = match select(work, pin!(active.progress_timeout(timeout))).await {
+            Either::Left((result, _)) => Some(result),
+            Either::Right(((), _)) => None,
         };
         match ended {
-            Ok(result) => result.map_err(|error| call.finish(error)),
-            Err(timeout) => {
+            Some(result) => result.map_err(|error| call.finish(error)),
+            None => {
                 let seconds = timeout.as_secs();
                 let reason = format!("sampling timed out: no sample succeeded for {seconds} s");
                 Err(call.timed_out(&reason))
@@ -361,7 +402,9 @@ impl SamplingView {
         resubmit: bool,
         call: &mut CallProgress,
     ) -> Result<SampleResponse> {
-        let (mut resubmissions, mut failures) = (0, SampleFailures::default());
+        let mut failures = SampleFailures::default();
+        let mut backoff = self.options.resubmit_backoff();
+        let mut resubmissions = 0;
         loop {
             let error = match self.sample_once(&mut request, call).await {
                 Ok(response) => {
@@ -370,7 +413,7 @@ impl SamplingView {
                 }
                 Err(error) => error,
             };
-            let delay = self.retry.delay(resubmissions, fastrand::f64());
+            let delay = backoff.next_delay();
             let again = resubmit
                 && self.allows_resubmission(resubmissions, delay, call)
                 && failures.should_resubmit(&error);
@@ -396,11 +439,10 @@ impl SamplingView {
         call: &CallProgress,
     ) -> bool {
         let session = &self.shared.session;
-        let policy = self.options.retry_policy(session.settings());
         // The resubmission also waits for the shared backoff.
         let wait = delay.max(session.admission().backoff().remaining());
-        self.retry.allows_resubmission(resubmissions)
-            && policy.allows_attempt(call.attempts(), call.elapsed(), wait)
+        self.options.allows_resubmission(resubmissions)
+            && self.options.allows_attempt(call.attempts(), call.elapsed(), wait)
     }
 
     /// Submits the sample and polls for its result.
@@ -411,14 +453,16 @@ impl SamplingView {
     ) -> Result<SampleResponse> {
         let SamplingShared { session, id, sequence, log, .. } = &*self.shared;
         let sequence = sequence.get_or_try_init(|| SequenceRange::join(session, id)).await?;
-        // Every submission gets a new number. HTTP retries of one submission keep it.
+        // Every submission gets a new sequence number. HTTP retries of one submission keep the
+        // number.
         request.set_seq(sequence.next());
         let submitted = self.submit(request, call).await?;
         let cancel = CancelGuard::new(session, submitted.response.request_id.clone());
         let poller =
             Poller::new(session, log).with_options(&self.options).for_sample(sequence.batch_poll());
         let result = poller.result_in_call::<SampleRequest>(&submitted, call).await;
-        // After any other error the server may still be generating, so the guard cancels it.
+        // After any other error the server may still be generating tokens, so the guard cancels the
+        // sample.
         let finished = |kind| matches!(kind, ErrorKind::WorkFailed | ErrorKind::Expired);
         if result.as_ref().map_or_else(|error| finished(error.kind()), |_| true) {
             cancel.disarm();
@@ -438,7 +482,8 @@ impl SamplingView {
         request: &Validated<SampleRequest>,
         call: &mut CallProgress,
     ) -> Result<Submitted> {
-        let (session, start) = (&self.shared.session, Instant::now());
+        let start = Instant::now();
+        let session = &self.shared.session;
         let bytes = request.get().prompt.sampling_bytes() as u64;
         let admission = session.admission();
         let _permit = admission.acquire(bytes).await;
@@ -458,8 +503,8 @@ impl fmt::Debug for SamplingClient {
     }
 }
 
-/// Inserts NaN for the first prompt token if the server omitted it, as SkyRL does. Without it,
-/// every log-probability would be attributed to the previous token.
+/// Inserts NaN as the log-probability of the first prompt token if the server omits that entry, as
+/// SkyRL does. Without the entry, every log-probability would be attributed to the previous token.
 fn align_prompt_logprobs(response: &mut SampleResponse, prompt_len: Option<usize>) {
     if let Some(logprobs) = &mut response.prompt_logprobs
         && prompt_len == Some(logprobs.len() + 1)

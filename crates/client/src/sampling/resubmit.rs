@@ -6,7 +6,7 @@ use tinkex_wire::{ErrorCategory, JsonObject};
 use crate::error::{Error, ErrorKind};
 use crate::future::MAX_SERVER_FAILURES;
 
-/// Telemetry event of a failed sample. The name is the Python SDK's.
+/// Telemetry event of a failed sample. The Python SDK uses the same name.
 pub(super) const SAMPLE_FAILED: &str = "RetryHandler.execute.exception";
 
 /// Counts the failures of one sample.
@@ -29,20 +29,20 @@ impl SampleFailures {
     }
 }
 
-/// Returns whether the server executed the request and reports that it failed itself.
+/// Returns whether the server reports a failed request whose category is `server`.
 fn is_server_failure(error: &Error) -> bool {
     error.kind() == ErrorKind::WorkFailed && error.category() == Some(ErrorCategory::Server)
 }
 
 /// Returns whether the Python SDK resubmits the sample: after a transient failure, or if the result
 /// expired on the server before it was fetched.
-pub(crate) fn is_resubmittable(error: &Error) -> bool {
+fn is_resubmittable(error: &Error) -> bool {
     error.kind() == ErrorKind::Expired
         || (error.kind() != ErrorKind::WorkFailed && error.is_retryable())
 }
 
-/// Returns the attributes of the telemetry event [`SAMPLE_FAILED`]. `resubmissions` counts those
-/// before this failure.
+/// Returns the attributes of the telemetry event [`SAMPLE_FAILED`]. `resubmissions` is the number
+/// of resubmissions before this failure.
 pub(super) fn event_attributes(resubmit: bool, resubmissions: u32) -> JsonObject {
     let count = resubmissions + 1;
     let attributes = [("should_retry", json!(resubmit)), ("attempt_count", json!(count))];
@@ -54,6 +54,8 @@ mod tests {
     use tinkex_wire::RequestFailed;
 
     use super::*;
+    use crate::fixture;
+    use crate::transport::http::{HttpFailure, HttpFailureKind};
 
     #[test]
     fn transient_failures_and_expired_results_are_resubmitted() {
@@ -67,6 +69,34 @@ mod tests {
         assert!(is_resubmittable(&crate::HttpFailure::timeout("t").into()));
         let declined = Error::from_response(503, b"", None).not_retryable();
         assert!(!is_resubmittable(&declined), "the server declined retries");
+    }
+
+    #[test]
+    fn errors_are_resubmitted_as_in_the_python_sdk() {
+        let failure = |kind| Error::from(HttpFailure::new(kind, "scripted"));
+        for case in fixture::cases("retry_classification.json") {
+            let name = case["error"].as_str().unwrap();
+            let error = match name {
+                "timeout" | "api_timeout" | "transport_timeout" => {
+                    failure(HttpFailureKind::Timeout)
+                }
+                "connection" => failure(HttpFailureKind::Connect),
+                "generic_sdk_error" => Error::new(ErrorKind::Config, "scripted"),
+                "promise_expired(410)" => Error::from_response(410, b"", None).expired(),
+                failed if failed.starts_with("request_failed") => {
+                    let category = failed.rsplit(['=', '_']).next().unwrap();
+                    let category = ErrorCategory::from_name(category);
+                    Error::from_failed_request(RequestFailed::new("", category))
+                }
+                // Other cases are exceptions that this client does not have.
+                _ => match name.strip_prefix("status ") {
+                    Some(status) => Error::from_response(status.parse().unwrap(), b"", None),
+                    None => continue,
+                },
+            };
+            let resubmitted = json!(is_resubmittable(&error));
+            assert_eq!(resubmitted, case["sampling_handler_retryable"], "{case}");
+        }
     }
 
     #[test]

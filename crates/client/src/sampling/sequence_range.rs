@@ -1,4 +1,4 @@
-//! Sequence numbers of one client of a sampling session.
+//! [`SequenceRange`]: the sequence numbers of one client of a sampling session.
 //!
 //! Clients of one sampling session must never use the same sequence number, even if they run in
 //! different processes. Each client therefore owns a block of numbers, identified by its clone
@@ -33,7 +33,8 @@ impl SequenceRange {
         Self::of_clone(session, sampler, 0)
     }
 
-    /// Obtains the range of an additional client.
+    /// Requests a clone number from the server and returns its range, for a client that did not
+    /// create the sampling session.
     pub(super) async fn join(session: &Session, sampler: &SamplerId) -> Result<Self> {
         let random = || fastrand::u64(1..=MAX_RANDOM_CLONE);
         let clone = if session.config().sample_join_sampling_session {
@@ -58,7 +59,7 @@ impl SequenceRange {
         Self { first, next: AtomicU64::new(0), batch_poll }
     }
 
-    /// Returns a number that was not returned before.
+    /// Returns the next unused sequence number.
     pub(super) fn next(&self) -> Seq {
         Seq::new(self.first + self.next.fetch_add(1, Ordering::Relaxed))
     }

@@ -1,13 +1,16 @@
-//! Tokenizer of the weights that a client samples from.
+//! [`SamplingClient::tokenizer`]: loads the tokenizer of the base model.
+
+use tinkex_hub::before_colon;
 
 use crate::error::Result;
-use crate::tokenizer::{Tokenizer, before_colon};
+use crate::future::RequestFuture;
+use crate::tokenizer::Tokenizer;
 
 use super::SamplingClient;
 
 impl SamplingClient {
-    /// Loads the base model's tokenizer: the one that the server names, or else the one that the
-    /// model's name implies.
+    /// Loads the base model's tokenizer. The server names the tokenizer; if it does not, the name
+    /// of the model determines it (see [`TokenizerId::of_model`](crate::TokenizerId::of_model)).
     ///
     /// Looks in the local hub cache first and downloads missing files; see [`Hub`](crate::Hub). The
     /// download uses this client's environment and network settings.
@@ -15,9 +18,15 @@ impl SamplingClient {
     /// # Errors
     /// Fails if the request to the server fails, or if the tokenizer is neither in the cache nor on
     /// the hub.
-    pub async fn tokenizer(&self) -> Result<Tokenizer> {
+    pub fn tokenizer(&self) -> RequestFuture<Tokenizer> {
+        let client = self.clone();
+        RequestFuture::start(async move { client.load_tokenizer().await })
+    }
+
+    async fn load_tokenizer(&self) -> Result<Tokenizer> {
         let sampler = self.get_sampler().await?;
         let tokenizer_id = sampler.tokenizer_id.as_deref().map(before_colon);
-        self.0.shared.session.hub()?.tokenizer_of(&sampler.base_model, tokenizer_id).await
+        let hub = self.0.shared.session.hub()?;
+        Tokenizer::of_model(&hub, &sampler.base_model, tokenizer_id).await
     }
 }

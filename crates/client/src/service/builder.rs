@@ -1,8 +1,8 @@
-//! [`ServiceClientBuilder`].
+//! [`ServiceClientBuilder`]: the settings of a [`ServiceClient`].
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use tinkex_wire::JsonObject;
 use tokio::runtime::Handle;
@@ -11,11 +11,10 @@ use crate::clock::WallClock;
 use crate::config::{BaseUrl, Env};
 use crate::error::{Error, Result};
 use crate::future::queue_log::{QueueObserver, QueueStateChange};
-use crate::sampling::SamplingRetry;
 use crate::settings::{ClientSettings, SettingsInput};
-use crate::transport::custom_http::CustomHttp;
+use crate::transport::CallOptions;
 use crate::transport::http::HttpService;
-use crate::transport::retry_policy::RetryPolicy;
+use crate::transport::http::custom::CustomHttp;
 
 use super::ServiceClient;
 
@@ -26,12 +25,12 @@ use super::ServiceClient;
 ///
 /// ```
 /// use std::time::Duration;
-/// use tinkex::{RetryPolicy, ServiceClient};
+/// use tinkex::{CallOptions, ServiceClient};
 ///
 /// let service = ServiceClient::builder()
 ///     .base_url("http://localhost:8000")
 ///     .api_key("tml-example")
-///     .retry(RetryPolicy::default().give_up_after(Duration::from_secs(30)))
+///     .options(CallOptions::new().give_up_after(Duration::from_secs(30)))
 ///     .build()?;
 /// # Ok::<_, tinkex::Error>(())
 /// ```
@@ -42,15 +41,14 @@ pub struct ServiceClientBuilder {
     api_key: Option<String>,
     env: Option<Env>,
     headers: Vec<(String, String)>,
-    retry: RetryPolicy,
+    options: CallOptions,
     http: Option<CustomHttp>,
     project_id: Option<String>,
     display_name: Option<String>,
     user_metadata: JsonObject,
     poll_immediately: bool,
     without_telemetry: bool,
-    sampling_retry: SamplingRetry,
-    poll_timeout: Option<Duration>,
+    max_concurrent_samples: Option<u32>,
     clock: WallClock,
     runtime: Option<Handle>,
     queue_observer: Option<QueueObserver>,
@@ -71,22 +69,22 @@ impl ServiceClientBuilder {
         self
     }
 
-    /// Sets the environment variables to read. Defaults to those of the process.
+    /// Sets the environment variables to read. Defaults to the environment of the process.
     pub fn env(mut self, env: Env) -> Self {
         self.env = Some(env);
         self
     }
 
-    /// Adds a header to every request. It replaces a default header of the same name, except for
-    /// authentication, retry and idempotency headers.
+    /// Adds a header to every request. The header replaces a default header of the same name,
+    /// except authentication, retry and idempotency headers, which cannot be replaced.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
     }
 
-    /// Sets how failed requests are retried. Defaults to [`RetryPolicy::default`].
-    pub fn retry(mut self, policy: RetryPolicy) -> Self {
-        self.retry = policy;
+    /// Sets time limits and retries of all calls. Defaults to [`CallOptions::default`].
+    pub fn options(mut self, options: CallOptions) -> Self {
+        self.options = options;
         self
     }
 
@@ -94,8 +92,9 @@ impl ServiceClientBuilder {
     /// Defaults to the network.
     ///
     /// Clients of this builder and its clones share the backoff after a 429 with each other only,
-    /// not with other clients of the same server and key. A panic of the service becomes an error of
-    /// kind [`ErrorKind::Panicked`](crate::ErrorKind::Panicked).
+    /// not with other clients of the same server and key: a fake with the same URL is another
+    /// server. A panic of the service becomes an error of kind
+    /// [`ErrorKind::Panicked`](crate::ErrorKind::Panicked).
     pub fn http(mut self, service: impl HttpService) -> Self {
         self.http = Some(CustomHttp::new(service));
         self
@@ -119,38 +118,18 @@ impl ServiceClientBuilder {
         self
     }
 
-    /// Polls again at once when the server responds "not ready" without holding the poll. By
-    /// default the next poll is then delayed by up to 5 seconds.
+    /// Makes the client poll again at once when the server responds "not ready" without holding the
+    /// poll open. By default the next poll is then delayed by up to 5 seconds.
     pub fn poll_immediately(mut self) -> Self {
         self.poll_immediately = true;
         self
     }
 
-    /// Sets when and how often samples are resubmitted, and how many run at once. Defaults to
-    /// [`SamplingRetry::default`].
-    pub fn sampling_retry(mut self, retry: SamplingRetry) -> Self {
-        self.sampling_retry = retry;
-        self
-    }
-
-    /// Sets the maximum number of concurrent samples per sampling client, at least 1: short for
-    /// [`SamplingRetry::max_concurrent_samples`].
+    /// Sets the maximum number of concurrent samples per sampling client, at least 1. The server
+    /// may set a limit too, usually 2000; the lower limit applies. By default only the limit of the
+    /// server applies.
     pub fn max_concurrent_samples(mut self, samples: u32) -> Self {
-        self.sampling_retry = self.sampling_retry.max_concurrent_samples(samples);
-        self
-    }
-
-    /// Sets how long samples may go without any of them succeeding before they fail: short for
-    /// [`SamplingRetry::progress_timeout`].
-    pub fn progress_timeout(mut self, timeout: Duration) -> Self {
-        self.sampling_retry = self.sampling_retry.progress_timeout(timeout);
-        self
-    }
-
-    /// Sets the maximum time to wait for the result of one request. Unlimited by default. The
-    /// server continues to execute a request that timed out.
-    pub fn poll_timeout(mut self, timeout: Duration) -> Self {
-        self.poll_timeout = Some(timeout);
+        self.max_concurrent_samples = Some(samples);
         self
     }
 
@@ -164,7 +143,8 @@ impl ServiceClientBuilder {
     ///
     /// // A wall clock that follows the clock of a paused runtime.
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-    /// let (started, start) = (SystemTime::now(), Instant::now());
+    /// let started = SystemTime::now();
+    /// let start = Instant::now();
     /// let builder = ServiceClient::builder().wall_clock(move || started + start.elapsed());
     /// # })
     /// ```
@@ -191,11 +171,12 @@ impl ServiceClientBuilder {
         self
     }
 
-    /// Sets a function that is called when the server pauses or resumes pending work of this client.
+    /// Sets a function that is called when the server pauses or resumes pending work of this
+    /// client.
     ///
-    /// It is called once per change and client, from the task that polls for the result; a blocking
-    /// function delays that result. A panic is logged. The same changes are events of the target
-    /// [`targets::QUEUE`](crate::targets::QUEUE).
+    /// The function is called once per change and client, from the task that polls for the result;
+    /// a blocking function delays that result. A panic is logged. The same changes are events of
+    /// the target [`targets::QUEUE`](crate::targets::QUEUE).
     ///
     /// ```
     /// use tinkex::ServiceClient;
@@ -228,15 +209,14 @@ impl ServiceClientBuilder {
             api_key: self.api_key,
             env: self.env.unwrap_or_else(Env::from_process),
             headers: self.headers,
-            retry: self.retry,
+            options: self.options,
             http: self.http,
             project_id: self.project_id,
             display_name: self.display_name,
             user_metadata: self.user_metadata,
             adaptive_polling: !self.poll_immediately,
             telemetry: !self.without_telemetry,
-            sampling_retry: self.sampling_retry,
-            poll_timeout: self.poll_timeout,
+            max_concurrent_samples: self.max_concurrent_samples,
             clock: self.clock,
             runtime: self.runtime,
             queue_observer: self.queue_observer,
@@ -249,7 +229,7 @@ impl fmt::Debug for ServiceClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServiceClientBuilder")
             .field("base_url", &self.base_url)
-            .field("retry", &self.retry)
+            .field("options", &self.options)
             .finish_non_exhaustive()
     }
 }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tinkex_wire::FinishReason;
@@ -39,8 +39,8 @@ impl fmt::Display for ProgramError {
 
 impl StdError for ProgramError {}
 
-/// Guard that, on drop, wakes the callers that wait for the client to be closed. They wake also if
-/// the task that closes it panics or its runtime ends.
+/// Guard that, on drop, wakes the callers that wait for the client to be closed. A guard, so that
+/// the callers also wake if the task that closes the client panics or its runtime ends.
 struct EndSignal(Arc<ServiceShared>);
 
 impl Drop for EndSignal {
@@ -50,25 +50,22 @@ impl Drop for EndSignal {
 }
 
 impl ServiceClient {
-    /// Completes queued training requests, reports the program's result to the server, and closes
-    /// the client.
-    ///
-    /// Call it at the end of a program with the program's own result, then return that result:
+    /// Completes queued training requests, reports the program as successful to the server, and
+    /// closes the client. A program that failed calls
+    /// [`finish_with_error`](Self::finish_with_error).
     ///
     /// ```no_run
     /// # async fn train(service: &tinkex::ServiceClient) -> tinkex::Result<()> { Ok(()) }
     /// # async fn run() -> tinkex::Result<()> {
     /// let service = tinkex::ServiceClient::from_env()?;
-    /// let result = train(&service).await;
-    /// service.finish(&result).await;
-    /// result
-    /// # }
+    /// train(&service).await?;
+    /// service.finish().await;
+    /// # Ok(()) }
     /// ```
     ///
     /// Waits until every training request that was queued before has been answered, as
-    /// [`TrainingClient::flush`](crate::TrainingClient::flush) does for one model. Then it finishes
-    /// the session as successful, or as failed with the message of the error, which is also
-    /// recorded in telemetry. Afterwards all calls of this client, its clones and the clients made
+    /// [`TrainingClient::flush`](crate::TrainingClient::flush) does for one model, and then
+    /// finishes the session. Afterwards all calls of this client, its clones and the clients made
     /// from them fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed), as do samples without a
     /// result. A second call waits for the first. If all clients are dropped instead, queued
     /// training requests are completed too, and the server ends the session some time after its
@@ -80,47 +77,64 @@ impl ServiceClient {
     ///
     /// # Cancel safety
     /// Finishing continues if the future is dropped.
-    pub fn finish<T, E: fmt::Display + 'static>(
+    #[must_use = "the program may end before the queued requests do; await the future"]
+    pub fn finish(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.finish_session(SessionEnd { reason: FinishReason::Success, detail: None })
+    }
+
+    /// Completes queued training requests, reports the program as failed with the message of
+    /// `error`, and closes the client. Records the error in telemetry, if enabled.
+    ///
+    /// ```no_run
+    /// # async fn train(service: &tinkex::ServiceClient) -> tinkex::Result<()> { Ok(()) }
+    /// # async fn run() -> tinkex::Result<()> {
+    /// let service = tinkex::ServiceClient::from_env()?;
+    /// let result = train(&service).await;
+    /// match &result {
+    ///     Ok(()) => service.finish().await,
+    ///     Err(error) => service.finish_with_error(error).await,
+    /// }
+    /// result
+    /// # }
+    /// ```
+    ///
+    /// Otherwise like [`finish`](Self::finish). The error may be of any type that implements
+    /// `Display`, such as `anyhow::Error`.
+    ///
+    /// # Cancel safety
+    /// Finishing continues if the future is dropped.
+    #[must_use = "the program may end before the queued requests do; await the future"]
+    pub fn finish_with_error<E: fmt::Display + 'static>(
         &self,
-        result: &std::result::Result<T, E>,
-    ) -> impl Future<Output = ()> + Send + use<T, E> {
-        let end = match result {
-            Ok(_) => SessionEnd { reason: FinishReason::Success, detail: None },
-            Err(error) => {
-                let detail = self.report_program_error(error);
-                SessionEnd { reason: FinishReason::Errored, detail: Some(detail) }
+        error: &E,
+    ) -> impl Future<Output = ()> + Send + use<E> {
+        let detail = self.report_program_error(error);
+        self.finish_session(SessionEnd { reason: FinishReason::Errored, detail: Some(detail) })
+    }
+
+    fn finish_session(&self, end: SessionEnd) -> impl Future<Output = ()> + Send + use<> {
+        self.end_once(|shared| async move {
+            if let Some(session) = shared.session.get() {
+                session.drain().await;
             }
-        };
-        let service = self.clone();
-        async move {
-            service
-                .end_once(|shared| async move {
-                    if let Some(session) = shared.session.get() {
-                        session.drain().await;
-                    }
-                    shared.close(end).await;
-                })
-                .await;
-        }
+            shared.close(end).await;
+        })
     }
 
     /// Drops queued requests and closes the client.
     ///
-    /// Pending calls of this client, its clones and the clients made from them fail with
-    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) at once, and so do later ones. Requests that
-    /// the server has accepted are still executed. Reports the session as interrupted if the server
-    /// responds; takes at most 5 seconds. Never fails.
+    /// Pending and later calls of this client, its clones and the clients made from them fail at
+    /// once with [`ErrorKind::Closed`](crate::ErrorKind::Closed). Requests that the server has
+    /// accepted are still executed. Reports the session as interrupted if the server responds;
+    /// takes at most 5 seconds. Never fails.
     ///
     /// # Cancel safety
     /// Closing continues if the future is dropped.
-    pub async fn abort(&self) {
+    #[must_use = "the program may end before the session is closed; await the future"]
+    pub fn abort(&self) -> impl Future<Output = ()> + Send + use<> {
         self.0.aborted.store(true, Ordering::Release);
         for transport in self.0.transports() {
             transport.close();
-        }
-        if let Err(error) = task::require_runtime() {
-            tracing::warn!(%error, "cannot finish the session");
-            return;
         }
         let end = SessionEnd { reason: FinishReason::Interrupted, detail: None };
         let ended = self.end_once(|shared| async move {
@@ -128,38 +142,51 @@ impl ServiceClient {
                 tracing::debug!("cannot report the end of the session in time");
             }
         });
-        // The limit applies also if `finish` was called before and is still closing.
-        let _ = timeout(ABORT_TIMEOUT, ended).await;
+        async {
+            // `ABORT_TIMEOUT` also limits the wait for an earlier call of `finish` that is still
+            // closing the client.
+            if task::require_runtime().is_ok() {
+                let _ = timeout(ABORT_TIMEOUT, ended).await;
+            }
+        }
     }
 
-    /// Runs `end` in a task of its own and waits for it. If another call has started such a task,
-    /// waits for that one instead.
-    async fn end_once<F>(&self, end: impl FnOnce(Arc<ServiceShared>) -> F)
+    /// Spawns a task that runs `end`, and returns a future that resolves when the task has ended.
+    /// If another call has already spawned such a task, the future waits for that task instead.
+    fn end_once<E, F>(&self, end: E) -> impl Future<Output = ()> + Send + use<E, F>
     where
+        E: FnOnce(Arc<ServiceShared>) -> F,
         F: Future<Output = ()> + Send + 'static,
     {
-        if let Err(error) = task::require_runtime() {
-            tracing::warn!(%error, "cannot finish the session");
-            return;
-        }
-        if self.0.closed.swap(true, Ordering::AcqRel) {
-            let _ = self.0.close_finished.subscribe().wait_for(|finished| *finished).await;
-            return;
-        }
         let shared = Arc::clone(&self.0.shared);
-        let end_signal = EndSignal(Arc::clone(&shared));
-        let work = end(shared);
-        let ended = ApiFuture::start(async move {
-            let _end_signal = end_signal;
-            work.await;
-            Ok(())
+        let started = task::require_runtime().map(|()| {
+            let is_first = !shared.closed.swap(true, Ordering::AcqRel);
+            is_first.then(|| {
+                let end_signal = EndSignal(Arc::clone(&shared));
+                let work = end(Arc::clone(&shared));
+                ApiFuture::start(async move {
+                    let _end_signal = end_signal;
+                    work.await;
+                    Ok(())
+                })
+            })
         });
-        if let Err(error) = ended.await {
-            tracing::warn!(%error, "cannot finish the session");
+        async move {
+            let ended = match started {
+                Ok(Some(ended)) => ended.await,
+                Ok(None) => {
+                    let _ = shared.close_finished.subscribe().wait_for(|finished| *finished).await;
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = ended {
+                tracing::warn!(%error, "cannot finish the session");
+            }
         }
     }
 
-    /// Records the error that ends the program in telemetry, and returns its message.
+    /// Records `error`, which ends the program, in telemetry, and returns its message.
     fn report_program_error<E: fmt::Display + 'static>(&self, error: &E) -> String {
         type Boxed = Box<dyn StdError>;
         type BoxedSend = Box<dyn StdError + Send + Sync>;
@@ -188,7 +215,7 @@ impl ServiceShared {
             end = SessionEnd { reason: FinishReason::Interrupted, detail: None };
         }
         if let Some(session) = self.session.get() {
-            // Closes the connection too.
+            // `Session::close` also closes the connection.
             session.close(end.reason, end.detail).await;
         } else if let Some(connection) = self.connection.get() {
             connection.close().await;
@@ -198,9 +225,9 @@ impl ServiceShared {
         }
     }
 
-    /// Returns the open sessions of other processes.
+    /// Returns the open sessions that other processes created.
     fn restored_sessions(&self) -> Vec<Arc<crate::session::Session>> {
-        let restored = self.restored.lock().unwrap_or_else(PoisonError::into_inner);
+        let restored = self.restored.lock();
         restored.values().filter_map(Weak::upgrade).collect()
     }
 

@@ -7,20 +7,22 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
+use http::HeaderMap;
+use parking_lot::Mutex;
 use tinkex_wire::{
     CheckpointKind, FinishReason, SamplerHandle, ServerCapabilities, ServerCapabilitiesRequest,
     SessionId, Timestamp, TinkerPath,
 };
 use tokio::sync::{OnceCell, watch};
 
-use crate::call_options::CallOptions;
+use crate::call_options::ApplyOptions as _;
 use crate::config::BaseUrl;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result, convert};
-use crate::future::ApiFuture;
+use crate::future::{ApiFuture, RequestFuture};
 use crate::loss::CustomLoss;
 use crate::rest_client::{AdminClient, RestClient};
 use crate::sampling::{SamplingClient, SamplingWeights};
@@ -28,17 +30,17 @@ use crate::session::Session;
 use crate::settings::ClientSettings;
 use crate::task;
 use crate::telemetry::TelemetryScope;
-use crate::training::{CreateFromState, CreateLora, RestoreMode};
-use crate::transport::stats::ClientStats;
+use crate::transport::CallOptions;
+use crate::transport::instrument::stats::ClientStats;
 use crate::transport::{Identity, Transport};
 
 pub use builder::ServiceClientBuilder;
 
 /// Client of one server with one credential, from which all other clients are made.
 ///
-/// Creating it sends nothing: the first call connects. It is cheap to clone. All clones, and all
-/// clients made from them, share one connection: configuration is fetched once, and HTTP
-/// connections, tokens and the session are common.
+/// Creating a client sends nothing: the first call connects. Clients are cheap to clone. All
+/// clones, and all clients made from them, share one connection: the configuration is fetched once,
+/// and they use the same HTTP connections, tokens and session.
 ///
 /// ```no_run
 /// # async fn run() -> tinkex::Result<()> {
@@ -70,17 +72,18 @@ struct ServiceShared {
     settings: Arc<ClientSettings>,
     connection: OnceCell<Arc<Connection>>,
     session: OnceCell<Arc<Session>>,
-    /// Sessions of other processes, in which this client samples through handles.
+    /// Sessions that other processes created and in which this client samples through handles.
     restored: Mutex<HashMap<RestoredKey, Weak<Session>>>,
     /// Whether `finish` or `abort` was called.
     closed: AtomicBool,
     /// Whether `abort` was called.
     aborted: AtomicBool,
-    /// Whether the `finish` or `abort` that closes the client has ended.
+    /// Set to true when the task of `finish` or `abort` that closes the client has ended.
     close_finished: watch::Sender<bool>,
 }
 
-/// Session id and server configuration of a handle.
+/// Session id and server configuration of a handle. Two handles with different configurations need
+/// different connections.
 type RestoredKey = (SessionId, String);
 
 impl ServiceClient {
@@ -90,7 +93,7 @@ impl ServiceClient {
     }
 
     /// Creates a client from environment variables: `TINKER_API_KEY`, `TINKER_BASE_URL` and the
-    /// others that [`ServiceClientBuilder`] names.
+    /// others that the methods of [`ServiceClientBuilder`] document.
     ///
     /// # Errors
     /// If no credential is found or a variable is invalid.
@@ -108,13 +111,26 @@ impl ServiceClient {
             aborted: AtomicBool::new(false),
             close_finished: watch::channel(false).0,
         });
-        Self(Arc::new(ServiceView { shared, options: CallOptions::default() }))
+        let options = shared.settings.options;
+        Self(Arc::new(ServiceView { shared, options }))
     }
 
-    /// Returns a client that shares everything with this one, and whose calls have these options.
-    /// Clients that are created from it inherit the options.
+    /// Returns a client that shares the connection and session with this one, and whose calls have
+    /// these options. Clients that are created from the returned client inherit the options.
+    /// Options that are not set keep the value of this client.
+    ///
+    /// ```no_run
+    /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
+    /// use std::time::Duration;
+    /// use tinkex::CallOptions;
+    ///
+    /// let hurried = CallOptions::without_retries().timeout(Duration::from_secs(5));
+    /// let capabilities = service.with_options(hurried).server_capabilities().await?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn with_options(&self, options: CallOptions) -> Self {
+        let options = options.or(self.options());
         Self(Arc::new(ServiceView { shared: Arc::clone(&self.0.shared), options }))
     }
 
@@ -123,78 +139,54 @@ impl ServiceClient {
         &self.0.options
     }
 
+    /// Runs `work` in a task of its own, within the maximum duration of this client's calls. The
+    /// task is aborted if the future is dropped.
+    pub(crate) fn start<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> RequestFuture<T> {
+        let options = *self.options();
+        RequestFuture::start(async move { options.limit(Box::pin(work)).await })
+    }
+
     /// Returns the models that the server offers.
     ///
     /// # Errors
     /// If the request fails.
-    pub async fn server_capabilities(&self) -> Result<ServerCapabilities> {
-        let call = async {
-            let (connection, options) =
-                (self.connection().await?, self.options().request_options());
-            let request = ServerCapabilitiesRequest;
-            connection.record_failure(connection.transport().send(&request, &options).await)
-        };
-        self.options().limit(call).await
+    pub fn server_capabilities(&self) -> RequestFuture<ServerCapabilities> {
+        let service = self.clone();
+        self.start(async move {
+            let connection = service.connection().await?;
+            let options = service.options().request_options();
+            let sent = connection.transport().send(&ServerCapabilitiesRequest, &options).await;
+            connection.record_failure(sent)
+        })
     }
 
     /// Returns the server's clock, in whole seconds, or `None` if its responses carry no date.
     ///
     /// # Errors
     /// If the request fails.
-    pub async fn server_time(&self) -> Result<Option<Timestamp>> {
-        let call = async {
-            let (connection, options) =
-                (self.connection().await?, self.options().request_options());
-            let request = ServerCapabilitiesRequest;
-            connection.record_failure(connection.transport().send_raw(&request, &options).await)
-        };
-        let response = self.options().limit(call).await?;
-        let date = response.headers().get(http::header::DATE).and_then(|date| date.to_str().ok());
-        let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
-        let since = date.and_then(|date| date.duration_since(SystemTime::UNIX_EPOCH).ok());
-        let micros = since.and_then(|since| i64::try_from(since.as_micros()).ok());
-        Ok(micros.and_then(|micros| Timestamp::from_unix_micros(micros).ok()))
-    }
-
-    /// Returns a builder of a training client for a new LoRA adapter.
-    ///
-    /// ```no_run
-    /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
-    /// let model = service.create_lora_training_client("Qwen/Qwen3-8B").rank(16).await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn create_lora_training_client(&self, base_model: impl Into<String>) -> CreateLora {
-        CreateLora::new(self.clone(), base_model.into())
-    }
-
-    /// Returns a builder of a training client that continues from a training checkpoint.
-    ///
-    /// ```no_run
-    /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
-    /// use tinkex::RestoreMode;
-    ///
-    /// let path = "tinker://run/weights/step-100";
-    /// let model = service.create_training_client_from(path, RestoreMode::WithOptimizer).await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn create_training_client_from(
-        &self,
-        path: impl TryInto<TinkerPath, Error: Into<Error>>,
-        restore: RestoreMode,
-    ) -> CreateFromState {
-        let path = convert("create_training_client_from", path);
-        CreateFromState::new(self.clone(), path, restore)
+    pub fn server_time(&self) -> RequestFuture<Option<Timestamp>> {
+        let service = self.clone();
+        self.start(async move {
+            let connection = service.connection().await?;
+            let options = service.options().request_options();
+            let sent = connection.transport().send_raw(&ServerCapabilitiesRequest, &options).await;
+            let response = connection.record_failure(sent)?;
+            Ok(response_time(response.headers()))
+        })
     }
 
     /// Creates a sampling client for a base model.
     ///
     /// # Errors
     /// If the server does not have the model.
-    pub async fn create_sampling_client(
+    pub fn create_sampling_client(
         &self,
         base_model: impl Into<String>,
-    ) -> Result<SamplingClient> {
-        self.sampling(SamplingWeights::Base(base_model.into())).await
+    ) -> RequestFuture<SamplingClient> {
+        self.sampling(SamplingWeights::Base(base_model.into()))
     }
 
     /// Creates a sampling client for a sampler checkpoint.
@@ -208,29 +200,33 @@ impl ServiceClient {
     ///
     /// # Errors
     /// If the path is invalid, or the checkpoint does not exist or is a training checkpoint.
-    pub async fn create_sampling_client_from(
+    pub fn create_sampling_client_from(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
-    ) -> Result<SamplingClient> {
+    ) -> RequestFuture<SamplingClient> {
         const CALL: &str = "create_sampling_client_from";
-        let path = convert(CALL, path)?;
+        let path = match convert(CALL, path) {
+            Ok(path) => path,
+            Err(error) => return RequestFuture::failed(error),
+        };
         if path.kind() != CheckpointKind::Sampler {
             let message = format!("cannot sample from {path}: not a sampler checkpoint");
-            return Err(Error::new(ErrorKind::InvalidInput, message)
+            let error = Error::new(ErrorKind::InvalidInput, message)
                 .with_hint("Save the weights with save_weights_for_sampler.")
-                .during(CALL));
+                .during(CALL);
+            return RequestFuture::failed(error);
         }
-        self.sampling(SamplingWeights::Checkpoint(path.to_string())).await
+        self.sampling(SamplingWeights::Checkpoint(path.to_string()))
     }
 
-    async fn sampling(&self, weights: SamplingWeights) -> Result<SamplingClient> {
-        let call = async {
-            let session = self.session().await?;
+    fn sampling(&self, weights: SamplingWeights) -> RequestFuture<SamplingClient> {
+        let service = self.clone();
+        self.start(async move {
+            let session = service.session().await?;
             let created =
-                SamplingClient::create(Arc::clone(&session), weights, self.options()).await;
+                SamplingClient::create(Arc::clone(&session), weights, service.options()).await;
             session.connection().record_failure(created)
-        };
-        self.options().limit(call).await
+        })
     }
 
     /// Creates a sampling client for a sampling session of another process, with this client's own
@@ -271,10 +267,12 @@ impl ServiceClient {
     ///
     /// # Errors
     /// If the server rejects the loss.
-    pub async fn create_custom_loss(&self, loss: &CustomLoss) -> Result<CustomLoss> {
-        let (loss, options) = (loss.clone(), *self.options());
-        let call = async move {
-            let session = self.session().await?;
+    pub fn create_custom_loss(&self, loss: &CustomLoss) -> RequestFuture<CustomLoss> {
+        let service = self.clone();
+        let loss = loss.clone();
+        self.start(async move {
+            let session = service.session().await?;
+            let options = *service.options();
             // Run in a task of its own: if the caller dropped the future after the request was
             // sent, the id of the registered loss would be lost, and the next call would register
             // it again.
@@ -284,8 +282,7 @@ impl ServiceClient {
                 session.connection().record_failure(created)
             })
             .await
-        };
-        options.limit(call).await
+        })
     }
 
     /// Records an error of the application in telemetry, if enabled.
@@ -317,8 +314,9 @@ impl ServiceClient {
         AdminClient::new(self.clone())
     }
 
-    /// Returns the model hub that the environment names (`HF_ENDPOINT`), reached through the same
-    /// HTTP service as the server.
+    /// Returns the model hub at the URL in the environment variable `HF_ENDPOINT` (default: the
+    /// public Hugging Face hub). Requests to the hub use the same HTTP service as requests to the
+    /// server.
     ///
     /// # Errors
     /// If `HF_ENDPOINT` is not a URL.
@@ -330,19 +328,21 @@ impl ServiceClient {
     /// Returns the user and organization of the credential, read from its token.
     ///
     /// # Errors
-    /// If the server uses plain API keys, which do not name their owner.
-    pub async fn whoami(&self) -> Result<Identity> {
-        let credential = async { self.connection().await?.transport().credential().await };
-        let (token, exchanged) = self.options().limit(credential).await?;
-        Identity::of(&token, exchanged).ok_or_else(|| {
-            let message =
-                "cannot determine the owner of a plain API key: only a token names its owner";
-            Error::new(ErrorKind::Auth, message)
+    /// If the server uses plain API keys, which do not contain the user or the organization.
+    pub fn whoami(&self) -> RequestFuture<Identity> {
+        let service = self.clone();
+        self.start(async move {
+            let identity = service.connection().await?.transport().identity().await?;
+            identity.ok_or_else(|| {
+                let message =
+                    "cannot determine the owner of a plain API key: only a token names its owner";
+                Error::new(ErrorKind::Auth, message)
+            })
         })
     }
 
-    /// Returns counts, outcomes and latency percentiles of the requests of this client and of all
-    /// clients made from it, by lane.
+    /// Returns request counts, outcomes and latency percentiles by [`Lane`](crate::Lane), a traffic
+    /// class, for the requests of this client and of all clients made from it.
     ///
     /// ```
     /// use tinkex::{Lane, ServiceClient};
@@ -386,7 +386,8 @@ impl ServiceClient {
         };
         let session = self.0.session.get_or_try_init(open).await?;
         if let Err(closed) = self.check_open() {
-            // `finish` or `abort` ran while the session was being created, and did not close it.
+            // `finish` or `abort` ran while the session was being created, so it did not close this
+            // session.
             session.close(FinishReason::Interrupted, None).await;
             return Err(closed);
         }
@@ -420,7 +421,8 @@ impl ServiceClient {
         self.0.connection.get().map(|connection| &**connection)
     }
 
-    /// Returns a transport for a single request that must not be preceded by others.
+    /// Returns a transport for a single request. Unlike [`connection`](Self::connection), sends no
+    /// request for the server's configuration first.
     pub(crate) fn bare_transport(&self) -> Result<Arc<Transport>> {
         self.check_open()?;
         self.0.settings.transport()
@@ -439,7 +441,7 @@ impl ServiceShared {
     /// Returns the session of a handle, shared by all handles with the same session and
     /// configuration.
     fn restore_session(&self, handle: &SamplerHandle) -> Result<Arc<Session>> {
-        let mut restored = self.restored.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut restored = self.restored.lock();
         restored.retain(|_, session| session.strong_count() > 0);
         let key = (handle.session_id.clone(), format!("{:?}", handle.holder.client_config));
         if let Some(session) = restored.get(&key).and_then(Weak::upgrade) {
@@ -449,6 +451,15 @@ impl ServiceShared {
         restored.insert(key, Arc::downgrade(&session));
         Ok(session)
     }
+}
+
+/// Returns the time in the `date` header of a response.
+fn response_time(headers: &HeaderMap) -> Option<Timestamp> {
+    let date = headers.get(http::header::DATE)?.to_str().ok()?;
+    let date = httpdate::parse_http_date(date).ok()?;
+    let since_epoch = date.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let micros = i64::try_from(since_epoch.as_micros()).ok()?;
+    Timestamp::from_unix_micros(micros).ok()
 }
 
 impl fmt::Debug for ServiceClient {

@@ -1,4 +1,4 @@
-//! Cancellation of samples whose results are no longer wanted.
+//! [`CancelGuard`]: cancels a sample on the server when its caller no longer waits for the result.
 
 use std::sync::Arc;
 
@@ -13,13 +13,15 @@ use super::dynamic::DynamicSettings;
 
 /// Sends queued cancellations in batches, until the queue is closed.
 ///
-/// A cancellation is not retried: it only saves the server some work.
+/// A failed cancellation is not retried, because it is only an optimization: without it the server
+/// completes the sample, and no call reads the result.
 pub(super) async fn send_cancellations(
     transport: Arc<Transport>,
     settings: Arc<DynamicSettings>,
     queue: Arc<Mutex<mpsc::UnboundedReceiver<RequestId>>>,
 ) {
-    // Held by the running task; a task that replaces it in another runtime takes over the queue.
+    // The running task holds the lock. If its runtime ends, the task that replaces it in another
+    // runtime acquires the lock and continues with the same queue.
     let mut queue = queue.lock().await;
     while let Some(first) = queue.recv().await {
         let limit = usize::try_from(settings.get().sample_cancel_max_batch_size).unwrap_or(1);
@@ -35,7 +37,7 @@ pub(super) async fn send_cancellations(
     }
 }
 
-/// Returns `first` and the requests queued behind it, at most `limit` in total and at least one.
+/// Returns `first` and the requests queued after it, at most `limit` in total and at least one.
 fn take_batch(
     first: RequestId,
     queue: &mut mpsc::UnboundedReceiver<RequestId>,

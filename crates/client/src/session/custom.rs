@@ -1,10 +1,11 @@
 //! Registration of custom losses with the server.
 
-use crate::call_options::CallOptions;
+use crate::call_options::ApplyOptions as _;
 use crate::error::Result;
 use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::future::{Poller, Submitted};
 use crate::loss::CustomLoss;
+use crate::transport::CallOptions;
 
 use super::Session;
 
@@ -22,7 +23,8 @@ impl Session {
             return Ok(loss.clone());
         }
         let fingerprint = loss.fingerprint();
-        // Held during the request: concurrent callers must not register the same loss twice.
+        // Hold the lock during the request: concurrent callers must not register the same loss
+        // twice.
         let mut registered = self.losses.lock().await;
         if let Some(id) = registered.get(&fingerprint) {
             return Ok(loss.on_server(self.id.clone(), id.clone()));

@@ -1,8 +1,9 @@
-//! Settings that the server may change while a session is open.
+//! [`DynamicSettings`]: settings that the server may change while a session is open.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tinkex_wire::{DynamicConfig, DynamicConfigRequest};
 use tokio::time::sleep;
 
@@ -21,19 +22,19 @@ impl DynamicSettings {
     }
 
     pub(super) fn get(&self) -> DynamicConfig {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().clone()
     }
 }
 
-/// Fetches the settings at the interval that they name, at least 10 seconds. A failure leaves them
-/// unchanged.
+/// Fetches the settings periodically. The settings themselves contain the interval, which is at
+/// least 10 seconds. A failed request leaves the settings unchanged.
 pub(super) async fn refresh(transport: Arc<Transport>, settings: Arc<DynamicSettings>) {
     loop {
         let interval = Duration::from_secs(settings.get().refresh_interval_sec);
         sleep(interval.max(MIN_INTERVAL)).await;
         let options = RequestOptions { single_attempt: true, ..RequestOptions::default() };
         match transport.send(&DynamicConfigRequest::default(), &options).await {
-            Ok(new) => *settings.0.write().unwrap_or_else(PoisonError::into_inner) = new,
+            Ok(new) => *settings.0.write() = new,
             Err(error) => tracing::debug!(%error, "cannot refresh dynamic settings"),
         }
     }

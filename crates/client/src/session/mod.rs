@@ -1,4 +1,5 @@
-//! [`Session`]: a session of this program on the server.
+//! [`Session`]: a session on the server, with its background tasks and the limits that its clients
+//! share.
 
 mod cancel;
 mod custom;
@@ -10,11 +11,12 @@ mod pending_calls;
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{Either, join_all, select};
+use parking_lot::Mutex;
 use tinkex_wire::{
     ClientConfig, CreateSession, FinishDetails, FinishReason, FinishSession, HandleHolder, LossId,
     RequestId, SamplerHandle, SessionId,
@@ -88,13 +90,14 @@ impl Session {
 
     /// Joins a session that another process created, for sampling only. Sends nothing.
     ///
-    /// It has a connection of its own, because the handle names the configuration to use.
+    /// The session has a connection of its own, because the handle contains the server
+    /// configuration to use.
     pub(crate) fn restore(
         settings: &Arc<ClientSettings>,
         handle: &SamplerHandle,
     ) -> Result<Arc<Self>> {
-        let (config, dynamic) =
-            (&handle.holder.client_config, &handle.holder.client_dynamic_config);
+        let config = &handle.holder.client_config;
+        let dynamic = &handle.holder.client_dynamic_config;
         let connection = Connection::restore(settings, config.clone(), dynamic.clone())?;
         if settings.telemetry {
             connection.start_telemetry(TelemetryScope::RestoredSession(&handle.session_id));
@@ -102,7 +105,8 @@ impl Session {
         Self::start(settings, connection, handle.session_id.clone())
     }
 
-    /// Starts the background tasks of a session: heartbeats, settings refresh and cancellations.
+    /// Creates the session value and starts the background tasks: heartbeats, refresh of the
+    /// dynamic settings, and cancellations.
     pub(crate) fn start(
         settings: &Arc<ClientSettings>,
         connection: Arc<Connection>,
@@ -154,10 +158,11 @@ impl Session {
         &self.settings
     }
 
-    /// Returns the server's address and configuration, with which another process can sample in
-    /// this session.
+    /// Returns the server's address and configuration, for a handle with which another process can
+    /// sample in this session.
     pub(crate) fn holder(&self) -> HandleHolder {
-        let (config, dynamic) = (self.config().clone(), self.dynamic.get());
+        let config = self.config().clone();
+        let dynamic = self.dynamic.get();
         let mut holder = HandleHolder::new(self.settings.base_url.as_str(), config, dynamic);
         let overrides = &self.settings.header_overrides;
         if !overrides.is_empty() {
@@ -175,7 +180,8 @@ impl Session {
         self.connection.config()
     }
 
-    /// Returns whether polls are delayed when the server responds "not ready" without holding them.
+    /// Returns whether the next poll is delayed when the server responds "not ready" without
+    /// holding the poll open.
     pub(crate) fn adaptive_polling(&self) -> bool {
         self.settings.adaptive_polling
     }
@@ -217,20 +223,21 @@ impl Session {
         &self.download_budget
     }
 
-    /// Returns a tracker of the calls of a new model. [`drain`](Self::drain) waits for them.
+    /// Returns a tracker for the calls of a new model. [`drain`](Self::drain) waits for the tracked
+    /// calls.
     pub(crate) fn track_calls(&self) -> Arc<PendingCalls> {
         let calls = Arc::new(PendingCalls::default());
-        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut models = self.models.lock();
         models.retain(|model| model.strong_count() > 0);
         models.push(Arc::downgrade(&calls));
         calls
     }
 
     /// Waits until all queued calls of all models have ended, or until the server has not responded
-    /// for [`MAX_SILENCE`]. Heartbeats make sure that a server that is reachable responds.
+    /// for [`MAX_SILENCE`]. A reachable server responds at least to the heartbeats.
     pub(crate) async fn drain(&self) {
         let models: Vec<Arc<PendingCalls>> = {
-            let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+            let models = self.models.lock();
             models.iter().filter_map(Weak::upgrade).collect()
         };
         let ended = join_all(models.iter().map(|calls| calls.ended()));
@@ -259,7 +266,8 @@ impl Session {
         let options = RequestOptions::default();
         match timeout(FINISH_TIMEOUT, self.transport().send(&request, &options)).await {
             Ok(Ok(_)) => {}
-            // Minimal servers cannot finish a session; it ends after its last heartbeat.
+            // Minimal servers lack this endpoint. They end a session some time after its last
+            // heartbeat.
             Ok(Err(error)) if error.is_missing_endpoint() => {}
             Ok(Err(error)) => {
                 tracing::warn!(%error, "cannot report the end of the session");
@@ -270,14 +278,15 @@ impl Session {
         self.leave().await;
     }
 
-    /// Closes the connection without finishing the session: another process may own it.
+    /// Closes the connection without finishing the session, which another process created and may
+    /// still use.
     pub(crate) async fn leave(&self) {
         self.stop_tasks();
         self.connection.close().await;
     }
 
     fn stop_tasks(&self) {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.tasks.lock().clear();
     }
 
     /// Runs `work`, cancelling it if the client is closed.
@@ -303,13 +312,16 @@ fn background_tasks(
     cancellations: mpsc::UnboundedReceiver<RequestId>,
 ) -> Vec<Arc<BackgroundTask>> {
     let background = transport.background();
-    let (sender, id) = (Arc::clone(transport), id.clone());
+    let sender = Arc::clone(transport);
+    let id = id.clone();
     let heartbeat =
         background.start(move || heartbeat::keep_alive(Arc::clone(&sender), id.clone()));
-    let (sender, settings) = (Arc::clone(transport), Arc::clone(dynamic));
+    let sender = Arc::clone(transport);
+    let settings = Arc::clone(dynamic);
     let refresh =
         background.start(move || dynamic::refresh(Arc::clone(&sender), Arc::clone(&settings)));
-    let (sender, settings) = (Arc::clone(transport), Arc::clone(dynamic));
+    let sender = Arc::clone(transport);
+    let settings = Arc::clone(dynamic);
     let queue = Arc::new(tokio::sync::Mutex::new(cancellations));
     let cancel = background.start(move || {
         let settings = Arc::clone(&settings);

@@ -9,10 +9,12 @@ use tokio::sync::watch;
 #[derive(Debug, Default)]
 pub(crate) struct PendingCalls(watch::Sender<CallNumbers>);
 
+/// Numbers of the calls of one model. Calls are numbered in the order in which they begin.
 #[derive(Debug, Default)]
 struct CallNumbers {
     /// Number of the next call.
     next: u64,
+    /// Numbers of the calls that have not ended.
     pending: BTreeSet<u64>,
 }
 
@@ -35,13 +37,18 @@ impl PendingCalls {
         PendingCall { calls: Arc::clone(self), number }
     }
 
-    /// Waits until all calls that were added before have ended. Later ones do not prolong the wait.
-    pub(crate) async fn ended(&self) {
+    /// Returns a future that resolves once all calls that were added before this one have ended.
+    /// Later calls do not prolong the wait.
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let next = self.0.borrow().next;
-        let all_ended =
-            |calls: &CallNumbers| calls.pending.first().is_none_or(|first| *first >= next);
-        // Cannot fail: `self` owns the sender.
-        let _ = self.0.subscribe().wait_for(all_ended).await;
+        let mut calls = self.0.subscribe();
+        async move {
+            let all_ended =
+                |calls: &CallNumbers| calls.pending.first().is_none_or(|first| *first >= next);
+            // Fails only if the sender was dropped. In that case no call is pending, because each
+            // pending call keeps the sender alive.
+            let _ = calls.wait_for(all_ended).await;
+        }
     }
 }
 
@@ -63,7 +70,8 @@ mod tests {
     fn only_earlier_calls_are_waited_for() {
         let calls = Arc::new(PendingCalls::default());
         assert!(calls.ended().now_or_never().is_some());
-        let (first, second) = (calls.begin(), calls.begin());
+        let first = calls.begin();
+        let second = calls.begin();
         let mut ended = Box::pin(calls.ended());
         assert!((&mut ended).now_or_never().is_none());
         let _later = calls.begin();

@@ -60,9 +60,10 @@ impl RecordedCall {
         }
         let compressed =
             headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding == "zstd");
-        let body = match compressed {
-            true => compress::decompress(&body, MAX_BODY_BYTES).unwrap_or(body),
-            false => body,
+        let body = if compressed {
+            compress::decompress(&body, MAX_BODY_BYTES).unwrap_or(body)
+        } else {
+            body
         };
         Self { route, lane, method: parts.method, path, url, headers, body, at, timeout }
     }

@@ -1,11 +1,12 @@
 //! Default responses of a [`FakeServer`](super::FakeServer).
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
+use parking_lot::{Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tinkex_wire::{
@@ -260,7 +261,7 @@ impl Defaults {
     }
 
     fn lock(&self) -> MutexGuard<'_, DefaultsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

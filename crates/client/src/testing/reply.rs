@@ -85,7 +85,8 @@ impl ScriptedResponse {
 
 impl Reply {
     fn new(action: Action) -> Self {
-        let (delay, remaining) = (Duration::ZERO, Some(NonZeroU64::MIN));
+        let delay = Duration::ZERO;
+        let remaining = Some(NonZeroU64::MIN);
         Self { action, delay, request_id: None, remaining }
     }
 
@@ -100,7 +101,8 @@ impl Reply {
     /// If `status` is not between 100 and 999.
     pub fn status(status: u16) -> Self {
         let status = StatusCode::from_u16(status).expect("a status is between 100 and 999");
-        let (headers, body) = (HeaderMap::new(), Bytes::new());
+        let headers = HeaderMap::new();
+        let body = Bytes::new();
         Self::new(Action::Response(ScriptedResponse { status, headers, body }))
     }
 

@@ -1,4 +1,4 @@
-//! Keeps a model's requests in call order.
+//! [`CallOrder`]: keeps a model's requests in call order.
 //!
 //! The server executes a model's requests by sequence number and waits for gaps, so numbers must be
 //! assigned in the order in which the user made the calls, even though each call is sent by its own
@@ -7,30 +7,33 @@
 //! released on drop, so a failed or cancelled call never blocks later ones.
 //!
 //! A number is consumed once the server may have read a request with it. After a 5xx, a timeout or
-//! a lost connection the client cannot know. If the next request got the same number, a server that
-//! has accepted the failed one would take it for a retry and not execute it. If the server has not
-//! read the failed one, it waits for the number until a timeout, and then skips it.
+//! a lost connection the client cannot know whether the server has read the request. If the next
+//! request got the same number, a server that has accepted the failed request would treat the next
+//! request as a retry and not execute it. If the server has not read the failed request, it waits
+//! for the number until a timeout and then skips the number.
 //!
 //! The number of a request that the server has certainly not read is assigned again, so that the
-//! server does not wait for it: the connection was refused, the server refused the credential or
-//! limited the rate, or the runtime ended before the request was sent.
+//! server does not wait for the number. This is the case if the connection was refused, if the
+//! server refused the credential or limited the rate, or if the runtime ended before the request
+//! was sent.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use tinkex_wire::Seq;
 use tokio::sync::oneshot;
 
 use crate::sync::{Mutex, MutexGuard};
-use crate::transport::sent_flag::SentFlag;
+use crate::transport::request::sent_flag::SentFlag;
 
 /// Largest sequence number of a model.
 const MAX_SEQ: u64 = (1 << 31) - 1;
 
-/// Hands out positions in call order.
+/// Assigns positions in call order.
 #[derive(Clone, Debug)]
 pub(crate) struct CallOrder(Arc<Mutex<OrderState>>);
 
+/// Reservations and sequence numbers of one model.
 #[derive(Debug)]
 struct OrderState {
     /// Position of the next reservation.
@@ -84,7 +87,7 @@ impl CallOrder {
     }
 
     fn lock(&self) -> MutexGuard<'_, OrderState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -126,7 +129,8 @@ impl Reservation {
         self.assign(1)[0].clone()
     }
 
-    /// Returns the next number that is not consumed, or `None` if none was assigned.
+    /// Returns the first sequence number after the consumed ones, or `None` if this reservation has
+    /// assigned no number.
     fn next_seq(&self) -> Option<u64> {
         let first = self.assigned.first()?.seq.get();
         let last_sent = self.assigned.iter().rev().find(|assigned| assigned.sent.get());
@@ -139,7 +143,8 @@ impl Drop for Reservation {
         let next_seq = self.next_seq();
         let mut state = self.order.lock();
         if let Some(next_seq) = next_seq {
-            // No other reservation has assigned numbers in the meantime: this one is current.
+            // Safe to reset: no other reservation has assigned numbers in the meantime, because
+            // this one is current.
             state.next_seq = next_seq;
         }
         state.waiters.remove(&self.position);
@@ -152,8 +157,8 @@ impl Drop for Reservation {
         let waiter = state.waiters.remove(&current);
         drop(state);
         if let Some(waiter) = waiter {
-            // Fails if the `wait` future was dropped. Its reservation is still current, and
-            // releases the position when it is dropped itself.
+            // Fails if the `wait` future was dropped. Its reservation still becomes current, and
+            // releases the position when the reservation is dropped.
             let _ = waiter.send(());
         }
     }

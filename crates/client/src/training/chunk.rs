@@ -21,7 +21,7 @@ pub(crate) struct BatchChunk<T = Datum> {
 
 /// Splits `data` into as few chunks as `limits` allow, in order.
 ///
-/// An example that exceeds the byte limit by itself gets a chunk of its own.
+/// A single example that exceeds the byte limit gets a chunk of its own.
 pub(crate) fn split(data: Vec<Datum>, limits: ChunkLimits) -> Vec<BatchChunk> {
     split_by(data, limits, |datum| datum.training_bytes() as u64)
 }

@@ -1,7 +1,5 @@
 //! Creates models to train: a new LoRA adapter, or one restored from a checkpoint.
 
-use std::future::IntoFuture;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use tinkex_wire::{
@@ -9,39 +7,44 @@ use tinkex_wire::{
     Secret, SubmitRequest, TinkerPath, WeightsInfo, WeightsInfoRequest,
 };
 
-use crate::call_options::CallOptions;
-use crate::error::{Error, ErrorKind, Result};
+use crate::call_options::ApplyOptions as _;
+use crate::error::{Error, ErrorKind, Result, convert};
 use crate::future::queue_log::{QueueLog, QueuedWork};
-use crate::future::{Poller, Submitted};
+use crate::future::{Poller, RequestFuture, Submitted};
 use crate::service::ServiceClient;
 use crate::session::{OtherKeyConnection, Session};
+use crate::transport::CallOptions;
 
 use super::{RestoreMode, TrainingClient};
 
-/// Builder for a new LoRA adapter, returned by
+/// Base model of a new LoRA adapter, with optional settings, for
 /// [`ServiceClient::create_lora_training_client`].
 ///
-/// Await it, or call [`create`](Self::create).
+/// A plain string converts into options with the default settings for that base model.
 ///
-/// ```no_run
-/// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
-/// let model = service.create_lora_training_client("Qwen/Qwen3-8B").rank(16).seed(7).await?;
-/// # Ok(()) }
+/// ```
+/// use tinkex::LoraOptions;
+///
+/// let options = LoraOptions::new("Qwen/Qwen3-8B").rank(16).seed(7);
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "no model is created until the builder is awaited"]
-pub struct CreateLora {
-    service: ServiceClient,
+#[must_use = "options do nothing until they are passed to `create_lora_training_client`"]
+pub struct LoraOptions {
     base_model: String,
     lora: LoraConfig,
     optimizer: OptimizerConfig,
     user_metadata: Option<JsonObject>,
 }
 
-impl CreateLora {
-    pub(crate) fn new(service: ServiceClient, base_model: String) -> Self {
-        let (lora, optimizer) = (LoraConfig::default(), OptimizerConfig::default());
-        Self { service, base_model, lora, optimizer, user_metadata: None }
+impl LoraOptions {
+    /// Creates options for an adapter of `base_model`.
+    pub fn new(base_model: impl Into<String>) -> Self {
+        Self {
+            base_model: base_model.into(),
+            lora: LoraConfig::default(),
+            optimizer: OptimizerConfig::default(),
+            user_metadata: None,
+        }
     }
 
     /// Sets the LoRA rank (default 32).
@@ -73,36 +76,115 @@ impl CreateLora {
         self.user_metadata = Some(metadata);
         self
     }
+}
 
-    /// Creates the model and waits until the server has loaded it.
+impl From<&str> for LoraOptions {
+    fn from(base_model: &str) -> Self {
+        Self::new(base_model)
+    }
+}
+
+impl From<&String> for LoraOptions {
+    fn from(base_model: &String) -> Self {
+        Self::new(base_model)
+    }
+}
+
+impl From<String> for LoraOptions {
+    fn from(base_model: String) -> Self {
+        Self::new(base_model)
+    }
+}
+
+impl ServiceClient {
+    /// Creates a new LoRA adapter, waits until the server has loaded its model, and returns a
+    /// client that trains it.
+    ///
+    /// ```no_run
+    /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
+    /// use tinkex::LoraOptions;
+    ///
+    /// let model = service.create_lora_training_client("Qwen/Qwen3-8B").await?;
+    /// let options = LoraOptions::new("Qwen/Qwen3-8B").rank(16).seed(7);
+    /// let small = service.create_lora_training_client(options).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if a setting is out of range; [`ErrorKind::WorkFailed`] or
     /// [`ErrorKind::Rejected`] if the server does not serve the base model or refuses the settings.
     ///
     /// # Cancel safety
-    /// Not cancel safe: after the request was sent, the server creates the model even if this
-    /// future is dropped.
-    pub async fn create(self) -> Result<TrainingClient> {
-        let options = *self.service.options();
-        options.limit(Box::pin(self.create_model(&options))).await
+    /// If the future is dropped after the request was sent, the server creates the model, but no
+    /// client for it exists.
+    pub fn create_lora_training_client(
+        &self,
+        options: impl Into<LoraOptions>,
+    ) -> RequestFuture<TrainingClient> {
+        let service = self.clone();
+        let options = options.into();
+        self.start(async move { create_lora(&service, options).await })
     }
 
-    async fn create_model(self, options: &CallOptions) -> Result<TrainingClient> {
-        let session = self.service.session().await?;
-        let request =
-            CreateModel::new(session.id().clone(), session.next_model(), self.base_model.as_str())
-                .lora_config(Some(self.lora))
-                .optimizer_config(self.optimizer)
-                .user_metadata(self.user_metadata);
-        let created = create_model(&session, &request, self.base_model, options).await?;
-        Ok(TrainingClient::new(session, created.model_id).with_options(*options))
+    /// Creates a model that continues from a training checkpoint, waits until the checkpoint is
+    /// loaded, and returns a client that trains it.
+    ///
+    /// ```no_run
+    /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
+    /// use tinkex::{RestoreMode, RestoreOptions};
+    ///
+    /// let path = "tinker://run/weights/step-100";
+    /// let model = service.create_training_client_from(path, RestoreMode::WithOptimizer).await?;
+    /// let options = RestoreOptions::new(RestoreMode::WeightsOnly).weights_key("tml-other");
+    /// let other = service.create_training_client_from(path, options).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if the path is not a training checkpoint or the checkpoint holds
+    /// no LoRA adapter; otherwise fails if the server does not find the checkpoint or cannot load
+    /// it.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped after the request was sent, the server creates the model, but no
+    /// client for it exists.
+    pub fn create_training_client_from(
+        &self,
+        path: impl TryInto<TinkerPath, Error: Into<Error>>,
+        options: impl Into<RestoreOptions>,
+    ) -> RequestFuture<TrainingClient> {
+        const CALL: &str = "create_training_client_from";
+        let path = match convert(CALL, path) {
+            Ok(path) => path,
+            Err(error) => return RequestFuture::failed(error),
+        };
+        if path.kind() != CheckpointKind::Training {
+            let message = format!("cannot train from {path}: not a training checkpoint");
+            let error = Error::new(ErrorKind::InvalidInput, message);
+            let error = error.with_hint("Save the model with save_state.").during(CALL);
+            return RequestFuture::failed(error);
+        }
+        let service = self.clone();
+        let options = options.into();
+        self.start(async move { options.create(&service, &path).await })
     }
 }
 
-/// Sends a request that creates a model and waits for its result. `name` names the model in logs.
+async fn create_lora(service: &ServiceClient, options: LoraOptions) -> Result<TrainingClient> {
+    let LoraOptions { base_model, lora, optimizer, user_metadata } = options;
+    let session = service.session().await?;
+    let request = CreateModel::new(session.id().clone(), session.next_model(), base_model.as_str())
+        .lora_config(Some(lora))
+        .optimizer_config(optimizer)
+        .user_metadata(user_metadata);
+    let created = create_model(&session, &request, base_model, service.options()).await?;
+    Ok(TrainingClient::new(session, created.model_id).with_options(*service.options()))
+}
+
+/// Sends a request that creates a model and waits for its result. Log messages show `name` for the
+/// model.
 ///
-/// It needs no position in the call order, because the model does not exist yet.
+/// The request needs no position in the call order, because the model does not exist yet.
 async fn create_model<S: SubmitRequest>(
     session: &Session,
     request: &S,
@@ -116,25 +198,13 @@ async fn create_model<S: SubmitRequest>(
     session.connection().record_failure(poller.result::<S>(&submitted).await)
 }
 
-/// Builder for a model that continues from a checkpoint, returned by
+/// Parts of a checkpoint to load into a new model, with optional settings, for
 /// [`ServiceClient::create_training_client_from`].
 ///
-/// Await it, or call [`create`](Self::create).
-///
-/// ```no_run
-/// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
-/// use tinkex::RestoreMode;
-///
-/// let path = "tinker://run/weights/step-100";
-/// let model = service.create_training_client_from(path, RestoreMode::WithOptimizer).await?;
-/// # Ok(()) }
-/// ```
+/// A [`RestoreMode`] converts into options without further settings.
 #[derive(Clone, Debug)]
-#[must_use = "no model is created until the builder is awaited"]
-pub struct CreateFromState {
-    service: ServiceClient,
-    /// Path, or the error if the argument is not one; `create` returns it.
-    path: Result<TinkerPath>,
+#[must_use = "options do nothing until they are passed to `create_training_client_from`"]
+pub struct RestoreOptions {
     restore: RestoreMode,
     base_model: Option<String>,
     optimizer: Option<OptimizerConfig>,
@@ -142,24 +212,21 @@ pub struct CreateFromState {
     key: Option<Secret>,
 }
 
-impl CreateFromState {
-    pub(crate) fn new(
-        service: ServiceClient,
-        path: Result<TinkerPath>,
-        restore: RestoreMode,
-    ) -> Self {
-        let (base_model, optimizer, user_metadata) = (None, None, None);
-        Self { service, path, restore, base_model, optimizer, user_metadata, key: None }
+impl RestoreOptions {
+    /// Creates options that load the given parts.
+    pub fn new(restore: RestoreMode) -> Self {
+        Self { restore, base_model: None, optimizer: None, user_metadata: None, key: None }
     }
 
-    /// Sets the base model (default: the checkpoint's). It must have the same layers.
+    /// Sets the base model (default: the base model of the checkpoint). Another base model must
+    /// have the same layers.
     pub fn base_model(mut self, base_model: impl Into<String>) -> Self {
         self.base_model = Some(base_model.into());
         self
     }
 
-    /// Sets the optimizer (default: the checkpoint's with [`RestoreMode::WithOptimizer`], else
-    /// AdamW).
+    /// Sets the optimizer (default: the optimizer of the checkpoint with
+    /// [`RestoreMode::WithOptimizer`], else AdamW).
     pub fn optimizer(mut self, optimizer: OptimizerConfig) -> Self {
         self.optimizer = Some(optimizer);
         self
@@ -171,53 +238,31 @@ impl CreateFromState {
         self
     }
 
-    /// Sets the API key that may read the checkpoint (default: this client's own).
+    /// Sets the API key with which the checkpoint is read (default: the API key of this client).
     pub fn weights_key(mut self, key: impl Into<Secret>) -> Self {
         self.key = Some(key.into());
         self
     }
 
-    /// Creates the model and waits until the checkpoint is loaded.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidInput`] if the path is not a training checkpoint or the checkpoint holds
-    /// no LoRA adapter; otherwise fails if the server does not find the checkpoint or cannot load
-    /// it.
-    ///
-    /// # Cancel safety
-    /// Not cancel safe: after the request was sent, the server creates the model even if this
-    /// future is dropped.
-    pub async fn create(self) -> Result<TrainingClient> {
-        let path = self.path.clone()?;
-        if path.kind() != CheckpointKind::Training {
-            let message = format!("cannot train from {path}: not a training checkpoint");
-            let error = Error::new(ErrorKind::InvalidInput, message);
-            return Err(error
-                .with_hint("Save the model with save_state.")
-                .during("create_training_client_from"));
-        }
-        let options = *self.service.options();
-        options.limit(Box::pin(self.create_from(&path))).await
-    }
-
-    async fn create_from(self, path: &TinkerPath) -> Result<TrainingClient> {
-        let session = self.service.session().await?;
+    async fn create(self, service: &ServiceClient, path: &TinkerPath) -> Result<TrainingClient> {
+        let session = service.session().await?;
         let other_key = self.key.as_ref().map(|key| session.with_other_key(key)).transpose()?;
         let token = match &other_key {
             Some(other_key) => Some(other_key.access_token().await?),
             None => None,
         };
         if session.config().create_model_via_load_weights {
-            self.create_by_loading(&session, path, token).await
+            self.create_by_loading(service, &session, path, token).await
         } else {
-            self.create_and_load(&session, path, other_key, token).await
+            self.create_and_load(service, &session, path, other_key, token).await
         }
     }
 
-    /// Creates and loads the model with one request. The model id follows from its index in the
-    /// session.
+    /// Creates and loads the model with one request. The server derives the model id from the index
+    /// of the model in the session.
     async fn create_by_loading(
         self,
+        service: &ServiceClient,
         session: &Arc<Session>,
         path: &TinkerPath,
         weights_access_token: Option<Secret>,
@@ -230,7 +275,8 @@ impl CreateFromState {
             .optimizer(self.restore == RestoreMode::WithOptimizer)
             .optimizer_config(self.optimizer)
             .weights_access_token(weights_access_token);
-        let (name, options) = (expected_id.as_str().to_owned(), *self.service.options());
+        let options = *service.options();
+        let name = expected_id.as_str().to_owned();
         let loaded = create_model(session, &request, name, &options).await?;
         let model_id = loaded.model_id.unwrap_or(expected_id);
         Ok(TrainingClient::new(Arc::clone(session), model_id).with_options(options))
@@ -239,6 +285,7 @@ impl CreateFromState {
     /// Reads the checkpoint's configuration, creates a model with it, and loads the checkpoint.
     async fn create_and_load(
         self,
+        service: &ServiceClient,
         session: &Arc<Session>,
         path: &TinkerPath,
         other_key: Option<OtherKeyConnection>,
@@ -248,24 +295,30 @@ impl CreateFromState {
         // The configuration is readable only with a key that may read the checkpoint.
         let transport =
             other_key.as_ref().map_or(session.transport(), OtherKeyConnection::transport);
-        let info = transport.send(&request, &self.service.options().request_options()).await;
+        let info = transport.send(&request, &service.options().request_options()).await;
         let info = session.connection().record_failure(info)?;
         let restored_optimizer =
             (self.restore == RestoreMode::WithOptimizer).then(|| info.optimizer_config.clone());
-        let create = CreateLora {
+        let options = LoraOptions {
             lora: lora_config(path, &info)?,
             optimizer: self.optimizer.or(restored_optimizer).unwrap_or_default(),
             user_metadata: self.user_metadata,
-            ..CreateLora::new(self.service, self.base_model.unwrap_or(info.base_model))
+            base_model: self.base_model.unwrap_or(info.base_model),
         };
-        let model = create.create().await?;
+        let model = create_lora(service, options).await?;
         model.load(path, self.restore, std::future::ready(Ok(token))).await?;
         Ok(model)
     }
 }
 
-/// Returns the LoRA configuration of a checkpoint. Layers that the server does not mention were
-/// trained.
+impl From<RestoreMode> for RestoreOptions {
+    fn from(restore: RestoreMode) -> Self {
+        Self::new(restore)
+    }
+}
+
+/// Returns the LoRA configuration of a checkpoint. Groups of layers that the server does not report
+/// count as trained.
 fn lora_config(path: &TinkerPath, info: &WeightsInfo) -> Result<LoraConfig> {
     let (true, Some(rank)) = (info.is_lora, info.lora_rank) else {
         let message = format!("cannot train from {path}: it holds no LoRA adapter");
@@ -276,24 +329,3 @@ fn lora_config(path: &TinkerPath, info: &WeightsInfo) -> Result<LoraConfig> {
         .train_mlp(info.train_mlp.unwrap_or(true))
         .train_attn(info.train_attn.unwrap_or(true)))
 }
-
-impl IntoFuture for CreateLora {
-    type Output = Result<TrainingClient>;
-    type IntoFuture = CreateTrainingClientFuture;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.create())
-    }
-}
-
-impl IntoFuture for CreateFromState {
-    type Output = Result<TrainingClient>;
-    type IntoFuture = CreateTrainingClientFuture;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.create())
-    }
-}
-
-/// Future returned by awaiting [`CreateLora`] or [`CreateFromState`].
-type CreateTrainingClientFuture = Pin<Box<dyn Future<Output = Result<TrainingClient>> + Send>>;

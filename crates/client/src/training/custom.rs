@@ -21,18 +21,20 @@ use super::merge::{BatchOutput, MetricValue};
 use super::pass::PreparedPass;
 use super::{TrainingClient, TrainingShared};
 
-/// Metric of the loss.
+/// Name of the metric with the custom loss.
 const LOSS: &str = "loss:sum";
-/// Metric of the cross entropy that has the gradient of the custom loss.
+/// Name of the metric with the weighted cross entropy, which has the same gradient as the custom
+/// loss.
 const SURROGATE: &str = "surrogate_loss:sum";
 
 /// Error returned by a caller's loss function.
 pub(super) type LossError = Box<dyn StdError + Send + Sync>;
 
-/// Loss that a function of the caller computes for any number of batches.
+/// Loss that a function of the caller computes. The function can be called for several batches.
 #[derive(Clone)]
 pub(super) struct ComputedLoss(pub(super) Arc<SharedLossFunction>);
 
+/// Loss function that can be called for several batches.
 type SharedLossFunction =
     dyn Fn(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError> + Send + Sync;
 
@@ -74,8 +76,8 @@ impl TrainingClient {
     /// # Ok(()) }
     /// ```
     ///
-    /// A traced loss ([`CustomLoss`]) needs no gradient of its own; pass it to
-    /// [`TrainingClient::forward_backward`].
+    /// For a traced loss ([`CustomLoss`]) the gradient is derived automatically; pass such a loss
+    /// to [`TrainingClient::forward_backward`].
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if a datum has no `target_tokens`, or if the function fails,
@@ -98,6 +100,7 @@ impl TrainingClient {
 /// Loss that the client computes.
 pub(crate) struct LocalLoss(Box<LossFunction>);
 
+/// Loss function that is called for one batch.
 type LossFunction =
     dyn FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError> + Send;
 
@@ -118,11 +121,11 @@ impl LocalLoss {
         Self(Box::new(loss))
     }
 
-    /// Computes the loss from the output of a forward pass. Returns it with the data of the pass
-    /// that accumulates its gradient.
+    /// Computes the loss from the output of a forward pass. Returns the loss, and the data of the
+    /// second pass, which accumulates the gradient of the loss.
     ///
-    /// Runs on the blocking thread pool: the function may take long or panic, and must not delay
-    /// the tasks that do I/O.
+    /// The loss function runs on the blocking thread pool: it may take long or panic, and must not
+    /// delay the tasks that do I/O.
     pub(crate) async fn compute(
         self,
         output: &BatchOutput,
@@ -145,8 +148,8 @@ impl LocalLoss {
 }
 
 impl LossResult {
-    /// Adds the loss and its metrics to the output. The loss of the pass itself, a weighted cross
-    /// entropy, is reported as `surrogate_loss:sum`.
+    /// Adds the custom loss and its metrics to the output of the second pass. The loss that the
+    /// server computed in that pass, a weighted cross entropy, is renamed to `surrogate_loss:sum`.
     pub(super) fn add_to(self, mut output: BatchOutput) -> BatchOutput {
         if let Some(surrogate) = output.metrics.remove(LOSS) {
             output.metrics.insert(SURROGATE.to_owned(), surrogate);
@@ -161,7 +164,7 @@ impl LossResult {
 
 #[cfg(feature = "upstream")]
 impl LossResult {
-    /// Replaces the loss and the metrics in an output, as [`add_to`](Self::add_to).
+    /// Replaces the loss and the metrics in an output, like [`add_to`](Self::add_to).
     pub(crate) fn replace_in(
         self,
         mut output: tinkex_wire::ForwardBackwardOutput,
@@ -222,8 +225,8 @@ impl TrainingShared {
 
 /// Returns the data with target tokens and weights as its only loss inputs.
 ///
-/// The weights are −gradient. Before the gradient is known, for the forward pass, they are the
-/// datum's own weights, or zeros.
+/// With a gradient, the weights are −gradient. Without one (for the forward pass, before the
+/// gradient is known), the weights are the datum's own weights, or zeros if it has none.
 pub(crate) fn with_weights(
     data: &[Datum],
     gradients: Option<(&LossValue, &[TensorData])>,
@@ -258,7 +261,8 @@ pub(crate) fn with_weights(
         .collect()
 }
 
-/// Returns weights of 0 in the shape of the targets. A forward pass ignores weights.
+/// Returns weights of 0 in the shape of the targets. Their values do not matter, because a forward
+/// pass accumulates no gradient.
 fn zeros(targets: &TensorData) -> Result<TensorData> {
     let shape = targets.shape();
     let elements = shape.element_count().ok_or_else(|| {
@@ -294,11 +298,13 @@ fn validate_loss(value: &LossValue, logprobs: &[TensorData]) -> Result<()> {
         return invalid(format!("the loss is {}", value.loss));
     }
     if value.gradients.len() != logprobs.len() {
-        let (got, expected) = (value.gradients.len(), logprobs.len());
+        let got = value.gradients.len();
+        let expected = logprobs.len();
         return invalid(format!("it has gradients of {got} data, expected {expected}"));
     }
     for (i, (gradient, logprobs)) in value.gradients.iter().zip(logprobs).enumerate() {
-        let (got, expected) = (gradient.len(), logprobs.values().len());
+        let got = gradient.len();
+        let expected = logprobs.values().len();
         if got != expected {
             return invalid(format!(
                 "the gradient of datum {i} has {got} values, expected {expected}"

@@ -1,4 +1,5 @@
-//! Datum indices in error messages: relative to the whole batch, not to a chunk of it.
+//! Converts the datum indices in error messages from positions in a chunk to positions in the
+//! batch.
 
 use std::ops::Range;
 
@@ -7,10 +8,15 @@ use crate::error::Error;
 /// Name of the list of datums in the messages of this crate and of servers.
 const DATA: &str = "data[";
 
-impl Error {
-    /// Converts datum indices in the message from a chunk to its batch. `datums` are the chunk's
-    /// datums in the batch.
-    pub(super) fn in_datums(self, datums: &Range<usize>) -> Self {
+/// Errors whose message contains datum indices of a chunk.
+pub(super) trait DatumIndices {
+    /// Converts datum indices in the message from positions in a chunk to positions in the batch.
+    /// `datums` is the range of the chunk in the batch.
+    fn in_datums(self, datums: &Range<usize>) -> Self;
+}
+
+impl DatumIndices for Error {
+    fn in_datums(self, datums: &Range<usize>) -> Self {
         if datums.start == 0 {
             return self;
         }
@@ -18,14 +24,14 @@ impl Error {
     }
 }
 
-/// Replaces `data[i]` by `data[start + i]`. Keeps an index outside the chunk: it cannot refer to a
-/// datum of the chunk.
+/// Replaces `data[i]` with `data[start + i]`. An index outside the chunk stays unchanged, because
+/// it does not refer to a datum of the chunk.
 fn shift(message: &str, datums: &Range<usize>) -> String {
     let mut shifted = String::with_capacity(message.len() + 8);
     let mut rest = message;
     while let Some(at) = rest.find(DATA) {
         let (before, after) = rest.split_at(at + DATA.len());
-        // False for a longer name that ends in `data`, such as `metadata[`.
+        // Do not match a longer name that ends in `data`, such as `metadata[`.
         let is_data = !rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
         shifted.push_str(before);
         let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());

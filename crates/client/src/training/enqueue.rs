@@ -1,10 +1,11 @@
-//! Queues the requests of a model in call order and runs them in tasks of their own.
+//! Queues the requests of a model in call order. Each request is sent by a task of its own.
 
 use std::future::ready;
 use std::sync::Arc;
 
 use tinkex_wire::{ModelId, Seq, SubmitRequest};
 
+use crate::call_options::ApplyOptions as _;
 use crate::error::Result;
 use crate::future::{ApiFuture, Poller, Submitted};
 use crate::transport::RequestOptions;
@@ -13,7 +14,8 @@ use super::call_order::{AssignedSeq, Reservation};
 use super::{TrainingClient, TrainingShared};
 
 impl TrainingClient {
-    /// Reserves a position in the call order and runs `work` with it in a task of its own.
+    /// Reserves a position in the call order, and spawns a task that runs `work` with the
+    /// reservation.
     pub(super) fn enqueue_work<T, W>(
         &self,
         work: impl FnOnce(Arc<TrainingShared>, Reservation) -> W,
@@ -30,7 +32,7 @@ impl TrainingClient {
         })
     }
 
-    /// Runs `work` in a task of its own until the client is closed.
+    /// Spawns a task that runs `work`, and cancels `work` if the client is closed.
     pub(super) fn start<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,

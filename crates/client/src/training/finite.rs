@@ -1,4 +1,4 @@
-//! Rejects numbers that are not finite before they are sent.
+//! Checks that the loss inputs of a batch are finite before the batch is sent.
 
 use tinkex_wire::{Datum, TensorValues, loss_input};
 
@@ -13,14 +13,15 @@ const FINITE: [&str; 5] = [
     loss_input::SEQUENCE_RATIO_MASK,
 ];
 
-/// Checks that no input of a built-in loss is NaN or infinite. A log-probability of −∞ is valid: a
-/// token that the sampler excluded has it, together with an advantage of 0.
+/// Checks that no input of a built-in loss is NaN or infinite. A log-probability of −∞ is valid: it
+/// is the value of a token that the sampler excluded, whose advantage is 0.
 ///
-/// Servers reject such a batch too, but only the chunk that holds the number: the gradients of the
-/// other chunks would be accumulated.
+/// Servers check this too, but reject only the chunk that holds the invalid number: they would
+/// accumulate the gradients of the other chunks.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidInput`] that names the datum, the input and the element.
+/// [`ErrorKind::InvalidInput`]. The message contains the indices of the datum and the element, and
+/// the name of the input.
 pub(super) fn check(data: &[Datum]) -> Result<()> {
     for (i, datum) in data.iter().enumerate() {
         for (name, tensor) in datum.loss_inputs() {
@@ -45,7 +46,8 @@ pub(super) fn check(data: &[Datum]) -> Result<()> {
 
 /// Returns the position of the first value that is not valid.
 fn position_of_invalid(values: &[f32], is_valid: impl Fn(f32) -> bool) -> Option<usize> {
-    // Without an early exit the compiler vectorizes the loop, and almost every batch is valid.
+    // Scan all values without an early exit, so that the compiler vectorizes the loop. An early
+    // exit would rarely help, because almost every batch is valid.
     let all_valid = values.iter().fold(true, |all, value| all & is_valid(*value));
     if all_valid { None } else { values.iter().position(|value| !is_valid(*value)) }
 }

@@ -1,4 +1,4 @@
-//! Sends a batch as chunks and collects their results.
+//! Sends a batch as one or more chunks and merges their results.
 
 use std::ops::Range;
 
@@ -9,11 +9,12 @@ use crate::connection::PassEncoding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::Submitted;
 use crate::loss::CustomLoss;
-use crate::transport::sent_flag::SentFlag;
+use crate::transport::request::sent_flag::SentFlag;
 use crate::validated::Validated;
 
 use super::call_order::{AssignedSeq, Reservation};
 use super::chunk::{self, BatchChunk, ChunkLimits};
+use super::datum_index::DatumIndices as _;
 use super::merge::{self, BatchOutput};
 use super::{TrainingShared, finite, pass_encoding};
 
@@ -23,14 +24,16 @@ pub(super) struct SubmittedBatch {
     chunks: Vec<SubmittedChunk>,
 }
 
+/// Chunk whose request was sent.
 struct SubmittedChunk {
-    /// Indices of its datums in the batch.
+    /// Indices of the datums of this chunk in the batch.
     datums: Range<usize>,
+    /// The accepted request, or the error with which the server refused the chunk.
     outcome: Result<Submitted>,
 }
 
 impl SubmittedBatch {
-    /// Returns the error of the batch if the server refused a chunk of it. The error names the
+    /// Returns the error of the batch if the server refused one of its chunks. The error lists the
     /// datums of the accepted chunks, whose gradients the server accumulates.
     pub(super) fn refusal(&self) -> Option<Error> {
         let outcomes = self.chunks.iter().map(|chunk| (&chunk.datums, chunk.outcome.as_ref()));
@@ -38,7 +41,7 @@ impl SubmittedBatch {
     }
 }
 
-/// Returns the first error of a batch's chunks. For a pass that computes gradients, the error names
+/// Returns the first error of a batch's chunks. For a pass that computes gradients, the error lists
 /// the datums of the successful chunks.
 fn first_error<'a, T: 'a>(
     mode: PassMode,
@@ -62,7 +65,7 @@ pub(super) struct BatchRequests {
 /// Request for one chunk of a batch.
 pub(super) struct ChunkRequest {
     pub(super) request: Validated<ForwardBackward>,
-    /// Indices of its datums in the batch.
+    /// Indices of the datums of this chunk in the batch.
     pub(super) datums: Range<usize>,
     /// Estimated size in bytes.
     pub(super) bytes: u64,
@@ -183,11 +186,11 @@ impl TrainingShared {
         SubmittedBatch { mode, chunks }
     }
 
-    /// Polls the results of all chunks concurrently and merges them.
+    /// Polls for the results of all chunks concurrently and merges them.
     ///
     /// If the server refused a chunk, fails without waiting for the others: the server may never
-    /// execute the chunks behind a refused one. Otherwise waits for all results, so that the error
-    /// names every datum whose gradient the server accumulated.
+    /// execute the chunks after a refused one. Otherwise waits for all results, so that the error
+    /// lists every datum whose gradient the server accumulated.
     pub(super) async fn poll_batch(&self, batch: SubmittedBatch) -> Result<BatchOutput> {
         if let Some(error) = batch.refusal() {
             return Err(error);

@@ -12,7 +12,7 @@ use tinkex_wire::{ForwardBackwardOutput, LossOutputs};
 #[serde(default)]
 #[non_exhaustive]
 pub struct BatchOutput {
-    /// Type of `outputs`, as named by the server.
+    /// Name of the type of `outputs`, as the server reports it.
     pub output_type: String,
     /// Output tensors of each example, in the order of the batch.
     pub outputs: LossOutputs,
@@ -24,8 +24,8 @@ pub struct BatchOutput {
 impl BatchOutput {
     /// Returns the loss summed over the batch.
     ///
-    /// This is the metric `loss:sum`, or else the sum of the `elementwise_loss` tensors. Returns
-    /// `None` if the server sent neither.
+    /// The value is the metric `loss:sum`, or, without that metric, the sum of the
+    /// `elementwise_loss` tensors. Returns `None` if the server sent neither.
     #[must_use]
     pub fn loss(&self) -> Option<f64> {
         if let Some(sum) = self.metrics.get("loss:sum") {
@@ -35,7 +35,7 @@ impl BatchOutput {
     }
 }
 
-/// Returns the sum of the losses of all tokens, or `None` if the server did not send them.
+/// Returns the sum of the losses of all tokens, or `None` if the server sent no token losses.
 pub(crate) fn token_loss(outputs: &LossOutputs) -> Option<f64> {
     if outputs.is_empty() {
         return None;
@@ -48,9 +48,9 @@ pub(crate) fn token_loss(outputs: &LossOutputs) -> Option<f64> {
 
 /// Value of a metric.
 ///
-/// With serde, a number is written with a fraction or an exponent and a checksum as an integer, so
-/// both are read back. JSON has no NaN and no infinity: such numbers become null, which is read as
-/// NaN.
+/// Serde writes a number with a fraction or an exponent and a checksum as an integer, so that
+/// reading restores the variant. JSON has no NaN and no infinity: they are written as null, which
+/// is read as NaN.
 ///
 /// ```
 /// use tinkex::MetricValue;
@@ -108,6 +108,7 @@ impl fmt::Display for MetricValue {
 
 impl<'de> Deserialize<'de> for MetricValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// JSON forms of a metric: integer, number with a fraction or an exponent, and null.
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum MetricForm {
@@ -152,7 +153,7 @@ struct ChunkMetrics<'a> {
     datums: usize,
 }
 
-/// Reduces metrics over chunks, by the reduction that the name ends in.
+/// Reduces metrics over chunks. The suffix of a metric's name after the last `:` is its reduction.
 ///
 /// Omits a metric that a chunk lacks or whose reduction is unknown: a metric must never make a
 /// finished result fail.
@@ -180,7 +181,8 @@ fn reduce(chunks: &[ChunkMetrics<'_>]) -> BTreeMap<String, MetricValue> {
                     reduced.insert(name.clone(), MetricValue::Number(number));
                 }
             }
-            // Without a reduction only the value of a single chunk is meaningful.
+            // A metric without a reduction cannot be merged, so it is kept only if there is a
+            // single chunk.
             None if chunks.len() == 1 => {
                 reduced.insert(name.clone(), MetricValue::Number(values[0]));
             }

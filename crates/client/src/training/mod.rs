@@ -28,19 +28,20 @@ use tinkex_wire::{
     SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret, TensorData, TinkerPath,
 };
 
-use crate::call_options::CallOptions;
+use crate::call_options::ApplyOptions as _;
 use crate::error::{Error, ErrorKind, Result, convert};
-use crate::future::ApiFuture;
 use crate::future::queue_log::{QueueLog, QueuedWork};
+use crate::future::{ApiFuture, RequestFuture};
 use crate::loss::{CustomLoss, LossValue};
 use crate::sampling::SamplingClient;
 use crate::session::{PendingCalls, Session};
+use crate::transport::CallOptions;
 
 use call_order::CallOrder;
 use custom::{ComputedLoss, LossError};
 use save::SaveKind;
 
-pub use create::{CreateFromState, CreateLora};
+pub use create::{LoraOptions, RestoreOptions};
 #[cfg(feature = "upstream")]
 pub(crate) use custom::{LocalLoss, LossResult, with_weights};
 pub use merge::{BatchOutput, MetricValue};
@@ -49,7 +50,7 @@ pub(crate) use merge::{merge, token_loss};
 #[cfg(feature = "upstream")]
 pub(crate) use pass_encoding::probe_pass_encoding;
 pub use save::{ExternalWeights, SaveOptions};
-pub use step::{OptimOutput, StepOutput, TrainingStepBuilder};
+pub use step::{OptimOutput, StepOptions, StepOutput};
 
 /// Client for one model in training.
 ///
@@ -57,9 +58,9 @@ pub use step::{OptimOutput, StepOutput, TrainingStepBuilder};
 /// [`ServiceClient::create_training_client_from`]. Cloning is cheap; clones share the model and its
 /// call order.
 ///
-/// Each method queues its request when it is called, not when the returned future is awaited, and
-/// the server executes the requests in call order. Issue the next request before awaiting the
-/// previous result to keep the server busy:
+/// The server executes the requests of a model in call order. Each call
+/// [starts at once](crate#calls), so issue the next request before awaiting the previous result to
+/// keep the server busy:
 ///
 /// ```no_run
 /// # async fn run(model: tinkex::TrainingClient, batch: Vec<tinkex::Datum>) -> tinkex::Result<()> {
@@ -94,7 +95,7 @@ struct TrainingShared {
 /// Loss function and its configuration: built into the server ([`LossFn`]), traced by the caller
 /// ([`CustomLoss`]), or computed by the caller ([`LossSpec::computed`]).
 ///
-/// The first two convert into a `LossSpec`, so most calls pass them directly.
+/// [`LossFn`] and [`CustomLoss`] convert into a `LossSpec`, so most calls pass them directly.
 ///
 /// ```
 /// use tinkex::{LossConfig, LossFn, LossSpec};
@@ -106,6 +107,7 @@ struct TrainingShared {
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossSpec(LossSource);
 
+/// Variants of a [`LossSpec`].
 #[derive(Clone, Debug, PartialEq)]
 enum LossSource {
     BuiltIn(LossFn, LossConfig),
@@ -119,16 +121,26 @@ impl LossSpec {
     pub fn new(function: LossFn, config: LossConfig) -> Self {
         Self(LossSource::BuiltIn(function, config))
     }
+
+    /// Returns the function and the settings of a built-in loss; `None` for a traced or computed
+    /// loss.
+    #[must_use]
+    pub fn built_in(&self) -> Option<(&LossFn, &LossConfig)> {
+        match &self.0 {
+            LossSource::BuiltIn(function, config) => Some((function, config)),
+            LossSource::Traced(_) | LossSource::Computed(_) => None,
+        }
+    }
 }
 
 impl LossSpec {
     /// Creates the specification of a loss that a Rust function computes from the log-probabilities
-    /// of each datum's target tokens, with its gradient. Unlike a traced loss, it may depend on
-    /// several data together, as the loss of a preference pair does.
+    /// of each datum's target tokens, with its gradient. Unlike a traced loss, a computed loss may
+    /// depend on several data together, as the loss of a preference pair does.
     ///
     /// The data is sent twice, as for
-    /// [`forward_backward_custom`](TrainingClient::forward_backward_custom), whose requirements
-    /// the function must meet.
+    /// [`forward_backward_custom`](TrainingClient::forward_backward_custom). The function must
+    /// fulfil the requirements that are documented there.
     pub fn computed<F>(loss: F) -> Self
     where
         F: Fn(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError>
@@ -174,14 +186,19 @@ impl TrainingClient {
             model_id.as_str(),
             session.queue_observer(),
         ));
-        let (call_order, pending_calls) = (CallOrder::new(), session.track_calls());
-        let options = CallOptions::default();
-        let shared = TrainingShared { session, model_id, call_order, pending_calls, log, options };
-        Self(Arc::new(shared))
+        Self(Arc::new(TrainingShared {
+            pending_calls: session.track_calls(),
+            call_order: CallOrder::new(),
+            options: session.settings().options,
+            session,
+            model_id,
+            log,
+        }))
     }
 
-    /// Returns a client of the same model whose calls have these options. It shares the call order
-    /// with this client.
+    /// Returns a client of the same model whose calls have these options. The returned client
+    /// shares the call order with this client. Options that are not set keep the value of this
+    /// client.
     ///
     /// ```no_run
     /// # async fn run(model: tinkex::TrainingClient) -> tinkex::Result<()> {
@@ -201,7 +218,7 @@ impl TrainingClient {
             call_order: call_order.clone(),
             pending_calls: Arc::clone(pending_calls),
             log: Arc::clone(log),
-            options,
+            options: options.or(&self.0.options),
         }))
     }
 
@@ -214,14 +231,15 @@ impl TrainingClient {
     /// Computes `loss` over `data` and adds its gradient to the model's accumulated gradient.
     ///
     /// A batch that exceeds the server's request limits is sent in several requests, and their
-    /// outputs are merged. All of them are validated before the first is sent.
+    /// outputs are merged. All requests are validated before the first one is sent.
     ///
-    /// **If one of these requests fails, the gradients of the others stay on the server**, and the
-    /// next [`optim_step`](Self::optim_step) applies them, also one that is already queued. Train
-    /// with [`step`](Self::step), which does not send its optimizer step after a refused request,
-    /// or with its [`fenced`](TrainingStepBuilder::fenced) form, which waits for the result of the
-    /// pass. After such a failure, [`Error::accumulated_datums`] names the datums; load the last
-    /// checkpoint ([`load_state`](Self::load_state)) to discard their gradients.
+    /// **If a request fails, the gradients of the other requests stay on the server**, and the next
+    /// [`optim_step`](Self::optim_step), even one that is already queued, applies them. To avoid
+    /// this, train with [`step`](Self::step), which does not send its optimizer step after a
+    /// refused request, or with a [`fenced`](StepOptions::fenced) step, which waits for the result
+    /// of the pass. After such a failure, [`Error::accumulated_datums`] returns the datums whose
+    /// gradients the server holds; load the last checkpoint ([`load_state`](Self::load_state)) to
+    /// discard their gradients.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if `data` is empty, holds NaN or infinite weights, advantages or
@@ -258,40 +276,9 @@ impl TrainingClient {
         self.enqueue_step(params.into())
     }
 
-    /// Returns a builder of a training step: [`forward_backward`](Self::forward_backward) and the
-    /// [`optim_step`](Self::optim_step) that applies its gradient.
-    ///
-    /// **Nothing is queued until the builder is awaited, or [`send`](TrainingStepBuilder::send) or
-    /// [`split`](TrainingStepBuilder::split) is called.**
-    ///
-    /// The optimizer step is sent as soon as the server has accepted every request of the pass,
-    /// without waiting for its result, so that the server executes both without a pause. If the
-    /// server refuses a request of the pass, the optimizer step is not sent, and later calls
-    /// continue in order. If the pass fails after it was accepted, the optimizer step is already
-    /// sent and applies the gradients that were accumulated;
-    /// [`fenced`](TrainingStepBuilder::fenced) prevents that.
-    ///
-    /// ```no_run
-    /// # async fn run(model: tinkex::TrainingClient, batch: Vec<tinkex::Datum>) -> tinkex::Result<()> {
-    /// use tinkex::{AdamParams, LossFn};
-    ///
-    /// let params = AdamParams::with_learning_rate(1e-4);
-    /// let output = model.step(batch, LossFn::CrossEntropy, params).await?;
-    /// println!("loss: {:?}", output.loss());
-    /// # Ok(()) }
-    /// ```
-    pub fn step(
-        &self,
-        data: Vec<Datum>,
-        loss: impl Into<LossSpec>,
-        params: impl Into<OptimParams>,
-    ) -> TrainingStepBuilder {
-        TrainingStepBuilder::new(self.clone(), data, loss.into(), params.into())
-    }
-
     /// Saves the weights and the optimizer state, and returns the path of the checkpoint.
     ///
-    /// Continue training from it with [`load_state`](Self::load_state) or
+    /// Continue training from the checkpoint with [`load_state`](Self::load_state) or
     /// [`ServiceClient::create_training_client_from`](crate::ServiceClient::create_training_client_from).
     ///
     /// ```no_run
@@ -313,18 +300,17 @@ impl TrainingClient {
             return ApiFuture::failed(error.during("save_state"));
         }
         let request = move |model, seq| {
-            let (ttl_seconds, metadata) = (options.ttl_seconds(), options.user_metadata());
-            SaveWeights::new(model, seq, options.name)
-                .ttl_seconds(ttl_seconds)
+            SaveWeights::new(model, seq, options.name.as_str())
+                .ttl_seconds(options.ttl_seconds())
                 .overwrite(options.overwrite)
-                .user_metadata(metadata)
+                .user_metadata(options.user_metadata())
         };
         self.enqueue_save(SaveKind::State, request, |saved| Ok(saved.path.parse()?))
     }
 
     /// Saves the weights for sampling, and returns the path of the checkpoint.
     ///
-    /// Sample from it with
+    /// Sample from the checkpoint with
     /// [`ServiceClient::create_sampling_client_from`](crate::ServiceClient::create_sampling_client_from).
     ///
     /// # Errors
@@ -339,10 +325,9 @@ impl TrainingClient {
             return ApiFuture::failed(error.during("save_weights_for_sampler"));
         }
         let request = move |model, seq| {
-            let (ttl_seconds, metadata) = (options.ttl_seconds(), options.user_metadata());
-            SaveWeightsForSampler::named(model, seq, options.name)
-                .ttl_seconds(ttl_seconds)
-                .user_metadata(metadata)
+            SaveWeightsForSampler::named(model, seq, options.name.as_str())
+                .ttl_seconds(options.ttl_seconds())
+                .user_metadata(options.user_metadata())
         };
         self.enqueue_save(SaveKind::Sampler, request, |saved| match saved.path {
             Some(path) => save::sampler_path(&path),
@@ -353,7 +338,7 @@ impl TrainingClient {
     /// Saves the weights as downloadable files.
     ///
     /// [`RestClient::get_external_weights_urls`](crate::RestClient::get_external_weights_urls)
-    /// returns their URLs.
+    /// returns the URLs of the files.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the options are invalid; nothing is queued in that case.
@@ -381,14 +366,15 @@ impl TrainingClient {
 
     /// Saves the weights without a name, and returns a client that samples from them.
     ///
-    /// The weights cannot be listed or loaded, and exist as long as their sampling session.
+    /// The saved weights cannot be listed or loaded, and are deleted with their sampling session.
     ///
     /// # Errors
     /// [`ErrorKind::WorkFailed`] if the server cannot save the weights.
     pub fn save_weights_and_get_sampling_client(&self) -> ApiFuture<SamplingClient> {
         let session = Arc::clone(&self.0.session);
-        // Assign the index once, so that a retry names the same sampling session.
-        let (index, options) = (session.next_sampler(), self.0.options);
+        // Assign the index once, so that a retry creates the same sampling session.
+        let index = session.next_sampler();
+        let options = self.0.options;
         self.enqueue(
             move |model, seq| SaveWeightsForSampler::ephemeral(model, seq, index),
             move |saved| match saved.sampling_session_id {
@@ -431,7 +417,8 @@ impl TrainingClient {
             Ok(path) => path,
             Err(error) => return ApiFuture::failed(error),
         };
-        let (shared, key) = (Arc::clone(&self.0), key.into());
+        let shared = Arc::clone(&self.0);
+        let key = key.into();
         let token = async move {
             let other_key = shared.session.with_other_key(&key)?;
             Ok(Some(other_key.access_token().await?))
@@ -439,15 +426,16 @@ impl TrainingClient {
         self.load(&path, restore, token)
     }
 
-    /// Loads a checkpoint. `token` resolves to the token that grants access to it, if this client's
-    /// own credential does not.
+    /// Loads a checkpoint. `token` resolves to a token that grants access to the checkpoint, or to
+    /// `None` if the credential of this client does.
     fn load(
         &self,
         path: &TinkerPath,
         restore: RestoreMode,
         token: impl Future<Output = Result<Option<Secret>>> + Send + 'static,
     ) -> ApiFuture<()> {
-        let (path, optimizer) = (path.to_string(), restore == RestoreMode::WithOptimizer);
+        let path = path.to_string();
+        let optimizer = restore == RestoreMode::WithOptimizer;
         let request = move |token, model, seq| {
             LoadWeights::into_model(model, seq, path)
                 .optimizer(optimizer)
@@ -458,15 +446,15 @@ impl TrainingClient {
 
     /// Waits until every request of this model that was queued before has a result or an error.
     ///
-    /// Futures of these requests resolve to the same results as without it, and dropped futures
-    /// are waited for too. Requests that are queued during the wait do not prolong it. Returns at
+    /// Does not change the results of these requests, and also waits for requests whose futures
+    /// were dropped. Requests that are queued during the wait do not prolong the wait. Returns at
     /// once if nothing is queued, for example after
     /// [`ServiceClient::abort`](crate::ServiceClient::abort).
     ///
     /// # Cancel safety
     /// Cancel safe: dropping the future only ends the wait.
-    pub async fn flush(&self) {
-        self.0.pending_calls.ended().await;
+    pub fn flush(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.0.pending_calls.ended()
     }
 
     /// Returns the model's base model, LoRA rank and tokenizer.
@@ -478,11 +466,15 @@ impl TrainingClient {
     ///
     /// # Cancel safety
     /// Cancel safe: the request changes nothing on the server.
-    pub async fn get_info(&self) -> Result<ModelInfo> {
-        let request = GetInfo::new(self.0.model_id.clone());
-        let (transport, options) = (self.0.session.transport(), &self.0.options);
-        let info = options.limit(transport.send(&request, &options.request_options())).await;
-        self.0.session.connection().record_failure(info)
+    pub fn get_info(&self) -> RequestFuture<ModelInfo> {
+        let shared = Arc::clone(&self.0);
+        RequestFuture::start(async move {
+            let request = GetInfo::new(shared.model_id.clone());
+            let options = shared.options.request_options();
+            let sent = shared.session.transport().send(&request, &options);
+            let info = shared.options.limit(sent).await;
+            shared.session.connection().record_failure(info)
+        })
     }
 }
 

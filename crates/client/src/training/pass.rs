@@ -21,16 +21,16 @@ pub(super) enum PreparedPass {
 
 /// Pass that was sent.
 pub(super) enum SubmittedPass {
-    /// The result of the batch is the output.
+    /// The server computes the loss: the result of the batch is the output of the pass.
     Batch(SubmittedBatch),
     /// The batch accumulates the gradient of a loss that the client computed.
     Gradient(SubmittedBatch, LossResult),
-    /// The client computed the loss, and no gradient is wanted.
+    /// The client computed the loss in a pass without gradient, so no second batch was sent.
     Evaluated(BatchOutput),
 }
 
 impl SubmittedPass {
-    /// Returns the error of the pass if the server refused a chunk of it.
+    /// Returns the error of the pass if the server refused one of its chunks.
     pub(super) fn refusal(&self) -> Option<Error> {
         match self {
             Self::Batch(batch) | Self::Gradient(batch, _) => batch.refusal(),
@@ -77,8 +77,8 @@ impl TrainingShared {
     ///
     /// # Errors
     /// If the client computes the loss: fails if its forward pass fails or the loss cannot be
-    /// computed. A chunk of the last batch that the server refused is no error here, see
-    /// [`SubmittedPass::refusal`].
+    /// computed. If the server refuses a chunk of the last batch, this method succeeds;
+    /// [`SubmittedPass::refusal`] returns that error.
     pub(super) async fn submit_pass(
         &self,
         reservation: &mut Reservation,

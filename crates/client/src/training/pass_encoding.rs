@@ -1,14 +1,15 @@
 //! Sends training passes in the encoding that the server accepts: protobuf or JSON.
 //!
-//! Servers of the current protocol accept protobuf only, those of the first protocol version JSON
-//! only, and only the endpoint itself tells them apart. The first pass of a connection therefore
-//! decides for all that follow:
+//! Servers of the current protocol accept protobuf only, and servers of the first protocol version
+//! accept JSON only. No setting reports the version, only the response to a pass. The first pass of
+//! a connection therefore determines the encoding of all later passes:
 //!
 //! * A server with a dynamic configuration is sent protobuf. If it refuses the encoding, the pass
 //!   is sent once more, as JSON.
-//! * A server without one (SkyRL, TuFT) is first sent a pass without content, as protobuf. Both
-//!   kinds of server reject it, each in its own way. The real pass is no substitute: SkyRL 0.3.0
-//!   responds to protobuf with 500 if the bytes are not UTF-8, which would be retried.
+//! * A server without a dynamic configuration (SkyRL, TuFT) is first sent an empty pass as
+//!   protobuf. Servers of both versions reject the empty pass, with different errors. The real pass
+//!   cannot be used for this: SkyRL 0.3.0 responds to protobuf with 500 if the bytes are not UTF-8,
+//!   and a 500 would be retried.
 //!
 //! No pass is trained twice: a pass is repeated in JSON only if the server refused it in protobuf.
 
@@ -18,6 +19,7 @@ use tinkex_wire::{
     SubmitRequest, SubmitResponse,
 };
 
+use crate::call_options::ApplyOptions as _;
 use crate::connection::PassEncoding;
 use crate::error::{Error, Result};
 use crate::future::Submitted;
@@ -25,6 +27,7 @@ use crate::session::Session;
 use crate::transport::RequestOptions;
 
 use super::TrainingShared;
+use super::datum_index::DatumIndices as _;
 use super::forward_backward::ChunkRequest;
 
 /// Training pass without model, data or loss, which every server rejects.
@@ -40,8 +43,8 @@ impl ApiRequest for EmptyPass {
 }
 
 impl TrainingShared {
-    /// Finds out the encoding that the server accepts if it is unknown and must be known before the
-    /// first pass, and checks that `batch` can be encoded.
+    /// Determines the encoding that the server accepts, if [`probe_pass_encoding`] has to send an
+    /// empty pass for this server, and checks that `batch` can be encoded.
     pub(super) async fn choose_pass_encoding(&self, batch: &[ChunkRequest]) -> Result<()> {
         let connection = self.session.connection();
         let known = connection.pass_encoding().is_some();
@@ -67,8 +70,8 @@ impl TrainingShared {
             Err(error) if connection.pass_encoding().is_none() && refuses_proto(&error) => error,
             submitted => return submitted,
         };
-        // Checked before the first chunk is sent as JSON, so that the server does not accumulate
-        // the gradients of a part of the batch.
+        // Check all chunks before the first one is sent as JSON, so that the server does not
+        // accumulate the gradients of a part of the batch.
         validate_json(batch)?;
         match self.submit_json(chunk).await {
             // The server accepts neither encoding of this pass.
@@ -105,8 +108,9 @@ impl TrainingShared {
     }
 }
 
-/// Finds out the encoding of passes that the server accepts, if it is unknown and must be known
-/// before the first pass.
+/// Sends an empty pass to determine the encoding that the server accepts. Sends nothing if the
+/// encoding is known or the server has a dynamic configuration: then the first real pass determines
+/// the encoding.
 pub(crate) async fn probe_pass_encoding(session: &Session, options: &RequestOptions) -> Result<()> {
     let connection = session.connection();
     if connection.pass_encoding().is_some() || connection.has_dynamic_config() {
@@ -138,13 +142,14 @@ fn refuses_proto(error: &Error) -> bool {
 }
 
 /// Returns whether the server refused the encoding of a JSON pass. A server of the current protocol
-/// has no endpoint for passes without gradient, which JSON passes need.
+/// lacks the endpoint for passes without gradient that JSON requests use.
 fn refuses_json(error: &Error) -> bool {
     error.status() == Some(415) || error.is_missing_endpoint()
 }
 
-/// Returns whether a server that expects JSON could not read the body at all. Its validation errors
-/// give the path of each fault (`loc`), which is `["body"]` for the body as a whole.
+/// Returns whether a server that expects JSON could not parse the body at all. In the validation
+/// errors of such a server, `loc` is the path of the invalid value; the path `["body"]` refers to
+/// the whole body.
 fn is_unreadable_body(error: &Error) -> bool {
     let body = error.body().filter(|_| error.status() == Some(422));
     let Some(Ok(body)) = body.map(serde_json::from_str::<serde_json::Value>) else { return false };

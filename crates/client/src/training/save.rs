@@ -40,7 +40,8 @@ pub struct SaveOptions {
 impl SaveOptions {
     /// Creates options for a checkpoint called `name`. The name must not be empty.
     pub fn new(name: impl Into<String>) -> Self {
-        let (metadata, recipients) = (Metadata::new(), Vec::new());
+        let metadata = Metadata::new();
+        let recipients = Vec::new();
         Self { name: name.into(), ttl: None, overwrite: false, metadata, recipients }
     }
 
@@ -52,7 +53,7 @@ impl SaveOptions {
         self
     }
 
-    /// Replaces an existing checkpoint of that name (default: fail).
+    /// Replaces an existing checkpoint of the same name (default: saving fails).
     ///
     /// Accepted only by [`TrainingClient::save_state`](crate::TrainingClient::save_state).
     pub fn overwrite(mut self) -> Self {
@@ -69,7 +70,8 @@ impl SaveOptions {
         self
     }
 
-    /// Encrypts the files for an `age` public key, in addition to earlier ones. At most 10 keys.
+    /// Encrypts the files for an `age` public key, in addition to the keys of earlier calls. At
+    /// most 10 keys.
     ///
     /// Accepted only by
     /// [`TrainingClient::save_weights_external`](crate::TrainingClient::save_weights_external).
@@ -117,7 +119,7 @@ pub(super) enum SaveKind {
 }
 
 impl SaveKind {
-    /// Adds a hint to the error of a save whose name is taken.
+    /// Adds a hint to the error of a save if a checkpoint of this name exists.
     fn explain_conflict(self, error: Error) -> Error {
         if error.kind() != ErrorKind::Conflict {
             return error;
@@ -172,8 +174,8 @@ pub struct ExternalWeights {
     pub size_bytes: Option<u64>,
 }
 
-/// Parses the path of sampler weights. Servers of the first protocol omit its `sampler_weights`
-/// segment.
+/// Parses the path of sampler weights. Servers of the first protocol version omit the segment
+/// `sampler_weights` of the path.
 pub(super) fn sampler_path(path: &str) -> Result<TinkerPath> {
     let segments = path.strip_prefix("tinker://").and_then(|rest| rest.split_once('/'));
     match segments {

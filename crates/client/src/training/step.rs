@@ -1,12 +1,13 @@
-//! [`TrainingStepBuilder`]: a pass and the optimizer step that applies its gradient.
+//! Training steps: a pass and the optimizer step that applies its gradient.
 
 use std::collections::BTreeMap;
-use std::future::IntoFuture;
 use std::sync::Arc;
 
 use futures_util::future::join;
 use serde::{Deserialize, Serialize};
-use tinkex_wire::{Datum, OptimParams, OptimStep, OptimStepOutput, PassMode};
+use tinkex_wire::{
+    AdamParams, Datum, DimuonParams, OptimParams, OptimStep, OptimStepOutput, PassMode,
+};
 use tokio::sync::oneshot;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -18,30 +19,57 @@ use super::merge::{BatchOutput, MetricValue};
 use super::pass::PreparedPass;
 use super::{LossSpec, TrainingClient, TrainingShared};
 
-/// Builder for a training step, returned by [`TrainingClient::step`].
+/// Optimizer parameters of a training step, with optional settings, for [`TrainingClient::step`].
 ///
-/// Await it for both results, call [`send`](Self::send) to queue it now and await both results
-/// later, or [`split`](Self::split) to queue it now and get a future of each.
+/// [`AdamParams`](crate::AdamParams), [`DimuonParams`](crate::DimuonParams) and [`OptimParams`]
+/// convert into options without further settings.
 ///
-/// ```no_run
-/// # async fn run(model: tinkex::TrainingClient, batch: Vec<tinkex::Datum>) -> tinkex::Result<()> {
-/// use tinkex::{AdamParams, LossFn};
-///
-/// let params = AdamParams::with_learning_rate(1e-4);
-/// // Two steps in flight at the same time.
-/// let first = model.step(batch.clone(), LossFn::CrossEntropy, params).send();
-/// let second = model.step(batch, LossFn::CrossEntropy, params).send();
-/// println!("{:?} {:?}", first.await?.loss(), second.await?.loss());
-/// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
-#[must_use = "nothing is queued until the step is awaited, or `send` or `split` is called"]
-pub struct TrainingStepBuilder {
-    client: TrainingClient,
-    data: Vec<Datum>,
-    loss: LossSpec,
+/// use tinkex::{AdamParams, StepOptions};
+///
+/// let options = StepOptions::new(AdamParams::with_learning_rate(1e-4)).fenced();
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[must_use = "options do nothing until they are passed to `TrainingClient::step`"]
+pub struct StepOptions {
     params: OptimParams,
     fenced: bool,
+}
+
+impl StepOptions {
+    /// Creates options with the parameters of the optimizer.
+    pub fn new(params: impl Into<OptimParams>) -> Self {
+        Self { params: params.into(), fenced: false }
+    }
+
+    /// Sends the optimizer step only after the pass has succeeded (default: after the pass was
+    /// accepted).
+    ///
+    /// A failed pass then changes no weights. Later calls of the model wait for the result of the
+    /// pass too. A server that executes requests in fixed cycles, as the hosted service does,
+    /// executes the pass and the optimizer step in different cycles, so each step takes longer.
+    pub fn fenced(mut self) -> Self {
+        self.fenced = true;
+        self
+    }
+}
+
+impl From<OptimParams> for StepOptions {
+    fn from(params: OptimParams) -> Self {
+        Self::new(params)
+    }
+}
+
+impl From<AdamParams> for StepOptions {
+    fn from(params: AdamParams) -> Self {
+        Self::new(params)
+    }
+}
+
+impl From<DimuonParams> for StepOptions {
+    fn from(params: DimuonParams) -> Self {
+        Self::new(params)
+    }
 }
 
 /// Output of a training step.
@@ -80,79 +108,72 @@ impl From<OptimStepOutput> for OptimOutput {
     }
 }
 
-impl TrainingStepBuilder {
-    pub(super) fn new(
-        client: TrainingClient,
-        data: Vec<Datum>,
-        loss: LossSpec,
-        params: OptimParams,
-    ) -> Self {
-        Self { client, data, loss, params, fenced: false }
-    }
-
-    /// Sends the optimizer step only after the pass has succeeded (default: after the pass was
-    /// accepted).
+impl TrainingClient {
+    /// Starts a training step: [`forward_backward`](Self::forward_backward) and the
+    /// [`optim_step`](Self::optim_step) that applies its gradient.
     ///
-    /// A failed pass then changes no weights. Later calls of the model wait for the result of the
-    /// pass too. A server that executes requests in fixed cycles, as the hosted service does,
-    /// executes the two in different cycles, so each step takes longer.
-    pub fn fenced(mut self) -> Self {
-        self.fenced = true;
-        self
-    }
-
-    /// Queues the step now and returns a future of both results.
+    /// The optimizer step is sent as soon as the server has accepted every request of the pass,
+    /// without waiting for its result, so that the server executes both without a pause. If the
+    /// server refuses a request of the pass, the optimizer step is not sent, and later calls
+    /// continue in order. If the pass fails after it was accepted, the optimizer step is already
+    /// sent and applies the gradients that were accumulated; [`StepOptions::fenced`] prevents that.
+    ///
+    /// ```no_run
+    /// # async fn run(model: tinkex::TrainingClient, batch: Vec<tinkex::Datum>) -> tinkex::Result<()> {
+    /// use tinkex::{AdamParams, LossFn};
+    ///
+    /// let params = AdamParams::with_learning_rate(1e-4);
+    /// // Two steps in flight at the same time.
+    /// let first = model.step(batch.clone(), LossFn::CrossEntropy, params);
+    /// let second = model.step(batch, LossFn::CrossEntropy, params);
+    /// println!("{:?} {:?}", first.await?.loss(), second.await?.loss());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the batch or an optimizer parameter is invalid; nothing is
-    /// queued in that case. Otherwise fails like [`TrainingClient::forward_backward`] or
-    /// [`TrainingClient::optim_step`]. The message says whether the optimizer step was sent, and
-    /// [`Error::accumulated_datums`] which gradients the server holds.
-    ///
-    /// # Cancel safety
-    /// The step continues if the future is dropped.
-    pub fn send(self) -> ApiFuture<StepOutput> {
-        let (pass, optim) = self.split();
+    /// queued in that case. Otherwise fails like [`forward_backward`](Self::forward_backward) or
+    /// [`optim_step`](Self::optim_step). The message says whether the optimizer step was sent.
+    /// [`Error::accumulated_datums`] returns the datums whose gradients the server holds.
+    pub fn step(
+        &self,
+        data: Vec<Datum>,
+        loss: impl Into<LossSpec>,
+        options: impl Into<StepOptions>,
+    ) -> ApiFuture<StepOutput> {
+        let (pass, optim) = self.split_step(data, loss, options);
         ApiFuture::start(async {
             let (pass, optim) = join(pass, optim).await;
             Ok(StepOutput { pass: pass?, optim: optim? })
         })
     }
 
-    /// Queues the step now and returns a future of each result.
+    /// Starts a training step like [`step`](Self::step), and returns one future for the pass and
+    /// one for the optimizer step.
     ///
     /// # Errors
-    /// Fails like [`send`](Self::send). If the optimizer step is not sent because the pass failed,
+    /// Fails like [`step`](Self::step). If the optimizer step is not sent because the pass failed,
     /// its future resolves to the error of the pass.
-    ///
-    /// # Cancel safety
-    /// The step continues if the futures are dropped.
-    pub fn split(self) -> (ApiFuture<BatchOutput>, ApiFuture<OptimOutput>) {
-        let Self { client, data, loss, params, fenced } = self;
-        let prepared = client.0.prepare_step(params).and_then(|step| {
-            let pass = client.prepare_pass(PassMode::ForwardBackward, data, &loss)?;
+    pub fn split_step(
+        &self,
+        data: Vec<Datum>,
+        loss: impl Into<LossSpec>,
+        options: impl Into<StepOptions>,
+    ) -> (ApiFuture<BatchOutput>, ApiFuture<OptimOutput>) {
+        let StepOptions { params, fenced } = options.into();
+        let prepared = self.0.prepare_step(params).and_then(|step| {
+            let pass = self.prepare_pass(PassMode::ForwardBackward, data, &loss.into())?;
             Ok((pass, step))
         });
         match prepared {
-            Ok((pass, step)) => client.enqueue_both(pass, step, fenced),
+            Ok((pass, step)) => self.enqueue_both(pass, step, fenced),
             Err(error) => {
                 let error = error.during("step");
                 (ApiFuture::failed(error.clone()), ApiFuture::failed(error))
             }
         }
     }
-}
 
-impl IntoFuture for TrainingStepBuilder {
-    type Output = Result<StepOutput>;
-    type IntoFuture = ApiFuture<StepOutput>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        self.send()
-    }
-}
-
-impl TrainingClient {
     /// Queues an optimizer step.
     pub(super) fn enqueue_step(&self, params: OptimParams) -> ApiFuture<OptimOutput> {
         let step = match self.0.prepare_step(params) {
@@ -177,7 +198,7 @@ impl TrainingClient {
         let pass = self.enqueue_work(|shared, reservation| async move {
             let mut decision = StepDecision(Some((decision, reservation)));
             let result = shared.run_pass(pass, fenced, &mut decision).await;
-            // Has no effect if the optimizer step was sent.
+            // `skip` has no effect if the optimizer step was already sent.
             if let Err(error) = &result {
                 decision.skip(error);
             }
@@ -190,7 +211,7 @@ impl TrainingClient {
                     let result = shared.send_step(reservation, step).await;
                     shared.session.connection().record_failure(result)
                 }
-                // The pass has recorded its failure.
+                // Do not record the error again: the pass has recorded it.
                 Ok(Err(error)) => Err(error),
                 Err(_) if shared.session.transport().is_closed() => Err(Error::closed()),
                 Err(_) => {
@@ -203,8 +224,8 @@ impl TrainingClient {
     }
 }
 
-/// Channel on which a pass decides whether its optimizer step is sent, and the position in the call
-/// order that both use. `None` after the decision.
+/// Channel on which a pass reports whether its optimizer step is sent, and the position in the call
+/// order that the pass and the step share. `None` after the decision.
 struct StepDecision(Option<(oneshot::Sender<Result<Reservation>>, Reservation)>);
 
 impl StepDecision {
@@ -212,7 +233,7 @@ impl StepDecision {
         &mut self.0.as_mut().expect("the pass has not decided yet").1
     }
 
-    /// Lets the optimizer step be sent, at the position of the pass.
+    /// Decides to send the optimizer step, at the position of the pass.
     fn send(&mut self) {
         if let Some((decision, reservation)) = self.0.take() {
             // The receiver is dropped only if the client is closed.
@@ -245,8 +266,8 @@ impl TrainingShared {
         Ok(self.send_next(reservation, numbered).await?.into())
     }
 
-    /// Runs a pass and lets its optimizer step be sent if the pass was accepted, or succeeded if
-    /// `fenced`. The caller skips the optimizer step after an error.
+    /// Runs a pass. Decides to send its optimizer step once the server has accepted the pass or, if
+    /// `fenced`, once the pass has succeeded. The caller skips the optimizer step after an error.
     async fn run_pass(
         &self,
         pass: PreparedPass,

@@ -26,7 +26,8 @@ fn assign_unsent(reservation: &mut Reservation, count: usize) -> Vec<AssignedSeq
 #[test]
 fn sequence_numbers_of_two_calls_do_not_interleave() {
     let order = CallOrder::new();
-    let (mut first, mut second) = (order.reserve(), order.reserve());
+    let mut first = order.reserve();
+    let mut second = order.reserve();
     assert_eq!(assign(&mut first, 3), [1, 2, 3]);
     assert!(second.wait().now_or_never().is_none());
     drop(first);
@@ -37,7 +38,9 @@ fn sequence_numbers_of_two_calls_do_not_interleave() {
 #[test]
 fn reservation_released_early_leaves_no_gap() {
     let order = CallOrder::new();
-    let (mut first, second, mut third) = (order.reserve(), order.reserve(), order.reserve());
+    let mut first = order.reserve();
+    let second = order.reserve();
+    let mut third = order.reserve();
     assert_eq!(assign(&mut first, 2), [1, 2]);
     drop(second);
     assert!(third.wait().now_or_never().is_none(), "the first reservation is still held");
@@ -48,7 +51,8 @@ fn reservation_released_early_leaves_no_gap() {
 #[test]
 fn cancelled_wait_can_be_repeated() {
     let order = CallOrder::new();
-    let (first, mut second) = (order.reserve(), order.reserve());
+    let first = order.reserve();
+    let mut second = order.reserve();
     assert!(second.wait().now_or_never().is_none());
     let mut waiting = Box::pin(second.wait());
     assert!((&mut waiting).now_or_never().is_none());
@@ -59,7 +63,8 @@ fn cancelled_wait_can_be_repeated() {
 #[test]
 fn numbers_after_the_last_one_that_was_sent_are_assigned_again() {
     let order = CallOrder::new();
-    let (mut first, mut second) = (order.reserve(), order.reserve());
+    let mut first = order.reserve();
+    let mut second = order.reserve();
     let assigned = assign_unsent(&mut first, 4);
     // The chunks of a batch are not sent in the order of their numbers.
     assigned[1].sent.set();

@@ -1,13 +1,16 @@
-//! Tokenizer of a model in training.
+//! [`TrainingClient::tokenizer`]: loads the tokenizer of the model.
+
+use tinkex_hub::before_colon;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::tokenizer::{Tokenizer, before_colon};
+use crate::future::RequestFuture;
+use crate::tokenizer::Tokenizer;
 
 use super::TrainingClient;
 
 impl TrainingClient {
-    /// Loads the model's tokenizer: the one that the server names, or else the one that the model's
-    /// name implies.
+    /// Loads the model's tokenizer. The server names the tokenizer; if it does not, the name of the
+    /// base model determines it (see [`TokenizerId::of_model`](crate::TokenizerId::of_model)).
     ///
     /// Looks in the local hub cache first and downloads missing files; see [`Hub`](crate::Hub). The
     /// download uses this client's environment and network settings.
@@ -25,7 +28,12 @@ impl TrainingClient {
     /// # Errors
     /// Fails if the request to the server fails, or if the tokenizer is neither in the cache nor on
     /// the hub.
-    pub async fn tokenizer(&self) -> Result<Tokenizer> {
+    pub fn tokenizer(&self) -> RequestFuture<Tokenizer> {
+        let client = self.clone();
+        RequestFuture::start(async move { client.load_tokenizer().await })
+    }
+
+    async fn load_tokenizer(&self) -> Result<Tokenizer> {
         let info = self.get_info().await?;
         let Some(name) = info.model_data.model_name.or(info.model_name) else {
             return Err(Error::new(
@@ -34,6 +42,6 @@ impl TrainingClient {
             ));
         };
         let tokenizer_id = info.model_data.tokenizer_id.as_deref().map(before_colon);
-        self.0.session.hub()?.tokenizer_of(&name, tokenizer_id).await
+        Tokenizer::of_model(&self.0.session.hub()?, &name, tokenizer_id).await
     }
 }

@@ -49,9 +49,10 @@ impl HostedServer {
                 .on_call(Route::WeightsInfo, move |_| Reply::json(&info))
                 .on_call(Route::ExternalWeightsUrls, move |call| {
                     let is_sampler = call.path.contains("/sampler_weights/");
-                    match is_sampler && !offers.load(Ordering::Relaxed) {
-                        true => Reply::status(400).with_json(json!({"detail": "not external"})),
-                        false => Reply::json(&urls),
+                    if is_sampler && !offers.load(Ordering::Relaxed) {
+                        Reply::status(400).with_json(json!({"detail": "not external"}))
+                    } else {
+                        Reply::json(&urls)
                     }
                 }),
             files: Arc::new(Mutex::new(files)),
@@ -66,15 +67,14 @@ impl HostedServer {
 
     /// Serves a file, unless the client has the same one.
     fn serve(&mut self, name: String) {
-        let (files, requests) = (Arc::clone(&self.files), Arc::clone(&self.requests));
+        let files = Arc::clone(&self.files);
+        let requests = Arc::clone(&self.requests);
         let path = format!("GET /blob/{name}");
         self.server = self.server.clone().on_path_call(&path, move |call| {
             let content = files.lock().unwrap()[&name].clone();
             let etag = format!("\"{}\"", content.len());
-            let (status, content) = match call.header("if-none-match") == Some(etag.as_str()) {
-                true => (304, Bytes::new()),
-                false => (200, content),
-            };
+            let is_cached = call.header("if-none-match") == Some(etag.as_str());
+            let (status, content) = if is_cached { (304, Bytes::new()) } else { (200, content) };
             requests.lock().unwrap().push(format!("{status} {}", call.path));
             let length = content.len().to_string();
             Reply::status(status)
@@ -118,7 +118,7 @@ fn pairs(modules: &[&str]) -> Vec<u8> {
     fs::read(file).unwrap()
 }
 
-/// Returns a configuration like those of the hosted service.
+/// Returns a configuration as the hosted service writes it.
 fn service_config() -> Value {
     json!({ "peft_type": "LORA", "r": 2, "lora_alpha": 32, "target_modules": "all-linear",
         "use_rslora": false })
@@ -135,7 +135,7 @@ async fn an_adapter_of_the_hosted_service_gets_the_names_that_peft_reads() {
     let server = HostedServer::new(&service_config(), pairs(&[Q, SERVICE_HEAD]));
     let home = TempDir::new().unwrap();
     let target = home.path().join("adapter");
-    let done = server.rest().download(PATH, &target).await.unwrap();
+    let done = server.rest().download(PATH, &target).peft(true).await.unwrap();
 
     let file = TensorFile::open(target.join(TENSORS)).unwrap();
     let head = "base_model.model.lm_head";
@@ -168,9 +168,9 @@ async fn an_adapter_of_the_hosted_service_gets_the_names_that_peft_reads() {
         ["lm_head", "model.layers.0.self_attn.q_proj"]
     );
 
-    // The raw files are those of the server.
+    // The raw files are the server's.
     let raw = home.path().join("raw");
-    server.rest().download(PATH, &raw).raw(true).await.unwrap();
+    server.rest().download(PATH, &raw).await.unwrap();
     for (name, content) in &*server.files.lock().unwrap() {
         assert_eq!(fs::read(raw.join(name)).unwrap(), content[..], "{name}");
     }
@@ -185,7 +185,7 @@ async fn an_adapter_that_peft_reads_already_is_not_changed() {
     let server = HostedServer::new(&config, pairs(&[Q, "base_model.model.lm_head"]));
     let home = TempDir::new().unwrap();
     let target = home.path().join("adapter");
-    server.rest().download(PATH, &target).await.unwrap();
+    server.rest().download(PATH, &target).peft(true).await.unwrap();
     for (name, content) in &*server.files.lock().unwrap() {
         assert_eq!(fs::read(target.join(name)).unwrap(), content[..], "{name}");
     }
@@ -201,7 +201,7 @@ async fn converted_files_of_an_interrupted_download_are_requested_again() {
     let target = home.path().join("adapter");
     // The folder appears during the download, so that it cannot be published.
     let blocker = target.clone();
-    let download = server.rest().download(PATH, &target).on_progress(move |now| {
+    let download = server.rest().download(PATH, &target).peft(true).on_progress(move |now| {
         if now.files == now.files_total {
             fs::create_dir_all(&blocker).unwrap();
         }
@@ -210,7 +210,7 @@ async fn converted_files_of_an_interrupted_download_are_requested_again() {
     fs::remove_dir(&target).unwrap();
     server.take_requests();
 
-    server.rest().download(PATH, &target).raw(true).await.unwrap();
+    server.rest().download(PATH, &target).await.unwrap();
     for (name, content) in &*server.files.lock().unwrap() {
         assert_eq!(fs::read(target.join(name)).unwrap(), content[..], "{name}");
     }
@@ -245,7 +245,7 @@ async fn a_damaged_adapter_is_refused_and_downloaded_again() {
         let server = HostedServer::new(&config, tensors);
         let home = TempDir::new().unwrap();
         let target = home.path().join("adapter");
-        let error = server.rest().download(PATH, &target).await.unwrap_err();
+        let error = server.rest().download(PATH, &target).peft(true).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Decode, "{error}");
         assert!(error.to_string().contains(message), "{error}");
         assert!(!target.exists());
@@ -257,7 +257,7 @@ async fn a_damaged_adapter_is_refused_and_downloaded_again() {
         for (name, content) in content {
             server.files.lock().unwrap().insert(name.to_owned(), content);
         }
-        server.rest().download(PATH, &target).await.unwrap();
+        server.rest().download(PATH, &target).peft(true).await.unwrap();
         let requests = server.take_requests();
         assert!(requests.contains(&format!("200 /blob/{TENSORS}")), "{requests:?}");
     }
@@ -269,11 +269,11 @@ async fn sampler_weights_are_downloaded_if_the_server_offers_them() {
     let home = TempDir::new().unwrap();
     let target = home.path().join("adapter");
     let path = "tinker://run/sampler_weights/final";
-    let error = server.rest().download(path, &target).await.unwrap_err();
+    let error = server.rest().download(path, &target).peft(true).await.unwrap_err();
     assert_eq!(error.status(), Some(400));
     assert!(error.hint().unwrap().as_str().contains("training checkpoint"), "{error:#}");
     server.offers_sampler.store(true, Ordering::Relaxed);
-    server.rest().download(path, &target).await.unwrap();
+    server.rest().download(path, &target).peft(true).await.unwrap();
     assert_eq!(read_config(&target)["target_modules"], json!(["q_proj"]));
 }
 
@@ -301,11 +301,11 @@ async fn a_full_disk_is_found_before_the_files_are_written() {
     let download = |capacity: u64| {
         let used = used.clone();
         let free = move |_: &Path| Some(capacity.saturating_sub(used()));
-        server.rest().download(PATH, &target).parallel(1).free_space(free)
+        server.rest().download(PATH, &target).peft(true).parallel(1).free_space(free)
     };
     // The first file fits, the second does not.
     let error = download(sizes[0] + sizes[1] - 1).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config);
+    assert_eq!(error.kind(), ErrorKind::Io);
     let message = error.to_string();
     let expected =
         format!("needs {} bytes, but only {} bytes are free on ", sizes[1], sizes[1] - 1);
@@ -337,7 +337,7 @@ async fn the_conversion_of_an_adapter_needs_space_for_a_copy() {
     let download = |free: u64| {
         let complete = complete.clone();
         let free = move |_: &Path| Some(if complete.exists() { free } else { u64::MAX });
-        server.rest().download(PATH, &target).free_space(free)
+        server.rest().download(PATH, &target).peft(true).free_space(free)
     };
     let error = download(size - 1).await.unwrap_err();
     assert!(error.to_string().contains("bytes are free on"), "{error}");

@@ -1,11 +1,15 @@
 //! The blocking interface, end to end on the fake server.
 
 use std::thread;
+use std::time::Duration;
 
 use serde_json::json;
 use tinkex::blocking::ServiceClient;
 use tinkex::testing::{FakeServer, Reply, Route};
-use tinkex::{AdamParams, Datum, ErrorKind, Hint, LossFn, RestoreMode, SamplingParams};
+use tinkex::{
+    AdamParams, Datum, ErrorKind, Hint, LoraOptions, LossFn, RestoreMode, SampleOptions,
+    SampleStreamOptions, SamplingParams,
+};
 
 fn service(server: &FakeServer) -> ServiceClient {
     ServiceClient::from_builder(server.builder()).unwrap()
@@ -24,8 +28,8 @@ fn a_program_without_a_runtime_trains_saves_and_samples() {
     let server = FakeServer::new();
     let service = service(&server);
     assert_eq!(service.server_capabilities().unwrap().supported_models.len(), 1);
-    let create = service.create_lora_training_client("tiny");
-    let model = create.with(|create| create.rank(8)).wait().unwrap();
+    let options = LoraOptions::new("tiny").rank(8);
+    let model = service.create_lora_training_client(options).wait().unwrap();
     assert_eq!(model.get_info().unwrap().lora_rank, Some(8));
 
     // Queued before the first result is awaited, and executed in call order.
@@ -42,8 +46,8 @@ fn a_program_without_a_runtime_trains_saves_and_samples() {
 
     let sampler = model.save_weights_and_get_sampling_client().wait().unwrap();
     let prompts = [[1, 2], [3, 4]];
-    let pending =
-        prompts.map(|prompt| sampler.sample(prompt, params()).with(|s| s.num_samples(2)).send());
+    let two = SampleOptions::new(params()).num_samples(2);
+    let pending = prompts.map(|prompt| sampler.sample(prompt, two.clone()));
     for response in pending {
         let response = response.wait().unwrap();
         assert_eq!(response.sequences.len(), 2);
@@ -51,7 +55,7 @@ fn a_program_without_a_runtime_trains_saves_and_samples() {
     }
     assert_eq!(sampler.compute_logprobs([1, 2]).wait().unwrap().sum(), -0.5);
     let queued = model.save_state("two");
-    service.finish(&Ok::<_, tinkex::Error>(()));
+    service.finish();
     queued.wait().unwrap();
     assert_eq!(server.calls_to(Route::FinishSession).len(), 1);
     assert_eq!(server.calls_to(Route::Sample).len(), 3);
@@ -82,7 +86,7 @@ fn lists_are_iterators_and_errors_are_those_of_the_async_clients() {
 #[test]
 fn clients_are_shared_between_threads() {
     let server = FakeServer::new();
-    let sampler = service(&server).create_sampling_client("tiny").unwrap();
+    let sampler = service(&server).create_sampling_client("tiny").wait().unwrap();
     let threads: Vec<_> = (0..4)
         .map(|_| {
             let sampler = sampler.clone();
@@ -129,13 +133,13 @@ fn a_dropped_pass_is_executed_before_later_calls() {
 #[test]
 fn the_tokens_of_a_stream_are_iterated() {
     let server = FakeServer::new().on(Route::Completions, Reply::streamed([5, 6]));
-    let sampler = service(&server).create_sampling_client("tiny").unwrap();
-    let stream = sampler.sample_stream([1, 2], params());
-    let stream = stream.with(|stream| stream.idle_timeout(std::time::Duration::from_secs(9)));
-    let text: String = stream.into_iter().map(|token| token.unwrap().text).collect();
+    let sampler = service(&server).create_sampling_client("tiny").wait().unwrap();
+    let options = SampleStreamOptions::new(params()).idle_timeout(Duration::from_secs(9));
+    let stream = sampler.sample_stream([1, 2], options);
+    let text: String = stream.map(|token| token.unwrap().text).collect();
     assert_eq!(text, " 5 6");
     assert_eq!(server.calls_to(Route::Completions)[0].timeout.as_secs(), 9);
-    let mut dropped = sampler.sample_stream([1, 2], params()).into_iter();
+    let mut dropped = sampler.sample_stream([1, 2], params());
     assert_eq!(dropped.next().unwrap().unwrap().token, 1);
     drop(dropped);
     assert_eq!(server.open_streams(), 0);

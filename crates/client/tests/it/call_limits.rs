@@ -9,8 +9,8 @@ use http::Request;
 use serde_json::json;
 use tinkex::loss::CustomLoss;
 use tinkex::{
-    AdamParams, CallOptions, CopyCheckpoint, Env, Error, ErrorKind, Hint, RetryPolicy,
-    SamplingParams, SamplingRetry, ServiceClient,
+    AdamParams, CallOptions, CopyCheckpoint, Env, Error, ErrorKind, Hint, SamplingParams,
+    ServiceClient,
 };
 use tokio::time::{Instant, sleep};
 
@@ -32,7 +32,7 @@ fn refused(address: &str) -> (NumberedServer, ServiceClient) {
 /// Bug: a call to a local server that did not run was retried for five minutes without a message,
 /// and its error did not contain the address.
 #[tokio::test(start_paused = true)]
-async fn bug_a_local_server_that_is_not_started_is_reported_soon() {
+async fn a_local_server_that_is_not_started_is_reported_soon() {
     for address in ["http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9"] {
         let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());
@@ -63,7 +63,7 @@ async fn bug_a_local_server_that_is_not_started_is_reported_soon() {
 
 /// Bug, continued: the polls of all pending requests log one warning per outage.
 #[tokio::test(start_paused = true)]
-async fn bug_an_outage_is_logged_once_for_all_polls() {
+async fn an_outage_is_logged_once_for_all_polls() {
     let lines = EventLog::default();
     let _log = tracing::subscriber::set_default(lines.clone());
     let server = NumberedServer::new(json!({}));
@@ -86,13 +86,12 @@ async fn bug_an_outage_is_logged_once_for_all_polls() {
 
 /// Bug: a limit of 0 was accepted.
 #[tokio::test(start_paused = true)]
-async fn bug_a_limit_of_zero_concurrent_samples_is_rejected() {
+async fn a_limit_of_zero_concurrent_samples_is_rejected() {
     let server = NumberedServer::new(json!({}));
     let error = server.builder().max_concurrent_samples(0).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("max_concurrent_samples"), "{error}");
-    let none = SamplingRetry::default().max_concurrent_samples(0);
-    let error = server.sampler().await.with_sampling_retry(none).unwrap_err();
+    let error = server.sampler().await.with_max_concurrent_samples(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
 }
 
@@ -113,7 +112,8 @@ async fn samples_that_wait_or_are_resubmitted_emit_retry_events() {
             server.respond("q0", vec![poll]);
         }
         sampler.sample([1], params()).await.unwrap();
-        let (reason, status) = (format!("reason=\"{reason}\""), format!("status={status}"));
+        let reason = format!("reason=\"{reason}\"");
+        let status = format!("status={status}");
         let words = ["tinkex::retry WARN", "lane=\"sample\"", &reason, &status, "attempt=1"];
         let events = lines.with(&words);
         assert_eq!(events.len(), 1, "{reason}");
@@ -131,7 +131,7 @@ async fn concurrent_samples_that_meet_one_outage_log_one_warning() {
     let server = NumberedServer::new(json!({}));
     let sampler = server.sampler().await;
     server.samples(vec![json!(503); 50]);
-    for sample in join_all((0..50).map(|_| sampler.sample([1], params()).send())).await {
+    for sample in join_all((0..50).map(|_| sampler.sample([1], params()))).await {
         sample.unwrap();
     }
     assert_eq!(lines.with(&["tinkex::retry WARN"]).len(), 1);
@@ -167,17 +167,17 @@ async fn a_sample_that_times_out_is_cancelled_and_names_the_last_failure() {
     let limit = Duration::from_secs(10);
     let server = NumberedServer::new(json!({}));
     server.dynamic_config(json!({"sample_cancel_enabled": true}));
-    let sampler = server.sampler().await;
+    let sampler = server.sampler().await.with_options(CallOptions::new().timeout(limit));
     server.respond("q0", vec![json!("hang")]);
     let start = Instant::now();
-    let error = sampler.sample([1], params()).send().timeout(limit).await.unwrap_err();
+    let error = sampler.sample([1], params()).await.unwrap_err();
     assert_eq!((error.kind(), start.elapsed()), (ErrorKind::Timeout, limit));
     sleep(Duration::from_secs(1)).await;
     assert_eq!(server.requests("/cancel_future").len(), 1);
 
     server.samples(vec![json!([503, {"detail": "oops"}]); 100]);
     let start = Instant::now();
-    let error = sampler.sample([1], params()).timeout(limit).await.unwrap_err();
+    let error = sampler.sample([1], params()).await.unwrap_err();
     assert_eq!((error.kind(), start.elapsed()), (ErrorKind::Timeout, limit));
     assert!(error.to_string().contains("oops"), "{error}");
     assert_eq!(error.elapsed(), limit);
@@ -187,7 +187,7 @@ async fn a_sample_that_times_out_is_cancelled_and_names_the_last_failure() {
 /// Bug: a submission that failed for five minutes logged the end of its call, although the sample
 /// was resubmitted.
 #[tokio::test(start_paused = true)]
-async fn bug_a_resubmitted_sample_logged_that_it_gave_up() {
+async fn a_resubmitted_sample_does_not_log_that_it_gave_up() {
     let lines = EventLog::default();
     let _log = tracing::subscriber::set_default(lines.clone());
     let server = NumberedServer::new(json!({}));
@@ -201,7 +201,7 @@ async fn bug_a_resubmitted_sample_logged_that_it_gave_up() {
 
 /// Bug: each failed poll logged that its call gave up, although polling continued.
 #[tokio::test(start_paused = true)]
-async fn bug_a_call_that_was_still_polled_logged_that_it_gave_up() {
+async fn a_call_that_is_still_polled_does_not_log_that_it_gave_up() {
     let lines = EventLog::default();
     let _log = tracing::subscriber::set_default(lines.clone());
     let server = NumberedServer::new(json!({"sample_use_retrieve_futures": true}));
@@ -211,7 +211,7 @@ async fn bug_a_call_that_was_still_polled_logged_that_it_gave_up() {
     sampler.sample([1], params()).await.unwrap();
     assert!(server.requests("/retrieve_futures").len() > 2, "failed polls are repeated");
 
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     server.respond("r1", vec![json!(408), json!(503), json!({"metrics": {}})]);
     model.optim_step(AdamParams::default()).await.unwrap();
     assert_eq!(lines.with(&["giving up"]), Vec::<String>::new());
@@ -225,7 +225,7 @@ async fn bug_a_call_that_was_still_polled_logged_that_it_gave_up() {
 
 /// Bug: the warning about a failure of category `server` was not followed by the end of the call.
 #[tokio::test(start_paused = true)]
-async fn bug_a_training_call_that_was_polled_again_did_not_log_its_end() {
+async fn a_training_call_that_is_polled_again_logs_its_end() {
     let lines = EventLog::default();
     let _log = tracing::subscriber::set_default(lines.clone());
     let server = NumberedServer::new(json!({}));
@@ -240,18 +240,13 @@ async fn bug_a_training_call_that_was_polled_again_did_not_log_its_end() {
 
 /// Bug: a sample whose first retry was logged ended without an event.
 #[tokio::test(start_paused = true)]
-async fn bug_a_sample_that_a_time_limit_ended_did_not_log_its_end() {
+async fn a_sample_that_a_time_limit_ends_logs_its_end() {
     let limit = Duration::from_secs(100);
-    let impatient = SamplingRetry::default().progress_timeout(limit);
-    for (retry, options) in [
-        (impatient, CallOptions::new()),
-        (SamplingRetry::default(), CallOptions::new().timeout(limit)),
-    ] {
+    for options in [CallOptions::new().progress_timeout(limit), CallOptions::new().timeout(limit)] {
         let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());
         let server = NumberedServer::new(json!({}));
         let sampler = server.sampler().await.with_options(options);
-        let sampler = sampler.with_sampling_retry(retry).unwrap();
         server.samples(vec![json!(503); 1000]);
         let error = sampler.sample([1], params()).await.unwrap_err();
         let ends = lines.with(&["tinkex::retry INFO", "giving up", "lane=\"sample\""]);
@@ -265,9 +260,8 @@ async fn bug_a_sample_that_a_time_limit_ended_did_not_log_its_end() {
 async fn the_progress_timeout_keeps_the_last_failure() {
     let server = NumberedServer::new(json!({}));
     let limit = Duration::from_secs(100);
-    let sampler = server.sampler().await;
-    let impatient = SamplingRetry::default().progress_timeout(limit);
-    let sampler = sampler.with_sampling_retry(impatient).unwrap();
+    let impatient = CallOptions::new().progress_timeout(limit);
+    let sampler = server.sampler().await.with_options(impatient);
     server.samples(vec![json!(503); 1000]);
     let error = sampler.sample([1], params()).await.unwrap_err();
     assert_eq!((error.kind(), error.status()), (ErrorKind::Server, Some(503)));
@@ -292,18 +286,18 @@ async fn a_failure_of_category_server_is_retried() {
     sampler.sample([1], params()).await.unwrap();
     assert_eq!(server.requests("/asample").len(), 3, "resubmitted twice");
 
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     server.respond("r1", vec![failed.clone(), failed.clone(), json!({"metrics": {}})]);
     model.optim_step(AdamParams::default()).await.unwrap();
 
-    let once = CallOptions::new().retry(RetryPolicy::disabled());
+    let once = CallOptions::without_retries();
     server.respond("r2", vec![failed.clone(), json!({"metrics": {}})]);
     let error = model.with_options(once).optim_step(AdamParams::default()).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::WorkFailed, 1));
     server.respond("q3", vec![failed]);
     let sampler = sampler.with_options(once);
     assert_eq!(sampler.sample([1], params()).await.unwrap_err().kind(), ErrorKind::WorkFailed);
-    let single = server.sampler().await.with_sampling_retry(SamplingRetry::disabled()).unwrap();
+    let single = server.sampler().await.with_options(CallOptions::new().max_resubmissions(0));
     server.respond("q0", vec![json!(410)]);
     let error = single.sample([1], params()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Expired, "the sample was resubmitted");
@@ -319,6 +313,7 @@ async fn the_timeout_of_a_call_limits_every_call() {
     let rest = service.rest();
     let copy = CopyCheckpoint::new("tinker://run/weights/a").into_project("p");
     let loss = CustomLoss::trace("sum", |trace| trace.input("logprobs", 1).sum()).unwrap();
+    let start = Instant::now();
     let calls: Vec<(&str, BoxFuture<'_, Error>)> = vec![
         ("copy_weights", rest.copy_weights(copy).map(Result::unwrap_err).boxed()),
         ("get_api_key", rest.get_api_key().map(Result::unwrap_err).boxed()),
@@ -327,13 +322,10 @@ async fn the_timeout_of_a_call_limits_every_call() {
         ("create_custom_loss", service.create_custom_loss(&loss).map(Result::unwrap_err).boxed()),
         ("server_capabilities", service.server_capabilities().map(Result::unwrap_err).boxed()),
         ("sampling", service.create_sampling_client("base").map(Result::unwrap_err).boxed()),
-        (
-            "training",
-            service.create_lora_training_client("base").create().map(Result::unwrap_err).boxed(),
-        ),
+        ("training", service.create_lora_training_client("base").map(Result::unwrap_err).boxed()),
     ];
+    // All calls have started, and end at the same time.
     for (name, call) in calls {
-        let start = Instant::now();
         let error = call.await;
         assert_eq!((error.kind(), start.elapsed()), (ErrorKind::Timeout, limit), "{name}");
     }
@@ -343,8 +335,8 @@ async fn the_timeout_of_a_call_limits_every_call() {
 async fn a_sampling_client_has_the_options_of_its_training_client() {
     let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
-    let model = model.with_options(CallOptions::new().retry(RetryPolicy::disabled()));
+    let model = service.create_lora_training_client("base").await.unwrap();
+    let model = model.with_options(CallOptions::without_retries());
     server.respond("r1", vec![json!({"path": null, "sampling_session_id": "s:sample:9"})]);
     let sampler = model.save_weights_and_get_sampling_client().await.unwrap();
     server.samples(vec![json!({"status": 500})]);

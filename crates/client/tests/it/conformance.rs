@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 use tinkex::{
-    AdamParams, BatchOutput, Datum, Env, LossFn, SamplingParams, ServiceClient, StopCondition,
+    AdamParams, BatchOutput, Datum, Env, LoraOptions, LossFn, SamplingParams, ServiceClient,
+    StopCondition,
 };
 
 fn setting(name: &str) -> String {
@@ -38,8 +39,8 @@ async fn the_client_and_the_python_sdk_train_to_the_same_numbers() {
         .without_telemetry()
         .build()
         .unwrap();
-    let create = service.create_lora_training_client(setting("TINKEX_CONFORMANCE_MODEL"));
-    let model = create.rank(4).seed(11).create().await.unwrap();
+    let options = LoraOptions::new(setting("TINKEX_CONFORMANCE_MODEL")).rank(4).seed(11);
+    let model = service.create_lora_training_client(options).await.unwrap();
     let data = || {
         vec![
             Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(),

@@ -58,8 +58,8 @@ fn header_names(call: &RecordedCall) -> Vec<&str> {
 /// Covers Q2.
 #[tokio::test(start_paused = true)]
 async fn settings_of_one_client_do_not_reach_another() {
-    let (one, other) =
-        (ScriptedServer::started().respond(LIST, 200, no_sessions()), ScriptedServer::new());
+    let one = ScriptedServer::started().respond(LIST, 200, no_sessions());
+    let other = ScriptedServer::new();
     let other = other
         .respond(&CONFIG.replace("/api", "/pre/api"), 200, json!({}))
         .respond(&DYNAMIC.replace("/api", "/pre/api"), 200, json!({}))
@@ -70,7 +70,8 @@ async fn settings_of_one_client_do_not_reach_another() {
     list(&from_env).await.unwrap();
     list(&one.client()).await.unwrap();
 
-    let (a, b) = (one.last(), other.last());
+    let a = one.last();
+    let b = other.last();
     assert_eq!(a.header("x-api-key"), Some("tml-test-key-0123456789"));
     assert_eq!(b.header("x-api-key"), Some("tml-from-env"));
     assert_eq!((a.header("x-mine"), b.header("x-mine")), (None, Some("1")));
@@ -144,12 +145,14 @@ async fn a_failed_exchange_is_not_reported_as_a_lost_connection() {
 /// A token is renewed in the background, five minutes before it expires.
 #[tokio::test(start_paused = true)]
 async fn tokens_are_renewed_before_they_expire() {
-    let (old, new) = (jwt(3600), jwt(7200));
+    let old = jwt(3600);
+    let new = jwt(7200);
     let fake = exchanging(&old)
         .respond(LIST, 200, no_sessions())
         .respond(TOKEN, 200, json!({"jwt": new}))
         .respond(LIST, 200, no_sessions());
-    let (started, start) = (SystemTime::now(), Instant::now());
+    let started = SystemTime::now();
+    let start = Instant::now();
     let client = fake.builder().wall_clock(move || started + start.elapsed()).build().unwrap();
     list(&client).await.unwrap();
     sleep(Duration::from_secs(3310)).await;
@@ -160,14 +163,16 @@ async fn tokens_are_renewed_before_they_expire() {
 
 /// The clock of timers stops while a computer is suspended; the wall clock does not.
 #[tokio::test(start_paused = true)]
-async fn bug_a_token_that_expired_during_suspend_is_renewed_at_once_after_resume() {
-    let (old, new) = (jwt(3600), jwt(20_000));
+async fn a_token_that_expired_during_suspend_is_renewed_at_once_after_resume() {
+    let old = jwt(3600);
+    let new = jwt(20_000);
     let fake = exchanging(&old)
         .respond(LIST, 200, no_sessions())
         .respond(TOKEN, 200, json!({"jwt": new}))
         .respond(LIST, 200, no_sessions());
     let suspended = Arc::new(AtomicU64::new(0));
-    let (started, seconds) = (SystemTime::now(), Arc::clone(&suspended));
+    let started = SystemTime::now();
+    let seconds = Arc::clone(&suspended);
     let now = move || started + Duration::from_secs(seconds.load(Ordering::Relaxed));
     let client = fake.builder().wall_clock(now).build().unwrap();
     list(&client).await.unwrap();
@@ -184,7 +189,8 @@ async fn bug_a_token_that_expired_during_suspend_is_renewed_at_once_after_resume
 /// Covers R-JWT.
 #[tokio::test(start_paused = true)]
 async fn a_rejected_token_is_exchanged_once_more_and_the_request_is_sent_again() {
-    let (old, new) = (jwt(3600), jwt(7200));
+    let old = jwt(3600);
+    let new = jwt(7200);
     let fake = exchanging(&old)
         .respond(LIST, 401, json!({"detail": "revoked"}))
         .respond(TOKEN, 200, json!({"jwt": new}))

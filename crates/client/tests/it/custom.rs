@@ -38,7 +38,8 @@ async fn a_computed_loss_sends_its_negated_gradient_as_weights() {
         server
             .respond("r2", vec![pass_output(&logprobs, &[("loss:sum", 7.0), ("tokens:sum", 5.0)])]);
         let data = logprobs.iter().map(|l| datum(u32::try_from(l.len()).unwrap())).collect();
-        let (loss, gradients) = (case["loss_value"].as_f64().unwrap(), numbers(&case["gradient"]));
+        let loss = case["loss_value"].as_f64().unwrap();
+        let gradients = numbers(&case["gradient"]);
         let expected = logprobs.clone();
         let pass = model.forward_backward_custom(data, move |data, logprobs| {
             assert_eq!(data[0].loss_input("advantages").unwrap().as_f32().unwrap()[0], 2.0);
@@ -77,7 +78,8 @@ async fn a_computed_loss_sends_its_negated_gradient_as_weights() {
 /// Returns the negative log-likelihood, weighted by the advantages.
 fn weighted_nll() -> CustomLoss {
     CustomLoss::trace("weighted", |trace| {
-        let (logprobs, advantages) = (trace.input("logprobs", 1), trace.input("advantages", 1));
+        let logprobs = trace.input("logprobs", 1);
+        let advantages = trace.input("advantages", 1);
         let loss = -(logprobs * advantages).sum();
         trace.metric("custom/total:sum", loss);
         loss
@@ -89,7 +91,7 @@ fn weighted_nll() -> CustomLoss {
 async fn the_client_executes_a_traced_loss_if_the_server_does_not() {
     let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let loss = service.create_custom_loss(&weighted_nll()).await.unwrap();
     assert!(!loss.is_on_server());
     server.respond("r1", vec![pass_output(&[vec![-0.5, -1.0]], &[])]);
@@ -108,11 +110,13 @@ async fn the_client_executes_a_traced_loss_if_the_server_does_not() {
 async fn the_server_executes_a_traced_loss_if_it_can() {
     let server = NumberedServer::new(json!({"custom_loss_server_side": true}));
     let service = server.builder().build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let traced = weighted_nll();
-    let (loss, same) = (service.create_custom_loss(&traced), service.create_custom_loss(&traced));
+    let loss = service.create_custom_loss(&traced);
+    let same = service.create_custom_loss(&traced);
     let (loss, same) = tokio::join!(loss, same);
-    let (loss, same) = (loss.unwrap(), same.unwrap());
+    let loss = loss.unwrap();
+    let same = same.unwrap();
     assert!(loss.is_on_server());
     assert_eq!(loss, same);
     let registrations = server.requests("/create_custom_loss");

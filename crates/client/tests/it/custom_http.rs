@@ -9,7 +9,7 @@ use http::{Request, Response};
 use serde_json::json;
 use tinkex::rest::ListSessions;
 use tinkex::{
-    AdamParams, Error, ErrorKind, HttpFailure, HttpService, Lane, RetryPolicy, SamplingParams,
+    AdamParams, CallOptions, Error, ErrorKind, HttpFailure, HttpService, Lane, SamplingParams,
     ServiceClient,
 };
 use tokio::time::Instant;
@@ -55,10 +55,10 @@ fn assert_panicked(error: Error, path: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bug_a_panic_in_an_http_service_was_reported_as_the_end_of_the_runtime() {
+async fn a_panic_in_an_http_service_is_reported_as_a_panic() {
     for path in ["/asample", "/retrieve_future", "/retrieve_futures"] {
         let sampler = panicking(path).create_sampling_client("base").await.unwrap();
-        assert_panicked(sampler.sample([1], params()).send().await.unwrap_err(), path);
+        assert_panicked(sampler.sample([1], params()).await.unwrap_err(), path);
         assert_panicked(sampler.compute_logprobs([1]).await.unwrap_err(), path);
     }
     let path = "/optim_step";
@@ -72,22 +72,24 @@ async fn bug_a_panic_in_an_http_service_was_reported_as_the_end_of_the_runtime()
 }
 
 #[tokio::test(start_paused = true)]
-async fn bug_a_429_of_one_fake_delayed_requests_to_another() {
-    for retry in [RetryPolicy::default(), RetryPolicy::disabled()] {
-        let (limited, free) = (NumberedServer::new(json!({})), NumberedServer::new(json!({})));
+async fn a_429_of_one_fake_does_not_delay_requests_to_another() {
+    for retry in [CallOptions::new(), CallOptions::without_retries()] {
+        let limited = NumberedServer::new(json!({}));
+        let free = NumberedServer::new(json!({}));
         let sampler = async |server: &NumberedServer| {
-            let service = server.builder().retry(retry).build().unwrap();
+            let service = server.builder().options(retry).build().unwrap();
             service.create_sampling_client("base").await.unwrap()
         };
-        let (limited_sampler, free_sampler) = (sampler(&limited).await, sampler(&free).await);
+        let limited_sampler = sampler(&limited).await;
+        let free_sampler = sampler(&free).await;
         limited.samples(vec![json!({"status": 429, "retry-after": "30"})]);
-        let held = limited_sampler.sample([1], params()).send();
+        let held = limited_sampler.sample([1], params());
         while limited_sampler.backoff_remaining().is_none() {
             tokio::task::yield_now().await;
         }
         assert_eq!(free_sampler.backoff_remaining(), None);
         let start = Instant::now();
-        free_sampler.sample([1], params()).send().await.unwrap();
+        free_sampler.sample([1], params()).await.unwrap();
         assert_eq!(start.elapsed(), Duration::ZERO);
         drop(held);
     }
@@ -109,7 +111,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanNames {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bug_the_span_of_the_caller_was_lost() {
+async fn requests_run_in_the_span_of_the_caller() {
     let server = NumberedServer::new(json!({}));
     let names = SpanNames::default();
     let subscriber = tracing_subscriber::registry().with(names.clone());
@@ -119,7 +121,7 @@ async fn bug_the_span_of_the_caller_was_lost() {
     let model = service.create_lora_training_client("base").await.unwrap();
     names.0.lock().unwrap().clear();
     let work = async {
-        sampler.sample([1], params()).send().await.unwrap();
+        sampler.sample([1], params()).await.unwrap();
         model.optim_step(AdamParams::default()).await.unwrap();
     };
     work.instrument(tracing::info_span!("training loop")).await;

@@ -11,7 +11,7 @@ use http::{Request, Response};
 use serde_json::json;
 use tempfile::TempDir;
 use tinkex::{
-    Env, ErrorKind, HttpFailure, HttpService, Lane, ResponseBody, RestClient, RetryPolicy,
+    CallOptions, Env, ErrorKind, HttpFailure, HttpService, Lane, ResponseBody, RestClient,
     ServiceClient,
 };
 
@@ -93,14 +93,14 @@ impl FlakyFileServer {
         response.body(ResponseBody::new(stream::iter(chunks.into_iter().chain(broken)))).unwrap()
     }
 
-    fn rest(&self, retry: RetryPolicy) -> RestClient {
+    fn rest(&self, retry: CallOptions) -> RestClient {
         let service = ServiceClient::builder().without_telemetry().env(Env::empty());
-        let service = service.api_key("tml-test-key-0123456789").retry(retry).http(self.clone());
+        let service = service.api_key("tml-test-key-0123456789").options(retry).http(self.clone());
         service.build().unwrap().rest()
     }
 
     async fn download(&self, to: &Path) -> tinkex::Result<u64> {
-        self.rest(RetryPolicy::default()).download_file(FILE, to).await
+        self.rest(CallOptions::new()).download_file(FILE, to).await
     }
 }
 
@@ -140,7 +140,8 @@ fn names_in(folder: &TempDir) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn a_broken_download_resumes_where_it_ended() {
-    let (server, folder) = (FlakyFileServer::new(&content()), TempDir::new().unwrap());
+    let server = FlakyFileServer::new(&content());
+    let folder = TempDir::new().unwrap();
     server.set(|state| state.breaks_after = vec![40, 0, 30]);
     let to = folder.path().join("trace");
     assert_eq!(server.download(&to).await.unwrap(), 100);
@@ -156,7 +157,8 @@ async fn changed_content_and_servers_without_ranges_restart_the_download() {
     for (ranges, etag) in [(false, Some("\"v1\"")), (true, None), (true, Some("W/\"weak\""))] {
         let server = FlakyFileServer::new(&content());
         server.set(|state| {
-            (state.supports_ranges, state.etag) = (ranges, etag);
+            state.supports_ranges = ranges;
+            state.etag = etag;
             state.breaks_after = vec![40];
         });
         assert_eq!(server.download(&to).await.unwrap(), 100);
@@ -174,7 +176,8 @@ async fn changed_content_and_servers_without_ranges_restart_the_download() {
     );
     let other: Vec<u8> = (100..200).collect();
     server.set(|state| {
-        (state.content, state.etag) = (other.clone(), Some("\"v2\""));
+        state.content = other.clone();
+        state.etag = Some("\"v2\"");
         state.breaks_after.clear();
     });
     server.download(&to).await.unwrap();
@@ -213,7 +216,7 @@ async fn a_complete_file_is_not_paired_with_the_entity_tag_of_another() {
             &[("etag", "\"y\""), ("content-length", "999")],
             json!("short"),
         );
-    let once = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let once = fake.builder().options(CallOptions::without_retries()).build().unwrap();
     once.rest().download(path, &target).await.unwrap_err();
     fake.finish();
     assert!(!complete.exists());
@@ -221,7 +224,8 @@ async fn a_complete_file_is_not_paired_with_the_entity_tag_of_another() {
 
 #[tokio::test(start_paused = true)]
 async fn an_error_status_is_reported_without_the_url_and_without_retries() {
-    let (server, folder) = (FlakyFileServer::new(&content()), TempDir::new().unwrap());
+    let server = FlakyFileServer::new(&content());
+    let folder = TempDir::new().unwrap();
     server.set(|state| state.status = Some(403));
     let error = server.download(&folder.path().join("trace")).await.unwrap_err();
     assert_eq!(error.status(), Some(403));
@@ -233,7 +237,7 @@ async fn an_error_status_is_reported_without_the_url_and_without_retries() {
     server.set(|state| state.status = Some(503));
     assert!(server.download(&folder.path().join("trace")).await.is_err());
     assert_eq!(server.take_requests().len(), 6);
-    let once = server.rest(RetryPolicy::disabled());
+    let once = server.rest(CallOptions::without_retries());
     assert!(once.download_file(FILE, folder.path().join("t")).await.is_err());
     assert_eq!(server.take_requests().len(), 1);
 }

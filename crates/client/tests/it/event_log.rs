@@ -58,7 +58,7 @@ impl EventLog {
 /// Global subscriber that records nothing but keeps all callsites enabled.
 ///
 /// Without it, `tracing` may cache a callsite as disabled on all threads just before an
-/// [`EventLog`] is installed on one of them.
+/// [`EventLog`] is installed on any of them.
 struct NullSubscriber;
 
 impl Subscriber for NullSubscriber {

@@ -92,7 +92,7 @@ async fn a_checkpoint_is_downloaded_and_merged() {
     assert_eq!(Some(downloaded.bytes), downloaded.bytes_total);
     assert_eq!(last(ExportStage::Writing).bytes, exported.bytes);
 
-    // The weights are those of the same export from the local adapter.
+    // An export from the local adapter has the same weights.
     let local = home.path().join("local");
     CheckpointExport::from_adapter(golden("qwen3").join("adapter"), &local, &Env::empty())
         .base(golden("qwen3"))
@@ -165,7 +165,7 @@ async fn faults_are_found_before_the_download() {
         ),
         (
             export().base(home.path().join("gone")),
-            ErrorKind::Config,
+            ErrorKind::Io,
             "gone/config.json",
             "Check that the path exists",
         ),
@@ -177,7 +177,7 @@ async fn faults_are_found_before_the_download() {
         ),
         (
             export().base(&base).format(ExportFormat::Gguf),
-            ErrorKind::Config,
+            ErrorKind::Io,
             "tokenizer.json",
             "Check that the path exists",
         ),
@@ -189,7 +189,7 @@ async fn faults_are_found_before_the_download() {
         ),
         (
             export().base(&base).free_space(|_| Some(1000)),
-            ErrorKind::Config,
+            ErrorKind::Io,
             "but only 1.0 kB are free on",
             "Free disk space",
         ),
@@ -239,7 +239,7 @@ async fn the_download_leaves_space_for_the_export() {
     let weights = fs::metadata(golden("llama").join("model.safetensors")).unwrap().len();
     let export = server.rest().export(EXTERNAL, &to).base(golden("llama"));
     let error = export.free_space(move |_| Some(weights)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
     let message = error.to_string();
     assert!(message.contains("cannot write the downloaded file: needs "), "{message}");
     assert_eq!(names_in(home.path()), Vec::<String>::new());
@@ -277,7 +277,7 @@ async fn a_cancelled_export_leaves_nothing() {
         was_seen.await.unwrap();
         release.send(()).unwrap();
     });
-    assert_eq!(result.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::Cancelled);
     assert_eq!(names_in(home.path()), Vec::<String>::new());
 }
 
@@ -340,7 +340,8 @@ fn fill_cache(cache: &Path, model: &str) -> PathBuf {
 async fn the_base_model_is_the_folder_that_the_server_serves() {
     let hosted = server("llama");
     let home = TempDir::new().unwrap();
-    let (cache, served) = (home.path().join("hub"), home.path().join("served"));
+    let cache = home.path().join("hub");
+    let served = home.path().join("served");
     // It has neither a tokenizer nor the name of the model, and the cache has another model.
     copy_folder(&golden("llama"), &served);
     fill_cache(&cache, "qwen2");
@@ -388,7 +389,8 @@ async fn a_base_model_in_the_hub_cache_is_used_and_differs_from_a_served_gguf_fi
 #[tokio::test(start_paused = true)]
 async fn another_name_of_the_base_model_is_a_warning() {
     let home = TempDir::new().unwrap();
-    let (base, adapter) = (golden("llama"), home.path().join("adapter"));
+    let base = golden("llama");
+    let adapter = home.path().join("adapter");
     copy_folder(&base.join("adapter"), &adapter);
     let file = adapter.join("adapter_config.json");
     let config = fs::read(&file).unwrap();

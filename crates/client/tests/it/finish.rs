@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tinkex::{AdamParams, Datum, ErrorKind, LossFn, Result, ServiceClient, TrainingClient};
+use tinkex::{AdamParams, Datum, ErrorKind, LossFn, ServiceClient, TrainingClient};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::event_log::EventLog;
@@ -11,13 +11,13 @@ use crate::numbered_server::{ACCEPTING, NumberedServer};
 
 async fn client(server: &NumberedServer) -> (ServiceClient, TrainingClient) {
     let service = server.builder().build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     (service, model)
 }
 
 fn queue_step(model: &TrainingClient) {
     let data = vec![Datum::completion([1, 2], [3]).unwrap()];
-    model.step(data, LossFn::CrossEntropy, AdamParams::default()).send().detach();
+    model.step(data, LossFn::CrossEntropy, AdamParams::default()).detach();
 }
 
 /// Returns the reported ends of the session.
@@ -31,17 +31,17 @@ fn success() -> Value {
 
 /// Bug: `close(Success)` dropped queued work and returned `Ok`.
 #[tokio::test(start_paused = true)]
-async fn bug_finish_completes_queued_work_of_all_models() {
+async fn finish_completes_queued_work_of_all_models() {
     let server = NumberedServer::new(json!({}));
     let (service, model) = client(&server).await;
-    let other = service.create_lora_training_client("base").create().await.unwrap();
+    let other = service.create_lora_training_client("base").await.unwrap();
     for _ in 0..3 {
         queue_step(&model);
     }
     other.optim_step(AdamParams::default()).detach();
     // Queued work of dropped clients is completed too.
     drop((model, other));
-    service.finish(&Result::Ok(())).await;
+    service.finish().await;
     assert_eq!(server.requests("/forward_backward").len(), 3);
     assert_eq!(server.requests("/optim_step").len(), 4);
     assert_eq!(ends(&server), [success()]);
@@ -78,11 +78,11 @@ async fn finish_reports_the_error_of_the_program() {
             end
         };
     let errored = json!({"reason": {"type": "errored"}, "detail": "out of data"});
-    let plain = reported(&|service| Box::pin(service.finish(&Err::<(), _>(Plain)))).await;
+    let plain = reported(&|service| Box::pin(service.finish_with_error(&Plain))).await;
     assert_eq!(plain, errored);
     let boxed = reported(&|service| {
         let error: Box<dyn std::error::Error> = "out of data".into();
-        Box::pin(service.finish(&Err::<(), _>(error)))
+        Box::pin(service.finish_with_error(&error))
     });
     assert_eq!(boxed.await, errored);
 }
@@ -99,7 +99,7 @@ async fn finish_does_not_fail_if_the_server_refuses_or_is_gone() {
     }
     server.go_away();
     let start = Instant::now();
-    service.finish(&Result::Ok(())).await;
+    service.finish().await;
     let seconds = start.elapsed().as_secs();
     assert!((300..=360).contains(&seconds), "finish took {seconds} s");
     assert_eq!(lines.timed(&["WARN", "the server does not respond"]).len(), 1);
@@ -113,9 +113,9 @@ async fn finish_continues_when_its_future_is_dropped_and_a_second_call_waits_for
     let server = NumberedServer::new(json!({}));
     let (service, model) = client(&server).await;
     queue_step(&model);
-    timeout(Duration::ZERO, service.finish(&Result::Ok(()))).await.unwrap_err();
+    timeout(Duration::ZERO, service.finish()).await.unwrap_err();
     let start = Instant::now();
-    service.finish(&Err::<(), _>("later")).await;
+    service.finish_with_error(&"later").await;
     assert_eq!(start.elapsed(), 2 * ACCEPTING, "the pass and the optimizer step");
     assert_eq!(ends(&server), [success()]);
 }
@@ -144,7 +144,7 @@ async fn abort_gives_up_after_five_seconds_and_interrupts_finish() {
     let (service, model) = client(&server).await;
     server.respond("r1", vec![json!("hang")]);
     model.optim_step(AdamParams::default()).detach();
-    timeout(Duration::from_secs(60), service.finish(&Result::Ok(()))).await.unwrap_err();
+    timeout(Duration::from_secs(60), service.finish()).await.unwrap_err();
     assert!(ends(&server).is_empty(), "finish waits for the result");
     server.go_away();
     let start = Instant::now();

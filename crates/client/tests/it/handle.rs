@@ -15,7 +15,8 @@ fn params() -> SamplingParams {
 #[tokio::test(start_paused = true)]
 async fn a_handle_contains_no_key() {
     let config = json!({"sample_max_concurrent_requests": 7, "pjwt_auth_enabled": false});
-    let (here, there) = (NumberedServer::new(config), NumberedServer::new(json!({})));
+    let here = NumberedServer::new(config);
+    let there = NumberedServer::new(json!({}));
     let service = here.builder().header("X-Team", "blue").build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let text = sampler.handle().to_text();
@@ -27,7 +28,7 @@ async fn a_handle_contains_no_key() {
     let other = there.builder().api_key("tml-there").build().unwrap();
     let restored = other.restore_sampling_client(&handle).unwrap();
     assert!(there.requests("").is_empty(), "restoring sends nothing");
-    restored.sample([1], params()).send().await.unwrap();
+    restored.sample([1], params()).await.unwrap();
     let paths: Vec<String> = there.requests("").into_iter().map(|request| request.path).collect();
     assert_eq!(paths, ["/api/v1/asample", "/api/v1/retrieve_future"], "no session was created");
     assert_eq!(there.requests("/asample")[0].header("x-api-key"), Some("tml-there"));
@@ -54,14 +55,11 @@ async fn clones_use_distinct_sequence_ranges() {
     let service = server.builder().build().unwrap();
     let creator = service.create_sampling_client("base").await.unwrap();
     let handle = creator.handle();
-    let (one, two) = (
-        service.restore_sampling_client(&handle).unwrap(),
-        service.restore_sampling_client(&handle).unwrap(),
-    );
-    creator.sample([1], params()).send().await.unwrap();
+    let one = service.restore_sampling_client(&handle).unwrap();
+    let two = service.restore_sampling_client(&handle).unwrap();
+    creator.sample([1], params()).await.unwrap();
     assert!(server.requests("/join_sampling_session").is_empty(), "the creator is clone 0");
-    let samples =
-        [&one, &one, &two].map(|client: &SamplingClient| client.sample([1], params()).send());
+    let samples = [&one, &one, &two].map(|client: &SamplingClient| client.sample([1], params()));
     for response in join_all(samples).await {
         response.unwrap();
     }
@@ -80,7 +78,7 @@ async fn a_clone_chooses_a_random_range_if_the_server_assigns_none() {
     let creator = service.create_sampling_client("base").await.unwrap();
     let clone = service.restore_sampling_client(&creator.handle()).unwrap();
     for _ in 0..2 {
-        clone.sample([1], params()).send().await.unwrap();
+        clone.sample([1], params()).await.unwrap();
     }
     let received = server.sequence_numbers("/asample");
     assert!(
@@ -97,7 +95,7 @@ async fn one_batch_poll_announces_all_samples_and_reports_retrieved_results() {
         "sample_use_retrieve_futures": true, "sample_max_concurrent_requests": 1,
     }));
     let sampler = server.sampler().await;
-    let samples = (0..50).map(|_| sampler.sample([1, 2], params()).send());
+    let samples = (0..50).map(|_| sampler.sample([1, 2], params()));
     for response in join_all(samples).await {
         assert_eq!(response.unwrap().sequences[0].tokens[..], [7]);
     }

@@ -101,7 +101,8 @@ async fn hundreds_of_requests_are_in_flight_at_once() {
 async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, server: Arc<Server>) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let (tls, server) = (TlsAcceptor::from(Arc::clone(&tls)), Arc::clone(&server));
+        let tls = TlsAcceptor::from(Arc::clone(&tls));
+        let server = Arc::clone(&server);
         tokio::spawn(async move {
             let Ok(stream) = tls.accept(stream).await else { return };
             server.connections.fetch_add(1, Ordering::Relaxed);
@@ -123,7 +124,7 @@ async fn client_process() {
     let service = ServiceClient::from_env().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let params = SamplingParams::new().max_tokens(1);
-    let samples = (0..SAMPLES).map(|_| sampler.sample([1, 2], params.clone()).send());
+    let samples = (0..SAMPLES).map(|_| sampler.sample([1, 2], params.clone()));
     for response in join_all(samples).await {
         assert_eq!(response.unwrap().sequences[0].tokens[..], [7]);
     }

@@ -1,11 +1,11 @@
 //! Instrumentation: tracing events and metrics.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use serde_json::json;
 use tinkex::rest::ListSessions;
-use tinkex::{AdamParams, CallOptions, Lane, QueueState, QueuedWork, RetryPolicy, SamplingParams};
+use tinkex::{AdamParams, CallOptions, Lane, QueueState, QueuedWork, SamplingParams};
 use tokio::time::Duration;
 
 use crate::event_log::EventLog;
@@ -15,12 +15,13 @@ use crate::scripted_server::ScriptedServer;
 /// Covers T2.3.1, T2.3.2, P6C.5.
 #[tokio::test(start_paused = true)]
 async fn requests_retries_and_queue_states_are_recorded() {
-    let (lines, recorder) = (EventLog::default(), DebuggingRecorder::new());
+    let lines = EventLog::default();
+    let recorder = DebuggingRecorder::new();
     let _log = tracing::subscriber::set_default(lines.clone());
     let _numbers = metrics::set_default_local_recorder(&recorder);
     let server = NumberedServer::new(json!({}));
     let service = server.builder().api_key("tml-secret").build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     server.lose_once("/optim_step");
     let paused = json!({"type": "try_again", "queue_state": "paused_rate_limit"});
     let active = json!({"type": "try_again", "queue_state": "active"});
@@ -87,7 +88,7 @@ async fn the_queue_state_callback_is_called_on_change_only_and_may_panic() {
         assert_ne!(change.state, Some(QueueState::PausedCapacity), "scripted panic");
     });
     let service = builder.build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let state = |state: &str| json!({"type": "try_again", "queue_state": state});
     let mut capacity = state("paused_capacity");
     capacity["queue_state_reason"] = json!("maintenance");
@@ -95,7 +96,7 @@ async fn the_queue_state_callback_is_called_on_change_only_and_may_panic() {
         vec![capacity.clone(), capacity, state("active"), state("active"), json!({"metrics": {}})];
     server.respond("r1", responses);
     model.optim_step(AdamParams::default()).await.unwrap();
-    let changes = changes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let changes = changes.lock().unwrap().clone();
     let [paused, active] = &changes[..] else { panic!("{changes:?}") };
     assert_eq!(paused.work, QueuedWork::Training);
     assert_eq!(paused.id, model.model_id().to_string());
@@ -126,12 +127,12 @@ async fn statistics_count_the_requests_of_all_clients_of_a_service_by_lane_and_o
 /// user can resolve the failure (402, 409).
 #[tokio::test(start_paused = true)]
 async fn giving_up_is_recorded_for_every_reason() {
-    let retry = RetryPolicy::default().give_up_after(Duration::from_millis(100));
+    let retry = CallOptions::new().give_up_after(Duration::from_millis(100));
     for status in [400, 402, 409, 503] {
         let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());
         let fake = ScriptedServer::started().respond("GET /api/v1/sessions", status, json!({}));
-        let client = fake.builder().retry(retry).build().unwrap();
+        let client = fake.builder().options(retry).build().unwrap();
         client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
         assert_eq!(lines.with(&["tinkex::retry", "giving up"]).len(), 1, "{status}");
         fake.finish();
@@ -142,13 +143,13 @@ async fn giving_up_is_recorded_for_every_reason() {
 #[tokio::test(start_paused = true)]
 async fn disabled_retries_surface_failures_at_once() {
     let server = NumberedServer::new(json!({}));
-    let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let service = server.builder().options(CallOptions::without_retries()).build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     for status in [500, 503, 400, 422] {
         server.samples(vec![json!(status)]);
         let before = server.requests("/asample").len();
         let params = SamplingParams::new().max_tokens(1);
-        let error = sampler.sample([1], params).send().await.unwrap_err();
+        let error = sampler.sample([1], params).await.unwrap_err();
         assert_eq!((error.status(), error.attempts()), (Some(status), 1));
         assert_eq!(server.requests("/asample").len(), before + 1);
     }
@@ -159,14 +160,14 @@ async fn disabled_retries_surface_failures_at_once() {
 async fn a_5xx_is_retried_for_training_and_polling_but_not_for_samples_without_retries() {
     let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
-    let once = CallOptions::new().retry(RetryPolicy::disabled());
+    let once = CallOptions::without_retries();
     let sampler = service.create_sampling_client("base").await.unwrap().with_options(once);
     server.samples(vec![json!(503)]);
     let error = sampler.sample([1], SamplingParams::new()).await.unwrap_err();
     assert_eq!((error.status(), error.attempts()), (Some(503), 1));
     assert_eq!(server.requests("/asample").len(), 1);
 
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     server.fail_times("/optim_step", json!(503), 3);
     server.respond("r1", vec![json!(503), json!(500), json!({"metrics": {}})]);
     let polls = server.requests("/retrieve_future").len();
@@ -182,7 +183,7 @@ async fn a_paused_request_is_logged_and_polled_with_growing_delays() {
     let _log = tracing::subscriber::set_default(lines.clone());
     let server = NumberedServer::new(json!({}));
     let service = server.polling_builder().build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let paused = json!({"type": "try_again", "queue_state": "paused_rate_limit"});
     let mut responses = vec![paused; 8];
     responses.push(json!({"metrics": {}}));

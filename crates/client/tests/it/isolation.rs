@@ -24,12 +24,12 @@ fn service(server: &NumberedServer, key: &str) -> ServiceClient {
 
 /// Trains and samples concurrently: 10 steps and 120 samples. Returns how many succeeded.
 async fn train_and_sample(service: &ServiceClient) -> (usize, SamplingClient) {
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let data = || vec![Datum::completion([1, 2], [3]).unwrap(); 4];
-    let step = || model.step(data(), LossFn::CrossEntropy, AdamParams::default()).send();
+    let step = || model.step(data(), LossFn::CrossEntropy, AdamParams::default());
     let steps: Vec<_> = (0..10).map(|_| step()).collect();
-    let samples: Vec<_> = (0..120).map(|_| sampler.sample([1, 2, 3], params()).send()).collect();
+    let samples: Vec<_> = (0..120).map(|_| sampler.sample([1, 2, 3], params())).collect();
     let mut done = 0;
     for step in steps {
         step.await.unwrap();
@@ -44,22 +44,23 @@ async fn train_and_sample(service: &ServiceClient) -> (usize, SamplingClient) {
 async fn two_training_and_many_sampling_clients_leave_no_tasks_or_references() {
     let server = NumberedServer::new(json!({}));
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
-    let (before, references) = (tasks(), server.references());
+    let before = tasks();
+    let references = server.references();
     {
         let service = service(&server, "tml-many");
         let create = || async {
-            let model = service.create_lora_training_client("base").create().await.unwrap();
+            let model = service.create_lora_training_client("base").await.unwrap();
             let data = vec![Datum::completion([1, 2], [3]).unwrap(); 4];
             model.forward_backward(data, LossFn::CrossEntropy).await.unwrap();
             model.optim_step(AdamParams::default()).await.unwrap();
         };
         let samplers = (0..50).map(async |_| {
             let sampler = service.create_sampling_client("base").await.unwrap();
-            let samples = (0..10).map(|_| sampler.sample([1], params()).send());
+            let samples = (0..10).map(|_| sampler.sample([1], params()));
             let done = join_all(samples).await;
             assert!(done.iter().all(Result::is_ok), "{:?}", done.iter().find(|d| d.is_err()));
             // A dropped sample leaves nothing either.
-            drop(sampler.sample([1], params()).send());
+            drop(sampler.sample([1], params()));
         });
         tokio::join!(create(), create(), join_all(samplers));
         assert!(tasks() > before, "the background tasks run");
@@ -73,12 +74,15 @@ async fn two_training_and_many_sampling_clients_leave_no_tasks_or_references() {
 /// Covers P6C.1, P6C.2, P6C.6.
 #[tokio::test(start_paused = true)]
 async fn two_services_train_and_sample_without_crosstalk() {
-    let (one, two) = (NumberedServer::new(json!({})), NumberedServer::new(json!({})));
+    let one = NumberedServer::new(json!({}));
+    let two = NumberedServer::new(json!({}));
     // Clones of a builder share the backoffs of its HTTP service.
-    let (a, b) =
-        (one.builder().api_key("tml-crosstalk-a"), two.builder().api_key("tml-crosstalk-b"));
-    let (same_server, other_server) = (a.clone().build().unwrap(), b.clone().build().unwrap());
-    let (a, b) = (a.build().unwrap(), b.build().unwrap());
+    let a = one.builder().api_key("tml-crosstalk-a");
+    let b = two.builder().api_key("tml-crosstalk-b");
+    let same_server = a.clone().build().unwrap();
+    let other_server = b.clone().build().unwrap();
+    let a = a.build().unwrap();
+    let b = b.build().unwrap();
     one.samples(vec![json!({"status": 429, "retry-after": "50"})]);
     let start = Instant::now();
     let busy = async {
@@ -129,10 +133,10 @@ async fn no_result_is_lost_on_an_unreliable_server() {
     }
     server.reject(5);
     let service = service(&server, "tml-unreliable");
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let steps: Vec<_> = (0..10).map(|_| model.optim_step(AdamParams::default())).collect();
-    let samples = join_all((0..100).map(|_| sampler.sample([1], params()).send()));
+    let samples = join_all((0..100).map(|_| sampler.sample([1], params())));
     let (steps, samples) = tokio::join!(join_all(steps), samples);
     assert!(samples.iter().all(Result::is_ok));
     let failed: Vec<_> = steps.iter().filter_map(|step| step.as_ref().err()).collect();
@@ -171,10 +175,10 @@ async fn concurrent_samples_are_limited() {
         for seq in 0..20 {
             server.respond(&format!("q{seq}"), vec![json!("hang")]);
         }
-        let waiting: Vec<_> = (0..20).map(|_| sampler.sample([1], params()).send()).collect();
+        let waiting: Vec<_> = (0..20).map(|_| sampler.sample([1], params())).collect();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(server.requests("/asample").len(), expected);
-        // Another sampling client has its own limit. A request builder can be awaited directly.
+        // Another sampling client has its own limit.
         let other = service.create_sampling_client("base").await.unwrap();
         let sequence = SampledSequence::default().tokens([7]);
         let response = SampleResponse::default().sequences(vec![sequence]);
@@ -189,7 +193,7 @@ async fn concurrent_samples_are_limited() {
 async fn a_sample_does_not_wait_for_training() {
     let server = NumberedServer::new(json!({}));
     let service = service(&server, "tml-independent");
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     // One step that never completes, and one that does.
     server.respond("r1", vec![json!("hang")]);

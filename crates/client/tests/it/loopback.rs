@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use tinkex::rest::ListSessions;
-use tinkex::{AdamParams, Env, ErrorKind, Hint, RetryPolicy, ServiceClient, ServiceClientBuilder};
+use tinkex::{AdamParams, CallOptions, Env, ErrorKind, Hint, ServiceClient, ServiceClientBuilder};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -17,9 +17,8 @@ const SESSIONS: &[u8] = br#"{"sessions":["s"]}"#;
 
 /// Returns a server that responds to `list_sessions` with these bytes.
 fn sessions(response: Vec<u8>) -> RawServer {
-    RawServer::new(move |request| match request.path().starts_with("sessions") {
-        true => response.clone(),
-        false => json_response(b"{}"),
+    RawServer::new(move |request| {
+        if request.path().starts_with("sessions") { response.clone() } else { json_response(b"{}") }
     })
 }
 
@@ -28,7 +27,7 @@ fn client_builder(address: &str) -> ServiceClientBuilder {
         .env(Env::empty())
         .base_url(address)
         .api_key("tml-test")
-        .retry(RetryPolicy::disabled())
+        .options(CallOptions::without_retries())
 }
 
 fn client(address: &str) -> ServiceClient {
@@ -94,9 +93,9 @@ fn contains(body: &[u8], word: &[u8]) -> bool {
 #[tokio::test]
 async fn broken_poll_responses_fail_at_most_their_own_call() {
     let server = training(&[CLOSES_MID_BODY, &json_response(b"<html>\t")]).start().await;
-    let builder = client_builder(&server.url).retry(RetryPolicy::default()).poll_immediately();
+    let builder = client_builder(&server.url).options(CallOptions::new()).poll_immediately();
     let service = builder.build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let step = || model.optim_step(AdamParams::default());
     // A poll whose connection closes in the middle of the body is repeated. Its repetition gets a
     // body that is not JSON.
@@ -110,7 +109,7 @@ async fn broken_poll_responses_fail_at_most_their_own_call() {
 async fn without_retries_a_poll_response_that_is_cut_off_fails_its_call_only() {
     let server = training(&[CLOSES_MID_BODY]).start().await;
     let service = client(&server.url);
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let error = model.optim_step(AdamParams::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Connect, "{error:?}");
     assert_eq!(error.request_id().unwrap(), &"step", "the result can be polled later");
@@ -132,7 +131,7 @@ async fn an_unreachable_server_is_reported_as_such() {
 async fn an_undecodable_body_is_a_decoding_error_and_is_not_retried() {
     let broken = response(b"not compressed", "content-encoding: zstd\r\n");
     let server = sessions(broken).start().await;
-    let service = client_builder(&server.url).retry(RetryPolicy::default()).build().unwrap();
+    let service = client_builder(&server.url).options(CallOptions::new()).build().unwrap();
     let error = service.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Decode, 1), "{error:?}");
 }
@@ -157,7 +156,7 @@ async fn an_untrusted_certificate_is_reported_as_such_and_is_not_retried() {
             let _ = acceptor.accept(stream).await;
         }
     });
-    let service = client_builder(&address).retry(RetryPolicy::default()).build().unwrap();
+    let service = client_builder(&address).options(CallOptions::new()).build().unwrap();
     let error = service.server_capabilities().await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Certificate, 1), "{error:?}");
     assert_eq!(error.hint(), Some(Hint::CheckCertificate));

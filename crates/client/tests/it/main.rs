@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 #![expect(clippy::needless_pass_by_value, reason = "scripts are easier to read without references")]
 
+#[cfg(feature = "export")]
 mod adapter_download;
 #[cfg(feature = "blocking")]
 mod blocking;
@@ -17,6 +18,7 @@ mod custom;
 mod custom_http;
 mod download;
 mod event_log;
+#[cfg(feature = "export")]
 mod export;
 mod finish;
 mod handle;
@@ -27,16 +29,12 @@ mod loopback;
 mod numbered_server;
 mod other_servers;
 mod plan;
-#[cfg(feature = "tokenizer")]
-mod push;
 mod raw_server;
 mod recorded_server;
 mod replay;
 mod request_parity;
 mod rest_client;
 mod retry;
-#[cfg(feature = "recipes")]
-mod rl;
 mod runtimes;
 mod sample_stream;
 mod sampling;

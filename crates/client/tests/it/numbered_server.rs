@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use tinkex::testing::{FakeServer, RecordedCall, Reply, Route};
 use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, PROTO};
 use tinkex::{
-    Env, HttpFailure, HttpService, Lane, SampleResponse, ServiceClient, ServiceClientBuilder,
+    Env, HttpFailure, HttpService, Lane, LoraOptions, SampleResponse, ServiceClient,
+    ServiceClientBuilder,
 };
 use tokio::time::Instant;
 
@@ -127,7 +128,8 @@ impl NumberedServer {
     pub(crate) fn heartbeats(&self, outcomes: Vec<Value>, latency: f64) {
         let latency = Duration::from_secs_f64(latency);
         self.script(|script| {
-            (script.heartbeats, script.heartbeat_latency) = (outcomes.into(), latency);
+            script.heartbeats = outcomes.into();
+            script.heartbeat_latency = latency;
         });
     }
 
@@ -234,7 +236,7 @@ impl NumberedServer {
     pub(crate) async fn model(&self) -> tinkex::TrainingClient {
         // The service is dropped here on purpose: the training client keeps the session.
         let service = self.builder().build().unwrap();
-        service.create_lora_training_client("base").rank(8).create().await.unwrap()
+        service.create_lora_training_client(LoraOptions::new("base").rank(8)).await.unwrap()
     }
 
     /// Creates a sampling client.
@@ -291,7 +293,8 @@ impl Script {
             },
             Route::ForwardBackward => {
                 let pass = call.forward_backward().unwrap();
-                let (seq, n) = (pass.seq_id.unwrap().get(), pass.data.len());
+                let seq = pass.seq_id.unwrap().get();
+                let n = pass.data.len();
                 let values = vec![-(seq as f32); n];
                 let record = LossRecord::new(n).field("logprobs", values, vec![1; n]).unwrap();
                 let output = ForwardBackwardOutput::default()
@@ -315,7 +318,8 @@ impl Script {
     /// Accepts a training request with `reply`, or rejects it.
     fn train(&mut self, seq: u64, reply: Reply) -> Reply {
         let rejected = self.rejected.get(&seq).map(to_reply);
-        let (at, is_rejected) = (Instant::now(), rejected.is_some());
+        let at = Instant::now();
+        let is_rejected = rejected.is_some();
         self.training.push(TrainingRequest { seq, at, rejected: is_rejected });
         rejected.unwrap_or(reply.request_id(format!("r{seq}"))).delay(ACCEPTING)
     }

@@ -2,7 +2,7 @@
 //! protocol and without protobuf, and servers that refuse protobuf in other ways.
 
 use serde_json::{Value, json};
-use tinkex::{Datum, ErrorKind, LossFn, TensorData};
+use tinkex::{Datum, ErrorKind, LoraOptions, LossFn, TensorData};
 
 use crate::scripted_server::ScriptedServer;
 
@@ -80,12 +80,15 @@ async fn a_server_without_protobuf_is_sent_json() {
         .respond(POLL, 200, pass_output())
         .respond("POST /api/v1/sessions/session_9dabe5de/finish", 404, not_found());
     let service = fake.client();
-    let model = service.create_lora_training_client("base").rank(8).seed(1).create().await.unwrap();
+    let model = service
+        .create_lora_training_client(LoraOptions::new("base").rank(8).seed(1))
+        .await
+        .unwrap();
     let pass = model.forward_backward(batch(), LossFn::CrossEntropy).await.unwrap();
     assert_eq!(pass.loss(), Some(f64::from(8.628_008_f32)), "the sum over tokens");
     let forward = model.forward(batch(), LossFn::CrossEntropy).await.unwrap();
     assert_eq!(forward.outputs.get(0).unwrap().f32("logprobs").unwrap().len(), 2);
-    service.finish(&tinkex::Result::Ok(())).await;
+    service.finish().await;
     fake.finish();
 
     let received = fake.received();
@@ -103,7 +106,8 @@ async fn a_server_without_protobuf_is_sent_json() {
 #[tokio::test(start_paused = true)]
 async fn matrices_are_rejected_for_the_first_protocol() {
     let fake = started().respond(PASS, 422, unreadable_body());
-    let model = fake.client().create_lora_training_client("base").rank(8).create().await.unwrap();
+    let model =
+        fake.client().create_lora_training_client(LoraOptions::new("base").rank(8)).await.unwrap();
     let rows = TensorData::from_rows(&[[2_i64, 3], [3, 4]]).unwrap();
     let weights = TensorData::from_rows(&[[0.5_f32, 0.5], [0.5, 0.5]]).unwrap();
     let datum = Datum::builder([1, 2]).loss_input("target_tokens", rows);
@@ -145,7 +149,8 @@ async fn a_sampler_path_without_its_kind_is_completed() {
     let fake = started()
         .respond("POST /api/v1/save_weights_for_sampler", 200, submitted("6"))
         .respond(POLL, 200, saved);
-    let model = fake.client().create_lora_training_client("base").rank(8).create().await.unwrap();
+    let model =
+        fake.client().create_lora_training_client(LoraOptions::new("base").rank(8)).await.unwrap();
     let path = model.save_weights_for_sampler("step-000004").await.unwrap();
     assert_eq!(path.to_string(), "tinker://model_ab5a65ba/sampler_weights/step-000004");
     fake.finish();
@@ -167,7 +172,8 @@ async fn a_pass_refused_as_protobuf_is_sent_once_more_as_json() {
             .respond(PASS, 200, submitted("4"))
             .respond(POLL, 200, pass_output());
         let client = fake.client();
-        let model = client.create_lora_training_client("base").rank(8).create().await.unwrap();
+        let model =
+            client.create_lora_training_client(LoraOptions::new("base").rank(8)).await.unwrap();
         for _ in 0..2 {
             model.forward_backward(batch(), LossFn::CrossEntropy).await.unwrap();
         }
@@ -193,7 +199,8 @@ async fn a_pass_rejected_for_its_content_is_not_sent_again() {
     ] {
         let fake = starting(200, json!({})).respond(PASS, status, rejection);
         let client = fake.client();
-        let model = client.create_lora_training_client("base").rank(8).create().await.unwrap();
+        let model =
+            client.create_lora_training_client(LoraOptions::new("base").rank(8)).await.unwrap();
         let error = model.forward_backward(batch(), LossFn::CrossEntropy).await.unwrap_err();
         assert_eq!(error.status(), Some(status), "{error}");
         fake.finish();
@@ -209,7 +216,7 @@ async fn a_server_that_refuses_both_encodings_is_reported_with_its_first_refusal
         json!({"detail": "no endpoint for JSON"}),
     );
     let client = fake.client();
-    let model = client.create_lora_training_client("base").rank(8).create().await.unwrap();
+    let model = client.create_lora_training_client(LoraOptions::new("base").rank(8)).await.unwrap();
     let error = model.forward_backward(batch(), LossFn::CrossEntropy).await.unwrap_err();
     assert!(error.to_string().contains("no endpoint for protobuf"), "{error}");
     fake.finish();

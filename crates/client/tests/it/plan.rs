@@ -1,4 +1,4 @@
-//! Scenarios of the test plan that no other file covers; `docs/scenarios.md` describes them.
+//! Scenarios of `docs/scenarios.md` that no other file covers.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use futures_util::future::join_all;
 use serde_json::json;
 use tinkex::wire::SampledSequence;
 use tinkex::{
-    AdamParams, Datum, Env, LossFn, MetricValue, RetryPolicy, SampleResponse, SamplingClient,
-    SamplingParams, ServiceClient, StopReason,
+    AdamParams, CallOptions, Datum, Env, LossFn, MetricValue, SampleOptions, SampleResponse,
+    SamplingClient, SamplingParams, ServiceClient, StopReason,
 };
 use tokio::time::sleep;
 
@@ -68,7 +68,8 @@ async fn a_small_batch_is_trained_and_its_optimizer_step_follows() {
     // Both are queued before either has a result.
     let gradients = model.forward_backward(data.clone(), LossFn::CrossEntropy);
     let step = model.optim_step(AdamParams::with_learning_rate(0.01));
-    let (output, optim) = (gradients.await.unwrap(), step.await.unwrap());
+    let output = gradients.await.unwrap();
+    let optim = step.await.unwrap();
 
     assert_eq!(output.loss(), Some(1.5));
     let logprobs: Vec<f32> =
@@ -100,7 +101,8 @@ async fn a_service_creates_a_sampling_client_that_returns_sequences_and_logprobs
         .sequences(vec![sequence([4, 5], StopReason::Stop), sequence([6, 7], StopReason::Length)]);
     server.respond("q0", vec![sample_output(&response)]);
     let params = SamplingParams::new().max_tokens(2);
-    let response = sampler.sample([1, 2, 3], params).num_samples(2).await.unwrap();
+    let response =
+        sampler.sample([1, 2, 3], SampleOptions::new(params).num_samples(2)).await.unwrap();
     let sequences: Vec<_> = response
         .sequences
         .iter()
@@ -127,7 +129,7 @@ async fn every_request_of_every_client_has_the_settings_of_its_service() {
     let server = NumberedServer::new(json!({}));
     let builder = server.builder().api_key("tml-mine").header("x-team", "blue");
     let service = builder.build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     model.forward_backward(batch(1), LossFn::CrossEntropy).await.unwrap();
     model.optim_step(AdamParams::default()).await.unwrap();
     server.respond("r3", vec![json!({"path": null, "sampling_session_id": "s:sample:9"})]);
@@ -169,7 +171,7 @@ async fn the_builder_overrides_the_environment() {
         .base_url("http://builder.test")
         .api_key("tml-builder")
         .user_metadata([("k".to_owned(), json!("v"))].into_iter().collect())
-        .retry(RetryPolicy::default().max_attempts(2).request_timeout(timeout))
+        .options(CallOptions::new().max_attempts(2).request_timeout(timeout))
         .http(server.clone())
         .build()
         .unwrap();
@@ -189,8 +191,7 @@ async fn the_builder_overrides_the_environment() {
 async fn sent_at_once(server: &NumberedServer, sampler: &SamplingClient, n: usize) -> usize {
     let before = server.requests("/asample").len();
     server.delay("asample", Duration::from_secs(60));
-    let samples =
-        join_all((0..n).map(|_| sampler.sample(prompt_of(10), SamplingParams::new()).send()));
+    let samples = join_all((0..n).map(|_| sampler.sample(prompt_of(10), SamplingParams::new())));
     let sent = tokio::select! {
         _ = samples => panic!("the server accepts nothing within a second"),
         () = sleep(Duration::from_secs(1)) => server.requests("/asample").len() - before,

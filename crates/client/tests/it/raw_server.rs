@@ -61,7 +61,8 @@ impl RawServer {
         let accept = async move {
             while let Ok((stream, _)) = listener.accept().await {
                 counter.fetch_add(1, Ordering::Relaxed);
-                let (respond, closing) = (Arc::clone(&self.0), Arc::clone(&closing));
+                let respond = Arc::clone(&self.0);
+                let closing = Arc::clone(&closing);
                 #[expect(clippy::disallowed_methods, reason = "a test server")]
                 tokio::spawn(async move {
                     serve(stream, respond).await;
@@ -82,7 +83,8 @@ pub(crate) fn json_response(body: &[u8]) -> Vec<u8> {
 
 /// Returns a successful response with additional headers, each with its line end.
 pub(crate) fn response(body: &[u8], headers: &str) -> Vec<u8> {
-    let (start, length) = ("HTTP/1.1 200 OK\r\ncontent-type: application/json", body.len());
+    let start = "HTTP/1.1 200 OK\r\ncontent-type: application/json";
+    let length = body.len();
     let head = format!("{start}\r\n{headers}content-length: {length}\r\n\r\n");
     [head.as_bytes(), body].concat()
 }

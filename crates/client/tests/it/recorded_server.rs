@@ -13,8 +13,8 @@ use http::header::CONTENT_TYPE;
 use http::{Request, Response};
 use serde_json::{Value, json};
 use tinkex::{
-    AdamParams, Datum, Env, ErrorKind, HttpFailure, HttpService, Lane, LossFn, RestoreMode,
-    SamplingParams, ServiceClient,
+    AdamParams, Datum, Env, ErrorKind, HttpFailure, HttpService, Lane, LoraOptions, LossFn,
+    RestoreMode, SampleOptions, SamplingParams, ServiceClient,
 };
 
 const PROTO: &str = "application/x-protobuf";
@@ -25,8 +25,8 @@ fn fixture_path() -> PathBuf {
 
 /// Trains, saves, restores and samples, and returns what the server computed.
 async fn program(service: &ServiceClient, base_model: &str) -> Value {
-    let create = service.create_lora_training_client(base_model).rank(8).seed(1);
-    let model = create.create().await.unwrap();
+    let options = LoraOptions::new(base_model).rank(8).seed(1);
+    let model = service.create_lora_training_client(options).await.unwrap();
     let data = || {
         vec![
             Datum::completion([5, 6, 7], [8, 9]).unwrap(),
@@ -40,16 +40,20 @@ async fn program(service: &ServiceClient, base_model: &str) -> Value {
 
     let state = model.save_state("state").await.unwrap();
     let restored = service.create_training_client_from(&state, RestoreMode::WithOptimizer);
-    let restored = restored.create().await.unwrap();
+    let restored = restored.await.unwrap();
     let repeated = restored.forward(data(), LossFn::CrossEntropy).await.unwrap();
 
     let weights = model.save_weights_for_sampler("weights").await.unwrap();
     let sampler = service.create_sampling_client_from(&weights).await.unwrap();
     let params = SamplingParams::new().max_tokens(4).temperature(0.0).seed(1);
-    let sampled = sampler.sample([5, 6, 7], params).num_samples(2).await.unwrap();
+    let sampled =
+        sampler.sample([5, 6, 7], SampleOptions::new(params).num_samples(2)).await.unwrap();
     let scored = sampler.compute_logprobs([5, 6, 7, 8, 9]).await.unwrap();
     let prompt_topk = SamplingParams::new().max_tokens(1);
-    let failed = sampler.sample([5, 6], prompt_topk).topk_prompt_logprobs(2).await.unwrap_err();
+    let failed = sampler
+        .sample([5, 6], SampleOptions::new(prompt_topk).topk_prompt_logprobs(2))
+        .await
+        .unwrap_err();
     json!({
         "losses": [pass.loss(), forward.loss(), repeated.loss()],
         "unknown_loss": unknown.status(),

@@ -15,8 +15,9 @@ use serde_json::{Value, json};
 use tinkex::wire::codec::compress;
 use tinkex::wire::{ApiRequest as _, ForwardBackward, RequestBody, SampleRequest};
 use tinkex::{
-    AdamParams, Datum, Env, HttpFailure, HttpService, Lane, LossConfig, LossFn, LossSpec,
-    RestoreMode, SamplingParams, SaveOptions, ServiceClient, StopCondition, StopReason,
+    AdamParams, Datum, Env, HttpFailure, HttpService, Lane, LoraOptions, LossConfig, LossFn,
+    LossSpec, RestoreMode, SampleOptions, SamplingParams, SaveOptions, ServiceClient,
+    StopCondition, StopReason,
 };
 use tokio::time::sleep;
 
@@ -59,8 +60,8 @@ struct ReplayState {
     step: String,
     /// Exchanges by name, without those that were used.
     exchanges: BTreeMap<String, Value>,
-    /// Differences between requests and recordings. A panic would only fail the request, which may
-    /// be that of a background task.
+    /// Differences between requests and recordings. A panic would fail only the request, which a
+    /// background task may have sent.
     differences: Vec<String>,
 }
 
@@ -80,7 +81,8 @@ impl ReplayServer {
     fn new() -> Self {
         let names = exchange_names().into_iter().filter(|name| !name.starts_with(SAMPLE_REQUESTS));
         let exchanges = names.map(|name| (name.clone(), load(&name))).collect();
-        let (step, differences) = ("start".to_owned(), Vec::new());
+        let step = "start".to_owned();
+        let differences = Vec::new();
         Self(Arc::new(Mutex::new(ReplayState { step, exchanges, differences })))
     }
 
@@ -248,8 +250,8 @@ async fn the_recorded_program_of_the_python_sdk_sends_the_same_requests() {
 
     service.server_capabilities().await.unwrap();
     server.step("create_model");
-    let create = service.create_lora_training_client("tiny").rank(4).seed(1);
-    let model = create.user_metadata(metadata("exp", "1")).create().await.unwrap();
+    let options = LoraOptions::new("tiny").rank(4).seed(1).user_metadata(metadata("exp", "1"));
+    let model = service.create_lora_training_client(options).await.unwrap();
     server.step("get_info");
     model.get_info().await.unwrap();
     server.step("forward_backward");
@@ -272,9 +274,9 @@ async fn the_recorded_program_of_the_python_sdk_sends_the_same_requests() {
     let options = SaveOptions::new("a").ttl(Duration::from_secs(3600)).overwrite();
     model.save_state(options.metadata("a", "b")).await.unwrap();
     server.step("create_model_from_state");
-    service.create_training_client_from(&state, RestoreMode::WeightsOnly).create().await.unwrap();
+    service.create_training_client_from(&state, RestoreMode::WeightsOnly).await.unwrap();
     server.step("create_model_from_state_with_optimizer");
-    service.create_training_client_from(&state, RestoreMode::WithOptimizer).create().await.unwrap();
+    service.create_training_client_from(&state, RestoreMode::WithOptimizer).await.unwrap();
     server.step("save_weights_for_sampler");
     let weights = model.save_weights_for_sampler("s").await.unwrap();
 
@@ -287,7 +289,8 @@ async fn the_recorded_program_of_the_python_sdk_sends_the_same_requests() {
         let params = SamplingParams::new().max_tokens(4).seed(1).temperature(0.7);
         params.top_k(20).top_p(0.9)
     };
-    let call = sampler.sample(prompt(), params().stop(StopCondition::NEVER)).num_samples(2);
+    let call = sampler
+        .sample(prompt(), SampleOptions::new(params().stop(StopCondition::NEVER)).num_samples(2));
     let response = call.await.unwrap();
     let first = &response.sequences[0];
     assert_eq!((first.tokens.len(), first.stop_reason), (4, StopReason::Length));
@@ -297,7 +300,7 @@ async fn the_recorded_program_of_the_python_sdk_sends_the_same_requests() {
     assert_eq!(response.sequences[0].stop_reason, StopReason::Stop);
     server.step("sample_checkpoint");
     let params = SamplingParams::new().max_tokens(2).temperature(0.0);
-    trained.sample(prompt(), params).prompt_logprobs().await.unwrap();
+    trained.sample(prompt(), SampleOptions::new(params).prompt_logprobs()).await.unwrap();
     server.step("compute_logprobs");
     assert_eq!(sampler.compute_logprobs(prompt()).await.unwrap().len(), 3);
     server.finish();

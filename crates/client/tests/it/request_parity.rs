@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use tinkex::testing::RecordedCall;
 use tinkex::wire::ForwardBackward;
 use tinkex::{
-    AdamParams, Datum, DimuonParams, LossConfig, LossFn, LossSpec, SamplingParams, StopCondition,
+    AdamParams, Datum, DimuonParams, LossConfig, LossFn, LossSpec, SampleOptions, SamplingParams,
+    StopCondition,
 };
 
 use crate::numbered_server::NumberedServer;
@@ -37,7 +38,8 @@ impl RecordedRequest {
     /// Asserts that the request has the recorded JSON body. `varying` are ids and sequence numbers
     /// that depend on earlier requests; they must be present but may differ.
     fn assert_same_body(&self, sent: &RecordedCall, varying: &[&str]) {
-        let (mut sent, mut recorded) = (sent.json(), self.0["body"].clone());
+        let mut sent = sent.json();
+        let mut recorded = self.0["body"].clone();
         for body in [&mut sent, &mut recorded] {
             for field in varying {
                 assert!(body.as_object_mut().unwrap().remove(*field).is_some(), "no {field}");
@@ -98,8 +100,8 @@ async fn passes_equal_those_of_the_python_sdk() {
         let request = &server.requests("/forward_backward")[i];
         let recorded = RecordedRequest::load(name);
         recorded.assert_same_headers(request, &["content-type", "accept"]);
-        let (sent, recorded) =
-            (ForwardBackward::from_proto(&request.body).unwrap(), recorded.pass());
+        let sent = ForwardBackward::from_proto(&request.body).unwrap();
+        let recorded = recorded.pass();
         assert_same_pass(&sent, &recorded, name);
         // The server assigns the model id, and other requests preceded the recorded one.
         assert_eq!(recorded.model_id.to_string(), format!("{SESSION}:train:0"), "{name}");
@@ -185,59 +187,31 @@ async fn sample_requests_equal_those_of_the_python_sdk() {
     let prompt = || [1, 2, 3, 4];
     let params = SamplingParams::new;
     let one = || params().max_tokens(1);
-    for (name, builder) in [
-        ("asample_minimal", server.sampler().await.sample(prompt(), params())),
+    for (name, options) in [
+        ("asample_minimal", SampleOptions::new(params())),
         (
             "asample_stop_string_seed",
-            server
-                .sampler()
-                .await
-                .sample(
-                    prompt(),
-                    params()
-                        .max_tokens(16)
-                        .seed(42)
-                        .stop("\n\n")
-                        .temperature(0.7)
-                        .top_k(50)
-                        .top_p(0.9),
-                )
-                .num_samples(2),
+            SampleOptions::new(
+                params().max_tokens(16).seed(42).stop("\n\n").temperature(0.7).top_k(50).top_p(0.9),
+            )
+            .num_samples(2),
         ),
-        (
-            "asample_stop_list_str",
-            server.sampler().await.sample(prompt(), params().stop(["a", "b"])),
-        ),
-        ("asample_stop_list_int", server.sampler().await.sample(prompt(), params().stop([1, 2]))),
-        (
-            "asample_stop_empty_list",
-            server.sampler().await.sample(prompt(), params().stop(StopCondition::NEVER)),
-        ),
-        (
-            "asample_prompt_logprobs",
-            server.sampler().await.sample(prompt(), one()).prompt_logprobs(),
-        ),
-        (
-            "asample_prompt_logprobs_last_n",
-            server.sampler().await.sample(prompt(), one()).prompt_logprobs_last(2),
-        ),
+        ("asample_stop_list_str", SampleOptions::new(params().stop(["a", "b"]))),
+        ("asample_stop_list_int", SampleOptions::new(params().stop([1, 2]))),
+        ("asample_stop_empty_list", SampleOptions::new(params().stop(StopCondition::NEVER))),
+        ("asample_prompt_logprobs", SampleOptions::new(one()).prompt_logprobs()),
+        ("asample_prompt_logprobs_last_n", SampleOptions::new(one()).prompt_logprobs_last(2)),
         (
             "asample_topk",
-            server
-                .sampler()
-                .await
-                .sample(prompt(), params().max_tokens(3))
+            SampleOptions::new(params().max_tokens(3))
                 .prompt_logprobs()
                 .topk_prompt_logprobs(2)
                 .topk_sample_logprobs(2),
         ),
-        (
-            "asample_record_stability_info",
-            server.sampler().await.sample(prompt(), params()).record_stability_info(),
-        ),
+        ("asample_record_stability_info", SampleOptions::new(params()).record_stability_info()),
     ] {
         // The fake response does not match every request; only the request is compared.
-        let _ = builder.send().await;
+        let _ = server.sampler().await.sample(prompt(), options).await;
         let sent = server.requests("/asample").pop().unwrap();
         let recorded = RecordedRequest::load(name);
         let headers = ["content-type", "accept", "x-tinker-sampling-backpressure"];

@@ -1,4 +1,4 @@
-//! All requests of the REST and admin clients, compared with those of the Python SDK.
+//! All requests of the REST and admin clients, compared with the requests of the Python SDK.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,7 +26,8 @@ fn recorded(name: &str) -> (Value, Value) {
 /// Responds with the recorded response and compares the request with the recorded one.
 async fn replay<T>(name: &str, call: impl AsyncFnOnce(ServiceClient) -> tinkex::Result<T>) -> T {
     let (request, response) = recorded(name);
-    let (path, method) = (request["path"].as_str().unwrap(), request["method"].as_str().unwrap());
+    let path = request["path"].as_str().unwrap();
+    let method = request["method"].as_str().unwrap();
     let target = format!("{method} {}", path.split('?').next().unwrap());
     let status = u16::try_from(response["status"].as_u64().unwrap()).unwrap();
     let fake = ScriptedServer::started().respond(&target, status, response["body"].clone());
@@ -109,7 +110,7 @@ async fn checkpoint_requests_match_the_python_sdk() {
     })
     .await;
     let urls = replay("external_weights_urls", async |s| {
-        s.rest().get_external_weights_urls(&path("external_weights", "e1")).await
+        s.rest().get_external_weights_urls(path("external_weights", "e1")).await
     })
     .await;
     assert_eq!(urls.urls["adapter_config.json"], "https://example.invalid/1");
@@ -153,7 +154,8 @@ async fn session_requests_match_the_python_sdk() {
 #[tokio::test(start_paused = true)]
 async fn usage_and_audit_requests_match_the_python_sdk() {
     replay("billing_usage", async |service| {
-        let (from, to) = ("2026-07-13T00:00:00Z".parse()?, "2026-07-14T00:00:00Z".parse()?);
+        let from = "2026-07-13T00:00:00Z".parse()?;
+        let to = "2026-07-14T00:00:00Z".parse()?;
         service.admin().get_billing_usage(from, to).await
     })
     .await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tinkex::rest::ListSessions;
-use tinkex::{AdamParams, CallOptions, ErrorKind, RetryPolicy, SamplingParams};
+use tinkex::{AdamParams, CallOptions, ErrorKind, SamplingParams};
 use tokio::time::Instant;
 
 use crate::numbered_server::NumberedServer;
@@ -85,7 +85,7 @@ async fn retry_after_is_honoured_and_reported() {
 
         let fake =
             ScriptedServer::started().respond_with(LIST, 429, &[(header, value)], Value::Null);
-        let once = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
+        let once = fake.builder().options(CallOptions::without_retries()).build().unwrap();
         let error = once.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
         assert_eq!((error.kind(), error.retry_after()), (ErrorKind::RateLimited, Some(wait)));
         fake.finish();
@@ -128,11 +128,11 @@ async fn a_declined_sample_is_not_resubmitted() {
 /// Bug: the maximum applied to each round of retries only. A server that always fails received 15
 /// requests of a call without retries, and 353 of a sample, whose error did not contain the cause.
 #[tokio::test(start_paused = true)]
-async fn bug_max_attempts_is_the_maximum_for_samples_and_training() {
+async fn max_attempts_is_the_maximum_for_samples_and_training() {
     for attempts in [1, 2, 5, 20] {
         let server = NumberedServer::new(json!({}));
         let service = server.builder().build().unwrap();
-        let options = CallOptions::new().retry(RetryPolicy::default().max_attempts(attempts));
+        let options = CallOptions::new().max_attempts(attempts);
         let failing = vec![json!([500, {"detail": "oops"}]); 1000];
         let expected = usize::try_from(attempts).unwrap();
         let check = |error: tinkex::Error, start: Instant| {
@@ -147,7 +147,7 @@ async fn bug_max_attempts_is_the_maximum_for_samples_and_training() {
         check(sampler.sample([1], SamplingParams::new()).await.unwrap_err(), start);
         assert_eq!(server.requests("/asample").len(), expected);
 
-        let model = service.create_lora_training_client("base").create().await.unwrap();
+        let model = service.create_lora_training_client("base").await.unwrap();
         server.fail("/optim_step", failing[0].clone());
         let start = Instant::now();
         let model = model.with_options(options);
@@ -159,10 +159,10 @@ async fn bug_max_attempts_is_the_maximum_for_samples_and_training() {
 /// Bug, continued: the attempts of all submissions of a sample count, also those whose result was
 /// lost, and failed polls count separately.
 #[tokio::test(start_paused = true)]
-async fn bug_max_attempts_limits_resubmissions_and_failed_polls() {
+async fn max_attempts_limits_resubmissions_and_failed_polls() {
     let server = NumberedServer::new(json!({}));
-    let policy = RetryPolicy::default().max_attempts(3);
-    let service = server.builder().retry(policy).build().unwrap();
+    let policy = CallOptions::new().max_attempts(3);
+    let service = server.builder().options(policy).build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     for seq in 0..3 {
         server.respond(&format!("q{seq}"), vec![json!(410)]);
@@ -171,7 +171,7 @@ async fn bug_max_attempts_limits_resubmissions_and_failed_polls() {
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Expired, 3));
     assert_eq!(server.requests("/asample").len(), 3);
 
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     for (seq, outcome) in [json!(503), json!("conn"), json!(429)].into_iter().enumerate() {
         let before = server.requests("/retrieve_future").len();
         let responses = vec![outcome.clone(), json!(408), outcome];
@@ -189,7 +189,7 @@ async fn bug_max_attempts_limits_resubmissions_and_failed_polls() {
 async fn disabled_retries_send_exactly_one_request() {
     for (status, kind) in [(500, ErrorKind::Server), (400, ErrorKind::Rejected)] {
         let fake = ScriptedServer::started().respond(LIST, status, json!({"detail": "no"}));
-        let client = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
+        let client = fake.builder().options(CallOptions::without_retries()).build().unwrap();
         let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
         assert_eq!((error.kind(), error.attempts()), (kind, 1));
         fake.finish();
@@ -272,9 +272,9 @@ async fn a_billing_problem_delays_connecting() {
 async fn polling_a_failing_server_ends_after_the_time_limit() {
     let limit = Duration::from_secs(60);
     let server = NumberedServer::new(json!({}));
-    let policy = RetryPolicy::default().give_up_after(limit);
-    let service = server.polling_builder().retry(policy).build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let policy = CallOptions::new().give_up_after(limit);
+    let service = server.polling_builder().options(policy).build().unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     for (seq, (outcome, kind)) in [
         (json!("conn"), ErrorKind::Connect),
         (json!(503), ErrorKind::Server),
@@ -308,11 +308,11 @@ async fn samples_are_not_resubmitted_after_the_time_limit() {
     for lost in [json!("conn"), json!(503), json!(429)] {
         let server = NumberedServer::new(json!({}));
         server.samples(vec![lost.clone(); 10_000]);
-        let policy = RetryPolicy::default().give_up_after(timeout);
-        let service = server.builder().retry(policy).build().unwrap();
+        let policy = CallOptions::new().give_up_after(timeout);
+        let service = server.builder().options(policy).build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();
         let start = Instant::now();
-        let sample = sampler.sample([1], SamplingParams::new()).send();
+        let sample = sampler.sample([1], SamplingParams::new());
         let error = tokio::time::timeout(timeout * 3, sample)
             .await
             .expect("the sample fails in time")

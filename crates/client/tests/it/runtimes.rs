@@ -3,7 +3,7 @@
 use futures_util::FutureExt as _;
 use serde_json::json;
 use tinkex::rest::ListSessions;
-use tinkex::{AdamParams, Env, ErrorKind, RetryPolicy, SamplingParams, ServiceClient};
+use tinkex::{AdamParams, CallOptions, Env, ErrorKind, SamplingParams, ServiceClient};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Duration, sleep};
 
@@ -27,7 +27,7 @@ fn server() -> NumberedServer {
 }
 
 #[test]
-fn bug_a_client_hung_after_the_runtime_of_its_first_call_ended() {
+fn a_client_works_after_the_runtime_of_its_first_call_ended() {
     let server = server();
     let first = paused();
     let (service, sampler, model) = first.block_on(async {
@@ -46,17 +46,17 @@ fn bug_a_client_hung_after_the_runtime_of_its_first_call_ended() {
         let now = server.requests("/session_heartbeat").len();
         assert_eq!(now, heartbeats + 3, "heartbeats go on in the second runtime");
         server.respond("q2", vec![json!("conn")]);
-        let pending = sampler.sample([1], params()).send();
+        let pending = sampler.sample([1], params());
         sleep(Duration::from_secs(1)).await;
         drop(pending);
         sleep(Duration::from_secs(1)).await;
         assert_eq!(server.requests("/cancel_future").len(), 1, "cancellations go on");
-        service.finish(&Ok::<_, tinkex::Error>(())).await;
+        service.finish().await;
     });
 }
 
 #[test]
-fn bug_a_sample_hung_when_the_runtime_of_the_batch_poll_ended() {
+fn a_sample_completes_after_the_runtime_of_the_batch_poll_ended() {
     let server = server();
     let host = paused();
     let sampler = host.block_on(async {
@@ -65,7 +65,7 @@ fn bug_a_sample_hung_when_the_runtime_of_the_batch_poll_ended() {
     });
     paused().block_on(async {
         // The host exists but does not run, so nothing announces the result.
-        let mut sample = sampler.sample([1], params()).send();
+        let mut sample = sampler.sample([1], params());
         sleep(Duration::from_secs(60)).await;
         assert!((&mut sample).now_or_never().is_none());
         host.shutdown_background();
@@ -75,15 +75,17 @@ fn bug_a_sample_hung_when_the_runtime_of_the_batch_poll_ended() {
 
 /// With retries disabled, a connection of the first runtime must not fail the request either.
 #[test]
-fn bug_connections_of_an_ended_runtime_do_not_break_requests() {
+fn connections_of_an_ended_runtime_do_not_break_requests() {
     let servers = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let server = RawServer::new(|_| json_response(br#"{"sessions":["s"]}"#));
     let server = servers.block_on(server.start());
     let builder = ServiceClient::builder().env(Env::empty()).api_key("tml-x").without_telemetry();
-    let service = builder.base_url(server.url).retry(RetryPolicy::disabled()).build().unwrap();
+    let service =
+        builder.base_url(server.url).options(CallOptions::without_retries()).build().unwrap();
     for _ in 0..3 {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let sessions = runtime.block_on(service.rest().list_sessions(&ListSessions::default()));
+        let list = ListSessions::default();
+        let sessions = runtime.block_on(async { service.rest().list_sessions(&list).await });
         assert_eq!(sessions.unwrap().sessions.len(), 1);
     }
 }
@@ -112,7 +114,7 @@ fn background_tasks_run_in_the_chosen_runtime_while_it_exists() {
 
 /// The runtime ends while the call, whose number is assigned, waits for a token.
 #[test]
-fn bug_a_call_whose_runtime_ended_before_it_was_sent_used_up_its_number() {
+fn a_call_whose_runtime_ended_before_it_was_sent_uses_no_sequence_number() {
     let server = NumberedServer::new(json!({"pjwt_auth_enabled": true}));
     let first = paused();
     let model = first.block_on(async {

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tinkex::testing::{FakeServer, Reply, Route};
 use tinkex::wire::ImageFormat;
 use tinkex::{
-    Env, Error, ErrorKind, ModelInput, RetryPolicy, SampleStream, SamplingClient, SamplingParams,
-    ServiceClient, StopReason, StreamedToken,
+    CallOptions, Env, Error, ErrorKind, ModelInput, SampleStream, SampleStreamOptions,
+    SamplingClient, SamplingParams, ServiceClient, StopReason, StreamedToken,
 };
 use tokio::time::Instant;
 
@@ -142,8 +142,8 @@ async fn requests_are_retried_until_the_first_byte() {
     assert!(calls[4].at - calls[3].at >= 20 * SECOND);
 
     server.queue(Route::Completions, Reply::status(429).retry_after(20 * SECOND));
-    let once = sampler.sample_stream([1], params()).retry(RetryPolicy::disabled());
-    let (tokens, error) = collect(once).await;
+    let once = sampler.with_options(CallOptions::without_retries());
+    let (tokens, error) = collect(once.sample_stream([1], params())).await;
     assert_eq!((tokens.len(), error.unwrap().kind()), (0, ErrorKind::RateLimited));
     let left = sampler.backoff_remaining().unwrap();
     let start = Instant::now();
@@ -178,7 +178,8 @@ async fn silence_ends_a_stream() {
     let server = FakeServer::new().on(Route::Completions, silent);
     let sampler = sampler(&server).await;
     let start = Instant::now();
-    let stream = sampler.sample_stream([1], params()).idle_timeout(10 * SECOND);
+    let stream =
+        sampler.sample_stream([1], SampleStreamOptions::new(params()).idle_timeout(10 * SECOND));
     let (tokens, error) = collect(stream).await;
     assert_eq!((ids(&tokens), error.unwrap().kind()), (vec![5], ErrorKind::Timeout));
     assert_eq!((start.elapsed(), server.open_streams()), (19 * SECOND, 0));
@@ -187,7 +188,8 @@ async fn silence_ends_a_stream() {
     let slow = Reply::streamed([1, 2, 3, 4]).part_delay(9 * SECOND);
     server.queue(Route::Completions, slow);
     let start = Instant::now();
-    let (tokens, error) = collect(sampler.sample_stream([1], params()).timeout(20 * SECOND)).await;
+    let limited = sampler.with_options(CallOptions::new().timeout(20 * SECOND));
+    let (tokens, error) = collect(limited.sample_stream([1], params())).await;
     let error = error.unwrap();
     assert_eq!((ids(&tokens), error.kind()), (vec![1, 2], ErrorKind::Timeout));
     assert!(!error.is_retryable());
@@ -221,7 +223,7 @@ async fn a_closed_client_ends_its_streams() {
     let sampler = service.create_sampling_client("base").await.unwrap();
     let mut stream = sampler.sample_stream([1], params());
     assert_eq!(stream.next().await.unwrap().unwrap().token, 5);
-    service.finish(&tinkex::Result::Ok(())).await;
+    service.finish().await;
     assert_eq!(stream.next().await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
     let (_, error) = collect(sampler.sample_stream([1], params())).await;
     assert_eq!(error.unwrap().kind(), ErrorKind::Closed);
@@ -231,8 +233,7 @@ async fn a_closed_client_ends_its_streams() {
 async fn concurrent_streams_are_limited() {
     let slow = || Reply::streamed([1, 2]).part_delay(SECOND);
     let server = FakeServer::new().on(Route::Completions, slow()).on(Route::Completions, slow());
-    let retry = tinkex::SamplingRetry::default().max_concurrent_samples(1);
-    let sampler = sampler(&server).await.with_sampling_retry(retry).unwrap();
+    let sampler = sampler(&server).await.with_max_concurrent_samples(1).unwrap();
     let start = Instant::now();
     let (first, second) = tokio::join!(
         collect(sampler.sample_stream([1], params())),
@@ -322,7 +323,8 @@ async fn a_server_without_the_endpoint_is_sampled_in_pieces() {
         let sampler = sampler(&server).await;
         let params = SamplingParams::new().max_tokens(30).seed(100);
         for _ in 0..2 {
-            let stream = sampler.sample_stream([1, 1], params.clone()).without_text();
+            let stream = sampler
+                .sample_stream([1, 1], SampleStreamOptions::new(params.clone()).without_text());
             let (tokens, error) = collect(stream).await;
             assert!(error.is_none(), "{error:?}");
             assert_eq!(ids(&tokens), (10..40).collect::<Vec<_>>());
@@ -341,7 +343,7 @@ async fn a_server_without_the_endpoint_is_sampled_in_pieces() {
 
 /// Some servers do not return the stop token, so that a piece can be empty.
 #[tokio::test(start_paused = true)]
-async fn bug_a_stream_ended_without_a_reason_after_an_empty_piece() {
+async fn a_stream_that_ends_with_an_empty_piece_has_a_stop_reason() {
     let full = |tokens: std::ops::Range<u32>| {
         let sequence = tinkex::SampledSequence::default()
             .tokens(tokens.collect::<Vec<_>>())
@@ -355,7 +357,10 @@ async fn bug_a_stream_ended_without_a_reason_after_an_empty_piece() {
         .on(Route::Sample, full(10..18))
         .on(Route::Sample, empty.clone());
     let sampler = sampler(&server).await;
-    let stream = || sampler.sample_stream([1, 1], params().max_tokens(30)).without_text();
+    let stream = || {
+        sampler
+            .sample_stream([1, 1], SampleStreamOptions::new(params().max_tokens(30)).without_text())
+    };
     let (tokens, error) = collect(stream()).await;
     assert!(error.is_none(), "{error:?}");
     assert_eq!(ids(&tokens), (10..18).collect::<Vec<_>>());
@@ -373,8 +378,8 @@ async fn bug_a_stream_ended_without_a_reason_after_an_empty_piece() {
 async fn prompts_with_images_are_sampled_in_pieces() {
     let server = server_without_streams(Reply::ok());
     let prompt = ModelInput::default().image(vec![0; 4], ImageFormat::Png).tokens([1, 1]);
-    let stream = sampler(&server).await.sample_stream(prompt, SamplingParams::new().max_tokens(9));
-    let (tokens, error) = collect(stream.without_text()).await;
+    let options = SampleStreamOptions::new(SamplingParams::new().max_tokens(9)).without_text();
+    let (tokens, error) = collect(sampler(&server).await.sample_stream(prompt, options)).await;
     assert!(error.is_none(), "{error:?}");
     assert_eq!(ids(&tokens), (10..19).collect::<Vec<_>>());
     assert!(server.calls_to(Route::Completions).is_empty());
@@ -441,7 +446,9 @@ fn letters() -> tinkex::Tokenizer {
 async fn a_stop_string_that_spans_two_pieces_ends_the_completion() {
     let server = server_without_streams(Reply::status(404));
     let sampler = sampler(&server).await;
-    let stream = |params| sampler.sample_stream([1, 1], params).tokenizer(letters());
+    let stream = |params| {
+        sampler.sample_stream([1, 1], SampleStreamOptions::new(params).tokenizer(letters()))
+    };
     let params = SamplingParams::new().max_tokens(20);
     let (tokens, error) = collect(stream(params.clone().stop(["ghij"]))).await;
     assert!(error.is_none(), "{error:?}");
@@ -459,7 +466,7 @@ async fn a_stop_string_that_spans_two_pieces_ends_the_completion() {
 /// The tokenizer writes the first word of a text without the space before it.
 #[cfg(feature = "tokenizer")]
 #[tokio::test(start_paused = true)]
-async fn bug_text_sampled_in_pieces_lost_the_space_after_the_prompt() {
+async fn text_sampled_in_pieces_keeps_the_space_after_the_prompt() {
     let words = ["<unk>", "▁a", "▁b"];
     let vocab: serde_json::Map<String, Value> =
         words.iter().enumerate().map(|(id, word)| ((*word).to_owned(), json!(id))).collect();
@@ -473,7 +480,9 @@ async fn bug_text_sampled_in_pieces_lost_the_space_after_the_prompt() {
         Route::Sample,
         Reply::sample(&tinkex::SampleResponse::default().sequences(vec![sequence])),
     );
-    let stream = sampler(&server).await.sample_stream([1], params()).tokenizer(tokenizer);
+    let stream = sampler(&server)
+        .await
+        .sample_stream([1], SampleStreamOptions::new(params()).tokenizer(tokenizer));
     let (tokens, error) = collect(stream).await;
     assert!(error.is_none(), "{error:?}");
     assert_eq!(text(&tokens), " b");

@@ -6,8 +6,8 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tinkex::wire::{ImageFormat, InputChunk};
 use tinkex::{
-    ErrorKind, ModelInput, RetryPolicy, SamplingClient, SamplingParams, ServiceClientBuilder,
-    TensorData,
+    CallOptions, ErrorKind, ModelInput, SampleOptions, SamplingClient, SamplingParams,
+    ServiceClientBuilder, TensorData,
 };
 use tokio::time::{Instant, sleep};
 
@@ -19,7 +19,8 @@ fn params() -> SamplingParams {
 
 /// Returns a prompt whose estimated size is `bytes`.
 pub(crate) fn prompt_of(bytes: usize) -> ModelInput {
-    let (data, format) = (vec![0; bytes].into(), ImageFormat::Png);
+    let data = vec![0; bytes].into();
+    let format = ImageFormat::Png;
     ModelInput::default().chunk(InputChunk::Image { data, format, expected_tokens: None })
 }
 
@@ -39,7 +40,7 @@ async fn backoff_delays_equal_those_of_the_python_sdk() {
         for _ in 0..case["samples"].as_u64().unwrap() {
             let bytes = usize::try_from(case["estimated_bytes"].as_u64().unwrap()).unwrap();
             let prompt = prompt_of(bytes);
-            result = sampler.sample(prompt, params()).send().await.map(drop);
+            result = sampler.sample(prompt, params()).await.map(drop);
         }
         match case["result"].as_str().unwrap() {
             "ok" => result.unwrap(),
@@ -72,7 +73,7 @@ async fn concurrent_samples_wait_for_the_retry_after_of_a_429() {
         outcomes.push(limited.clone());
         server.samples(outcomes);
         let start = server.now();
-        let burst: Vec<_> = (0..50).map(|_| sampler.sample([1], params()).send()).collect();
+        let burst: Vec<_> = (0..50).map(|_| sampler.sample([1], params())).collect();
         tokio::task::yield_now().await;
         assert_eq!(sampler.backoff_remaining(), Some(wait), "{header}");
         for sample in join_all(burst).await {
@@ -85,10 +86,11 @@ async fn concurrent_samples_wait_for_the_retry_after_of_a_429() {
         assert!(times[11..].iter().all(|time| *time >= wait), "{header}: {times:?}");
 
         // The sample gives up if the server's time exceeds its own, or without retries.
-        for policy in [RetryPolicy::disabled(), RetryPolicy::default().give_up_after(wait / 2)] {
+        for policy in [CallOptions::without_retries(), CallOptions::new().give_up_after(wait / 2)] {
             sleep(Duration::from_secs(60)).await;
             server.samples(vec![limited.clone()]);
-            let error = sampler.sample([1], params()).retry(policy).await.unwrap_err();
+            let hurried = sampler.with_options(policy);
+            let error = hurried.sample([1], params()).await.unwrap_err();
             assert_eq!((error.kind(), error.attempts()), (ErrorKind::RateLimited, 1));
             assert_eq!(error.retry_after(), Some(wait), "{header}");
             let start = Instant::now();
@@ -101,12 +103,12 @@ async fn concurrent_samples_wait_for_the_retry_after_of_a_429() {
 #[tokio::test(start_paused = true)]
 async fn without_retries_a_429_fails_the_sample_and_delays_the_next() {
     let server = NumberedServer::new(json!({}));
-    let sampler = sampler(server.builder().retry(RetryPolicy::disabled())).await;
+    let sampler = sampler(server.builder().options(CallOptions::without_retries())).await;
     server.samples(vec![json!(429)]);
-    let error = sampler.sample([1], params()).send().await.unwrap_err();
+    let error = sampler.sample([1], params()).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::RateLimited, 1));
     let start = Instant::now();
-    sampler.sample([1], params()).send().await.unwrap();
+    sampler.sample([1], params()).await.unwrap();
     assert_eq!(start.elapsed(), Duration::from_secs(1));
 }
 
@@ -115,9 +117,9 @@ async fn sample_no_retries_disables_resubmission_but_not_backoff() {
     let server = NumberedServer::new(json!({"sample_no_retries": true}));
     let sampler = server.sampler().await;
     server.samples(vec![json!(429)]);
-    sampler.sample([1], params()).send().await.unwrap();
+    sampler.sample([1], params()).await.unwrap();
     server.respond("q1", vec![json!(410)]);
-    let expired = sampler.sample([1], params()).send().await.unwrap_err();
+    let expired = sampler.sample([1], params()).await.unwrap_err();
     assert_eq!(expired.kind(), ErrorKind::Expired, "the sample was resubmitted");
     server.respond("q2", vec![json!(410)]);
     let missing = sampler.compute_logprobs([1]).await.unwrap_err();
@@ -132,7 +134,7 @@ async fn backoff_follows_retry_after_up_to_a_maximum() {
     for (retry_after, expected) in [("7", 7), ("3600", 1)] {
         server.samples(vec![json!({"status": 429, "retry-after": retry_after})]);
         let start = Instant::now();
-        sampler.sample([1], params()).send().await.unwrap();
+        sampler.sample([1], params()).await.unwrap();
         assert_eq!(start.elapsed(), Duration::from_secs(expected));
     }
 }
@@ -144,7 +146,8 @@ async fn concurrent_samples_all_succeed_despite_failures() {
     let sampler = server.sampler().await;
     let outcomes = [json!("ok"), json!(429), json!("conn"), json!(503), json!("ok")];
     server.samples(outcomes.iter().cycle().take(100).cloned().collect());
-    let samples = (0..100).map(|_| sampler.sample([1, 2], params()).num_samples(1).send());
+    let samples =
+        (0..100).map(|_| sampler.sample([1, 2], SampleOptions::new(params()).num_samples(1)));
     for (i, response) in join_all(samples).await.into_iter().enumerate() {
         let response = response.unwrap_or_else(|error| panic!("sample {i}: {error}"));
         assert_eq!(response.sequences[0].tokens[..], [7]);
@@ -162,20 +165,21 @@ async fn backoff_is_shared_per_server_and_api_key() {
     let server = NumberedServer::new(json!({}));
     // Clones of a builder share the backoffs of its HTTP service.
     let builder = server.builder();
-    let (limited, sibling) = (sampler(builder.clone()).await, sampler(builder.clone()).await);
+    let limited = sampler(builder.clone()).await;
+    let sibling = sampler(builder.clone()).await;
     let other_key = sampler(builder.clone().api_key("tml-other")).await;
     let other_server = sampler(builder.base_url("http://other.test")).await;
     server.samples(vec![json!(429)]);
     let start = Instant::now();
-    let first = limited.sample(prompt_of(200_000), params()).send();
+    let first = limited.sample(prompt_of(200_000), params());
     sleep(Duration::from_millis(10)).await;
     for free in [other_key, other_server] {
-        for sample in join_all((0..100).map(|_| free.sample([1], params()).send())).await {
+        for sample in join_all((0..100).map(|_| free.sample([1], params()))).await {
             sample.unwrap();
         }
         assert_eq!(start.elapsed(), Duration::from_millis(10), "it must not wait");
     }
-    sibling.sample([1], params()).send().await.unwrap();
+    sibling.sample([1], params()).await.unwrap();
     assert_eq!(
         start.elapsed(),
         Duration::from_secs(5),
@@ -189,12 +193,12 @@ async fn expired_sample_is_resubmitted_under_a_new_number() {
     let server = NumberedServer::new(json!({}));
     let sampler = server.sampler().await;
     server.respond("q0", vec![json!(410)]);
-    sampler.sample([1], params()).send().await.unwrap();
+    sampler.sample([1], params()).await.unwrap();
     let numbers = server.sequence_numbers("/asample");
     assert_eq!(numbers, [0, 1], "the resubmission needs a new number");
 
     server.respond("q2", vec![json!({"error": "bad prompt", "category": "user"})]);
-    let error = sampler.sample([1], params()).send().await.unwrap_err();
+    let error = sampler.sample([1], params()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WorkFailed);
     assert!(error.is_user_error());
     assert_eq!(server.requests("/asample").len(), 3, "a failed sample was resubmitted");
@@ -213,18 +217,18 @@ async fn unnamed_weights_can_be_sampled_from() {
     assert_eq!(saves.len(), 2);
     assert_eq!(saves[0], saves[1], "a retry must name the same sampling session");
     assert_eq!(saves[0].get("path"), None);
-    sampler.sample([1], params()).send().await.unwrap();
+    sampler.sample([1], params()).await.unwrap();
     let sample = server.requests("/asample").pop().unwrap().json();
     assert_eq!(sample["sampling_session_id"], "s:sample:9");
 }
 
 #[tokio::test(start_paused = true)]
-async fn bug_a_failed_cancellation_is_not_repeated() {
+async fn a_failed_cancellation_is_not_repeated() {
     let server = NumberedServer::new(json!({}));
     server.dynamic_config(json!({"sample_cancel_enabled": true}));
     let sampler = server.sampler().await;
     server.respond("q0", vec![json!("conn")]);
-    let waiting = sampler.sample([1], params()).send();
+    let waiting = sampler.sample([1], params());
     sleep(Duration::from_secs(5)).await;
     server.lose_once("/cancel_future");
     drop(waiting);
@@ -240,10 +244,10 @@ async fn dropped_sample_is_cancelled_if_the_server_supports_it() {
         server.dynamic_config(json!({"sample_cancel_enabled": enabled}));
         let sampler = server.sampler().await;
         server.respond("q0", vec![json!("conn")]);
-        let waiting = sampler.sample([1], params()).send();
+        let waiting = sampler.sample([1], params());
         sleep(Duration::from_secs(5)).await;
         drop(waiting);
-        sampler.sample([1], params()).send().await.unwrap();
+        sampler.sample([1], params()).await.unwrap();
         sleep(Duration::from_secs(1)).await;
         let cancelled: Vec<_> = server
             .requests("/cancel_future")
@@ -266,11 +270,12 @@ async fn dropped_sample_is_cancelled_if_the_server_supports_it() {
 async fn sample_past_its_poll_timeout_fails_and_is_cancelled() {
     let server = NumberedServer::new(json!({}));
     server.dynamic_config(json!({"sample_cancel_enabled": true}));
-    let builder = server.builder().poll_timeout(Duration::from_secs(60));
-    let sampler = sampler(builder.progress_timeout(Duration::MAX)).await;
+    let options = CallOptions::new().poll_timeout(Duration::from_secs(60));
+    let options = options.progress_timeout(Duration::MAX);
+    let sampler = sampler(server.builder().options(options)).await;
     server.respond("q0", vec![json!("hang")]);
     let start = Instant::now();
-    let error = sampler.sample([1], params()).send().await.unwrap_err();
+    let error = sampler.sample([1], params()).await.unwrap_err();
     assert_eq!((error.kind(), start.elapsed().as_secs()), (ErrorKind::Timeout, 60));
     assert!(!error.is_retryable());
     sleep(Duration::from_secs(1)).await;
@@ -284,7 +289,7 @@ async fn sample_fails_after_the_progress_timeout() {
     let sampler = server.sampler().await;
     server.respond("q0", vec![json!("conn")]);
     let start = Instant::now();
-    let error = sampler.sample([1], params()).send().await.unwrap_err();
+    let error = sampler.sample([1], params()).await.unwrap_err();
     assert_eq!((error.kind(), start.elapsed().as_secs()), (ErrorKind::Connect, 7200));
 }
 
@@ -292,10 +297,11 @@ async fn sample_fails_after_the_progress_timeout() {
 async fn invalid_input_is_rejected_before_sending() {
     let server = NumberedServer::new(json!({}));
     let sampler = server.sampler().await;
-    let nan = sampler.sample([1], params().temperature(f64::NAN)).send().await.unwrap_err();
+    let nan = sampler.sample([1], params().temperature(f64::NAN)).await.unwrap_err();
     assert_eq!(nan.kind(), ErrorKind::InvalidInput);
     let vector = TensorData::from(vec![1_i64, 2]);
-    let vector = sampler.sample([1], params()).target_prompt_logprobs(vector).send().await;
+    let vector =
+        sampler.sample([1], SampleOptions::new(params()).target_prompt_logprobs(vector)).await;
     assert_eq!(vector.unwrap_err().kind(), ErrorKind::InvalidInput);
     assert!(server.requests("/asample").is_empty());
 

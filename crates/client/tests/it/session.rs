@@ -1,7 +1,7 @@
 //! Sessions: creation, heartbeats, telemetry and closing.
 
 use serde_json::{Value, json};
-use tinkex::{AdamParams, Datum, Env, ErrorKind, JsonObject, LossFn, SamplingParams};
+use tinkex::{AdamParams, Datum, Env, ErrorKind, JsonObject, LoraOptions, LossFn, SamplingParams};
 use tokio::time::{Duration, sleep};
 
 use crate::event_log::EventLog;
@@ -16,7 +16,7 @@ async fn a_session_is_created_on_first_use_and_shared() {
     let builder = server.builder().env(env).user_metadata(metadata).display_name("mine");
     let service = builder.build().unwrap();
     assert!(server.requests("/create_session").is_empty(), "not created before its first use");
-    let create = || service.create_lora_training_client("base").rank(16).seed(7).create();
+    let create = || service.create_lora_training_client(LoraOptions::new("base").rank(16).seed(7));
     let (a, b) = tokio::join!(create(), create());
     a.and(b).unwrap();
     let opened = server.requests("/create_session");
@@ -36,7 +36,7 @@ async fn a_session_is_created_on_first_use_and_shared() {
     assert_eq!(numbers, [0, 1]);
     assert_eq!(models[0]["lora_config"]["rank"], 16);
 
-    service.finish(&tinkex::Result::Ok(())).await;
+    service.finish().await;
     let finish = server.requests("/finish").pop().unwrap().json();
     assert_eq!(finish, json!({"reason": {"type": "success"}, "detail": null}));
 }
@@ -77,7 +77,8 @@ async fn heartbeats_match_the_python_sdk() {
             .map(|outcome| if outcome == "ok" { json!({}) } else { outcome.clone() })
             .collect();
         server.heartbeats(outcomes, case["failure_latency"].as_f64().unwrap());
-        let (start, started_at) = (server.now(), tokio::time::Instant::now());
+        let start = server.now();
+        let started_at = tokio::time::Instant::now();
         let model = server.model().await;
         let expected = case["sent_at"].as_array().unwrap();
         let last = expected.last().unwrap().as_f64().unwrap();
@@ -111,14 +112,14 @@ async fn heartbeats_match_the_python_sdk() {
 async fn abort_finishes_the_session_as_interrupted_and_stops_all_tasks() {
     let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     // Still pending when the client is closed.
     server.respond("r1", vec![json!("conn")]);
     let waiting = model.optim_step(AdamParams::default());
     sleep(Duration::from_secs(2)).await;
     service.abort().await;
-    service.finish(&tinkex::Result::Ok(())).await;
+    service.finish().await;
     let ends: Vec<Value> =
         server.requests("/finish").iter().map(|request| request.json()).collect();
     assert_eq!(
@@ -128,7 +129,7 @@ async fn abort_finishes_the_session_as_interrupted_and_stops_all_tasks() {
     );
     assert_eq!(waiting.await.unwrap_err().kind(), ErrorKind::Closed);
     let params = SamplingParams::new().max_tokens(1);
-    assert_eq!(sampler.sample([1], params).send().await.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(sampler.sample([1], params).await.unwrap_err().kind(), ErrorKind::Closed);
     let step = model.optim_step(AdamParams::default()).await.unwrap_err();
     assert_eq!(step.kind(), ErrorKind::Closed);
     assert!(step.hint().is_some());
@@ -146,13 +147,13 @@ async fn abort_finishes_the_session_as_interrupted_and_stops_all_tasks() {
 async fn telemetry_contains_no_secrets() {
     let server = NumberedServer::new(json!({}));
     let service = server.builder().header("X-Secret", "hush").build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     server.respond("r1", vec![json!(503), json!([400, {"detail": "odd"}]), json!([422, {"a": 1}])]);
     model.optim_step(AdamParams::default()).await.unwrap_err();
     server.respond("r2", vec![json!({"error": "lost it", "category": "server"})]);
     model.optim_step(AdamParams::default()).await.unwrap_err();
     service.report(&std::io::Error::other("the program's own"));
-    service.finish(&tinkex::Result::Ok(())).await;
+    service.finish().await;
     let mut events = Vec::new();
     for request in server.requests("/telemetry") {
         let text = String::from_utf8(request.body.to_vec()).unwrap();
@@ -196,10 +197,10 @@ async fn telemetry_can_be_disabled() {
         [server.builder().without_telemetry(), server.builder().env(Env::from_pairs(quiet))]
     {
         let service = builder.build().unwrap();
-        service.create_lora_training_client("base").create().await.unwrap();
+        service.create_lora_training_client("base").await.unwrap();
         service.report(&std::io::Error::other("not recorded"));
         sleep(Duration::from_secs(60)).await;
-        service.finish(&Err::<(), _>("not recorded")).await;
+        service.finish_with_error(&"not recorded").await;
     }
     assert!(server.requests("/telemetry").is_empty());
 }
@@ -225,10 +226,10 @@ async fn a_session_created_during_close_is_finished() {
     let server = NumberedServer::new(json!({}));
     server.delay("/create_session", Duration::from_secs(5));
     let service = server.builder().build().unwrap();
-    let opening = service.create_lora_training_client("base").create();
+    let opening = service.create_lora_training_client("base");
     let closing = async {
         sleep(Duration::from_secs(1)).await;
-        service.finish(&tinkex::Result::Ok(())).await;
+        service.finish().await;
     };
     let (opened, ()) = tokio::join!(opening, closing);
     assert_eq!(opened.unwrap_err().kind(), ErrorKind::Closed);

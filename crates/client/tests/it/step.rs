@@ -5,7 +5,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tinkex::loss::CustomLoss;
 use tinkex::wire::PassMode;
-use tinkex::{AdamParams, Datum, ErrorKind, Hint, LossFn, TrainingClient};
+use tinkex::{
+    AdamParams, ApiFuture, Datum, ErrorKind, Hint, LossFn, StepOptions, StepOutput, TrainingClient,
+};
 use tokio::time::sleep;
 
 use crate::numbered_server::{ACCEPTING, NumberedServer, passes};
@@ -14,8 +16,13 @@ fn batch(n: usize) -> Vec<Datum> {
     vec![Datum::completion([1, 2], [3]).unwrap(); n]
 }
 
-fn step(model: &TrainingClient, data: Vec<Datum>) -> tinkex::TrainingStepBuilder {
+fn step(model: &TrainingClient, data: Vec<Datum>) -> ApiFuture<StepOutput> {
     model.step(data, LossFn::CrossEntropy, AdamParams::default())
+}
+
+/// Parameters of a step whose optimizer step waits for the result of the pass.
+fn fenced() -> StepOptions {
+    StepOptions::new(AdamParams::default()).fenced()
 }
 
 /// Server configuration with two examples per chunk.
@@ -28,17 +35,16 @@ fn failed(message: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_step_queues_nothing_until_it_is_awaited_sent_or_split() {
+async fn a_step_starts_when_it_is_called_and_continues_when_its_futures_are_dropped() {
     let server = NumberedServer::new(json!({}));
     let model = server.model().await;
-    let unused = step(&model, batch(1));
+    let unpolled = step(&model, batch(1));
+    drop(model.split_step(batch(1), LossFn::CrossEntropy, AdamParams::default()));
+    step(&model, batch(1)).detach();
     sleep(Duration::from_secs(60)).await;
-    assert!(server.log().is_empty());
-    step(&model, batch(1)).send().detach();
-    drop(step(&model, batch(1)).split());
-    unused.await.unwrap();
     assert_eq!(server.requests("/forward_backward").len(), 3);
     assert_eq!(server.requests("/optim_step").len(), 3);
+    unpolled.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -55,20 +61,21 @@ async fn a_step_returns_the_outputs_of_the_pass_and_of_the_optimizer() {
 /// The optimizer step does not wait for the result of the pass, unless the step is fenced.
 #[tokio::test(start_paused = true)]
 async fn the_optimizer_step_is_sent_once_the_pass_is_accepted() {
-    for (fenced, sent_after) in [(false, ACCEPTING), (true, ACCEPTING + Duration::from_secs(3))] {
+    let accepted = StepOptions::new(AdamParams::default());
+    let after_result = ACCEPTING + Duration::from_secs(3);
+    for (options, sent_after) in [(accepted, ACCEPTING), (fenced(), after_result)] {
         let server = NumberedServer::new(json!({}));
         let model = server.model().await;
         // The result of the pass takes three seconds of polling.
         let slow = vec![json!("conn"), json!("conn"), json!({"loss_fn_outputs": []})];
         server.respond("r1", slow);
         let start = server.now();
-        let queued = step(&model, batch(1));
-        let queued = if fenced { queued.fenced() } else { queued }.send();
+        let queued = model.step(batch(1), LossFn::CrossEntropy, options.clone());
         let later = model.forward(batch(1), LossFn::CrossEntropy);
         queued.await.unwrap();
         later.await.unwrap();
         let optim = server.requests("/optim_step").pop().unwrap();
-        assert_eq!(optim.at - start, sent_after, "fenced: {fenced}");
+        assert_eq!(optim.at - start, sent_after, "{options:?}");
         assert_eq!(optim.json()["seq_id"], 2);
     }
 }
@@ -79,8 +86,8 @@ async fn a_refused_chunk_keeps_the_optimizer_step_from_being_sent() {
         let server = NumberedServer::new(two_per_chunk(parallel));
         let model = server.model().await;
         server.reject(2);
-        let (pass, optim) = step(&model, batch(5)).split();
-        let later = step(&model, batch(1)).send();
+        let (pass, optim) = model.split_step(batch(5), LossFn::CrossEntropy, AdamParams::default());
+        let later = step(&model, batch(1));
         let error = pass.await.unwrap_err();
         assert_eq!((error.kind(), error.status()), (ErrorKind::Rejected, Some(422)));
         assert_eq!(error.accumulated_datums(), [0..2, 4..5]);
@@ -108,7 +115,7 @@ async fn a_failed_pass_keeps_a_fenced_optimizer_step_from_being_sent() {
     let server = NumberedServer::new(two_per_chunk(false));
     let model = server.model().await;
     server.respond("r2", vec![failed("data[1]: importance ratio overflow")]);
-    let error = step(&model, batch(5)).fenced().await.unwrap_err();
+    let error = model.step(batch(5), LossFn::CrossEntropy, fenced()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WorkFailed);
     assert_eq!(error.accumulated_datums(), [0..2, 4..5]);
     assert!(error.to_string().contains("data[3]: importance ratio overflow"), "{error}");
@@ -133,7 +140,7 @@ async fn a_pass_that_fails_after_it_was_accepted_reports_that_the_step_was_sent(
 
 /// Bug: the index was relative to the chunk.
 #[tokio::test(start_paused = true)]
-async fn bug_datum_indices_in_errors_refer_to_the_batch() {
+async fn datum_indices_in_errors_refer_to_the_batch() {
     let server = NumberedServer::new(json!({"fwdbwd_max_chunk_len": 1024}));
     let model = server.model().await;
     server.reject_with(3, json!([400, {"detail": "data[952]: weights: expected 2 values"}]));
@@ -146,7 +153,7 @@ async fn bug_datum_indices_in_errors_refer_to_the_batch() {
 
 /// Bug: a NaN advantage failed one chunk, and the optimizer step moved the weights.
 #[tokio::test(start_paused = true)]
-async fn bug_a_batch_with_a_number_that_is_not_finite_is_not_sent() {
+async fn a_batch_with_a_number_that_is_not_finite_is_not_sent() {
     let rollout = |logprob: f32, advantage: f32| {
         Datum::builder([1, 2])
             .loss_input("target_tokens", vec![2_i64, 3])
@@ -186,7 +193,7 @@ async fn bug_a_batch_with_a_number_that_is_not_finite_is_not_sent() {
 async fn a_step_with_invalid_input_queues_nothing() {
     let server = NumberedServer::new(json!({}));
     let model = server.model().await;
-    let (pass, optim) = step(&model, Vec::new()).split();
+    let (pass, optim) = model.split_step(Vec::new(), LossFn::CrossEntropy, AdamParams::default());
     assert_eq!(pass.await.unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(optim.await.unwrap_err().kind(), ErrorKind::InvalidInput);
     let nan = AdamParams::with_learning_rate(f64::NAN);

@@ -43,18 +43,18 @@ fn calls_outside_a_runtime_return_an_error() {
     without_runtime(service.server_capabilities());
     without_runtime(service.rest().list_sessions(&Default::default()));
     without_runtime(service.create_sampling_client("base"));
-    without_runtime(service.create_lora_training_client("base").create());
+    without_runtime(service.create_lora_training_client("base"));
     // Never fails, but has nothing to run on.
-    service.finish(&tinkex::Result::Ok(())).now_or_never().expect("it returns at once");
+    service.finish().now_or_never().expect("it returns at once");
     service.abort().now_or_never().expect("it returns at once");
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (model, sampler) = runtime.block_on(async {
-        let model = service.create_lora_training_client("base").create().await.unwrap();
+        let model = service.create_lora_training_client("base").await.unwrap();
         (model, service.create_sampling_client("base").await.unwrap())
     });
     without_runtime(model.optim_step(AdamParams::default()));
-    without_runtime(sampler.sample([1], SamplingParams::new().max_tokens(1)).send());
+    without_runtime(sampler.sample([1], SamplingParams::new().max_tokens(1)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -62,12 +62,12 @@ async fn a_detached_sample_continues_and_a_dropped_one_does_not() {
     let server = NumberedServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
-    let sample = || sampler.sample([1], SamplingParams::new().max_tokens(1)).send();
+    let sample = || sampler.sample([1], SamplingParams::new().max_tokens(1));
     sample().detach();
     sleep(Duration::from_secs(10)).await;
     assert!(!server.requests("/asample").is_empty(), "the detached sample was sent");
-    let (sent, polls) =
-        (server.requests("/asample").len(), server.requests("/retrieve_future").len());
+    let sent = server.requests("/asample").len();
+    let polls = server.requests("/retrieve_future").len();
     assert!(polls > 0, "the detached sample was polled for");
     drop(sample());
     sleep(Duration::from_secs(10)).await;
@@ -82,7 +82,8 @@ async fn paths_and_urls_are_accepted_as_text_and_as_types() {
     let rest = service.rest();
     rest.get_weights_info("tinker://r/weights/a").await.unwrap();
     rest.get_weights_info(path.to_string()).await.unwrap();
-    rest.get_weights_info(&path.to_string()).await.unwrap();
+    let text = path.to_string();
+    rest.get_weights_info(&text).await.unwrap();
     rest.get_weights_info(&path).await.unwrap();
     rest.get_weights_info(path.clone()).await.unwrap();
     let sent = server.requests("/weights_info");
@@ -112,7 +113,8 @@ async fn invalid_input_is_a_user_error_that_names_the_call() {
     let params = SamplingParams::new().temperature(f64::NAN);
     let adam = AdamParams::with_learning_rate(f64::NAN);
     let wrong = "tinker:/r/weights/a";
-    let (only, empty) = (RestoreMode::WeightsOnly, tinkex::SaveOptions::new(""));
+    let only = RestoreMode::WeightsOnly;
+    let empty = tinkex::SaveOptions::new("");
     let pass = LossFn::CrossEntropy;
     let errors = [
         ("sample", sampler.sample([1], params).await.unwrap_err()),

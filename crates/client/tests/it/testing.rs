@@ -8,8 +8,8 @@ use serde_json::json;
 use tinkex::testing::{FakeServer, Reply, Route};
 use tinkex::wire::{ForwardBackwardOutput, OptimStepOutput, SampledSequence};
 use tinkex::{
-    AdamParams, Datum, ErrorCategory, ErrorKind, HttpService as _, Lane, LossFn, RestoreMode,
-    RetryPolicy, SampleResponse, SamplingParams,
+    AdamParams, CallOptions, Datum, ErrorCategory, ErrorKind, HttpService as _, Lane, LoraOptions,
+    LossFn, RestoreMode, SampleOptions, SampleResponse, SamplingParams,
 };
 
 fn data() -> Vec<Datum> {
@@ -25,7 +25,8 @@ async fn a_whole_program_runs_on_the_default_responses() {
     let server = FakeServer::new();
     let service = server.builder().build().unwrap();
     assert_eq!(service.server_capabilities().await.unwrap().supported_models.len(), 1);
-    let model = service.create_lora_training_client("tiny").rank(4).await.unwrap();
+    let model =
+        service.create_lora_training_client(LoraOptions::new("tiny").rank(4)).await.unwrap();
     let info = model.get_info().await.unwrap();
     assert_eq!((info.model_name.as_deref(), info.lora_rank), (Some("tiny"), Some(4)));
 
@@ -44,7 +45,8 @@ async fn a_whole_program_runs_on_the_default_responses() {
     let named = service.create_sampling_client_from(&path).await.unwrap();
     assert_ne!(ephemeral.sampler_id(), named.sampler_id());
     for sampler in [ephemeral, named] {
-        let response = sampler.sample([1, 2], params()).num_samples(3).await.unwrap();
+        let response =
+            sampler.sample([1, 2], SampleOptions::new(params()).num_samples(3)).await.unwrap();
         assert_eq!(response.sequences.len(), 3);
         assert_eq!(response.sequences[2].tokens, [1, 2]);
         assert_eq!(response.sequences[2].logprobs.as_ref().unwrap().sum(), -1.0);
@@ -57,7 +59,7 @@ async fn a_whole_program_runs_on_the_default_responses() {
     let runs: Vec<_> = rest.training_runs(Default::default()).try_collect().await.unwrap();
     let checkpoints: Vec<_> = rest.user_checkpoints().try_collect().await.unwrap();
     assert!(runs.is_empty() && checkpoints.is_empty());
-    service.finish(&tinkex::Result::Ok(())).await;
+    service.finish().await;
     assert_eq!(server.calls_to(Route::FinishSession).len(), 1);
 }
 
@@ -96,7 +98,7 @@ async fn results_of_training_are_scripted() {
         .on(Route::ForwardBackward, Reply::forward_backward(&output))
         .on(Route::OptimStep, Reply::optim_step(&stepped))
         .on(Route::SaveWeights, Reply::status(409).with_json(json!({"detail": "exists"})));
-    let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let service = server.builder().options(CallOptions::without_retries()).build().unwrap();
     let model = service.create_lora_training_client("base").await.unwrap();
     let pass = model.forward_backward(data(), LossFn::CrossEntropy).await.unwrap();
     assert_eq!(pass.loss(), Some(7.5));
@@ -118,7 +120,7 @@ async fn functions_compute_replies_from_requests() {
     let service = server.builder().build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     sampler.sample([1], params()).await.unwrap();
-    let error = sampler.sample([1], params()).num_samples(2).await.unwrap_err();
+    let error = sampler.sample([1], SampleOptions::new(params()).num_samples(2)).await.unwrap_err();
     assert_eq!((error.status(), error.body()), (Some(400), Some("one at a time")));
 }
 
@@ -128,7 +130,7 @@ async fn failures_of_the_connection_are_scripted() {
         .on(Route::ListSessions, Reply::connection_lost())
         .on(Route::ListSessions, Reply::timeout())
         .on(Route::ListSessions, Reply::never());
-    let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let service = server.builder().options(CallOptions::without_retries()).build().unwrap();
     let rest = service.rest();
     let list = || async { rest.list_sessions(&Default::default()).await };
     assert_eq!(list().await.unwrap_err().kind(), ErrorKind::Connect);
@@ -205,7 +207,7 @@ async fn accepted_work_may_have_a_chosen_request_id() {
         .on(Route::OptimStep, Reply::ok().request_id("mine"))
         .on(Route::RetrieveFuture, Reply::ok())
         .on(Route::RetrieveFuture, Reply::connection_refused());
-    let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let service = server.builder().options(CallOptions::without_retries()).build().unwrap();
     let model = service.create_lora_training_client("tiny").await.unwrap();
     let error = model.optim_step(AdamParams::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Connect);
@@ -214,7 +216,7 @@ async fn accepted_work_may_have_a_chosen_request_id() {
 
 /// Bug: work whose body cannot be decoded was answered as an unknown path (404).
 #[tokio::test(start_paused = true)]
-async fn bug_a_body_that_cannot_be_decoded_was_answered_with_404() {
+async fn a_body_that_cannot_be_decoded_is_answered_with_422() {
     let server = FakeServer::new();
     for path in ["asample", "create_model", "forward_backward"] {
         let url = format!("http://fake.test/api/v1/{path}");
@@ -227,7 +229,7 @@ async fn bug_a_body_that_cannot_be_decoded_was_answered_with_404() {
 /// The server never announces the results: the first poll for a single result comes after two
 /// minutes, and finds it.
 #[tokio::test(start_paused = true)]
-async fn bug_a_sample_whose_result_is_never_announced_waited_forever() {
+async fn a_sample_whose_result_is_never_announced_is_polled() {
     let silence = Reply::json(json!({"completions": [], "cursor": 0}));
     let config = Reply::json(json!({"sample_use_retrieve_futures": true}));
     let server = FakeServer::new()

@@ -10,7 +10,9 @@ use http::{HeaderMap, Request, Response};
 use serde_json::json;
 use tempfile::TempDir;
 use tinkex::testing::{FakeServer, Reply, Route};
-use tinkex::{Env, ErrorKind, HttpFailure, HttpService, Hub, Lane, Tokenizer, TokenizerId};
+use tinkex::{
+    Env, ErrorKind, HttpFailure, HttpService, Hub, Lane, LoraOptions, Tokenizer, TokenizerId,
+};
 
 use crate::raw_server::RawServer;
 use crate::tiny::{self, FIRST_SPECIAL, HE, HELL, LL};
@@ -219,7 +221,8 @@ impl FakeHub {
         }
         let range = request.headers()["range"].to_str().unwrap().strip_prefix("bytes=").unwrap();
         let (start, end) = range.split_once('-').unwrap();
-        let (start, end): (usize, usize) = (start.parse().unwrap(), end.parse().unwrap());
+        let start: usize = start.parse().unwrap();
+        let end: usize = end.parse().unwrap();
         let total = file.bytes.len();
         let changed = request.headers().get("if-range").is_some_and(|old| *old != *tag);
         if changed {
@@ -274,7 +277,7 @@ async fn files_are_downloaded_once_into_the_layout_that_all_hub_clients_share() 
         .file("tokenizer.json", tiny::json(&["<end>"]))
         .file("tokenizer_config.json", r#"{"eos_token":"<end>"}"#);
     let cache = cache();
-    let tokenizer = fake.hub(&cache).tokenizer("org/name:peft:1024").await.unwrap();
+    let tokenizer = Tokenizer::from_hub(&fake.hub(&cache), "org/name:peft:1024").await.unwrap();
     assert_eq!((tokenizer.name(), tokenizer.eos_id()), ("org/name", Some(END)));
     let requests = fake.requests("");
     assert!(requests.iter().all(|r| r.header("authorization") == Some("Bearer hf_secret")));
@@ -293,11 +296,11 @@ async fn files_are_downloaded_once_into_the_layout_that_all_hub_clients_share() 
     );
     assert_eq!(read(&format!(".no_exist/{COMMIT}/chat_template.jinja")), "");
 
-    fake.hub(&cache).tokenizer("org/name").await.unwrap();
+    Tokenizer::from_hub(&fake.hub(&cache), "org/name").await.unwrap();
     assert_eq!(fake.requests("").len(), requests.len(), "loaded from memory");
     // Another hub uses the same cache folder, but not the tokenizers in memory.
     let other = fake.hub(&cache).endpoint("https://other.test".parse().unwrap()).offline(true);
-    assert_eq!(other.tokenizer("org/name").await.unwrap().eos_id(), Some(END));
+    assert_eq!(Tokenizer::from_hub(&other, "org/name").await.unwrap().eos_id(), Some(END));
     assert_eq!(fake.requests("").len(), requests.len(), "loaded from the cache");
 }
 
@@ -306,7 +309,7 @@ async fn concurrent_calls_share_one_download() {
     let fake = FakeHub::default().file("tokenizer.json", tiny::json(&[]));
     let cache = cache();
     let hub = fake.hub(&cache);
-    let load = || async { hub.clone().tokenizer("org/shared").await.unwrap() };
+    let load = || async { Tokenizer::from_hub(&hub.clone(), "org/shared").await.unwrap() };
     tokio::join!(load(), load(), load());
     assert_eq!(fake.requests("GET").len(), 1);
 }
@@ -316,7 +319,7 @@ async fn a_lost_piece_is_requested_again_from_the_end_of_the_file() {
     let fake = FakeHub::default().file("tokenizer.json", large());
     fake.faults(&[Fault::None, Fault::ConnectionLost, Fault::Unavailable, Fault::None]);
     let cache = cache();
-    fake.hub(&cache).tokenizer("org/large").await.unwrap();
+    Tokenizer::from_hub(&fake.hub(&cache), "org/large").await.unwrap();
     let ranges: Vec<_> =
         fake.requests("GET").iter().map(|r| r.header("range").unwrap().to_owned()).collect();
     let piece = |n: usize| format!("bytes={}-{}", n << 22, ((n + 1) << 22) - 1);
@@ -338,13 +341,13 @@ async fn a_failed_download_is_resumed_by_the_next() {
         Fault::ConnectionLost,
         Fault::ConnectionLost,
     ]);
-    let error = fake.hub(&cache).tokenizer("org/later").await.unwrap_err();
+    let error = Tokenizer::from_hub(&fake.hub(&cache), "org/later").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Connect);
     let text = error.to_string();
     assert!(text.contains("org/later") && text.contains("hub.test cannot be reached"), "{text}");
     assert!(error.hint().unwrap().as_str().contains("HF_ENDPOINT"));
     let before = fake.requests("GET").len();
-    fake.hub(&cache).tokenizer("org/later").await.unwrap();
+    Tokenizer::from_hub(&fake.hub(&cache), "org/later").await.unwrap();
     let resumed = &fake.requests("GET")[before];
     assert_eq!(resumed.header("range"), Some("bytes=4194304-8388607"));
     assert_eq!(resumed.header("if-range"), Some("\"tag-of-tokenizer.json\""));
@@ -360,7 +363,7 @@ async fn a_damaged_partial_file_is_discarded() {
     let blobs = cache.path().join("models--org--left/blobs");
     std::fs::create_dir_all(&blobs).unwrap();
     std::fs::write(blobs.join(format!("{etag}.tinkex-incomplete")), "garbage").unwrap();
-    fake.hub(&cache).tokenizer("org/left").await.unwrap();
+    Tokenizer::from_hub(&fake.hub(&cache), "org/left").await.unwrap();
     assert_eq!(fake.requests("GET https://cdn.test")[0].header("range"), Some("bytes=7-4194310"));
     assert_eq!(std::fs::read_dir(blobs).unwrap().count(), 1);
 }
@@ -371,7 +374,7 @@ async fn content_with_a_wrong_checksum_is_rejected() {
     let bytes = Bytes::from(tiny::json(&[]));
     let fake = FakeHub::default().with("tokenizer.json", HubFile { bytes, etag, linked: false });
     let cache = cache();
-    let error = fake.hub(&cache).tokenizer("org/bad").await.unwrap_err();
+    let error = Tokenizer::from_hub(&fake.hub(&cache), "org/bad").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Decode);
     assert!(error.to_string().contains("checksum"), "{error}");
     assert!(!cache.path().join("models--org--bad/refs/main").exists());
@@ -386,7 +389,7 @@ async fn the_token_does_not_follow_a_redirect_to_another_origin() {
     let etag = sha256(&bytes);
     let fake = FakeHub::default().with("tokenizer.json", HubFile { bytes, etag, linked: true });
     let cache = cache();
-    fake.hub(&cache).tokenizer("org/elsewhere").await.unwrap();
+    Tokenizer::from_hub(&fake.hub(&cache), "org/elsewhere").await.unwrap();
     let to_storage = fake.requests("https://cdn.test");
     assert_eq!(to_storage.len(), 1, "metadata comes from the hub alone");
     assert_eq!(to_storage[0].header("authorization"), None);
@@ -403,7 +406,7 @@ async fn error_statuses_have_hints_and_are_not_retried() {
     ] {
         let fake = FakeHub::refusing(status, code);
         let cache = cache();
-        let error = fake.hub(&cache).tokenizer("org/refused").await.unwrap_err();
+        let error = Tokenizer::from_hub(&fake.hub(&cache), "org/refused").await.unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
         assert!(error.to_string().contains("org/refused"), "{error}");
         assert!(error.hint().unwrap().as_str().contains(hint), "{error:?}");
@@ -423,7 +426,7 @@ async fn the_offline_error_names_the_cache_folder_and_the_setting() {
         (by_caller, "Hub::offline", "HF_HUB_OFFLINE"),
         (by_variable, "HF_HUB_OFFLINE", "Hub::offline"),
     ] {
-        let error = hub.tokenizer("org/offline").await.unwrap_err();
+        let error = Tokenizer::from_hub(&hub, "org/offline").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         let text = error.to_string();
         assert!(text.contains("models--org--offline"), "{text}");
@@ -446,11 +449,14 @@ async fn missing_settings_of_a_cached_tokenizer_are_downloaded() {
     std::fs::write(snapshot.join("tokenizer.json"), tiny::json(&["<end>"])).unwrap();
     let offline = fake.hub(&cache).endpoint("https://off.test".parse().unwrap()).offline(true);
     assert_eq!(
-        offline.tokenizer("org/half").await.unwrap().eos_id(),
+        Tokenizer::from_hub(&offline, "org/half").await.unwrap().eos_id(),
         None,
         "used without settings"
     );
-    assert_eq!(fake.hub(&cache).tokenizer("org/half").await.unwrap().eos_id(), Some(END));
+    assert_eq!(
+        Tokenizer::from_hub(&fake.hub(&cache), "org/half").await.unwrap().eos_id(),
+        Some(END)
+    );
 }
 
 #[tokio::test]
@@ -467,11 +473,11 @@ async fn a_tiktoken_model_is_downloaded_if_there_is_no_tokenizer_json() {
         FakeHub::default().file("tiktoken.model", ranks).file("tokenizer_config.json", config);
     let cache = cache();
     let hub = fake.hub(&cache);
-    let tokenizer = hub.tokenizer("org/ranks").await.unwrap();
+    let tokenizer = Tokenizer::from_hub(&hub, "org/ranks").await.unwrap();
     assert_eq!(tokenizer.encode("hi[EOS]").unwrap()[..], [104, 105, 256]);
     assert_eq!(tokenizer.eos_id(), Some(256));
     let other = hub.endpoint("https://off.test".parse().unwrap()).offline(true);
-    assert_eq!(other.tokenizer("org/ranks").await.unwrap().eos_id(), Some(256));
+    assert_eq!(Tokenizer::from_hub(&other, "org/ranks").await.unwrap().eos_id(), Some(256));
 }
 
 #[tokio::test]
@@ -479,7 +485,7 @@ async fn a_pinned_revision_is_requested_by_its_name() {
     let fake = FakeHub::default().file("tokenizer.json", tiny::json(&[]));
     let cache = cache();
     let id = TokenizerId::new("org/pinned").unwrap().at("v2").unwrap();
-    fake.hub(&cache).tokenizer_by_id(&id).await.unwrap();
+    Tokenizer::from_hub_id(&fake.hub(&cache), &id).await.unwrap();
     assert!(fake.requests("HEAD")[0].line.contains("/org/pinned/resolve/v2/"));
     assert!(cache.path().join("models--org--pinned/refs/v2").is_file());
 }
@@ -489,7 +495,9 @@ async fn a_pinned_revision_is_requested_by_its_name() {
 async fn a_plain_web_server_can_serve_as_hub() {
     let file = tiny::json(&["<end>"]);
     let server = RawServer::new(move |request| {
-        let (head, total, last) = (&request.head, file.len(), file.len() - 1);
+        let head = &request.head;
+        let total = file.len();
+        let last = file.len() - 1;
         let response = if !head.contains("/tokenizer.json ") {
             "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned()
         } else if head.starts_with("head ") {
@@ -507,7 +515,8 @@ async fn a_plain_web_server_can_serve_as_hub() {
     let address = format!("{}/mirror", server.start().await.url);
     let cache = cache();
     let hub = Hub::from_env(&Env::empty()).unwrap().cache(cache.path());
-    let tokenizer = hub.endpoint(address.parse().unwrap()).tokenizer("org/plain").await.unwrap();
+    let tokenizer =
+        Tokenizer::from_hub(&hub.endpoint(address.parse().unwrap()), "org/plain").await.unwrap();
     assert_eq!(tokenizer.token_id("<end>"), Some(END));
     // The server does not send commits, so the name of the revision is used as one.
     assert!(cache.path().join("models--org--plain/snapshots/main/tokenizer.json").is_file());
@@ -525,7 +534,8 @@ async fn training_and_sampling_clients_load_the_tokenizer_of_their_model() {
         .on(Route::GetInfo, Reply::json(info))
         .on(Route::GetSampler, Reply::json(sampler));
     let service = server.builder().build().unwrap();
-    let model = service.create_lora_training_client("base").rank(8).create().await.unwrap();
+    let model =
+        service.create_lora_training_client(LoraOptions::new("base").rank(8)).await.unwrap();
     assert_eq!(model.tokenizer().await.unwrap().eos_id(), Some(END));
     let sampler = service.create_sampling_client("base").await.unwrap();
     assert_eq!(sampler.tokenizer().await.unwrap().eos_id(), Some(END));

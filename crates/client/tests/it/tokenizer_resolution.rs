@@ -8,7 +8,7 @@ use http::{Request, Response};
 use serde_json::json;
 use tempfile::TempDir;
 use tinkex::testing::{FakeServer, Reply, Route};
-use tinkex::{Env, HttpFailure, HttpService, Lane, ServiceClient};
+use tinkex::{Env, HttpFailure, HttpService, Lane, LoraOptions, ServiceClient};
 
 use crate::tiny;
 use crate::tokenizer::FakeHub;
@@ -95,7 +95,8 @@ async fn the_tokenizer_follows_from_the_model_information() {
     let server = FakeServer::new();
     let cache = tempfile::tempdir().unwrap();
     let service = service(&server, &cache);
-    let model = service.create_lora_training_client("org/info").rank(8).await.unwrap();
+    let model =
+        service.create_lora_training_client(LoraOptions::new("org/info").rank(8)).await.unwrap();
     let info = model.get_info().await.unwrap();
     assert_eq!((info.model_name.as_deref(), info.lora_rank), (Some("org/info"), Some(8)));
     let tokenizer = model.tokenizer().await.unwrap();

@@ -10,8 +10,8 @@ use http::Request;
 use serde_json::{Value, json};
 use tinkex::wire::{ImageFormat, InputChunk};
 use tinkex::{
-    AdamParams, Datum, ErrorCategory, ErrorKind, HttpService as _, Lane, LossFn, MetricValue,
-    ModelInput, RestoreMode, RetryPolicy, SamplingParams, SaveOptions,
+    AdamParams, CallOptions, Datum, ErrorCategory, ErrorKind, HttpService as _, Lane, LossFn,
+    MetricValue, ModelInput, RestoreMode, RestoreOptions, SamplingParams, SaveOptions,
 };
 use tokio::time::{Instant, sleep};
 
@@ -33,7 +33,8 @@ async fn requests_are_sent_in_the_order_of_the_python_sdk() {
         let id = case["id"].as_str().unwrap();
         let server = NumberedServer::new(one_datum_per_chunk(case["parallel_chunks"] == true));
         let model = server.model().await;
-        let (mut calls, mut next) = (Vec::new(), 1);
+        let mut calls = Vec::new();
+        let mut next = 1;
         for op in case["ops"].as_array().unwrap() {
             match op[0].as_str().unwrap() {
                 "fb" => {
@@ -114,8 +115,8 @@ async fn a_submission_that_fails_with_5xx_is_retried_unless_retries_are_disabled
         assert!(key.is_some() && sent.iter().all(|r| r.header("x-idempotency-key") == key));
         assert_eq!(server.log(), ["start 1", "done 1"], "accepted once");
 
-        let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
-        let model = service.create_lora_training_client("base").create().await.unwrap();
+        let service = server.builder().options(CallOptions::without_retries()).build().unwrap();
+        let model = service.create_lora_training_client("base").await.unwrap();
         server.fail_times("/optim_step", json!(status), 1);
         let failed = model.optim_step(AdamParams::default());
         let next = model.optim_step(AdamParams::default());
@@ -131,7 +132,7 @@ async fn a_submission_that_fails_with_5xx_is_retried_unless_retries_are_disabled
 /// Bug: a call that the server did not read used up its sequence number, and the server waited a
 /// minute for it. After any other failure the server may have accepted the request.
 #[tokio::test(start_paused = true)]
-async fn bug_the_server_waited_for_a_number_that_was_never_sent() {
+async fn a_sequence_number_that_was_never_sent_is_assigned_again() {
     for (failure, next) in [
         (json!("refused"), 1),
         (json!(401), 1),
@@ -143,8 +144,8 @@ async fn bug_the_server_waited_for_a_number_that_was_never_sent() {
         (json!("timeout"), 4),
     ] {
         let server = NumberedServer::new(one_datum_per_chunk(true));
-        let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
-        let model = service.create_lora_training_client("base").create().await.unwrap();
+        let service = server.builder().options(CallOptions::without_retries()).build().unwrap();
+        let model = service.create_lora_training_client("base").await.unwrap();
         server.fail("/optim_step", failure.clone());
         model.optim_step(AdamParams::default()).await.unwrap_err();
         server.fail("/forward_backward", failure.clone());
@@ -160,8 +161,7 @@ async fn bug_the_server_waited_for_a_number_that_was_never_sent() {
 async fn chunked_batch_returns_one_merged_output() {
     let server = NumberedServer::new(json!({"fwdbwd_max_chunk_len": 2}));
     let model = server.model().await;
-    let (gradients, step) =
-        model.step(batch(5), LossFn::CrossEntropy, AdamParams::default()).split();
+    let (gradients, step) = model.split_step(batch(5), LossFn::CrossEntropy, AdamParams::default());
     let output = gradients.await.unwrap();
     assert_eq!(output.metrics["n:sum"], MetricValue::Number(5.0));
     let logprobs: Vec<f32> =
@@ -290,8 +290,8 @@ async fn checkpoint_is_read_with_another_api_key() {
     for exchanged in [false, true] {
         let server = NumberedServer::new(json!({"pjwt_auth_enabled": exchanged}));
         let service = server.builder().build().unwrap();
-        let create = service.create_training_client_from(path(), RestoreMode::WeightsOnly);
-        let model = create.weights_key("tml-theirs").create().await.unwrap();
+        let options = RestoreOptions::new(RestoreMode::WeightsOnly).weights_key("tml-theirs");
+        let model = service.create_training_client_from(path(), options).await.unwrap();
         let token = if exchanged { "eyJ-of-tml-theirs" } else { "tml-theirs" };
         let own = if exchanged { "eyJ-of-tml-server" } else { "tml-server" };
         let info = server.requests("/weights_info").pop().unwrap();
@@ -317,7 +317,7 @@ async fn training_resumes_from_a_checkpoint() {
     {
         let server = NumberedServer::new(json!({}));
         let service = server.builder().build().unwrap();
-        let model = service.create_training_client_from(path(), restore).create().await.unwrap();
+        let model = service.create_training_client_from(path(), restore).await.unwrap();
         let create = server.requests("/create_model").pop().unwrap().json();
         assert_eq!(create["optimizer_config"]["type"], optimizer);
         assert_eq!(
@@ -334,8 +334,8 @@ async fn training_resumes_from_a_checkpoint() {
     // With `create_model_via_load_weights`, one request creates and loads the model.
     let server = NumberedServer::new(json!({"create_model_via_load_weights": true}));
     let service = server.builder().build().unwrap();
-    let create = service.create_training_client_from(path(), RestoreMode::WeightsOnly);
-    let model = create.base_model("base:long").await.unwrap();
+    let options = RestoreOptions::new(RestoreMode::WeightsOnly).base_model("base:long");
+    let model = service.create_training_client_from(path(), options).await.unwrap();
     assert_eq!(model.model_id(), &"s:train:0");
     let load = server.requests("/load_weights").pop().unwrap().json();
     assert_eq!(
@@ -357,7 +357,8 @@ async fn training_resumes_from_a_checkpoint() {
 #[tokio::test(start_paused = true)]
 async fn request_bodies_are_compressed_if_the_server_enables_it() {
     let server = NumberedServer::new(json!({"proto_compress_fwdbwd": true}));
-    let (forward, sent) = (server.clone(), Arc::new(Mutex::new(Bytes::new())));
+    let forward = server.clone();
+    let sent = Arc::new(Mutex::new(Bytes::new()));
     let last_sent = Arc::clone(&sent);
     // The server decompresses what it records.
     let http = move |request: Request<Bytes>| {
@@ -368,7 +369,7 @@ async fn request_bodies_are_compressed_if_the_server_enables_it() {
         async move { server.send(Lane::Train, request, Duration::from_secs(60)).await }
     };
     let service = server.builder().http(http).build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let output = model.forward_backward(batch(50), LossFn::CrossEntropy).await.unwrap();
     assert_eq!(output.outputs.len(), 50);
     let received = server.requests("/forward_backward").pop().unwrap();
@@ -416,9 +417,10 @@ async fn polling_behaves_like_the_python_sdk() {
 
         let polls = server.requests("/retrieve_future").split_off(1);
         // Unlike the Python SDK, ours polls again if the server itself failed.
-        let (requests, expected) = match case["result"]["category"] == "server" {
-            true => (json!(4), json!([1, 2, 4])),
-            false => (case["requests"].clone(), case["sleeps"].clone()),
+        let (requests, expected) = if case["result"]["category"] == "server" {
+            (json!(4), json!([1, 2, 4]))
+        } else {
+            (case["requests"].clone(), case["sleeps"].clone())
         };
         assert_eq!(json!(polls.len()), requests, "{case}");
         let sleeps: Vec<f64> = polls
@@ -452,7 +454,7 @@ async fn drop_during_poll(case: &Value) {
     let id = if case["result_type"] == "SampleResponse" {
         let sampler = server.sampler().await;
         server.respond("q0", vec![json!("hang")]);
-        let waiting = sampler.sample([1], SamplingParams::new().max_tokens(1)).send();
+        let waiting = sampler.sample([1], SamplingParams::new().max_tokens(1));
         sleep(Duration::from_secs(5)).await;
         drop(waiting);
         sleep(Duration::from_secs(5)).await;
@@ -477,9 +479,10 @@ async fn drop_during_poll(case: &Value) {
 #[tokio::test(start_paused = true)]
 async fn poll_timeout_ends_the_wait_for_a_result() {
     let server = NumberedServer::new(json!({}));
-    let builder = server.builder().poll_timeout(Duration::from_secs(100));
+    let options = CallOptions::new().poll_timeout(Duration::from_secs(100));
+    let builder = server.builder().options(options);
     let service = builder.build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     server.respond("r1", vec![json!("conn")]);
     let start = Instant::now();
     let error = model.optim_step(AdamParams::default()).await.unwrap_err();
@@ -502,7 +505,7 @@ async fn polls_answered_at_once_are_spaced_out() {
     responses.push(json!({"metrics": {}}));
     server.respond("r1", responses);
     let service = server.polling_builder().build().unwrap();
-    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
     let start = Instant::now();
     model.optim_step(AdamParams::default()).await.unwrap();
     assert!(start.elapsed() > Duration::from_secs(60), "forty polls in {:?}", start.elapsed());

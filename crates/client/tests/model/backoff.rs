@@ -8,7 +8,7 @@ use loom::thread;
 
 use crate::dispatch::admission::Admission;
 use crate::model;
-use crate::transport::backoff::Backoff;
+use crate::transport::retry::shared_backoff::SharedBackoff;
 
 const SHORT: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(60);
@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(60);
 #[test]
 fn longer_of_two_concurrent_backoffs_wins() {
     model(|| {
-        let backoff = Arc::new(Backoff::new());
+        let backoff = Arc::new(SharedBackoff::new());
         let other = Arc::clone(&backoff);
         let start = tokio::time::Instant::now();
         let thread = thread::spawn(move || other.start(SHORT));
@@ -29,7 +29,7 @@ fn longer_of_two_concurrent_backoffs_wins() {
 #[test]
 fn backoff_during_admission_leaks_no_permit() {
     model(|| {
-        let backoff = Arc::new(Backoff::new());
+        let backoff = Arc::new(SharedBackoff::new());
         let admission = Arc::new(Admission::with_limits(1, 1, 0, Arc::clone(&backoff)));
         let other = Arc::clone(&admission);
         let thread = thread::spawn(move || drop(block_on(other.acquire(3))));

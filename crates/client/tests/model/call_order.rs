@@ -21,7 +21,9 @@ fn reservations_are_served_in_order_if_one_is_dropped_unused() {
     model(|| {
         let order = CallOrder::new();
         let served = Arc::new(Mutex::new(Vec::new()));
-        let (first, second, third) = (order.reserve(), order.reserve(), order.reserve());
+        let first = order.reserve();
+        let second = order.reserve();
+        let third = order.reserve();
         let serve = |name: &'static str, mut reservation: Reservation| {
             let served = Arc::clone(&served);
             thread::spawn(move || {

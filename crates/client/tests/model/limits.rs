@@ -17,7 +17,8 @@ fn concurrency_limit_is_kept_and_no_waiter_is_lost() {
         let active = Arc::new(AtomicUsize::new(0));
         let threads: Vec<_> = (0..2)
             .map(|_| {
-                let (limit, active) = (Arc::clone(&limit), Arc::clone(&active));
+                let limit = Arc::clone(&limit);
+                let active = Arc::clone(&active);
                 thread::spawn(move || {
                     let permit = block_on(limit.acquire(1));
                     assert_eq!(active.fetch_add(1, Ordering::Relaxed), 0, "the limit is 1");

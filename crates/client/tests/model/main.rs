@@ -5,10 +5,25 @@
 //! or reservation as a failed assertion.
 
 #![allow(dead_code, reason = "the models use only part of the files")]
+#![allow(unreachable_pub, reason = "the files belong to a library")]
 
 mod sync {
+    pub(crate) use loom::sync::MutexGuard;
     pub(crate) use loom::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-    pub(crate) use loom::sync::{Mutex, MutexGuard};
+
+    /// Lock with the interface of `parking_lot`.
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().expect("no model panics while it holds the lock")
+        }
+    }
 }
 
 mod backoff;

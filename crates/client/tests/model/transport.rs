@@ -1,7 +1,14 @@
 //! Files of the crate under their module path.
 
-#[path = "../../src/transport/backoff.rs"]
-pub(crate) mod backoff;
-
-#[path = "../../src/transport/sent_flag.rs"]
+#[path = "../../../transport/src/request/sent_flag.rs"]
 pub(crate) mod sent_flag;
+#[path = "../../../transport/src/retry/shared_backoff.rs"]
+pub(crate) mod shared_backoff;
+
+pub(crate) mod retry {
+    pub(crate) use super::shared_backoff;
+}
+
+pub(crate) mod request {
+    pub(crate) use super::sent_flag;
+}

@@ -21,8 +21,8 @@ pub(super) struct MassHistogram {
     floor: f32,
 }
 
-/// Returns the probability of a token divided by that of the most probable token, whose logit is
-/// `top`.
+/// Returns the probability of a token divided by the probability of the most probable token, whose
+/// logit is `top`.
 pub(super) fn weight(logit: f32, top: f32, temperature: f64) -> f64 {
     ((f64::from(logit) - f64::from(top)) / temperature).exp()
 }
@@ -30,18 +30,18 @@ pub(super) fn weight(logit: f32, top: f32, temperature: f64) -> f64 {
 impl MassHistogram {
     /// Builds the histogram, down to a logit that suffices for a cumulative mass above `goal`.
     pub(super) fn fill(&mut self, logits: &[f32], top: f32, temperature: f64, goal: f64) {
-        (self.top, self.temperature) = (top, temperature);
-        // In a trained model most of the mass is within a few units of the highest logit, but most
-        // tokens are not. The first pass skips the exponentials of those tokens.
-        // Both numbers are multiples of the temperature: the distance of the floor from the highest
-        // logit, and the range that the bins divide.
+        self.top = top;
+        self.temperature = temperature;
+        // In a trained model a few tokens near the highest logit have most of the mass. The first
+        // pass therefore skips the exponentials of all other tokens.
+        // `depth` is the distance of the floor from the highest logit, and `range` is what the bins
+        // divide. Both are multiples of the temperature.
         for (depth, range) in [(4.0, 4.0), (f64::INFINITY, 16.0)] {
             #[expect(clippy::cast_possible_truncation, reason = "bins need not be exact")]
-            let (floor, density) = (
-                (f64::from(top) - depth * temperature) as f32,
-                (BINS as f64 / (range * temperature)) as f32,
-            );
-            (self.floor, self.density) = (floor, density);
+            {
+                self.floor = (f64::from(top) - depth * temperature) as f32;
+                self.density = (BINS as f64 / (range * temperature)) as f32;
+            }
             self.masses.clear();
             self.masses.resize(BINS, 0.0);
             let inverse = temperature.recip();

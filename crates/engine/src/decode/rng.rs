@@ -10,7 +10,8 @@ use crate::rng::ChaCha8;
 /// ```
 /// use tinkex_engine::decode::SampleRng;
 ///
-/// let (mut a, mut b) = (SampleRng::sample(7, 0), SampleRng::sample(7, 0));
+/// let mut a = SampleRng::sample(7, 0);
+/// let mut b = SampleRng::sample(7, 0);
 /// assert_eq!(a.uniform(), b.uniform());
 /// assert_ne!(SampleRng::sample(7, 1).uniform(), SampleRng::sample(7, 0).uniform());
 /// ```

@@ -50,12 +50,11 @@ impl StopConditions {
         if strings.iter().any(|string| string.as_ref().is_empty()) {
             return Err(Error::invalid("stop", "a stop string must not be empty"));
         }
-        let strings = match strings.is_empty() {
-            true => None,
-            false => {
-                let automaton = NFA::new(&strings);
-                Some(automaton.map_err(|error| Error::invalid("stop", error.to_string()))?)
-            }
+        let strings = if strings.is_empty() {
+            None
+        } else {
+            let automaton = NFA::new(&strings);
+            Some(automaton.map_err(|error| Error::invalid("stop", error.to_string()))?)
         };
         Ok(Self(Arc::new(StopSet { tokens, strings })))
     }
@@ -94,7 +93,9 @@ impl StopMatcher {
     /// Adds the next token and its bytes. Returns whether the completion ends with it.
     pub fn push(&mut self, token: u32, bytes: &[u8]) -> bool {
         let mut ends = self.stop.0.tokens.binary_search(&token).is_ok();
-        if let (Some(strings), Some(state)) = (&self.stop.0.strings, &mut self.state) {
+        if let Some(strings) = &self.stop.0.strings
+            && let Some(state) = &mut self.state
+        {
             for &byte in bytes {
                 *state = strings.next_state(Anchored::No, *state, byte);
                 ends |= strings.is_match(*state);

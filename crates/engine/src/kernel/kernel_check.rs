@@ -1,7 +1,7 @@
 //! Self-check of the vector instructions at start-up.
 //!
-//! Runs a few matrix products and row operations of odd sizes and compares their bits with those of
-//! the portable code. If a CPU, an emulator or the compiler gets one of them wrong, the engine
+//! Runs a few matrix products and row operations of odd sizes and compares their bits with the bits
+//! of the portable code. If a CPU, an emulator or the compiler gets an operation wrong, the engine
 //! falls back to slower instructions instead of computing wrong results.
 
 use std::convert::Infallible;
@@ -23,7 +23,8 @@ fn results(isa: Isa) -> Vec<u32> {
     let kernel = Kernel { isa, pool: TaskPool::single_threaded(), arena: None };
     let mut out = Vec::new();
     for (count, depth, cols) in [(1, 67, 83), (3, 19, 50), (13, 37, 70)] {
-        let (x, w) = (numbers(count * depth.max(cols), 1), numbers(cols * depth, 2));
+        let x = numbers(count * depth.max(cols), 1);
+        let w = numbers(cols * depth, 2);
         for precision in [Precision::F32, Precision::Bf16] {
             let weights = Panels::from_rows(&w, cols, depth, precision);
             let mut y = vec![0.0; count * cols];
@@ -43,7 +44,8 @@ fn results(isa: Isa) -> Vec<u32> {
     for format in [&[WeightFormat::F16], &WeightFormat::QUANTIZED[..]].concat() {
         out.extend(decoded_products(&kernel, format));
     }
-    let (x, gain) = (numbers(103, 3), numbers(103, 4));
+    let x = numbers(103, 3);
+    let gain = numbers(103, 4);
     let mut y = vec![0.0; 103];
     let inverse = row_ops::norm(isa, &x, &gain, 1e-6, &mut y);
     row_ops::norm_backward(isa, &x, &gain, inverse, &gain, &mut y);
@@ -60,18 +62,17 @@ fn decoded_products(kernel: &Kernel, format: WeightFormat) -> Vec<u32> {
     let mut out = Vec::new();
     // One and several panels per tile, and a partial panel.
     for (count, cols) in [(1, 67), (3, 18), (8, 18), (13, 5)] {
-        let weights = match format.is_quantized() {
-            true => quantized(kernel, format, &block_rows(format, cols, DEPTH, 7), cols, DEPTH),
-            false => {
-                let w = numbers(cols * DEPTH, 8);
-                let read = |first: usize, out: &mut [f32]| {
-                    out.copy_from_slice(&w[first * DEPTH..][..out.len()]);
-                    Ok::<_, Infallible>(())
-                };
-                let source = MatrixSource { rows: cols, format, read: ReadRows::Values(&read) };
-                let Ok(weights) = Panels::stack(&Kernel::portable(), DEPTH, &[source]);
-                weights
-            }
+        let weights = if format.is_quantized() {
+            quantized(kernel, format, &block_rows(format, cols, DEPTH, 7), cols, DEPTH)
+        } else {
+            let w = numbers(cols * DEPTH, 8);
+            let read = |first: usize, out: &mut [f32]| {
+                out.copy_from_slice(&w[first * DEPTH..][..out.len()]);
+                Ok::<_, Infallible>(())
+            };
+            let source = MatrixSource { rows: cols, format, read: ReadRows::Values(&read) };
+            let Ok(weights) = Panels::stack(&Kernel::portable(), DEPTH, &[source]);
+            weights
         };
         let x = numbers(count * DEPTH, 6);
         let mut y = vec![0.0; count * cols];

@@ -9,6 +9,16 @@
 //!
 //! [`Kernel`] is the only entry point for the model, so that another device can be added behind it.
 //! All `unsafe` code of the crate is in this module.
+//!
+//! | Files | Content |
+//! |---|---|
+//! | `gemm`, `tile` | Matrix products, and the micro-kernel that computes a tile of them |
+//! | `paged_attention` | Attention over pages of the KV cache |
+//! | `row_ops`, `exp` | Norms, softmax, SwiGLU and other operations on rows |
+//! | `panels`, `panel_packing`, `panel_format`, `weight_format` | Packed weights, how they are packed, and how a panel of each format is read |
+//! | `simd`, `isa`, `kernel_check` | Vectors of sixteen lanes, the choice of the instruction set, and its check at start-up |
+//! | `task_pool`, `thread_pool`, `sync` | Parallel tasks, the threads that run them, and the primitives that `loom` replaces |
+//! | `activation_buffer`, `panel_memory`, `system_memory` | Reused memory of activations, memory of weights, and the system calls behind both |
 
 mod activation_buffer;
 mod exp;
@@ -60,7 +70,8 @@ impl Kernel {
     /// Creates a kernel with the fastest instruction set and `threads` threads, including the
     /// caller's; 0 means one per core.
     pub(crate) fn new(threads: usize) -> crate::Result<Self> {
-        let (isa, pool) = (Isa::detect(), TaskPool::new(threads)?);
+        let isa = Isa::detect();
+        let pool = TaskPool::new(threads)?;
         Ok(Self { isa, pool, arena: Some(Arena::default()) })
     }
 

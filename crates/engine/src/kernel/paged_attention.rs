@@ -18,7 +18,7 @@ use super::gemm::fits;
 use super::panel_format::F32;
 use super::task_pool::SharedMut;
 use super::tile::{Prefetch, ROWS, Tile, tile_panels};
-use super::{Isa, Kernel, PANEL, row_ops};
+use super::{ActivationBuffer, Isa, Kernel, PANEL, row_ops};
 
 /// Positions per page.
 pub(crate) const PAGE_POSITIONS: usize = PANEL;
@@ -62,7 +62,7 @@ impl HeadLayout {
         self.query_heads * self.head_dim
     }
 
-    /// Returns the width of all key heads together, which is also that of all value heads.
+    /// Returns the width of all key heads together. All value heads together have the same width.
     pub(crate) fn kv_width(self) -> usize {
         self.kv_heads * self.head_dim
     }
@@ -123,7 +123,8 @@ pub(crate) fn write_kv(
     stride: usize,
     pages: &mut [f32],
 ) {
-    let (dim, padded) = (heads.head_dim, heads.padded_dim());
+    let dim = heads.head_dim;
+    let padded = heads.padded_dim();
     let end = chunk.start + chunk.rows.len();
     let mut first = 0;
     for block in &chunk.block_table {
@@ -149,6 +150,39 @@ pub(crate) fn write_kv(
 }
 
 impl Kernel {
+    /// Computes [`attend`](Self::attend) for a batch of `rows` rows and replaces all values of
+    /// `out`. Rows that belong to no chunk are zero.
+    ///
+    /// # Panics
+    /// As [`attend`](Self::attend).
+    #[expect(clippy::too_many_arguments, reason = "the arguments of `attend` and the rows")]
+    pub(crate) fn attend_into(
+        &self,
+        heads: HeadLayout,
+        rows: usize,
+        chunks: &[SequenceChunk],
+        queries: &[f32],
+        query_stride: usize,
+        pages: &[f32],
+        out: &mut ActivationBuffer,
+    ) {
+        let width = heads.query_width();
+        let write = |out: &mut [f32]| {
+            let mut next_row = 0;
+            for chunk in chunks.iter().filter(|chunk| !chunk.rows.is_empty()) {
+                assert!(chunk.rows.start >= next_row, "rows are not ascending: {:?}", chunk.rows);
+                out[next_row * width..chunk.rows.start * width].fill(0.0);
+                next_row = chunk.rows.end;
+            }
+            out[next_row * width..].fill(0.0);
+            self.attend(heads, chunks, queries, query_stride, pages, out);
+        };
+        // SAFETY: rows of a chunk are written by `attend`, which has a task for each pair of row and
+        // key-value head that writes the columns of the head's group and reads none. All other rows
+        // are filled.
+        unsafe { out.overwrite(rows * width, write) }
+    }
+
     /// Computes causal attention of every chunk's rows over its context.
     ///
     /// `queries` has one row per row of the batch, `query_stride` elements apart; `out` has rows of
@@ -253,7 +287,7 @@ fn check(
         for block in &chunk.block_table {
             assert!(
                 block.page < page_count && block.len <= PAGE_POSITIONS,
-                "{block:?} is not one of {page_count} pages"
+                "{block:?} is outside of {page_count} pages"
             );
             positions += block.len;
         }
@@ -281,7 +315,9 @@ fn attend_rows(
     pages: &[f32],
     scratch: &mut AttentionScratch,
 ) {
-    let (dim, padded, group) = (heads.head_dim, heads.padded_dim(), heads.group());
+    let dim = heads.head_dim;
+    let padded = heads.padded_dim();
+    let group = heads.group();
     let vectors = rows.len() * group;
     let first_position = chunk.start + rows.start - chunk.rows.start;
     let context = first_position + rows.len();
@@ -415,7 +451,8 @@ mod tests {
     /// Returns a case with one page per element of `lengths`, which is filled to that length.
     fn case(rows: usize, lengths: &[usize]) -> Case {
         assert_eq!(lengths.iter().sum::<usize>(), CONTEXT);
-        let (keys, values) = (keys(), values());
+        let keys = keys();
+        let values = values();
         // The pages are stored in reverse order, so that using a position as a page number fails.
         let refs = lengths.iter().enumerate();
         let block_table: Vec<PageRef> =
@@ -448,7 +485,8 @@ mod tests {
 
     /// Attention by its definition, in f64.
     fn reference(case: &Case) -> Vec<f64> {
-        let (keys, values) = (keys(), values());
+        let keys = keys();
+        let values = values();
         let dim = HEADS.head_dim;
         let mut out = Vec::new();
         for row in case.chunk.rows.clone() {
@@ -528,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "is not one of 2 pages")]
+    #[should_panic(expected = "is outside of 2 pages")]
     fn short_pages_are_refused() {
         attend_with(|case, _| {
             case.pages.pop();

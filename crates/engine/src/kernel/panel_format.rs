@@ -16,13 +16,13 @@
 //!
 //! A weight is stored as an unsigned number, from which the format's scale and minimum restore the
 //! value. A word has four numbers of 8 bits (`Q8_0`, whose signed numbers are stored plus 128) or
-//! eight of 4 bits, the first one in the lowest bits. Three words of `Q6_K` have sixteen numbers of
-//! 6 bits: each has five of them, from its lowest bits on, and two bits of the last number in its
-//! highest bits.
+//! eight numbers of 4 bits, the first number in the lowest bits. Three words of `Q6_K` have sixteen
+//! numbers of 6 bits: each word has five numbers, from its lowest bits on, and in its highest bits
+//! two bits of the last number.
 //!
-//! The decoded weights are those of the reference implementation of GGUF in f32, bit for bit: the
-//! products of a scale, a factor and a number fit in the mantissa, so only the subtraction of
-//! `Q4_K`'s minimum rounds.
+//! The decoded weights equal the weights that the reference implementation of GGUF decodes to f32,
+//! bit for bit: the products of a scale, a factor and a number fit in the mantissa, so only the
+//! subtraction of `Q4_K`'s minimum rounds.
 
 #![expect(
     unsafe_code,
@@ -54,7 +54,7 @@ pub(super) trait PanelFormat {
     const CHUNK_BYTES: usize;
     /// Whether the weights are quantized.
     const QUANTIZED: bool = true;
-    /// Distance in blocks between the weights that are read and those that are prefetched: about
+    /// Distance in blocks between the weights that are read and the weights that are prefetched: about
     /// 2 KiB of each panel, but at least one block; 8 to 14 KiB in a group of four panels.
     const BLOCKS_AHEAD: usize;
 

@@ -7,7 +7,9 @@
 
 #![expect(unsafe_code, reason = "hands out disjoint parts of memory that the system provides")]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::system_memory::{LINE, SystemMemory};
 
@@ -24,7 +26,7 @@ pub(super) struct Arena(Arc<Mutex<Option<OpenChunk>>>);
 struct OpenChunk {
     chunk: Arc<SystemMemory>,
     /// Number of bytes from the start that are allocated: a multiple of [`LINE`], at most the
-    /// length of the chunk. It only grows, so allocations never overlap.
+    /// length of the chunk. The number only grows, so allocations never overlap.
     used: usize,
 }
 
@@ -41,7 +43,7 @@ impl Arena {
     fn allocate(&self, len: usize) -> PanelMemory {
         // If the size wrapped around, the part would extend past the end of the chunk.
         let size = len.checked_next_multiple_of(LINE).expect("a matrix in memory");
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.0.lock();
         let fits = |open: &OpenChunk| size <= open.chunk.len - open.used;
         if !open.as_ref().is_some_and(fits) {
             *open = OpenChunk::new(size.max(CHUNK));

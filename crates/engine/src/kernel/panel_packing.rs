@@ -60,11 +60,13 @@ impl WeightFormat {
         cols: usize,
         mut panel: impl Iterator<Item = &'a mut [u8]>,
     ) {
-        let (block_bytes, block_inputs) = (self.block_bytes(), self.block_inputs());
+        let block_bytes = self.block_bytes();
+        let block_inputs = self.block_inputs();
         // Transpose squares of sixteen rows and sixteen inputs.
         for col in (0..cols).step_by(PANEL) {
             let width = PANEL.min(cols - col);
-            let (mut lanes, mut values) = ([0.0; PANEL * PANEL], [0.0; PANEL * PANEL]);
+            let mut lanes = [0.0; PANEL * PANEL];
+            let mut values = [0.0; PANEL * PANEL];
             for (row, to) in rows.chunks_exact(cols).zip(lanes.chunks_exact_mut(PANEL)) {
                 to[..width].copy_from_slice(&row[col..][..width]);
             }
@@ -95,7 +97,8 @@ fn pack_words<'a>(
     row_bytes: usize,
     mut panel: impl Iterator<Item = &'a mut [u8]>,
 ) {
-    let (mut square, mut packed) = ([0; PANEL * LANES_BYTES], [0; PANEL * LANES_BYTES]);
+    let mut square = [0; PANEL * LANES_BYTES];
+    let mut packed = [0; PANEL * LANES_BYTES];
     for at in (0..row_bytes).step_by(LANES_BYTES) {
         let width = LANES_BYTES.min(row_bytes - at);
         let rows = rows.chunks_exact(row_bytes);
@@ -121,7 +124,8 @@ for_each_isa! {
         from: &[u8; PANEL * LANES_BYTES],
         to: &mut [u8; PANEL * LANES_BYTES],
     ) {
-        let (from, to) = (from.as_chunks::<4>().0, to.as_chunks_mut::<4>().0);
+        let from = from.as_chunks::<4>().0;
+        let to = to.as_chunks_mut::<4>().0;
         for k in 0..PANEL {
             for lane in 0..PANEL {
                 to[k * PANEL + lane] = from[lane * PANEL + k];
@@ -148,7 +152,8 @@ for_each_isa! {
 
     /// Packs the `Q4_K` blocks at offset `at` of up to sixteen rows. A block has the scale and the
     /// minimum scale (f16), the factors of 8 parts (12 bytes), and 128 bytes. Of every 32 bytes, the
-    /// lower halves are the weights of one part, the upper halves those of the next part.
+    /// lower halves are the weights of one part, and the upper halves are the weights of the next
+    /// part.
     fn pack_q4_k(rows: &[u8], row_bytes: usize, at: usize, panel: &mut [u8]) {
         let mut factors = [[0; PANEL]; 3];
         for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
@@ -182,7 +187,8 @@ for_each_isa! {
         for half in 0..2 {
             let words = load_words(rows, row_bytes, at + 16 + half * LANES_BYTES);
             for (index, [first, second]) in words.as_chunks::<2>().0.iter().enumerate() {
-                let (part, chunk) = (half * 4 + index / 4 * 2, index % 4);
+                let part = half * 4 + index / 4 * 2;
+                let chunk = index % 4;
                 for shift in [0, 4] {
                     let lanes = std::array::from_fn(|lane| {
                         let first = join_nibbles(first[lane] >> shift);
@@ -198,11 +204,14 @@ for_each_isa! {
     /// all weights (128 bytes), their upper 2 bits (64 bytes), the factors of 16 parts (signed
     /// bytes), and the scale (f16).
     ///
-    /// Each half of a block has 128 numbers, in four quarters of 32. In a half, byte `i` of the
-    /// first 32 bytes of the lower bits has those of number `i` of quarter 0, and in its upper half
-    /// those of quarter 2; byte `i` of the next 32 bytes those of quarters 1 and 3. Byte `i` of the
-    /// 32 bytes of the upper bits has those of number `i` of all four quarters, quarter 0 in the
-    /// lowest bits.
+    /// Each half of a block has 128 numbers, in four quarters of 32. A number consists of four lower
+    /// bits and two upper bits, which are stored apart. In a half of a block:
+    ///
+    /// - byte `i` of the first 32 bytes of lower bits belongs to number `i` of quarter 0 (lower half
+    ///   of the byte) and of quarter 2 (upper half);
+    /// - byte `i` of the next 32 bytes of lower bits belongs to number `i` of quarters 1 and 3;
+    /// - byte `i` of the 32 bytes of upper bits belongs to number `i` of all four quarters, with
+    ///   quarter 0 in the lowest bits.
     fn pack_q6_k(rows: &[u8], row_bytes: usize, at: usize, panel: &mut [u8]) {
         for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
             let rest: [u8; 18] = bytes_at(row, at + 192);
@@ -215,7 +224,8 @@ for_each_isa! {
         for half in 0..2 {
             let lower = load_words(rows, row_bytes, at + half * LANES_BYTES);
             for part in 0..8 {
-                let (quarter, first) = (part / 2, part % 2 * 4);
+                let quarter = part / 2;
+                let first = part % 2 * 4;
                 // Four words with four numbers each, for all lanes.
                 let numbers: [Lanes; 4] = std::array::from_fn(|i| {
                     let lower = &lower[quarter % 2 * 8 + first + i];
@@ -360,11 +370,13 @@ mod tests {
 
     /// Packs a `Q6_K` block of one row, number by number.
     fn pack_q6_k_row(row: &[u8], lane: usize, panel: &mut [u8]) {
-        let (lower, upper) = (&row[..128], &row[128..192]);
+        let lower = &row[..128];
+        let upper = &row[128..192];
         panel[2 * lane..][..2].copy_from_slice(&row[208..]);
         for part in 0..16 {
             panel[Q6K::FACTORS + part * PANEL + lane] = row[192 + part];
-            let (half, quarter) = (part / 8, part % 8 / 2);
+            let half = part / 8;
+            let quarter = part % 8 / 2;
             let number = |i: usize| {
                 let at = part % 2 * 16 + i;
                 let low = lower[half * 64 + quarter % 2 * 32 + at] >> (quarter / 2 * 4) & 15;

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::panel_memory::PanelMemory;
 use super::{Isa, Kernel, PANEL, WeightFormat};
@@ -35,7 +36,7 @@ impl From<Precision> for WeightFormat {
     }
 }
 
-/// A matrix to pack: one of several that are stacked, or the only one.
+/// A matrix to pack, alone or stacked with others.
 pub(crate) struct MatrixSource<'a, E> {
     pub(crate) rows: usize,
     pub(crate) format: WeightFormat,
@@ -98,7 +99,8 @@ impl Segment {
     /// If a panel is not in this segment, or if the panels belong to several groups.
     pub(super) fn adjacent_panels(&self, first: usize, count: usize) -> PanelBlocks<'_> {
         let index = first - self.panels.start;
-        let (group, position) = (index / GROUP_PANELS, index % GROUP_PANELS);
+        let group = index / GROUP_PANELS;
+        let position = index % GROUP_PANELS;
         let len = group_len(self.panels.len(), group);
         assert!(
             position + count <= len,
@@ -204,7 +206,7 @@ impl Panels {
     /// An error of a source.
     ///
     /// # Panics
-    /// If a source of a quantized format reads values, or one of f32 or f16 reads stored rows; if
+    /// If a source of a quantized format reads values, or a source of f32 or f16 reads stored rows; if
     /// `cols` is not a multiple of the block of a quantized format; or if the size of the matrix
     /// exceeds the address space.
     pub(crate) fn stack<E: Send>(
@@ -240,14 +242,14 @@ impl Panels {
                             .chunks_exact_mut(len * block_bytes)
                             .map(|blocks| &mut blocks[position * block_bytes..][..block_bytes]);
                         if let Err(e) = stack.pack(kernel.isa(), panel, format, blocks) {
-                            error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                            error.lock().get_or_insert(e);
                         }
                     }
                 });
             }
             segments.push(Segment { panels, format, memory, panel_bytes });
         }
-        match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match error.into_inner() {
             Some(error) => Err(error),
             None => Ok(Self { rows, cols, segments }),
         }
@@ -353,7 +355,8 @@ impl<E> SourceStack<'_, E> {
         format: WeightFormat,
         out: impl Iterator<Item = &'a mut [u8]>,
     ) -> Result<(), E> {
-        let (rows, cols) = (self.panel_rows(panel), self.cols);
+        let rows = self.panel_rows(panel);
+        let cols = self.cols;
         let mut sources = self.parts(rows.clone()).map(|(source, ..)| source);
         // Quantized rows are always stored. Copying stored numbers saves their conversion.
         if sources.all(|source| source.format == format && source.is_stored()) {

@@ -247,7 +247,8 @@ for_each_isa! {
         let (first, second) = head.split_at_mut(cos.len());
         for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
             let sin = sin * direction;
-            let (x, y) = (*a, *b);
+            let x = *a;
+            let y = *b;
             *a = x * cos - y * sin;
             *b = y * cos + x * sin;
         }
@@ -309,7 +310,9 @@ mod tests {
     fn every_level_gives_the_bits_of_the_portable_code() {
         for isa in Isa::available() {
             for len in LENGTHS {
-                let (x, y, z) = (noise(len, 1), noise(len, 2), noise(len, 3));
+                let x = noise(len, 1);
+                let y = noise(len, 2);
+                let z = noise(len, 3);
                 let run = |isa: Isa| {
                     let mut all = vec![dot(isa, &x, &y), max(isa, &x), sum_exp(isa, &x, 0.5)];
                     let mut out = vec![0.0; len];
@@ -321,7 +324,8 @@ mod tests {
                     all.extend_from_slice(&out);
                     swiglu(isa, &x, &y, &mut out);
                     all.extend_from_slice(&out);
-                    let (mut gate, mut up) = (x.clone(), y.clone());
+                    let mut gate = x.clone();
+                    let mut up = y.clone();
                     swiglu_backward(isa, &mut gate, &mut up, &z);
                     all.extend(gate.into_iter().chain(up));
                     softmax_backward(isa, &x, &mut out, 0.3, 0.5);
@@ -398,11 +402,15 @@ mod tests {
     #[test]
     fn norm_backward_matches_finite_differences() {
         for len in LENGTHS {
-            let (x, gain, grad) = (noise(len, 1), noise(len, 2), noise(len, 3));
-            let (mut out, mut grad_x) = (vec![0.0; len], vec![0.0; len]);
+            let x = noise(len, 1);
+            let gain = noise(len, 2);
+            let grad = noise(len, 3);
+            let mut out = vec![0.0; len];
+            let mut grad_x = vec![0.0; len];
             let inverse = norm(Isa::detect(), &x, &gain, 1e-3, &mut out);
             norm_backward(Isa::detect(), &x, &gain, inverse, &grad, &mut grad_x);
-            let (gain, grad) = (to_f64(&gain), to_f64(&grad));
+            let gain = to_f64(&gain);
+            let grad = to_f64(&grad);
             check(&x, &grad_x, |x| {
                 let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
                 let inverse = 1.0 / (mean + 1e-3).sqrt();
@@ -417,8 +425,11 @@ mod tests {
 
     #[test]
     fn swiglu_backward_matches_finite_differences() {
-        let (gate, up, grad) = (noise(67, 1), noise(67, 2), noise(67, 3));
-        let (mut grad_gate, mut grad_up) = (gate.clone(), up.clone());
+        let gate = noise(67, 1);
+        let up = noise(67, 2);
+        let grad = noise(67, 3);
+        let mut grad_gate = gate.clone();
+        let mut grad_up = up.clone();
         swiglu_backward(Isa::detect(), &mut grad_gate, &mut grad_up, &grad);
         let loss = |gate: &[f64], up: &[f64]| -> f64 {
             let terms = gate.iter().zip(up).zip(&grad);
@@ -432,7 +443,8 @@ mod tests {
 
     #[test]
     fn softmax_backward_matches_finite_differences() {
-        let (x, grad) = (noise(41, 1), noise(41, 2));
+        let x = noise(41, 1);
+        let grad = noise(41, 2);
         let isa = Isa::detect();
         let mut p = x.clone();
         let sum = exp_and_sum(isa, &mut p, max(isa, &x));

@@ -20,7 +20,8 @@ pub(super) trait Simd16: Copy {
     /// Panels per tile, indexed by the number of rows, chosen so that the accumulators fill the
     /// registers. 0 means that there are no tiles with this number of rows.
     const PANELS: [usize; 9];
-    /// Panels per tile of one row if the weights are quantized. Their scales occupy registers, too.
+    /// Panels per tile of one row if the weights are quantized: fewer, because the scales of the
+    /// weights occupy registers, too.
     const QUANTIZED_PANELS: usize;
     /// Maximum number of rows of a tile if the weights are quantized. 0 means that they are decoded
     /// into a buffer.
@@ -270,7 +271,8 @@ mod x86 {
         unsafe fn load_i8(from: *const i8) -> Self {
             // SAFETY: the caller promises AVX2 and sixteen readable bytes.
             unsafe {
-                let (a, b) = (from.cast(), from.add(8).cast());
+                let a = from.cast();
+                let b = from.add(8).cast();
                 Self(
                     _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(a))),
                     _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(b))),
@@ -282,7 +284,8 @@ mod x86 {
         unsafe fn load_u8(from: *const u8) -> Self {
             // SAFETY: the caller promises AVX2 and sixteen readable bytes.
             unsafe {
-                let (a, b) = (from.cast(), from.add(8).cast());
+                let a = from.cast();
+                let b = from.add(8).cast();
                 Self(
                     _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(a))),
                     _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(b))),
@@ -399,8 +402,8 @@ mod x86 {
     /// Implements [`Simd16::field`] for eight words.
     ///
     /// Inserts the field into the mantissa of a power of two and subtracts this power, which leaves
-    /// the number. This needs no conversion from integers, and no shift if the field lies in the
-    /// lower 23 bits, which are those of a mantissa.
+    /// the number. The method needs no conversion from integers, and no shift if the field lies in the
+    /// lower 23 bits, where an f32 has its mantissa.
     #[inline(always)]
     unsafe fn field256(words: __m256i, shift: u32, bits: u32, offset: u8) -> __m256 {
         // SAFETY: the caller promises AVX2.

@@ -152,7 +152,8 @@ mod shared {
 
     // SAFETY: a `SharedMut` gives access to the elements of an exclusive borrow only through
     // `part`, whose caller promises that parts in use at the same time do not overlap, and through
-    // `element_ptr`, whose dereference is unsafe. It may therefore be sent wherever `&mut [T]` may,
+    // `element_ptr`, whose dereference is unsafe. A `SharedMut` may therefore be sent wherever
+    // `&mut [T]` may,
     // which requires `T: Send`.
     unsafe impl<T: Send> Send for SharedMut<'_, T> {}
     // SAFETY: as for `Send`; no `&T` is ever shared between threads.
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_and_results_are_those_of_a_sequential_loop() {
+    fn rows_and_results_equal_a_sequential_loop() {
         for threads in [1, 3] {
             let pool = TaskPool::new(threads).unwrap();
             for (rows, width) in [(0, 3), (1, 1), (7, 5), (1000, 3)] {

@@ -241,7 +241,8 @@ impl PoolState {
     }
 }
 
-/// Locks a mutex. Poisoning is ignored: no thread panics while it holds one of the pool's mutexes.
+/// Locks a mutex of the pool. Poisoning is ignored: no thread panics while it holds such a mutex.
+/// (`loom`, which checks this file, replaces the mutexes of the standard library only.)
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -27,8 +27,8 @@ pub(super) enum Prefetch {
     None,
     /// One cache line for each chunk of the reduction, at addresses `step` bytes apart.
     Lines { start: *const u8, step: usize },
-    /// The blocks that follow those of the tile in memory, a few KiB ahead. The tile's own later
-    /// blocks come first, then those of the next group of panels.
+    /// The blocks that follow the blocks of the tile in memory, a few KiB ahead. The tile's own
+    /// later blocks come first, then the blocks of the next group of panels.
     LaterBlocks,
 }
 
@@ -77,7 +77,8 @@ fn prefetch_far(address: *const u8) {
     let _ = address;
 }
 
-/// Evaluates `$body` for the constant `$I` from 0 to 15, as long as it is less than `$count`.
+/// Evaluates `$body` for the constant `$I` from 0 to 15, as long as it is less than `$count`. The
+/// condition is a constant block, so that the compiler does not instantiate the other bodies.
 macro_rules! unroll {
     ($I:ident < $count:expr => $body:block) => {
         unroll!(@ $I, $count, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
@@ -85,7 +86,7 @@ macro_rules! unroll {
     (@ $I:ident, $count:expr, $body:block, $($number:literal)*) => {
         $({
             const $I: usize = $number;
-            if $I < $count $body
+            if const { $I < $count } $body
         })*
     };
 }
@@ -136,6 +137,17 @@ const fn panels<W: Simd16>(rows: usize, quantized: bool) -> usize {
     }
 }
 
+/// Returns whether an instruction set uses tiles of `rows` rows and `count` panels.
+const fn has_tile<W: Simd16>(rows: usize, count: usize, quantized: bool) -> bool {
+    let most = panels::<W>(rows, quantized);
+    count == most || (count == 1 && most != 0)
+}
+
+#[cold]
+fn no_tile(rows: usize, count: usize) -> ! {
+    unreachable!("a tile of {rows} rows and {count} panels")
+}
+
 impl Tile {
     /// Computes the tile for weights in the format `F`. `rows` is 1 to [`MAX_ROWS`]; `panels` is 1
     /// or the result of [`tile_panels`], which must not be 0.
@@ -177,21 +189,24 @@ impl Tile {
 
     #[inline(always)]
     unsafe fn dispatch<W: Simd16, F: PanelFormat>(self, rows: usize, count: usize) {
-        // The conditions are constants: each instruction set compiles only the tiles that it uses.
+        // The conditions are constant blocks, so that the compiler instantiates only the tiles that
+        // an instruction set uses with a format: about a third of them, which are most of the code
+        // of this crate.
         // SAFETY: the caller promises valid addresses and the instructions of `W`.
         unsafe {
             macro_rules! tiles {
                 ($($rows:literal: $($panels:literal)*;)*) => {
                     match (rows, count) {
                         $($(
-                            ($rows, $panels)
-                                if panels::<W>($rows, F::QUANTIZED) == $panels
-                                    || ($panels == 1 && panels::<W>($rows, F::QUANTIZED) != 0) =>
-                            {
-                                self.compute::<W, F, $rows, $panels>();
+                            ($rows, $panels) => {
+                                if const { has_tile::<W>($rows, $panels, F::QUANTIZED) } {
+                                    self.compute::<W, F, $rows, $panels>();
+                                } else {
+                                    no_tile(rows, count);
+                                }
                             }
                         )*)*
-                        _ => unreachable!("a tile of {rows} rows and {count} panels"),
+                        _ => no_tile(rows, count),
                     }
                 };
             }
@@ -215,7 +230,8 @@ impl Tile {
         // `W`.
         unsafe {
             let mut sums = self.initial_sums::<W, ROWS, PANELS>();
-            let (mut a, mut block) = (self.a, self.b);
+            let mut a = self.a;
+            let mut block = self.b;
             let later_blocks = matches!(self.prefetch, Prefetch::LaterBlocks);
             let (mut line, line_step) = match self.prefetch {
                 Prefetch::Lines { start, step } => (start, step),
@@ -282,7 +298,7 @@ impl Tile {
         }
     }
 
-    /// Loads the scales of part `part` of a block of each panel. `block` is that of the first
+    /// Loads the scales of part `part` of a block of each panel. `block` is the block of the first
     /// panel.
     #[inline(always)]
     unsafe fn scales<W: Simd16, F: PanelFormat, const PANELS: usize>(
@@ -300,7 +316,7 @@ impl Tile {
         }
     }
 
-    /// Loads a chunk of each panel. `chunk` is the address of that of the first panel.
+    /// Loads a chunk of each panel. `chunk` is the address of the chunk of the first panel.
     #[inline(always)]
     unsafe fn chunks<W: Simd16, F: PanelFormat, const PANELS: usize>(
         &self,
@@ -417,8 +433,10 @@ unsafe fn decode_avx512<F: PanelFormat>(panel: PanelBlocks<'_>, first: usize, ou
 unsafe fn decode<W: Simd16, F: PanelFormat>(panel: PanelBlocks<'_>, first: usize, out: &mut [f32]) {
     let chunks_per_block = F::BLOCK_INPUTS / F::CHUNK_INPUTS;
     for (chunk, out) in (first / F::CHUNK_INPUTS..).zip(out.chunks_mut(PANEL * F::CHUNK_INPUTS)) {
-        let (block, chunk) = (chunk / chunks_per_block, chunk % chunks_per_block);
-        let (part, chunk) = (chunk / F::PART_CHUNKS, chunk % F::PART_CHUNKS);
+        let block = chunk / chunks_per_block;
+        let chunk = chunk % chunks_per_block;
+        let part = chunk / F::PART_CHUNKS;
+        let chunk = chunk % F::PART_CHUNKS;
         let inputs = out.len() / PANEL;
         // SAFETY: the caller promises that the block is inside the panel, and the instructions of
         // `W`. Every store is inside `out`, which has `inputs` groups of sixteen.

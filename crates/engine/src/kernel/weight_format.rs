@@ -130,7 +130,7 @@ impl WeightFormat {
         bytes.expect("rows of whole blocks")
     }
 
-    /// Decodes stored rows, whose size must be that of `out` weights, to f32.
+    /// Decodes stored rows to f32. `rows` must have the stored size of as many weights as `out` has.
     pub(super) fn decode_rows(self, rows: &[u8], out: &mut [f32]) {
         if let Some(format) = self.block_format() {
             return format.decode(rows, out);
@@ -209,7 +209,8 @@ fn unpack_q4_0(block: &[u8], lane: usize, out: &mut [f32]) {
 }
 
 fn unpack_q4_k(block: &[u8], lane: usize, out: &mut [f32]) {
-    let (scale, minimum) = (half_at(block, lane), half_at(&block[32..], lane));
+    let scale = half_at(block, lane);
+    let minimum = half_at(&block[32..], lane);
     for (part, out) in out.chunks_exact_mut(32).enumerate() {
         let factors = &block[Q4K::FACTORS + part * 32..];
         let scale = scale * f32::from(factors[lane]);

@@ -68,7 +68,8 @@ impl LayerModule {
     fn size(self, config: &ModelConfig) -> (usize, usize) {
         let queries = config.heads * config.head_dim;
         let keys = config.kv_heads * config.head_dim;
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let hidden = config.hidden_size;
+        let inner = config.intermediate_size;
         match self {
             Self::Query => (hidden, queries),
             Self::Key | Self::Value => (hidden, keys),

@@ -11,8 +11,8 @@ impl LoraConfig {
     /// configuration that the adapter has, with seed 0.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the rank is out of range, or the adapter has no module or one that the
-    /// model does not have; [`Error::Shape`] if a pair does not fit its module.
+    /// [`Error::Invalid`] if the rank is out of range, or the adapter has no module, or a module that
+    /// the model does not have; [`Error::Shape`] if a pair does not fit its module.
     pub fn of_adapter(model: &ModelConfig, file: AdapterFile) -> Result<Self> {
         let config = Adapter::from_file(model, file, 0)?.config;
         check(model, &config)?;
@@ -24,7 +24,8 @@ impl Adapter {
     /// Creates an adapter from a file. `seed` is only recorded in its configuration.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the file adapts no module, or one that the model does not have;
+    /// [`Error::Invalid`] if the file adapts no module, or a module that the model does not
+    /// have;
     /// [`Error::Shape`] if a pair does not fit its module.
     pub(crate) fn from_file(model: &ModelConfig, file: AdapterFile, seed: u64) -> Result<Self> {
         let mut targets: Vec<TargetModule> = TargetModule::all(model).collect();

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use crate::kernel::{FusedGemm, Kernel, Lhs, Panels, Precision, Rhs, row_ops};
+use crate::kernel::{ActivationBuffer, FusedGemm, Kernel, Lhs, Panels, Precision, Rhs, row_ops};
 use crate::model::DeltaGradient;
 
 mod adapter;
@@ -50,7 +50,8 @@ impl Delta {
     ) -> Self {
         let read = |first: usize, out: &mut [f32]| {
             for (i, out) in (first..).zip(out.chunks_exact_mut(inputs)) {
-                let (part, row) = (i / rank, i % rank);
+                let part = i / rank;
+                let row = i % rank;
                 out.copy_from_slice(&parts[part].0[row * inputs..(row + 1) * inputs]);
             }
             Ok::<_, Infallible>(())
@@ -81,10 +82,20 @@ impl Delta {
         self.a.rows()
     }
 
+    /// Replaces all values of `hidden` by the LoRA hidden activations of the rows of `x`; see
+    /// [`project`](Self::project).
+    pub(crate) fn project_into(&self, kernel: &Kernel, x: &[f32], hidden: &mut ActivationBuffer) {
+        let inputs = self.a.cols();
+        let size = (x.len() / inputs, inputs, self.a.rows());
+        kernel.gemm_into(size, (Lhs::rows(x, inputs), Rhs::packed(&self.a)), &[], hidden);
+        row_ops::scale(kernel.isa(), hidden, self.scale);
+    }
+
     /// Computes the LoRA hidden activations `hidden = scale · x Aᵀ`, [`width`](Self::width) per
     /// row.
     pub(crate) fn project(&self, kernel: &Kernel, x: &[f32], hidden: &mut [f32]) {
-        let (width, inputs) = (self.a.rows(), self.a.cols());
+        let width = self.a.rows();
+        let inputs = self.a.cols();
         let size = (x.len() / inputs, inputs, width);
         kernel.gemm(size, Lhs::rows(x, inputs), Rhs::packed(&self.a), hidden, width);
         row_ops::scale(kernel.isa(), hidden, self.scale);
@@ -104,7 +115,8 @@ impl Delta {
 
     /// Returns the products `hidden · Bᵀ` of all parts, to be fused with the stacked linear layers.
     pub(crate) fn terms<'a>(&'a self, hidden: &'a [f32]) -> Vec<FusedGemm<'a>> {
-        let (width, rank) = (self.a.rows(), self.rank);
+        let width = self.a.rows();
+        let rank = self.rank;
         let mut col = 0;
         let term = |(part, b): (usize, &'a Panels)| {
             let cols = col..col + b.rows();
@@ -141,7 +153,9 @@ impl Delta {
         out: &mut DeltaGradient,
         grad_x: Option<&mut [f32]>,
     ) {
-        let (width, inputs, rank) = (self.a.rows(), self.a.cols(), self.rank);
+        let width = self.a.rows();
+        let inputs = self.a.cols();
+        let rank = self.rank;
         let count = x.len() / inputs;
         if count == 0 {
             return;
@@ -150,7 +164,8 @@ impl Delta {
         let mut col = 0;
         for (part, (b, out)) in self.b.iter().zip(&mut out.b).enumerate() {
             let outputs = b.rows();
-            let (grad, hidden) = (&grad[col..], &hidden[part * rank..]);
+            let grad = &grad[col..];
+            let hidden = &hidden[part * rank..];
             let grad_hidden = &mut grad_hidden[part * rank..];
             let lhs = Lhs::rows(grad, stride);
             kernel.gemm((count, outputs, rank), lhs, Rhs::transposed(b), grad_hidden, width);
@@ -173,7 +188,8 @@ impl Delta {
         out: &mut DeltaGradient,
         grad_x: Option<&mut [f32]>,
     ) {
-        let (width, inputs) = (self.a.rows(), self.a.cols());
+        let width = self.a.rows();
+        let inputs = self.a.cols();
         let count = x.len() / inputs;
         let rhs = Rhs::Rows { data: x, stride: inputs };
         let lhs = Lhs::columns(grad_hidden, width);

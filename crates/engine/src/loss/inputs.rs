@@ -23,7 +23,8 @@ pub struct LossInputs<'a> {
 }
 
 impl LossInputs<'_> {
-    /// Returns the clipping bounds of target `at`: its own ones, where given, or those of the loss.
+    /// Returns the clipping bounds of target `at`: its own bounds, where given, or the bounds of the
+    /// loss.
     pub(super) fn clip_bounds(&self, at: usize, loss: ClipBounds) -> ClipBounds {
         ClipBounds {
             low: self.clip_low.map_or(loss.low, |low| f64::from(low[at])),
@@ -92,7 +93,8 @@ impl Loss {
                     _ => Some(index),
                 };
                 if let Some(index) = first {
-                    let (field, value) = (field.to_owned(), values[index]);
+                    let field = field.to_owned();
+                    let value = values[index];
                     return Err(Error::NonFiniteInput { field, index, value });
                 }
             }

@@ -1,7 +1,7 @@
 //! Built-in losses.
 //!
 //! A loss is a function of the log-probabilities that the current weights give to the target tokens
-//! of one datum, and of further inputs such as weights or advantages. It returns its value and its
+//! of one datum, and of further inputs such as weights or advantages. A loss returns its value and its
 //! derivative with respect to each log-probability. Every loss is a plain sum over tokens: it is
 //! not divided by the number of tokens, data or requests.
 //!

@@ -48,7 +48,7 @@ pub enum Loss {
     },
 }
 
-/// Clipping bounds of the ratio `r`. They are ratios, not distances from 1. A ratio equal to a
+/// Clipping bounds of the ratio `r`. The bounds are ratios, not distances from 1. A ratio equal to a
 /// bound is not clipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClipBounds {
@@ -64,7 +64,7 @@ pub enum UnverifiedLosses {
     /// Such losses are rejected.
     #[default]
     Reject,
-    /// Such losses are available; their results may differ from those of the service.
+    /// Such losses are available; the service may compute other results.
     Allow,
 }
 

@@ -24,7 +24,7 @@ type TokenTerm = (f64, f64);
 
 impl Loss {
     /// Computes the loss of a datum whose targets have the log-probabilities `p`, and writes its
-    /// derivative with respect to each of them to `gradient`.
+    /// derivative with respect to each log-probability to `gradient`.
     ///
     /// `inputs` must have passed [`check`](Loss::check). Several targets per position are adjacent.
     /// A token with weight 0 contributes exactly 0. So does a token with advantage 0, whatever its
@@ -40,9 +40,12 @@ impl Loss {
         p: &[f32],
         gradient: &mut [f32],
     ) -> Result<LossSums> {
-        let check_len = |field: &str, got: usize| match got == p.len() {
-            true => Ok(()),
-            false => Err(Error::Length { field: field.to_owned(), expected: p.len(), got }),
+        let check_len = |field: &str, got: usize| {
+            if got == p.len() {
+                Ok(())
+            } else {
+                Err(Error::Length { field: field.to_owned(), expected: p.len(), got })
+            }
         };
         check_len("gradient", gradient.len())?;
         let weights = inputs.weights;
@@ -93,7 +96,8 @@ impl Loss {
                 (-times(clipped, f64::from(p[at])), -clipped)
             }),
             Self::Dro { beta } => self.sum(p, weights, gradient, |at| {
-                let (a, d) = (advantage(at), difference(at));
+                let a = advantage(at);
+                let d = difference(at);
                 let penalty_slope = times(beta, d);
                 (
                     -(times(a, f64::from(p[at])) - times(penalty_slope, d) / 2.0),
@@ -209,7 +213,7 @@ fn sequence_ratio(mask: &[f32], difference: impl Fn(usize) -> f64) -> f64 {
     if count == 0.0 { 1.0 } else { (total / count).exp() }
 }
 
-/// Number of tokens with a nonzero advantage, and the number of those whose ratio is outside the
+/// Number of tokens with a nonzero advantage, and how many of these tokens have a ratio outside the
 /// bounds.
 #[derive(Default)]
 struct ClippingCounts {

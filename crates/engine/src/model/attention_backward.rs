@@ -128,12 +128,14 @@ impl Model {
     /// Returns the gradient with respect to the rotated queries and keys and to the values, in the
     /// layout of the projected rows.
     pub(super) fn attend_backward(&self, tensors: &AttentionTensors<'_>) -> ActivationBuffer {
-        let (heads, batch) = (self.heads(), tensors.batch);
+        let heads = self.heads();
+        let batch = tensors.batch;
         let trees: Vec<Tree<'_>> =
             (0..batch.trees.len()).map(|tree| Tree::new(batch, tree, heads.head_dim)).collect();
         let kernel = self.kernel.single_threaded();
         let tree_heads = self.kernel.pool().map(trees.len() * heads.kv_heads, |task| {
-            let (tree, kv_head) = (task / heads.kv_heads, task % heads.kv_heads);
+            let tree = task / heads.kv_heads;
+            let kv_head = task % heads.kv_heads;
             self.tree_backward(&kernel, tensors, &trees[tree], kv_head)
         });
 
@@ -143,8 +145,8 @@ impl Model {
         // The trees are in row order.
         let tree_of_row: Vec<usize> =
             (0..).zip(&trees).flat_map(|(i, tree)| tree.rows.clone().map(move |_| i)).collect();
-        let mut grad = ActivationBuffer::for_overwrite(batch.tokens.len() * width);
-        self.kernel.pool().for_each_row(&mut grad, width, width, |row, grad| {
+        let mut grad = ActivationBuffer::default();
+        grad.fill_rows(self.kernel.pool(), batch.tokens.len(), width, width, |row, grad| {
             let tree = tree_of_row[row];
             let elements = trees[tree].elements(&(row..row + 1));
             let mut copy_head = |col: usize, from: &[f32]| {
@@ -240,7 +242,8 @@ impl QueryBlock<'_> {
     /// Adds to the gradients of the queries of this block and of the keys and values of its
     /// context.
     fn backward(&self, kernel: &Kernel, tree_head: &mut TreeHead, grad_queries: &mut [f32]) {
-        let (count, head_dim) = (self.rows.len(), self.tree.head_dim);
+        let count = self.rows.len();
+        let head_dim = self.tree.head_dim;
         let context_len = self.position() + count;
         let context = self.tree.context(self.node, context_len);
 
@@ -257,7 +260,8 @@ impl QueryBlock<'_> {
             kernel.gemm(size, lhs, rhs, &mut grad_probabilities[part.first_col..], context_len);
         }
         self.softmax_backward(kernel.isa(), &mut scores, &mut grad_probabilities);
-        let (probabilities, grad_scores) = (scores, grad_probabilities);
+        let probabilities = scores;
+        let grad_scores = grad_probabilities;
 
         for part in &context {
             let elements = self.tree.elements(&part.rows);
@@ -283,10 +287,11 @@ impl QueryBlock<'_> {
     }
 
     /// Replaces scores by attention probabilities, and the gradients with respect to the
-    /// probabilities by the gradients with respect to the scores. Positions after a query's own
-    /// become zero in both.
+    /// probabilities by the gradients with respect to the scores. Positions after the
+    /// position of a query become zero in both matrices.
     fn softmax_backward(&self, isa: Isa, scores: &mut [f32], grads: &mut [f32]) {
-        let (position, head_dim) = (self.position(), self.tree.head_dim);
+        let position = self.position();
+        let head_dim = self.tree.head_dim;
         let context_len = position + self.rows.len();
         let rows = scores.chunks_exact_mut(context_len).zip(grads.chunks_exact_mut(context_len));
         for (i, (scores, grads)) in rows.enumerate() {

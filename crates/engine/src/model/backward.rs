@@ -29,7 +29,7 @@ struct LinearBackward<'a> {
     /// Gradient with respect to the output.
     grad_output: &'a [f32],
     /// Receives the gradient with respect to the input. `None` if the input needs no gradient.
-    grad_input: Option<&'a mut [f32]>,
+    grad_input: Option<&'a mut ActivationBuffer>,
 }
 
 /// Operands of the backward pass of a norm, one row per token.
@@ -69,13 +69,14 @@ impl Model {
         sink: &mut dyn GradientSink,
     ) {
         let LayerBackward { index, batch, activations, .. } = *pass;
-        let (layer, isa) = (&self.layers[index], self.kernel.isa());
-        let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
+        let layer = &self.layers[index];
+        let isa = self.kernel.isa();
+        let inner = self.config.intermediate_size;
         let count = batch.tokens.len();
 
         let mut active = ActivationBuffer::default();
         self.activate(&activations.gate_up, &mut active);
-        let mut grad_active = ActivationBuffer::for_overwrite(count * inner);
+        let mut grad_active = ActivationBuffer::default();
         let down = LinearBackward {
             input: &active,
             grad_output: grad,
@@ -84,29 +85,20 @@ impl Model {
         self.linear_backward(pass, FusedLinear::Down, down, grads, sink);
         drop(active);
 
-        let mut grad_gate_up = ActivationBuffer::for_overwrite(activations.gate_up.len());
-        self.kernel.pool().for_each_row(
-            &mut grad_gate_up,
-            2 * inner,
-            24 * inner,
-            |row, grad_gate_up| {
-                let gate_up = &activations.gate_up[row * 2 * inner..(row + 1) * 2 * inner];
-                grad_gate_up.copy_from_slice(gate_up);
-                let (gate, up) = grad_gate_up.split_at_mut(inner);
-                row_ops::swiglu_backward(
-                    isa,
-                    gate,
-                    up,
-                    &grad_active[row * inner..(row + 1) * inner],
-                );
-            },
-        );
+        let mut grad_gate_up = ActivationBuffer::default();
+        let pool = self.kernel.pool();
+        let width = 2 * inner;
+        let gate_up = |row: usize| &activations.gate_up[row * width..(row + 1) * width];
+        grad_gate_up.copy_rows(pool, count, width, 12 * width, gate_up, |row, grad_gate_up| {
+            let (gate, up) = grad_gate_up.split_at_mut(inner);
+            row_ops::swiglu_backward(isa, gate, up, &grad_active[row * inner..(row + 1) * inner]);
+        });
         drop(grad_active);
 
-        let (mut normed, mut inverse_rms) =
-            (ActivationBuffer::default(), ActivationBuffer::default());
+        let mut normed = ActivationBuffer::default();
+        let mut inverse_rms = ActivationBuffer::default();
         self.norm_rows(&activations.mlp_input, &layer.mlp_norm, &mut normed, &mut inverse_rms);
-        let mut grad_normed = ActivationBuffer::for_overwrite(count * hidden);
+        let mut grad_normed = ActivationBuffer::default();
         let gate_up = LinearBackward {
             input: &normed,
             grad_output: &grad_gate_up,
@@ -136,10 +128,8 @@ impl Model {
     ) {
         let LayerBackward { index, batch, angles, activations, input_gradient, .. } = *pass;
         let layer = &self.layers[index];
-        let count = batch.tokens.len();
 
-        let mut grad_attention =
-            ActivationBuffer::for_overwrite(count * self.heads().query_width());
+        let mut grad_attention = ActivationBuffer::default();
         let o = LinearBackward {
             input: &activations.attention_out,
             grad_output: grad,
@@ -158,14 +148,14 @@ impl Model {
         drop((rotated, grad_attention));
         self.rotate_backward(index, angles, &activations.qkv, &mut grad_qkv, sink);
 
-        let (mut normed, mut inverse_rms) =
-            (ActivationBuffer::default(), ActivationBuffer::default());
+        let mut normed = ActivationBuffer::default();
+        let mut inverse_rms = ActivationBuffer::default();
         self.norm_rows(&activations.input, &layer.attention_norm, &mut normed, &mut inverse_rms);
-        let mut grad_normed = ActivationBuffer::for_overwrite(count * self.config.hidden_size);
+        let mut grad_normed = ActivationBuffer::default();
         let qkv = LinearBackward {
             input: &normed,
             grad_output: &grad_qkv,
-            grad_input: input_gradient.then_some(&mut grad_normed[..]),
+            grad_input: input_gradient.then_some(&mut grad_normed),
         };
         self.linear_backward(pass, FusedLinear::Qkv, qkv, grads, sink);
         drop(grad_qkv);
@@ -217,7 +207,8 @@ impl Model {
             }
         }
         self.kernel.pool().for_each_row(out, width, 8 * width, |row, out| {
-            let (x, grad) = (&input[elements(row)], &grad_output[elements(row)]);
+            let x = &input[elements(row)];
+            let grad = &grad_output[elements(row)];
             row_ops::norm_backward(isa, x, gain, inverse_rms[row], grad, out);
         });
     }
@@ -233,7 +224,8 @@ impl Model {
         sink: &mut dyn GradientSink,
     ) {
         let layer = &self.layers[index];
-        let (isa, heads) = (self.kernel.isa(), self.heads());
+        let isa = self.kernel.isa();
+        let heads = self.heads();
         let width = layer.qkv.weights.rows();
         let rotated_width = heads.query_width() + heads.kv_width();
         self.kernel.pool().for_each_row(grad, width, 4 * width, |row, grad| {
@@ -257,7 +249,8 @@ impl Model {
         sink: &mut dyn GradientSink,
     ) {
         let layer = &self.layers[index];
-        let (isa, heads) = (self.kernel.isa(), self.heads());
+        let isa = self.kernel.isa();
+        let heads = self.heads();
         let width = layer.qkv.weights.rows();
         // The queries and keys of a row are consecutive heads; the values follow and have no norm.
         let head_count = heads.query_heads + heads.kv_heads;
@@ -299,7 +292,9 @@ impl Model {
 
     /// Returns `1 / rms` of every query and key head of every row, 0 for heads without a norm.
     fn qk_inverse_rms(&self, layer: &Layer, qkv: &[f32]) -> Vec<f32> {
-        let (isa, heads, epsilon) = (self.kernel.isa(), self.heads(), self.config.norm_eps);
+        let isa = self.kernel.isa();
+        let heads = self.heads();
+        let epsilon = self.config.norm_eps;
         let width = layer.qkv.weights.rows();
         let head_count = heads.query_heads + heads.kv_heads;
         let mut inverse_rms = vec![0.0; qkv.len() / width * head_count];

@@ -60,7 +60,7 @@ pub(crate) struct Workspace {
     pub(crate) angles: RotaryAngles,
     /// Normalized residual stream.
     normed: ActivationBuffer,
-    /// `1 / rms` of each row, which only a backward pass needs; it computes them again.
+    /// `1 / rms` of each row. Only the backward pass needs these values, and computes them again.
     inverse_rms: ActivationBuffer,
     /// Queries, keys and values after QK norm and rotation.
     rotated: ActivationBuffer,
@@ -74,7 +74,8 @@ impl Workspace {
     /// Frees the buffers that only [`Model::layer`] uses. Keeps the residual stream and the rotary
     /// angles.
     pub(crate) fn free_layer_buffers(&mut self) {
-        let (x, angles) = (std::mem::take(&mut self.x), std::mem::take(&mut self.angles));
+        let x = std::mem::take(&mut self.x);
+        let angles = std::mem::take(&mut self.angles);
         *self = Self { x, angles, ..Self::default() };
     }
 }
@@ -87,10 +88,10 @@ impl Model {
     /// If a token is not in the vocabulary.
     pub(crate) fn embed(&self, tokens: &[u32], chunks: &[SequenceChunk], work: &mut Workspace) {
         let hidden = self.config.hidden_size;
-        work.x.resize_for_overwrite(tokens.len() * hidden);
-        for (x, token) in work.x.chunks_exact_mut(hidden).zip(tokens) {
-            self.embedding.row(*token as usize, x);
-        }
+        let pool = self.kernel.pool();
+        work.x.fill_rows(pool, tokens.len(), hidden, hidden, |row, x| {
+            self.embedding.row(tokens[row] as usize, x);
+        });
         let positions = chunks.iter().flat_map(|chunk| chunk.start..chunk.start + chunk.rows.len());
         work.angles.fill(self, positions);
     }
@@ -108,7 +109,8 @@ impl Model {
         work: &mut Workspace,
         activations: &mut LayerActivations,
     ) {
-        let (layer, kernel) = (&self.layers[index], &self.kernel);
+        let layer = &self.layers[index];
+        let kernel = &self.kernel;
         let hidden = self.config.hidden_size;
         let count = work.x.len() / hidden;
         let heads = self.heads();
@@ -148,9 +150,15 @@ impl Model {
                 pages,
             );
         }
-        activations.attention_out.resize_for_overwrite(count * heads.query_width());
-        let rotated = &work.rotated[queries..];
-        kernel.attend(heads, chunks, rotated, qkv_width, pages, &mut activations.attention_out);
+        kernel.attend_into(
+            heads,
+            count,
+            chunks,
+            &work.rotated[queries..],
+            qkv_width,
+            pages,
+            &mut activations.attention_out,
+        );
 
         let deltas = deltas_of(|deltas| &deltas.o);
         layer.o.forward(
@@ -170,7 +178,8 @@ impl Model {
             &mut work.inverse_rms,
         );
         let deltas = deltas_of(|deltas| &deltas.gate_up);
-        let (gate_up, lora_hidden) = (&mut activations.gate_up, &mut activations.gate_up_lora);
+        let gate_up = &mut activations.gate_up;
+        let lora_hidden = &mut activations.gate_up_lora;
         layer.gate_up.forward(kernel, &work.normed, deltas, lora_hidden, gate_up);
         self.activate(&activations.gate_up, &mut work.active);
         let deltas = deltas_of(|deltas| &deltas.down);
@@ -186,7 +195,8 @@ impl Model {
 
     /// Computes `to += from`.
     fn add_rows(&self, to: &mut [f32], from: &[f32]) {
-        let (isa, hidden) = (self.kernel.isa(), self.config.hidden_size);
+        let isa = self.kernel.isa();
+        let hidden = self.config.hidden_size;
         self.kernel.pool().for_each_row(to, hidden, hidden, |i, to| {
             row_ops::add(isa, to, &from[i * hidden..(i + 1) * hidden]);
         });
@@ -201,19 +211,14 @@ impl Model {
         inverse: &mut ActivationBuffer,
     ) {
         let hidden = gain.len();
-        out.resize_for_overwrite(x.len());
-        inverse.resize_for_overwrite(x.len() / hidden);
-        let (isa, epsilon) = (self.kernel.isa(), self.config.norm_eps);
-        self.kernel.pool().for_each_row_with(
-            out,
-            hidden,
-            inverse,
-            4 * hidden,
-            |i, out, inverse| {
-                let x = &x[i * hidden..(i + 1) * hidden];
-                *inverse = row_ops::norm(isa, x, gain, epsilon, out);
-            },
-        );
+        inverse.resize_zeroed(x.len() / hidden);
+        let isa = self.kernel.isa();
+        let epsilon = self.config.norm_eps;
+        let pool = self.kernel.pool();
+        out.fill_rows_with(pool, hidden, inverse, 4 * hidden, |i, out, inverse| {
+            let x = &x[i * hidden..(i + 1) * hidden];
+            *inverse = row_ops::norm(isa, x, gain, epsilon, out);
+        });
     }
 
     /// Writes the projected rows `qkv` to `out`, with the QK norms, if the model has them, and the
@@ -229,9 +234,9 @@ impl Model {
         let heads = self.heads();
         let width = layer.qkv.weights.rows();
         let epsilon = self.config.norm_eps;
-        out.resize_for_overwrite(qkv.len());
-        self.kernel.pool().for_each_row(out, width, width * 4, |row, out| {
-            out.copy_from_slice(&qkv[row * width..(row + 1) * width]);
+        let count = qkv.len() / width;
+        let source = |row: usize| &qkv[row * width..(row + 1) * width];
+        out.copy_rows(self.kernel.pool(), count, width, width * 4, source, |row, out| {
             let (cos, sin) = angles.row(row);
             let end = heads.query_width() + heads.kv_width();
             for (i, head) in out[..end].chunks_exact_mut(heads.head_dim).enumerate() {
@@ -248,9 +253,8 @@ impl Model {
     pub(crate) fn activate(&self, gate_up: &[f32], out: &mut ActivationBuffer) {
         let width = self.config.intermediate_size;
         let count = gate_up.len() / (2 * width);
-        out.resize_for_overwrite(count * width);
         let isa = self.kernel.isa();
-        self.kernel.pool().for_each_row(out, width, width * 16, |row, out| {
+        out.fill_rows(self.kernel.pool(), count, width, width * 16, |row, out| {
             let (gate, up) = gate_up[row * 2 * width..(row + 1) * 2 * width].split_at(width);
             row_ops::swiglu(isa, gate, up, out);
         });

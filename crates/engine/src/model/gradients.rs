@@ -1,5 +1,5 @@
-//! Gradients that the backward pass computes: those of an adapter in [`AdapterGradients`], those of
-//! the model's own weights through a [`GradientSink`].
+//! Gradients that the backward pass computes: [`AdapterGradients`] hold the gradients of an adapter,
+//! a [`GradientSink`] receives the gradients of the model's own weights.
 
 use super::forward::LayerActivations;
 use super::linear::DeltaGradient;
@@ -129,7 +129,7 @@ pub(crate) struct AdapterGradients {
 }
 
 impl AdapterGradients {
-    /// Returns zero gradients for an adapter, or empty ones without an adapter.
+    /// Returns zero gradients for an adapter, or empty gradients without an adapter.
     pub(crate) fn new(model: &Model, lora: Option<&PackedLora>) -> Self {
         Self {
             layers: match lora {

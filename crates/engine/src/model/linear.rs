@@ -23,29 +23,31 @@ pub(crate) struct DeltaGradient {
 
 /// Computes `out = x Wᵀ` and adds each adapter's delta to its range of rows.
 ///
-/// `hidden` receives the LoRA hidden activations, those of one adapter's rows after the other's.
-/// The ranges of rows must be ascending and disjoint.
+/// `hidden` receives the LoRA hidden activations: the rows of the first adapter, then the rows of
+/// the second adapter, and so on. The ranges of rows must be ascending and disjoint.
 pub(crate) fn linear_with_lora(
     kernel: &Kernel,
     weights: &Panels,
     x: &[f32],
     deltas: &[(Range<usize>, &Delta)],
     hidden: &mut ActivationBuffer,
-    out: &mut [f32],
+    out: &mut ActivationBuffer,
 ) {
-    let (outputs, inputs) = (weights.rows(), weights.cols());
+    let outputs = weights.rows();
+    let inputs = weights.cols();
     let count = x.len() / inputs;
     let size = (count, inputs, outputs);
-    let sides = (Lhs::rows(x, inputs), Rhs::packed(weights));
-    let widths = deltas.iter().map(|(rows, delta)| rows.len() * delta.width());
-    hidden.resize_for_overwrite(widths.sum());
+    let operands = (Lhs::rows(x, inputs), Rhs::packed(weights));
     if let [(rows, delta)] = deltas
         && *rows == (0..count)
     {
-        delta.project(kernel, x, hidden);
-        kernel.gemm_fused(size, sides, &delta.terms(hidden), out, outputs);
+        delta.project_into(kernel, x, hidden);
+        kernel.gemm_into(size, operands, &delta.terms(hidden), out);
     } else {
-        kernel.gemm(size, sides.0, sides.1, out, outputs);
+        let widths = deltas.iter().map(|(rows, delta)| rows.len() * delta.width());
+        // Few rows have several adapters: only sampling mixes them.
+        hidden.resize_zeroed(widths.sum());
+        kernel.gemm_into(size, operands, &[], out);
         add_deltas(kernel, deltas, (x, inputs), hidden, (out, outputs));
     }
 }
@@ -59,14 +61,17 @@ fn add_deltas(
     (mut out, outputs): (&mut [f32], usize),
 ) {
     let mut tasks = Vec::with_capacity(deltas.len());
-    let (mut work, mut row) = (0, 0);
+    let mut work = 0;
+    // First row of `out`.
+    let mut first_row = 0;
     for (rows, delta) in deltas {
         let x = &x[rows.start * inputs..rows.end * inputs];
         let (own, rest) = hidden.split_at_mut(rows.len() * delta.width());
         hidden = rest;
         let (own_out, rest) =
-            out[(rows.start - row) * outputs..].split_at_mut(rows.len() * outputs);
-        (out, row) = (rest, rows.end);
+            out[(rows.start - first_row) * outputs..].split_at_mut(rows.len() * outputs);
+        out = rest;
+        first_row = rows.end;
         work += own.len() * inputs + rows.len() * outputs * delta.width();
         tasks.push((*delta, x, own, own_out));
     }
@@ -90,20 +95,18 @@ impl Linear {
         hidden: &mut ActivationBuffer,
         out: &mut ActivationBuffer,
     ) {
-        let (outputs, inputs) = (self.weights.rows(), self.weights.cols());
-        out.resize_for_overwrite(x.len() / inputs * outputs);
         let deltas: Vec<(Range<usize>, &Delta)> =
             deltas.filter_map(|(rows, delta)| Some((rows, delta?))).collect();
         linear_with_lora(kernel, &self.weights, x, &deltas, hidden, out);
         if let Some(bias) = &self.bias {
-            for row in out.chunks_exact_mut(outputs) {
+            for row in out.chunks_exact_mut(self.weights.rows()) {
                 row_ops::add(kernel.isa(), row, bias);
             }
         }
     }
 
-    /// Writes the gradient with respect to `x` to `grad_x` and adds that of the delta to its
-    /// gradient.
+    /// Writes the gradient with respect to `x` to `grad_x`, and adds the gradient with respect to
+    /// the delta's weights to the [`DeltaGradient`].
     ///
     /// `grad` is the gradient with respect to the output, `hidden` the value that
     /// [`forward`](Self::forward) wrote. `grad_x` is `None` for the first layer, whose input needs
@@ -115,16 +118,18 @@ impl Linear {
         delta: Option<(&Delta, &mut DeltaGradient)>,
         hidden: &[f32],
         grad: &[f32],
-        mut grad_x: Option<&mut [f32]>,
+        mut grad_x: Option<&mut ActivationBuffer>,
     ) {
-        let (outputs, inputs) = (self.weights.rows(), self.weights.cols());
+        let outputs = self.weights.rows();
+        let inputs = self.weights.cols();
         let count = x.len() / inputs;
         if let Some(grad_x) = grad_x.as_deref_mut() {
             let size = (count, outputs, inputs);
             let lhs = Lhs::rows(grad, outputs);
-            kernel.gemm(size, lhs, Rhs::transposed(&self.weights), grad_x, inputs);
+            kernel.gemm_into(size, (lhs, Rhs::transposed(&self.weights)), &[], grad_x);
         }
         if let Some((delta, delta_grad)) = delta {
+            let grad_x = grad_x.map(|grad_x| &mut grad_x[..]);
             delta.backward(kernel, x, hidden, grad, outputs, delta_grad, grad_x);
         }
     }

@@ -20,7 +20,7 @@ pub(crate) trait TensorSource: Sync {
     fn values(&self, name: &str) -> Result<SourceTensor<'_>>;
 
     /// Returns whether matrices that are not quantized keep the precision in which they are stored,
-    /// instead of the one that the caller wants.
+    /// instead of the precision that the caller asks for.
     fn keeps_precision(&self) -> bool {
         false
     }
@@ -29,6 +29,10 @@ pub(crate) trait TensorSource: Sync {
 /// A tensor in memory or in a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SourceTensor<'a> {
+    #[cfg_attr(
+        not(feature = "builtin-model-tools"),
+        expect(dead_code, reason = "only the built-in model is trained in memory")
+    )]
     F32(&'a [f32]),
     Stored(StoredTensor<'a>),
 }
@@ -126,7 +130,8 @@ impl Model {
     ) -> Result<Self> {
         let query_width = config.heads * config.head_dim;
         let kv_width = config.kv_heads * config.head_dim;
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let hidden = config.hidden_size;
+        let inner = config.intermediate_size;
         let pack = |name: &str, rows: usize| -> Result<Panels> {
             let matrix = Matrix::new(source, name, rows, hidden, storage)?;
             pack(&kernel, hidden, &[matrix], progress)
@@ -243,8 +248,8 @@ impl<'a> Matrix<'a> {
             SourceTensor::Stored(tensor) => (tensor.dtype(), storage.quantization),
             SourceTensor::F32(_) => (DType::F32, None),
         };
-        // Rounding errors of the embedding and of the unembedding affect the result more than those
-        // of one layer.
+        // Rounding errors of the embedding and of the unembedding affect the result more than
+        // rounding errors of one layer.
         let is_embedding = !name.contains(".layers.");
         let quantized = quantization
             .filter(|_| !matches!(stored, DType::Block(_)))
@@ -330,9 +335,10 @@ fn pack(
         .map(|(matrix, (values, stored))| MatrixSource {
             rows: matrix.rows,
             format: matrix.format,
-            read: match matrix.is_stored() {
-                true => ReadRows::Stored(stored),
-                false => ReadRows::Values(values),
+            read: if matrix.is_stored() {
+                ReadRows::Stored(stored)
+            } else {
+                ReadRows::Values(values)
             },
         })
         .collect();

@@ -3,6 +3,11 @@
 //! Activations are row-major f32 matrices with one row per token; the rows of all sequences of a
 //! batch are concatenated without padding. The weights are frozen, so their gradients are computed
 //! only if a [`GradientSink`] asks for them.
+//!
+//! `load` packs the weights of a file, which `read_ahead` reads in order. `packed_batch` packs
+//! sequences into rows and shares common prefixes. `forward` computes a layer from `linear` layers,
+//! attention and the rotary embedding (`rope`); `backward` and `attention_backward` compute its
+//! `gradients`. `output_head` computes unembedding and log-probabilities in slices.
 
 mod attention_backward;
 mod backward;
@@ -18,12 +23,16 @@ mod rope;
 pub(crate) use backward::{LayerBackward, NormBackward};
 pub(crate) use forward::{AdapterRows, LayerActivations, Workspace};
 pub(crate) use gradients::{
-    AdapterGradients, DiscardGradients, FusedLinear, GradientSink, LayerGradients, NormWeight,
+    AdapterGradients, DiscardGradients, GradientSink, LayerGradients, NormWeight,
 };
 pub(crate) use linear::{DeltaGradient, Linear, linear_with_lora};
-pub(crate) use load::{SourceTensor, TensorSource};
 pub(crate) use output_head::{LogprobQuery, OutputHead, SavedLogits, log_probability, log_sum_exp};
 pub(crate) use packed_batch::PackedBatch;
+#[cfg(feature = "builtin-model-tools")]
+pub(crate) use {
+    gradients::FusedLinear,
+    load::{SourceTensor, TensorSource},
+};
 
 use crate::kernel::paged_attention::HeadLayout;
 use crate::kernel::{Kernel, Panels};

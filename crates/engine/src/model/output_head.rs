@@ -43,11 +43,12 @@ impl SavedLogits {
         rows.saturating_mul(4 * model.config.vocab_size)
     }
 
-    /// Copies one slice of one row to `out`.
-    fn copy(&self, vocab: usize, row: usize, from: usize, out: &mut [f32]) {
+    /// Returns the slice of one row that starts at token `from`.
+    fn slice(&self, vocab: usize, row: usize, from: usize) -> &[f32] {
         let slices = vocab.div_ceil(SLICE);
         let slice = &self.0[row / BLOCK * slices + from / SLICE];
-        out.copy_from_slice(&slice[row % BLOCK * out.len()..][..out.len()]);
+        let cols = SLICE.min(vocab - from);
+        &slice[row % BLOCK * cols..][..cols]
     }
 }
 
@@ -114,8 +115,8 @@ impl OutputHead<'_> {
         let Some(delta) = self.lora.and_then(|lora| lora.unembedding.as_ref()) else {
             return ActivationBuffer::default();
         };
-        let mut lora_hidden = ActivationBuffer::zeroed(self.count() * delta.width());
-        delta.project(&self.model.kernel, self.x, &mut lora_hidden);
+        let mut lora_hidden = ActivationBuffer::default();
+        delta.project_into(&self.model.kernel, self.x, &mut lora_hidden);
         lora_hidden
     }
 
@@ -129,15 +130,15 @@ impl OutputHead<'_> {
         out: &mut ActivationBuffer,
     ) {
         let kernel = &self.model.kernel;
-        let (hidden, vocab) = (self.hidden(), self.model.config.vocab_size);
+        let hidden = self.hidden();
+        let vocab = self.model.config.vocab_size;
         let cols = SLICE.min(vocab - from);
-        out.resize_for_overwrite(count * cols);
         let rhs = Rhs::Packed { weights: self.model.unembedding(), from };
         let lhs = Lhs::rows(&self.x[first * hidden..], hidden);
         let delta = self.lora.and_then(|lora| lora.unembedding.as_ref());
         let fused =
             delta.map(|delta| delta.slice(&lora_hidden[first * delta.width()..], from, cols));
-        kernel.gemm_fused((count, hidden, cols), (lhs, rhs), fused.as_slice(), out, cols);
+        kernel.gemm_into((count, hidden, cols), (lhs, rhs), fused.as_slice(), out);
     }
 
     /// Returns the log-probability of every query and the log-sum-exp of every row. `queries` must
@@ -200,7 +201,8 @@ impl OutputHead<'_> {
     ) -> ActivationBuffer {
         let kernel = &self.model.kernel;
         let isa = kernel.isa();
-        let (hidden, vocab) = (self.hidden(), self.model.config.vocab_size);
+        let hidden = self.hidden();
+        let vocab = self.model.config.vocab_size;
         let weights = self.model.unembedding();
         let lora_hidden = self.lora_hidden();
         let delta = self.lora.and_then(|lora| lora.unembedding.as_ref());
@@ -219,18 +221,21 @@ impl OutputHead<'_> {
             let rows_here = first * hidden..(first + count) * hidden;
             for from in (0..vocab).step_by(SLICE) {
                 let cols = SLICE.min(vocab - from);
-                match saved {
-                    Some(_) => logits.resize_for_overwrite(count * cols),
-                    None => self.logits(first, count, from, &lora_hidden, &mut logits),
-                }
-                kernel.pool().for_each_row(&mut logits, cols, cols * 16, |row, logits| {
-                    if let Some((saved, rows)) = saved {
-                        saved.copy(vocab, rows[first + row], from, logits);
-                    }
+                // Replaces a row of logits by the gradients that all queries of the row have in
+                // common.
+                let to_gradients = |row: usize, logits: &mut [f32]| {
                     #[expect(clippy::cast_possible_truncation, reason = "gradients are f32")]
                     let shift = log_sums[first + row] as f32;
                     row_ops::scaled_exp(isa, logits, shift, -totals[first + row]);
-                });
+                };
+                let work = cols * 16;
+                if let Some((saved, rows)) = saved {
+                    let source = |row: usize| saved.slice(vocab, rows[first + row], from);
+                    logits.copy_rows(kernel.pool(), count, cols, work, source, to_gradients);
+                } else {
+                    self.logits(first, count, from, &lora_hidden, &mut logits);
+                    kernel.pool().for_each_row(&mut logits, cols, work, to_gradients);
+                }
                 for (query, grad) in queries[here.clone()].iter().zip(&grads[here.clone()]) {
                     if (from..from + cols).contains(&(query.token as usize)) {
                         logits[(query.row - first) * cols + query.token as usize - from] += grad;
@@ -240,7 +245,9 @@ impl OutputHead<'_> {
                 let rhs = Rhs::Transposed { weights, from };
                 let out = &mut grad_x[rows_here.clone()];
                 kernel.gemm_accumulate((count, cols, hidden), lhs, rhs, out, hidden);
-                if let (Some(delta), Some(delta_grad)) = (delta, delta_grad.as_deref_mut()) {
+                if let Some(delta) = delta
+                    && let Some(delta_grad) = delta_grad.as_deref_mut()
+                {
                     let here = first * width..(first + count) * width;
                     let rhs = Rhs::Transposed { weights: delta.only_b(), from };
                     let out = &mut grad_lora_hidden[here.clone()];
@@ -253,7 +260,9 @@ impl OutputHead<'_> {
                 sink.unembedding(self.model, from, cols, &self.x[rows_here.clone()], &logits);
             }
         }
-        if let (Some(delta), Some(delta_grad)) = (delta, delta_grad) {
+        if let Some(delta) = delta
+            && let Some(delta_grad) = delta_grad
+        {
             row_ops::scale(isa, &mut grad_lora_hidden, delta.scale());
             delta.backward_a(kernel, self.x, &grad_lora_hidden, delta_grad, Some(&mut grad_x));
         }
@@ -261,7 +270,7 @@ impl OutputHead<'_> {
     }
 }
 
-/// Returns the range of the queries whose row is one of the `count` rows from `first`.
+/// Returns the range of the queries of the `count` rows from `first`.
 fn range_of(queries: &[LogprobQuery], first: usize, count: usize) -> std::ops::Range<usize> {
     let start = queries.partition_point(|query| query.row < first);
     let end = queries.partition_point(|query| query.row < first + count);

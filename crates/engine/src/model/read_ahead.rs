@@ -1,14 +1,14 @@
 //! [`ReadAhead`]: a thread reads the tensors of a file in order, ahead of the threads that pack them.
 //!
 //! Packing occupies all threads of the pool. Without a thread that reads, the disk would be idle
-//! while they compute, and they would read several places of the file at once, which is slower than
-//! reading it in order.
+//! while the pool computes, and the threads of the pool would read several parts of the file at
+//! once, which is slower than reading the file in order.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use parking_lot::{Condvar, Mutex};
 use tinkex_weights::StoredTensor;
 
 /// Maximum number of bytes that are read but not yet packed.
@@ -24,8 +24,8 @@ const MIN_BYTES: usize = 16 << 20;
 pub(super) struct ReadAhead<'a> {
     /// Position of the first byte of each tensor, by name.
     starts: HashMap<&'a str, usize>,
-    /// Position before which all bytes are in the page cache; the largest number if nobody reads
-    /// ahead any more.
+    /// Position before which all bytes are in the page cache, or `usize::MAX` if the thread that
+    /// reads has ended or was not started.
     read: AtomicUsize,
     /// Number of bytes that are packed.
     used: AtomicUsize,
@@ -36,7 +36,7 @@ pub(super) struct ReadAhead<'a> {
     read_changed: Condvar,
 }
 
-/// What the thread that reads has to do.
+/// Work of the thread that reads.
 #[derive(Debug, Default)]
 struct ReadDemand {
     /// Maximum position that a thread waits for.
@@ -83,7 +83,7 @@ impl<'a> ReadAhead<'a> {
     }
 
     /// Waits until `count` rows of a tensor, from row `first` on, are in the page cache, and counts
-    /// them as packed. Returns at once if nobody reads ahead.
+    /// them as packed. Does not wait if the thread that reads has ended or was not started.
     pub(super) fn wait_for_rows(&self, tensor: &StoredTensor<'_>, first: usize, count: usize) {
         let Some(start) = self.starts.get(tensor.name()) else { return };
         let end = start.saturating_add(tensor.end_of_rows(first + count));
@@ -94,15 +94,15 @@ impl<'a> ReadAhead<'a> {
         if is_read && before / READ_BYTES == before.saturating_add(used) / READ_BYTES {
             return;
         }
-        let mut demand = self.lock();
+        let mut demand = self.demand.lock();
         demand.wanted = demand.wanted.max(end);
         self.demand_changed.notify_one();
         while self.read.load(Ordering::Acquire) < end {
-            demand = self.read_changed.wait(demand).unwrap_or_else(PoisonError::into_inner);
+            self.read_changed.wait(&mut demand);
         }
     }
 
-    /// Reads the tensors until there is nobody to read for.
+    /// Reads the tensors in order, until the last one is read, a read fails, or the work is done.
     fn read(&self, tensors: &[StoredTensor<'_>]) {
         let mut buffer = vec![0; READ_BYTES];
         let mut position = 0;
@@ -126,27 +126,23 @@ impl<'a> ReadAhead<'a> {
     /// Waits until the bytes at `position` should be read. Returns `false` if the work is done.
     fn wait_for_demand(&self, position: usize) -> bool {
         let window_end = || self.used.load(Ordering::Relaxed).saturating_add(WINDOW);
-        let mut demand = self.lock();
+        let mut demand = self.demand.lock();
         while !demand.is_done && position > window_end() && position >= demand.wanted {
-            demand = self.demand_changed.wait(demand).unwrap_or_else(PoisonError::into_inner);
+            self.demand_changed.wait(&mut demand);
         }
         !demand.is_done
     }
 
-    fn lock(&self) -> MutexGuard<'_, ReadDemand> {
-        self.demand.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn set_read(&self, position: usize) {
         // Under the lock, no thread is between its last look at `read` and its wait.
-        let _demand = self.lock();
+        let _demand = self.demand.lock();
         self.read.store(position, Ordering::Release);
         self.read_changed.notify_all();
     }
 
     /// Ends the thread that reads.
     fn finish(&self) {
-        self.lock().is_done = true;
+        self.demand.lock().is_done = true;
         self.demand_changed.notify_one();
     }
 }

@@ -129,8 +129,8 @@ impl AdamState {
 impl AdamFactors {
     #[expect(clippy::cast_possible_truncation, reason = "weights and their state are f32")]
     fn new(params: &AdamParams, count: u64, clip_scale: f64) -> Self {
-        // From step 2³¹ on the bias correction stays that of step 2³¹ - 1, where the power is 0 for
-        // every beta in use.
+        // From step 2³¹ on, the bias correction of step 2³¹ - 1 is used: the power of every beta in
+        // use is 0 there.
         let count = i32::try_from(count).unwrap_or(i32::MAX);
         let bias1 = 1.0 - params.beta1.powi(count);
         let bias2 = 1.0 - params.beta2.powi(count);

@@ -15,7 +15,7 @@ pub(super) fn measure(tensors: &[Parameter<'_>], bound: f64) -> Result<StepRepor
         total += squares;
     }
     let grad_norm = total.sqrt();
-    // The constant is that of torch's `clip_grad_norm_`.
+    // torch's `clip_grad_norm_` adds the same constant.
     let clip_scale = if bound > 0.0 { (bound / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
     Ok(StepReport { grad_norm, clip_scale })
 }

@@ -82,7 +82,8 @@ impl DimuonState {
                 });
             }
         }
-        let (old, new) = (params.beta1 as f32, ((1.0 - params.beta1) * clip_scale) as f32);
+        let old = params.beta1 as f32;
+        let new = ((1.0 - params.beta1) * clip_scale) as f32;
         let mut scratch = DimuonScratch::default();
         for (tensor, momentum) in tensors.iter_mut().zip(&mut self.momenta) {
             for (m, &g) in momentum.iter_mut().zip(tensor.gradient) {
@@ -166,7 +167,8 @@ impl DimuonScratch {
             gram = product(&product(&factor, &gram, short), &factor, short);
             total_factor = product(&factor, &total_factor, short);
         }
-        // The Gram matrix is now that of the direction, whose squared Frobenius norm is its trace.
+        // `gram` is now the Gram matrix of the direction. The squared Frobenius norm of the
+        // direction is the trace of its Gram matrix.
         let factor = step / (trace(&gram, short).sqrt() + 1e-12) / norm;
 
         for from in (0..long).step_by(WIDTH) {
@@ -197,18 +199,18 @@ impl DimuonScratch {
 
     /// Copies `WIDTH` normalized columns of the long side from `from`; zeros beyond its end.
     fn fill_panel(&mut self, rows: usize, columns: usize, momentum: &[f32], from: usize) {
-        let (short, long) = (rows.min(columns), rows.max(columns));
+        let short = rows.min(columns);
+        let long = rows.max(columns);
         let (short_factors, long_factors) =
             if rows <= columns { (&self.rows, &self.columns) } else { (&self.columns, &self.rows) };
         for i in 0..short {
             let panel = &mut self.panel[i * WIDTH..(i + 1) * WIDTH];
             for (j, out) in panel.iter_mut().enumerate() {
-                *out = match from + j < long {
-                    true => {
-                        let value = momentum[element_index(rows, columns, i, from + j)];
-                        f64::from(value) * short_factors[i] * long_factors[from + j]
-                    }
-                    false => 0.0,
+                *out = if from + j < long {
+                    let value = momentum[element_index(rows, columns, i, from + j)];
+                    f64::from(value) * short_factors[i] * long_factors[from + j]
+                } else {
+                    0.0
                 };
             }
         }
@@ -281,7 +283,8 @@ fn product(a: &[f64], b: &[f64], size: usize) -> Vec<f64> {
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut lanes = [0.0; 8];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    let (a, a_rest) = a.as_chunks::<8>();
+    let (b, b_rest) = b.as_chunks::<8>();
     for (a, b) in a.iter().zip(b) {
         for i in 0..8 {
             lanes[i] += a[i] * b[i];

@@ -133,12 +133,14 @@ impl Optimizer {
         self.steps
     }
 
-    /// Takes a step. `tensors` must be those of [`new`](Self::new), in the same order.
+    /// Takes a step. `tensors` must be the tensors for which [`new`](Self::new) created the optimizer,
+    /// in the same order.
     ///
     /// # Errors
     /// - [`Error::Invalid`] if a parameter is out of range, or the parameters are for another kind
     ///   of optimizer.
-    /// - [`Error::Length`] or [`Error::Shape`] if the tensors are not those of [`new`](Self::new).
+    /// - [`Error::Length`] or [`Error::Shape`] if the number or a shape of the tensors differs from
+    ///   [`new`](Self::new).
     /// - [`Error::NonFiniteResult`] if a gradient or a new weight is not finite.
     ///
     /// Weights and optimizer state are unchanged after an error.

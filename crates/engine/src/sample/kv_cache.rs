@@ -227,7 +227,8 @@ mod tests {
     fn published_pages_are_found_until_they_are_evicted() {
         let mut cache = cache(3);
         let tokens: Vec<u32> = (0..40).collect();
-        let (first, second) = (cache.allocate().unwrap(), cache.allocate().unwrap());
+        let first = cache.allocate().unwrap();
+        let second = cache.allocate().unwrap();
         let prefix = cache.publish(first, PagePrefix::Weights(7), tokens[..16].try_into().unwrap());
         cache.publish(second, prefix, tokens[16..32].try_into().unwrap());
         assert!(cache.find_prefix(8, &tokens).0.is_empty(), "other weights, other pages");
@@ -239,7 +240,8 @@ mod tests {
             cache.release(page);
         }
         assert_eq!(cache.available(), 3);
-        let (a, b) = (cache.allocate().unwrap(), cache.allocate().unwrap());
+        let a = cache.allocate().unwrap();
+        let b = cache.allocate().unwrap();
         assert_eq!(
             cache.find_prefix(7, &tokens).0,
             [first],
@@ -255,7 +257,8 @@ mod tests {
     #[test]
     fn equal_pages_are_published_once() {
         let mut cache = cache(2);
-        let (a, b) = (cache.allocate().unwrap(), cache.allocate().unwrap());
+        let a = cache.allocate().unwrap();
+        let b = cache.allocate().unwrap();
         let prefix = cache.publish(a, PagePrefix::Weights(1), [5; 16]);
         assert_eq!(cache.publish(b, PagePrefix::Weights(1), [5; 16]), prefix);
         cache.release(b);

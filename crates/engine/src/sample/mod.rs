@@ -1,4 +1,9 @@
 //! Sampling: generates the completions of many requests in shared batches.
+//!
+//! `request` defines requests and outputs, and `observer` receives tokens while they are sampled.
+//! `sampler` schedules the requests and `step` computes a batch of them. A request in progress
+//! consists of its `state` and of one `sequence` per completion, whose keys and values are in the
+//! pages of the `kv_cache`.
 
 mod kv_cache;
 mod observer;

@@ -110,7 +110,7 @@ mod tests {
 
     /// The cache has pages for two of the six completions, so that the others are preempted.
     #[test]
-    fn observed_tokens_are_those_of_the_output_in_spite_of_preemption() {
+    fn observed_tokens_equal_the_output_in_spite_of_preemption() {
         let heads = HeadLayout { query_heads: 4, kv_heads: 2, head_dim: 16 };
         let cache_memory = 9 * KvCache::page_bytes(heads, 2);
         let options = EngineOptions { threads: 1, cache_memory, ..EngineOptions::default() };
@@ -119,7 +119,9 @@ mod tests {
         let mut observed = Vec::new();
         for seed in 0..2 {
             let mut request = SampleRequest::new((3..40).collect(), 40);
-            (request.samples, request.seed, request.top_k) = (3, seed, 2);
+            request.samples = 3;
+            request.seed = seed;
+            request.top_k = 2;
             request.scoring.logprobs = true;
             let collected = Collected::default();
             let observer = Box::new(collected.clone());

@@ -43,7 +43,7 @@ impl ModelWeights {
 pub struct SampleRequest {
     /// Prompt tokens; not empty.
     pub prompt: Vec<u32>,
-    /// Number of completions, 1 to 65,536. Each has its own random numbers.
+    /// Number of completions, 1 to 65,536. Each completion has its own random numbers.
     pub samples: usize,
     /// Maximum number of tokens per completion, at least 1; `None` means the rest of the model's
     /// context, or of the KV cache if it is smaller.
@@ -136,7 +136,8 @@ pub struct TopK {
 /// Scores of a prompt. Fields that were not requested are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PromptScores {
-    /// Log-probability of each token; NaN for the first and for those that were not requested.
+    /// Log-probability of each token; NaN for the first token and for tokens that were not
+    /// requested.
     pub logprobs: Option<Vec<f32>>,
     /// Most probable tokens, one row per prompt token.
     pub top_k: Option<TopK>,

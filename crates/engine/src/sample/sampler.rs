@@ -14,6 +14,7 @@ use super::request::{ModelWeights, SampleOutput, SampleRequest, SampleRequestId}
 use super::sequence::RunningSequence;
 use super::state::ActiveRequest;
 use crate::decode::TokenSampler;
+use crate::kernel::ActivationBuffer;
 use crate::kernel::paged_attention::PAGE_POSITIONS;
 use crate::model::{LayerActivations, Model, Workspace};
 use crate::{Error, Result};
@@ -31,7 +32,7 @@ pub struct Sampler {
     pub(super) work: Workspace,
     pub(super) activations: LayerActivations,
     /// Buffer for logits, reused between steps.
-    pub(super) logits: Vec<f32>,
+    pub(super) logits: ActivationBuffer,
     /// Buffers of token sampling, shared by all completions: they are as large as the vocabulary.
     pub(super) sampler: TokenSampler,
     pub(super) requests: BTreeMap<SampleRequestId, ActiveRequest>,
@@ -67,7 +68,7 @@ impl Sampler {
             cache,
             work: Workspace::default(),
             activations: LayerActivations::default(),
-            logits: Vec::new(),
+            logits: ActivationBuffer::default(),
             sampler: TokenSampler::default(),
             requests: BTreeMap::new(),
             waiting: VecDeque::new(),

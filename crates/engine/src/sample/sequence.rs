@@ -88,7 +88,8 @@ impl RunningSequence {
         };
         self.computed = pages.len() * PAGE_POSITIONS;
         self.published = pages.len();
-        (self.pages, self.prefix) = (pages, prefix);
+        self.pages = pages;
+        self.prefix = prefix;
         self.computed
     }
 

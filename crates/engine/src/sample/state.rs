@@ -136,7 +136,9 @@ impl ActiveRequest {
                 log_probability(logit, normalizer)
             });
         }
-        if let (Some(targets), Some(logprobs)) = (&scoring.targets, &mut self.scores.targets) {
+        if let Some(targets) = &scoring.targets
+            && let Some(logprobs) = &mut self.scores.targets
+        {
             let per_row = targets.len() / last;
             for k in row * per_row..(row + 1) * per_row {
                 if let Ok(token) = usize::try_from(targets[k]) {
@@ -331,7 +333,7 @@ impl CompletionWriter {
         self.reason.is_some()
     }
 
-    /// Returns the completion. It ends with reason `Length` if it is not finished.
+    /// Returns the completion. An unfinished completion has the stop reason `Length`.
     pub(super) fn finish(mut self: Box<Self>) -> SampledCompletion {
         self.out.reason = self.reason.unwrap_or(StopReason::Length);
         self.out

@@ -165,7 +165,7 @@ impl ActiveRequest {
         lora: Option<&PackedLora>,
         rows: PromptRows,
         x: &[f32],
-        (sampler, logits): (&mut TokenSampler, &mut Vec<f32>),
+        (sampler, logits): (&mut TokenSampler, &mut ActivationBuffer),
     ) {
         let hidden = model.config.hidden_size;
         let scored = self.scored(rows);
@@ -191,14 +191,14 @@ impl Model {
         &self,
         rows: &[&[f32]],
         loras: &[Option<&PackedLora>],
-        logits: &mut Vec<f32>,
+        logits: &mut ActivationBuffer,
     ) {
-        let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
+        let hidden = self.config.hidden_size;
         let mut x = Vec::with_capacity(rows.len() * hidden);
         rows.iter().for_each(|row| x.extend_from_slice(row));
-        let (mut normed, mut inverse) = (ActivationBuffer::default(), ActivationBuffer::default());
+        let mut normed = ActivationBuffer::default();
+        let mut inverse = ActivationBuffer::default();
         self.norm_rows(&x, &self.norm, &mut normed, &mut inverse);
-        logits.resize(rows.len() * vocab, 0.0);
         let mut deltas = Vec::new();
         let mut first = 0;
         while first < rows.len() {

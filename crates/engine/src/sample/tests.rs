@@ -270,7 +270,7 @@ fn a_cancelled_request_releases_its_pages() {
     let rest = run(&mut sampler);
     assert_eq!(rest.len(), 1);
     assert_eq!(rest[0].0, second);
-    // The tokens so far are those of the same request that is not cancelled.
+    // The cancelled request has the same first tokens as the request that runs to its end.
     let complete = rest[0].1.as_ref().unwrap();
     assert_eq!(partial.samples.len(), 3);
     for (part, whole) in partial.samples.iter().zip(&complete.samples) {
@@ -314,7 +314,7 @@ fn invalid_requests_are_refused_with_a_reason() {
 }
 
 #[test]
-fn bug_a_request_without_a_limit_was_refused_if_the_context_exceeds_the_cache() {
+fn a_request_without_a_limit_is_accepted_if_the_context_exceeds_the_cache() {
     let options = EngineOptions { cache_memory: 40_000, ..EngineOptions::default() };
     let engine = Engine::open(folder("qwen3"), options).unwrap();
     let mut sampler = engine.sampler().unwrap();

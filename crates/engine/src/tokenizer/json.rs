@@ -1,83 +1,18 @@
-//! Reads and writes the `tokenizer.json` format of the `tokenizers` library.
+//! Reads the `tokenizer.json` format of the `tokenizers` library.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use super::split::PATTERN;
 use super::vocabulary::byte_char;
 use super::{Tokenizer, Vocabulary};
 use crate::{Error, Result};
-use tinkex_weights::write_file;
 
 impl Tokenizer {
-    /// Returns the contents of a `tokenizer.json`.
-    #[must_use]
-    pub fn to_json(&self) -> String {
-        let encoded = |token: u32| -> String {
-            self.vocabulary.bytes(token).iter().map(|&byte| byte_char(byte)).collect()
-        };
-        let mut merges: Vec<(&(u32, u32), &u32)> = self.merges.iter().collect();
-        merges.sort_by_key(|(_, merged)| **merged);
-        let plain = self.vocabulary.len() - self.specials.len();
-        let vocab: Map<String, Value> =
-            (0_u32..).take(plain).map(|token| (encoded(token), json!(token))).collect();
-        let added: Vec<Value> = self
-            .specials
-            .iter()
-            .map(|(content, id)| {
-                json!({
-                    "id": id, "content": content, "single_word": false, "lstrip": false,
-                    "rstrip": false, "normalized": false, "special": true,
-                })
-            })
-            .collect();
-        let split = json!({
-            "type": "Split", "pattern": { "Regex": PATTERN }, "behavior": "Isolated", "invert": false,
-        });
-        let bytes = json!({
-            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false,
-        });
-        let all = json!({
-            "version": "1.0",
-            "truncation": null,
-            "padding": null,
-            "added_tokens": added,
-            "normalizer": null,
-            "pre_tokenizer": { "type": "Sequence", "pretokenizers": [split, bytes] },
-            "post_processor": null,
-            "decoder": bytes,
-            "model": {
-                "type": "BPE",
-                "dropout": null,
-                "unk_token": null,
-                "continuing_subword_prefix": null,
-                "end_of_word_suffix": null,
-                "fuse_unk": false,
-                "byte_fallback": false,
-                "ignore_merges": false,
-                "vocab": vocab,
-                "merges": merges
-                    .iter()
-                    .map(|((a, b), _)| json!([encoded(*a), encoded(*b)]))
-                    .collect::<Vec<_>>(),
-            },
-        });
-        all.to_string()
-    }
-
-    /// Writes a `tokenizer.json`, atomically replacing the file.
-    ///
-    /// # Errors
-    /// [`Error::File`] if the file cannot be written.
-    pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
-        let text = self.to_json();
-        Ok(write_file(path.as_ref(), |out| out.write_all(text.as_bytes()))?)
-    }
-
-    /// Reads a `tokenizer.json` that [`write`](Self::write) wrote.
+    /// Reads a `tokenizer.json` file.
     ///
     /// # Errors
     /// [`Error::File`] if the file cannot be read; otherwise as [`parse`](Self::parse).

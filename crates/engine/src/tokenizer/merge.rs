@@ -90,7 +90,8 @@ mod tests {
                     known += 1;
                 }
             }
-            let (mut fast, mut slow) = (tokens.clone(), tokens);
+            let mut fast = tokens.clone();
+            let mut slow = tokens;
             merge(&mut fast, 0, &merges);
             reference(&mut slow, &merges);
             prop_assert_eq!(fast, slow);

@@ -1,36 +1,35 @@
 //! A byte-level BPE tokenizer for the built-in model, and vocabularies of other tokenizers.
 //!
-//! [`Tokenizer`] is trained on text and writes a `tokenizer.json` that the `tokenizers` library
-//! loads and with which it produces the same tokens. It reads only files that it wrote. For the
-//! tokenizers of other models, [`Vocabulary`] provides the bytes of every token, which decoding and
-//! stop strings need.
+//! [`Tokenizer`] reads the `tokenizer.json` of the built-in model and produces the same tokens as the
+//! `tokenizers` library. For the tokenizers of other models, [`Vocabulary`] provides the bytes of
+//! every token, which decoding and stop strings need.
 
 mod json;
 mod merge;
 mod split;
-mod train;
 mod vocabulary;
 
 pub use vocabulary::Vocabulary;
 
 use std::collections::HashMap;
 
+use crate::{Error, Result};
+
 use self::merge::merge;
-use self::split::pieces;
+pub(crate) use self::split::pieces;
+#[cfg(feature = "builtin-model-tools")]
+pub(crate) use self::{split::PATTERN as SPLIT_PATTERN, vocabulary::byte_char};
 
 /// Encodes text as tokens.
 ///
 /// Every text can be encoded: characters that no merged token covers become single bytes.
 ///
 /// ```
-/// use tinkex_engine::tokenizer::Tokenizer;
-///
-/// let text = "low lower lowest, slow slower slowest. ".repeat(9);
-/// let tokenizer = Tokenizer::train([text.as_str()], 280, &["<|end|>"])?;
-/// let tokens = tokenizer.encode("slower ☃<|end|>");
+/// let tokenizer = tinkex_engine::builtin::tokenizer()?;
+/// let tokens = tokenizer.encode("slower ☃<|endoftext|>");
 /// assert!(tokens.len() < "slower ☃".len());
-/// assert_eq!(tokens.last(), tokenizer.special("<|end|>").as_ref());
-/// assert_eq!(tokenizer.vocabulary().decode(&tokens), "slower ☃<|end|>");
+/// assert_eq!(tokens.last(), tokenizer.special("<|endoftext|>").as_ref());
+/// assert_eq!(tokenizer.vocabulary().decode(&tokens), "slower ☃<|endoftext|>");
 /// # Ok::<_, tinkex_engine::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +43,32 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
+    /// Creates a tokenizer from the bytes 0 to 255 followed by the merged tokens; special tokens
+    /// are appended.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if a special token is empty or a duplicate.
+    fn new(
+        mut tokens: Vec<Vec<u8>>,
+        merges: HashMap<(u32, u32), u32>,
+        specials: &[&str],
+    ) -> Result<Self> {
+        let mut named: Vec<(String, u32)> = Vec::with_capacity(specials.len());
+        for &special in specials {
+            if special.is_empty() || named.iter().any(|(name, _)| name == special) {
+                let reason = format!("{special:?} is empty or a duplicate");
+                return Err(Error::invalid("special tokens", reason));
+            }
+            let token = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+            named.push((special.to_owned(), token));
+            tokens.push(special.as_bytes().to_vec());
+        }
+        let mut bytes = [0; 256];
+        (0_u32..).zip(&mut bytes).for_each(|(token, byte)| *byte = token);
+        let vocabulary = Vocabulary::new(tokens);
+        Ok(Self { vocabulary, bytes, merges, specials: named })
+    }
+
     /// Encodes `text`. Special tokens are recognized where the text contains their names.
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {

@@ -1,7 +1,7 @@
 //! Pre-tokenizer: splits text into pieces that no token crosses.
 
 /// The rule of [`pieces`] as a regular expression of the `tokenizers` library.
-pub(super) const PATTERN: &str =
+pub(crate) const PATTERN: &str =
     r" ?[A-Za-z[^\x00-\x7F]]+|[0-9]| ?[^ \t\r\nA-Za-z0-9[^\x00-\x7F]]+|[ \t\r\n]+";
 
 /// Class of a byte.
@@ -27,19 +27,18 @@ fn class(byte: u8) -> Class {
 
 /// Splits text into words and runs of marks, each with one preceding space; single digits; and runs
 /// of white space.
-pub(super) fn pieces(text: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let bytes = text.as_bytes();
     let mut at = 0;
     std::iter::from_fn(move || {
         let start = at;
-        let first = class(*bytes.get(start)?);
         // A space belongs to the word or mark that follows it.
-        let joined = bytes[start] == b' '
+        let joined = *bytes.get(start)? == b' '
             && bytes
                 .get(start + 1)
                 .is_some_and(|&next| matches!(class(next), Class::Letter | Class::Mark));
-        let (kind, from) =
-            if joined { (class(bytes[start + 1]), start + 1) } else { (first, start) };
+        let from = if joined { start + 1 } else { start };
+        let kind = class(bytes[from]);
         at = match kind {
             Class::Digit => from + 1,
             kind => {

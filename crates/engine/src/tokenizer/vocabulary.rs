@@ -41,8 +41,8 @@ impl Vocabulary {
     }
 
     /// Reads the tokens of a `tokenizer.json` of the `tokenizers` library: byte-level tokenizers
-    /// (GPT-2, Llama 3, Qwen) and those that write a space as `▁` (Llama 2), with a BPE, Unigram or
-    /// WordLevel model.
+    /// (GPT-2, Llama 3, Qwen) and tokenizers that write a space as `▁` (Llama 2), with a BPE,
+    /// Unigram or WordLevel model.
     ///
     /// # Errors
     /// [`Error::File`] if the file cannot be read; otherwise as [`parse`](Self::parse).
@@ -81,9 +81,10 @@ impl Vocabulary {
         }
         let mut tokens = vec![Vec::new(); count];
         for (token, id) in &vocab {
-            tokens[*id as usize] = match byte_level {
-                true => from_byte_chars(token).unwrap_or_else(|| token.clone().into_bytes()),
-                false => from_piece(token),
+            tokens[*id as usize] = if byte_level {
+                from_byte_chars(token).unwrap_or_else(|| token.clone().into_bytes())
+            } else {
+                from_piece(token)
             };
         }
         for added in &raw.added_tokens {
@@ -184,7 +185,7 @@ struct AddedTokenText {
     content: String,
 }
 
-/// Returns whether a decoder, or one of a sequence of decoders, has this type.
+/// Returns whether a decoder, or a member of a sequence of decoders, has this type.
 fn has_decoder(decoder: &Value, kind: &str) -> bool {
     decoder["type"] == kind
         || decoder["decoders"].as_array().is_some_and(|all| all.iter().any(|d| d["type"] == kind))
@@ -201,7 +202,7 @@ fn from_piece(token: &str) -> Vec<u8> {
 
 /// Returns the character that represents a byte in a byte-level vocabulary: the byte itself if it
 /// is printable, else U+0100 plus the number of lower bytes that are not printable.
-pub(super) fn byte_char(byte: u8) -> char {
+pub(crate) fn byte_char(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     if printable(byte) {
         return char::from(byte);

@@ -66,9 +66,10 @@ impl BatchExecution<'_> {
 
     /// Returns the maximum number of rows whose activations fit the memory limit.
     fn max_rows(&self, with_backward: bool) -> usize {
-        let (layers, logits) = match with_backward {
-            true => (self.model.layers.len(), SavedLogits::bytes(self.model, 1)),
-            false => (0, 0),
+        let (layers, logits) = if with_backward {
+            (self.model.layers.len(), SavedLogits::bytes(self.model, 1))
+        } else {
+            (0, 0)
         };
         let row_bytes = LayerActivations::bytes(self.model, 1);
         self.memory / ((layers + RUNNING_LAYER_FACTOR) * row_bytes + logits).max(1)

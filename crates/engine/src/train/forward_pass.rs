@@ -134,7 +134,8 @@ impl<'a> ForwardPass<'a> {
     /// Runs one layer forward, in place on `work.x`.
     fn layer(&mut self, layer: usize, activations: &mut LayerActivations) {
         let adapters = [AdapterRows { rows: 0..self.batch.tokens.len(), lora: self.lora }];
-        let (pages, work) = (&mut self.pages, &mut self.work);
+        let pages = &mut self.pages;
+        let work = &mut self.work;
         self.model.layer(layer, &self.chunks, &adapters, pages, work, activations);
     }
 
@@ -228,10 +229,10 @@ impl<'a> ForwardPass<'a> {
         if rows.is_empty() {
             return None;
         }
-        let mut x = ActivationBuffer::for_overwrite(rows.len() * hidden);
-        for (row, x) in rows.iter().zip(x.chunks_exact_mut(hidden)) {
-            x.copy_from_slice(&self.normed[row * hidden..(row + 1) * hidden]);
-        }
+        let mut x = ActivationBuffer::default();
+        let pool = self.model.kernel.pool();
+        let source = |i: usize| &self.normed[rows[i] * hidden..(rows[i] + 1) * hidden];
+        x.copy_rows(pool, rows.len(), hidden, hidden, source, |_, _| ());
         let log_sums: Vec<f64> = rows.iter().map(|row| self.log_sums[*row]).collect();
         let head = OutputHead { model: self.model, lora: self.lora, x: &x };
         let saved_logits = self.logits.take();

@@ -1,8 +1,8 @@
 //! [`FullTrainer`]: trains all weights of a small model from scratch.
 //!
 //! All weights are packed again after every step, which is acceptable only for small models. The
-//! example `make_tiny` creates the built-in model with this trainer. Larger models are fine-tuned
-//! with an adapter.
+//! program that makes the built-in model uses this trainer. Larger models are fine-tuned with an
+//! adapter.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -183,7 +183,9 @@ fn initial_values(
     match shape {
         [_, inputs] => {
             #[expect(clippy::cast_precision_loss, reason = "sizes are below 2²⁴")]
-            let (inputs, layers) = (*inputs as f32, config.layers as f32);
+            let inputs = *inputs as f32;
+            #[expect(clippy::cast_precision_loss, reason = "sizes are below 2²⁴")]
+            let layers = config.layers as f32;
             // A uniform number in ±√3 has variance 1. Projections that add to the residual stream
             // start smaller.
             let bound = if name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") {
@@ -234,7 +236,8 @@ impl GradientSink for FullGradients<'_> {
         let config = self.config;
         let query_width = config.heads * config.head_dim;
         let kv_width = config.kv_heads * config.head_dim;
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let hidden = config.hidden_size;
+        let inner = config.intermediate_size;
         let (inputs, parts): (usize, &[(&str, usize)]) = match site {
             FusedLinear::Qkv => (
                 hidden,

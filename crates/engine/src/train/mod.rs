@@ -1,9 +1,15 @@
-//! Training of LoRA adapters and of whole models.
+//! Training of LoRA adapters.
+//!
+//! `trainer` owns an adapter, its gradients and its optimizer. `batch_execution` divides a batch by
+//! memory, and `forward_pass` computes each part forward and backward. `objective` evaluates the
+//! loss of each `datum`. `full` trains all weights of a model, for the program that makes the
+//! built-in model.
 
 mod batch_execution;
 mod datum;
 mod forward_pass;
-mod full;
+#[cfg(feature = "builtin-model-tools")]
+pub(crate) mod full;
 #[cfg(test)]
 pub(crate) mod golden;
 mod objective;
@@ -13,6 +19,5 @@ mod trainer;
 
 pub use datum::Datum;
 pub(crate) use datum::check_tokens;
-pub use full::FullTrainer;
 pub use objective::{TrainingObjective, TrainingOutput};
 pub use trainer::Trainer;

@@ -61,7 +61,8 @@ impl TrainingObjective<'_> {
 /// with `:mean`.
 pub(super) fn report(data: &[Datum<'_>], losses: Vec<DatumLoss>) -> NamedValues {
     let mut built_in = LossMetrics::default();
-    let (mut custom, mut total): (Option<NamedValues>, f64) = (None, 0.0);
+    let mut custom: Option<NamedValues> = None;
+    let mut total = 0.0;
     for (datum, loss) in data.iter().zip(losses) {
         match loss {
             DatumLoss::Loss(out) => built_in.add(datum.tokens.len(), &out),

@@ -66,7 +66,8 @@ fn gradients_do_not_depend_on_threads_and_accumulate_over_calls() {
         (norm, weights(&trainer))
     };
     assert_eq!(run(1, 1), run(3, 1));
-    let (whole, parts) = (run(2, 1).0, run(2, 3).0);
+    let whole = run(2, 1).0;
+    let parts = run(2, 3).0;
     assert!((whole - parts).abs() < 1e-5 * whole, "{whole} {parts}");
 }
 
@@ -81,7 +82,8 @@ fn sharing_a_prefix_does_not_change_the_gradient() {
     for one in &all {
         separate.forward_backward(&CROSS_ENTROPY, std::slice::from_ref(one)).unwrap();
     }
-    let (shared, separate) = (shared.gradients(), separate.gradients());
+    let shared = shared.gradients();
+    let separate = separate.gradients();
     let size = separate.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
     let difference =
         shared.iter().zip(&separate).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
@@ -134,7 +136,8 @@ fn an_invalid_datum_is_refused_and_changes_nothing() {
 #[test]
 fn a_single_token_and_the_maximum_context_are_accepted() {
     let mut trainer = trainer("llama", 2);
-    let (one, longest) = (tokens(1, 0), tokens(256, 3));
+    let one = tokens(1, 0);
+    let longest = tokens(256, 3);
     let out = trainer.forward_backward(&CROSS_ENTROPY, &[datum(&one), datum(&longest)]).unwrap();
     assert_eq!((out.logprobs[0].len(), out.logprobs[1].len()), (1, 256));
     trainer.optim_step(&step(1e-3)).unwrap();
@@ -201,7 +204,7 @@ fn a_resumed_run_has_the_bits_of_an_uninterrupted_one() {
     assert!(engine.resume_trainer(&path, OptimizerKind::Dimuon { rank: 4 }).is_err());
 }
 
-/// The weights of the recorded Qwen2 model are exact in bf16; those of the others are rounded.
+/// The weights of the recorded Qwen2 model are exact in bf16; the weights of the others are rounded.
 #[test]
 fn bf16_weights_change_results_only_by_their_rounding() {
     for (name, bound) in [("qwen2", 2e-5), ("llama", 0.15), ("qwen3", 0.15)] {

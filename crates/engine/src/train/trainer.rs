@@ -223,7 +223,7 @@ impl Trainer {
     }
 
     /// Creates a trainer with the adapter in `folder` and a new optimizer. The rank of
-    /// [`OptimizerKind::Dimuon`] is replaced by that of the adapter.
+    /// [`OptimizerKind::Dimuon`] is replaced by the rank of the adapter.
     pub(crate) fn load(
         model: Arc<Model>,
         base: Arc<str>,
@@ -241,7 +241,8 @@ impl Trainer {
 
     /// Replaces the optimizer state by the one saved in the folder.
     pub(crate) fn load_optimizer(&mut self, folder: &Path) -> Result<()> {
-        let (names, shapes) = (self.names(), self.shapes());
+        let names = self.names();
+        let shapes = self.shapes();
         let kind = self.optimizer.kind();
         self.optimizer = Optimizer::load(folder.join(OPTIMIZER), kind, &named(&names, &shapes))?;
         Ok(())

@@ -3,7 +3,7 @@
 
     pip install torch transformers peft
     python record.py              # writes llama/, qwen2/, qwen3/ and encodings.json
-                                  # beside this file; reads tokenizer.json (--example tokenizer)
+                                  # beside this file; reads tokenizer.json (crates/builtin-model)
     python record.py check DIR    # compares the log-probabilities that peft computes with
                                   # DIR/{model,adapter} to the recorded ones
 

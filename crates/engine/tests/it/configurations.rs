@@ -36,7 +36,8 @@ fn configurations_are_read_as_by_transformers() {
         let trainer = engine.create_trainer(lora, OptimizerKind::Adam).unwrap();
         let tokens: Vec<u32> = serde_json::from_value(case["tokens"].clone()).unwrap();
         let want: Vec<f32> = serde_json::from_value(case["logprobs"].clone()).unwrap();
-        let (inputs, targets) = (&tokens[..want.len()], &tokens[1..]);
+        let inputs = &tokens[..want.len()];
+        let targets = &tokens[1..];
         let datum = Datum { tokens: inputs, targets, ..Datum::default() };
         let objective = TrainingObjective::Loss(Loss::CrossEntropy);
         let got = trainer.forward(&objective, &[datum]).unwrap().logprobs.remove(0);

@@ -104,7 +104,8 @@ fn sampling_frequencies_match_the_probabilities() {
     let logits: Vec<f32> = (0..300_i16).map(|i| f32::from(i % 7) - f32::from(i) / 40.0).collect();
     let params = DecodingParams { temperature: 1.3, ..DecodingParams::default() };
     let normalizer = log_normalizer(&logits, params.temperature);
-    let (mut sampler, mut rng) = (TokenSampler::default(), SampleRng::sample(5, 0));
+    let mut sampler = TokenSampler::default();
+    let mut rng = SampleRng::sample(5, 0);
     let mut counts = vec![0_u32; logits.len()];
     let total = 40_000;
     for _ in 0..total {

@@ -165,7 +165,8 @@ fn gradients_of_every_loss_match_torch_on_every_tensor() {
                 compared += 1;
                 let got = found.tensor(&format!("m.{tensor}")).unwrap();
                 assert_eq!(got.shape(), want.shape(), "{what} {tensor}");
-                let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
+                let got = got.to_f32().unwrap();
+                let want = want.to_f32().unwrap();
                 let square = |x: f32| f64::from(x) * f64::from(x);
                 let norm = want.iter().map(|x| square(*x)).sum::<f64>().sqrt();
                 let squared_error =

@@ -58,7 +58,8 @@ proptest! {
         cut in 0_usize..4000,
     ) {
         let copy = tempfile::tempdir().unwrap();
-        let (from, to) = (folder("qwen2/adapter"), copy.path());
+        let from = folder("qwen2/adapter");
+        let to = copy.path();
         fs::copy(from.join("adapter_config.json"), to.join("adapter_config.json")).unwrap();
         let tensors = fs::read(from.join("adapter_model.safetensors")).unwrap();
         let tensors = mutated(tensors, &changes, cut);

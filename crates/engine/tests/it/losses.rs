@@ -66,8 +66,10 @@ fn every_case_has_its_recorded_loss_and_gradient() {
     assert_eq!(cases.len(), 66);
     for case in cases {
         let name = case["name"].as_str().unwrap();
-        let (loss, recorded) = (loss_of(case).unwrap(), CaseInputs::new(&case["inputs"]));
-        let (inputs, p) = (recorded.inputs(), recorded.get("target_logprobs").unwrap());
+        let loss = loss_of(case).unwrap();
+        let recorded = CaseInputs::new(&case["inputs"]);
+        let inputs = recorded.inputs();
+        let p = recorded.get("target_logprobs").unwrap();
         loss.check(&recorded.shape, &inputs).unwrap();
         let mut slope = vec![f32::NAN; p.len()];
         let out = loss.evaluate(&inputs, p, &mut slope).unwrap();
@@ -207,7 +209,9 @@ fn invalid_requests_are_rejected_and_change_nothing() {
         let name = case["name"].as_str().unwrap();
         let len = usize::try_from(case["model_input_len"].as_u64().unwrap()).unwrap();
         let tokens = vec![1_u32; len];
-        let (mut targets, mut shape, mut lists) = (vec![1_u32; len], vec![len], BTreeMap::new());
+        let mut targets = vec![1_u32; len];
+        let mut shape = vec![len];
+        let mut lists = BTreeMap::new();
         if name == "missing_target_tokens" {
             targets.clear();
         }
@@ -372,7 +376,10 @@ proptest! {
         let s = (differences.sum::<f64>() / p.len() as f64).exp();
         let mut total = 0.0;
         for i in 0..p.len() {
-            let (p, q, a, w) = (f64::from(p[i]), f64::from(q[i]), f64::from(a[i]), f64::from(w[i]));
+            let p = f64::from(p[i]);
+            let q = f64::from(q[i]);
+            let a = f64::from(a[i]);
+            let w = f64::from(w[i]);
             total += w * reference_term(&loss, p, p, s, q, a);
             let ratio = if matches!(loss, Loss::Gspo(_)) { s } else { (p - q).exp() };
             // The default bounds, and the bound 1 of `stable_reinforce`.
@@ -399,7 +406,10 @@ proptest! {
     ) {
         let loss = Loss::parse(name, &[], UnverifiedLosses::Allow).unwrap();
         let list = |f: fn(&(f32, f32, f32, f32)) -> f32| tokens.iter().map(f).collect::<Vec<_>>();
-        let (p, q, a, w) = (list(|t| t.0), list(|t| t.1), list(|t| t.2), list(|t| t.3));
+        let p = list(|t| t.0);
+        let q = list(|t| t.1);
+        let a = list(|t| t.2);
+        let w = list(|t| t.3);
         let inputs = LossInputs {
             weights: Some(&w), logprobs: Some(&q), advantages: Some(&a),
             sequence_ratio_mask: Some(&w), sampled_mask: Some(&w), ..LossInputs::default()

@@ -81,7 +81,8 @@ fn compare(base: &Path, adapter: &Path, dtype: ExportDType, bound: f32) {
 #[test]
 fn merged_models_agree_with_base_model_and_adapter() {
     for name in MODELS {
-        let (base, adapter) = (folder(name), folder(name).join("adapter"));
+        let base = folder(name);
+        let adapter = folder(name).join("adapter");
         compare(&base, &adapter, ExportDType::F32, 2e-5);
         compare(&base, &adapter, ExportDType::Bf16, 0.5);
         compare(tied(name).path(), &adapter, ExportDType::F32, 2e-5);

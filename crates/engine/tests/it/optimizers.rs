@@ -269,7 +269,8 @@ proptest! {
             optimizer.step(&params, &mut [tensor]).unwrap();
             weights
         };
-        let (a, b) = (step(rows, columns, &gradient), step(columns, rows, &transposed));
+        let a = step(rows, columns, &gradient);
+        let b = step(columns, rows, &transposed);
         let norm = a.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt();
         prop_assert!((norm - 1.0).abs() < 1e-5, "norm {norm}");
         for i in 0..a.len() {

@@ -106,13 +106,16 @@ fn a_failed_batch_or_step_changes_nothing() {
     // With no memory every datum is a micro-batch of its own: the first has already been computed
     // when the second fails.
     let mut trainer = trainer(&engine(0));
-    let (good, other) = (row(12, 0), row(12, 5));
+    let good = row(12, 0);
+    let other = row(12, 5);
     trainer.forward_backward(&CROSS_ENTROPY, &[datum(&good)]).unwrap();
     trainer.optim_step(&step(1e-3)).unwrap();
     trainer.forward_backward(&CROSS_ENTROPY, &[datum(&good)]).unwrap();
     let before = state(&trainer);
 
-    let (q, far, a) = ([-1.0; 12], [-1000.0; 12], [1.0; 12]);
+    let q = [-1.0; 12];
+    let far = [-1000.0; 12];
+    let a = [1.0; 12];
     let with = |row, logprobs, advantages| Datum {
         inputs: LossInputs { logprobs, advantages, ..LossInputs::default() },
         ..datum(row)
@@ -276,7 +279,7 @@ fn base_weights_that_are_too_large_are_a_numeric_error() {
     assert!(sampler.is_idle());
 }
 
-/// The log-probabilities are those of the untied model, as in `transformers`.
+/// The untied model determines the log-probabilities, as in `transformers`.
 #[test]
 fn a_tied_configuration_with_an_unembedding_of_its_own_uses_both() {
     let copy = copy_of("llama");
@@ -288,7 +291,8 @@ fn a_tied_configuration_with_an_unembedding_of_its_own_uses_both() {
     let engine = open(copy.path()).unwrap();
     assert!(!engine.config().tied);
     assert!(engine.warnings()[0].contains("lm_head.weight differs"), "{:?}", engine.warnings());
-    let (row, lora) = (row(30, 1), LoraConfig { rank: 4, ..LoraConfig::default() });
+    let row = row(30, 1);
+    let lora = LoraConfig { rank: 4, ..LoraConfig::default() };
     let logprobs = |engine: &Engine| {
         let trainer = engine.create_trainer(lora.clone(), OptimizerKind::Adam).unwrap();
         trainer.forward(&CROSS_ENTROPY, &[datum(&row)]).unwrap().logprobs

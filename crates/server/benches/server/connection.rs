@@ -33,7 +33,8 @@ impl Connection {
         let mut request = head.into_bytes();
         request.extend_from_slice(body);
         stream.write_all(&request).await.unwrap();
-        let (mut status, mut length) = (String::new(), 0);
+        let mut status = String::new();
+        let mut length = 0;
         stream.read_line(&mut status).await.unwrap();
         let mut line = String::new();
         loop {

@@ -1,6 +1,6 @@
 //! Comparison with the server of llama.cpp's Python bindings on the same GGUF file.
 //!
-//! The model is so small that the time of the servers matters and not that of the arithmetic.
+//! The model is so small that the servers need most of the time, not the arithmetic.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -36,7 +36,9 @@ fn request(seed: u32) -> Value {
 /// Measures a server and prints a row.
 async fn measure(name: &str, address: &str) {
     stream(address, &request(0)).await;
-    let (mut first, mut seconds, mut events) = (Vec::new(), 0.0, 0);
+    let mut first = Vec::new();
+    let mut seconds = 0.0;
+    let mut events = 0;
     for seed in 0..REQUESTS.0 {
         let times = stream(address, &request(seed)).await;
         first.push(times.first_event);

@@ -30,7 +30,8 @@ pub(crate) async fn run_samples(pool: &Pool, sampler: &str, first: u32, count: u
     let expected: HashSet<&str> = request_ids.iter().map(String::as_str).collect();
     assert_eq!(expected.len(), request_ids.len(), "two requests have the same id");
     let mut done: HashSet<String> = HashSet::new();
-    let (mut cursor, mut acknowledged) = (0_u64, Vec::<String>::new());
+    let mut cursor = 0_u64;
+    let mut acknowledged = Vec::<String>::new();
     while done.len() < request_ids.len() {
         let request = json!({
             "target": {"type": "sampling_session", "sampling_session_id": sampler},
@@ -97,7 +98,8 @@ pub(crate) async fn send_bodies(
 /// Sends health checks every 20 ms and records the slowest response in seconds.
 pub(crate) fn watch_health(address: &str) -> (tokio::task::JoinHandle<()>, Arc<StdMutex<f64>>) {
     let slowest = Arc::new(StdMutex::new(0.0_f64));
-    let (connection, recorded) = (Connection::new(address), Arc::clone(&slowest));
+    let connection = Connection::new(address);
+    let recorded = Arc::clone(&slowest);
     let watch = async move {
         loop {
             let start = Instant::now();

@@ -8,7 +8,10 @@
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 #![expect(clippy::unwrap_used, reason = "an error ends the run")]
+#![expect(clippy::disallowed_methods, reason = "a benchmark measures the real time")]
 
+#[path = "../../tests/it/child_server.rs"]
+mod child_server;
 mod connection;
 #[path = "../../tests/it/golden_gguf.rs"]
 mod golden_gguf;
@@ -16,9 +19,8 @@ mod llama;
 mod load;
 mod streams;
 
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, ExitCode};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -26,6 +28,7 @@ use tinkex_engine::Engine;
 use tinkex_engine::decode::{DecodingParams, StopConditions};
 use tinkex_engine::sample::{PromptScoring, SampleRequest};
 
+use child_server::ChildOptions;
 use connection::{Connection, Pool};
 use load::{run_samples, send_bodies, watch_health};
 
@@ -56,16 +59,14 @@ impl Server {
     /// Starts a server with a model, given as `NAME=PATH`. Returns it with the time until it listens.
     fn start(data: &Path, model: &str) -> (Self, Duration) {
         let start = Instant::now();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
-            .args(["--port", "0", "--quiet", "--no-key", "--no-hub-cache", "--data-dir"])
-            .arg(data)
-            .args(["--model", model])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("http://").unwrap().to_owned();
+        let (name, path) = model.split_once('=').unwrap();
+        let options = ChildOptions {
+            data_dir: data.to_owned(),
+            models: vec![(name.to_owned(), path.into())],
+            ..ChildOptions::default()
+        };
+        let (child, url) = child_server::start(options.command(&[]));
+        let address = url.strip_prefix("http://").unwrap().to_owned();
         (Self { child, address }, start.elapsed())
     }
 
@@ -131,14 +132,20 @@ async fn create_sampler(connection: &Connection) -> String {
     created["sampling_session_id"].as_str().unwrap().to_owned()
 }
 
+fn main() -> ExitCode {
+    child_server::serve_if_child();
+    run()
+}
+
 #[tokio::main]
-async fn main() -> ExitCode {
+async fn run() -> ExitCode {
     let data = tempfile::tempdir().unwrap();
     let (server, started) = Server::start(data.path(), &format!("{MODEL}={}", golden().display()));
     let has_option = |name: &str| std::env::args().any(|argument| argument == name);
-    let measurements = match has_option("--streams") {
-        true => streams::measure(&server.address).await,
-        false => measure_all(&server, started).await,
+    let measurements = if has_option("--streams") {
+        streams::measure(&server.address).await
+    } else {
+        measure_all(&server, started).await
     };
     drop(server);
     if let Some(python) = std::env::args().skip_while(|argument| argument != "--llama").nth(1) {
@@ -198,7 +205,8 @@ async fn measure_all(server: &Server, started: Duration) -> Vec<Measurement> {
     for count in [100_u32, 1_000, 10_000] {
         // The fastest of three rounds: seconds until all are acknowledged, and until all are
         // finished.
-        let (mut submitted, mut finished) = (f64::INFINITY, f64::INFINITY);
+        let mut submitted = f64::INFINITY;
+        let mut finished = f64::INFINITY;
         for _ in 0..3 {
             let sampler = create_sampler(one).await;
             let round = run_samples(&pool, &sampler, 0, count).await;
@@ -206,7 +214,8 @@ async fn measure_all(server: &Server, started: Duration) -> Vec<Measurement> {
                 (submitted, finished) = round;
             }
         }
-        let (n, engine) = (f64::from(count), engine_seconds(count));
+        let n = f64::from(count);
+        let engine = engine_seconds(count);
         let throughput = Throughput {
             submissions_per_second: n / submitted,
             seconds_per_sample: finished / n,
@@ -222,7 +231,8 @@ async fn measure_all(server: &Server, started: Duration) -> Vec<Measurement> {
         );
         throughputs.push(throughput);
     }
-    let (fewest, most) = (&throughputs[0], &throughputs[2]);
+    let fewest = &throughputs[0];
+    let most = &throughputs[2];
     let growth = most.seconds_per_sample / fewest.seconds_per_sample;
     let overhead = 1e6 * most.overhead_per_sample;
     let submission = 1e6 / most.submissions_per_second;

@@ -8,7 +8,15 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tinkex_backend::operation::CheckpointLoad;
+use tinkex_backend::upstream::UpstreamOperation;
 use tinkex_engine::Trainer;
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{
+    CheckpointRecord, LoraSettings, ModelRunRecord, Record, RequestKind, RequestRecord,
+    SequenceScope, Store, UpstreamRun,
+};
+use tinkex_store::weights::{Backend, WeightsLocation};
 use tinkex_wire::codec::json;
 use tinkex_wire::{
     ApiRequest as _, CheckpointKind, LoadWeights, ModelId, OptimizerConfig, RequestId, Seq,
@@ -17,74 +25,82 @@ use tinkex_wire::{
 
 use super::training::{ModelRequest, enqueue_restored, random_seed, validate_optimizer};
 use super::{
-    CREATION_SEQ, NextStep, Submission, digest, find_original, next_seq, reject_seq_on_error,
-    relay, require_run, require_session, submit,
+    Admission, CREATION_SEQ, NextStep, Submission, backend_of, digest, find_original, next_seq,
+    reject_seq_on_error, require_run, require_session, submit,
 };
-use crate::backend::Backend;
-use crate::error::ServerError;
-use crate::operation::{ModelOperation, Operation};
-use crate::state::ServerState;
-use crate::store::{
-    CheckpointRecord, LoraSettings, Record, RequestKind, RequestRecord, RunRecord, SequenceScope,
-    Store, UpstreamRun,
-};
+use crate::backends::RunBackend;
+use crate::operation::{EngineOperation, Operation, RunOperation};
 
 /// Sequence number of the first request after the creation of a model.
 const FIRST_SEQ: u64 = CREATION_SEQ + 1;
 
 /// Admits loading a checkpoint: into an existing model, or as a new model.
 pub(crate) fn load_weights(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     let request: LoadWeights = json::decode(&body)?;
-    let admitted = validate_and_submit(state, &request, body);
+    let admitted = validate_and_submit(admission, &request, body);
     match &request.model_id {
-        Some(model) => reject_seq_on_error(state, model, request.seq_id.map(Seq::get), admitted),
+        Some(model) => {
+            reject_seq_on_error(admission, model, request.seq_id.map(Seq::get), admitted)
+        }
         None => admitted,
     }
 }
 
-/// Decodes a stored request to load weights, whose folder was fixed when it was admitted. Returns
-/// the step that enqueues it again.
+/// Decodes a stored request to load weights. The location of the weights was fixed when the request
+/// was admitted. Returns the step that enqueues it again.
 pub(super) fn restore(
-    store: &Store,
+    admission: &Admission,
     row: &RequestRecord,
     body: &Bytes,
 ) -> Result<NextStep, ServerError> {
     let request: LoadWeights = json::decode(body)?;
     let path: TinkerPath = request.path.parse()?;
-    let folder = match &row.source_folder {
-        Some(folder) => folder.clone(),
-        // An earlier version did not store the folder.
-        None => {
-            let source = store.checkpoint(&path);
-            source.ok_or_else(|| ServerError::no_checkpoint(&path))?.row.folder.clone()
-        }
+    let Some(source) = row.source.clone() else {
+        return Err(ServerError::Internal("the stored request names no weights".to_owned()));
     };
-    enqueue_restored(row, load_operation(&request, folder, path, row.seq))
+    enqueue_restored(row, |model| {
+        load_operation(backend_of(admission, model)?, &request, source, path, row.seq)
+    })
 }
 
-/// Returns the operation that loads the checkpoint `path`, which is in `folder`, under sequence
-/// number `seq`, which tells whether it creates the model.
+/// Returns the operation that loads the checkpoint `path`, whose weights are at `source`. The
+/// sequence number `seq` determines whether the operation creates the model.
+///
+/// # Errors
+/// If the backend of the model cannot read the weights.
 fn load_operation(
+    backend: RunBackend,
     request: &LoadWeights,
-    folder: String,
+    source: WeightsLocation,
     path: TinkerPath,
     seq: u64,
-) -> ModelOperation {
-    ModelOperation::Load {
-        folder,
-        path,
-        optimizer: request.optimizer,
-        creates: seq == CREATION_SEQ,
+) -> Result<RunOperation, ServerError> {
+    let optimizer = request.optimizer;
+    let creates = seq == CREATION_SEQ;
+    match (backend, source) {
+        (RunBackend::Engine, WeightsLocation::Local(weights)) => {
+            let load = CheckpointLoad { weights, path, optimizer, creates };
+            Ok(RunOperation::Engine(EngineOperation::Load(load)))
+        }
+        (RunBackend::Upstream(upstream), WeightsLocation::Upstream(weights))
+            if *weights.upstream == *upstream.name =>
+        {
+            let load = CheckpointLoad { weights, path, optimizer, creates };
+            Ok(RunOperation::Upstream(upstream, UpstreamOperation::Load(load)))
+        }
+        _ => Err(ServerError::invalid(format!(
+            "path: {path} is on another server than the model; create the model from the checkpoint"
+        ))),
     }
 }
 
 /// Model into which a checkpoint is loaded.
 enum LoadTarget {
     Existing(ModelId),
-    /// A new model: the one with this number in the session.
+    /// A new model, which has this number in the session.
     New {
         session: SessionId,
         number: u32,
@@ -114,7 +130,7 @@ struct LoadRequest<'a> {
 }
 
 fn validate_and_submit(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     request: &LoadWeights,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
@@ -123,8 +139,8 @@ fn validate_and_submit(
     let target = LoadTarget::of(request)?;
     let load = LoadRequest { request, digest: digest::of_bytes(&body), body, path };
     match target {
-        LoadTarget::Existing(model) => load.submit_to_existing_model(state, model),
-        LoadTarget::New { session, number } => load.submit_as_new_model(state, session, number),
+        LoadTarget::Existing(model) => load.submit_to_existing_model(admission, model),
+        LoadTarget::New { session, number } => load.submit_as_new_model(admission, session, number),
     }
 }
 
@@ -145,14 +161,14 @@ impl LoadRequest<'_> {
     /// Submits loading the checkpoint into an existing model.
     fn submit_to_existing_model(
         self,
-        state: &Arc<ServerState>,
+        admission: &Arc<Admission>,
         model: ModelId,
     ) -> Result<RequestId, ServerError> {
-        let store = state.store();
+        let store = admission.store();
         let run = require_run(&store, &model)?;
         let scope = SequenceScope::Model(model);
         let seq = self.request.seq_id.map(Seq::get);
-        let seq = seq.unwrap_or_else(|| next_seq(state, &store, &scope));
+        let seq = seq.unwrap_or_else(|| next_seq(admission, &store, &scope));
         if seq != FIRST_SEQ {
             return Err(ServerError::invalid(format!(
                 "LoadWeights is not permitted with seq_id {seq}: only the first request of a model \
@@ -163,25 +179,31 @@ impl LoadRequest<'_> {
             return self.without_source(&store, &scope, seq);
         };
         check_compatible(self.request, &run, &source)?;
-        self.check_optimizer_state(state, &source)?;
+        self.check_optimizer_state(admission, &source)?;
         let model_request = ModelRequest {
             kind: RequestKind::LoadWeights,
             seq: Some(seq),
             digest: self.digest,
             body: self.body,
-            operation: load_operation(self.request, source.folder, source.path, seq),
+            operation: load_operation(
+                admission.backends.of_run(&run)?,
+                self.request,
+                source.weights,
+                source.path,
+                seq,
+            )?,
         };
-        model_request.submit(state, store, &run)
+        model_request.submit(admission, store, &run)
     }
 
     /// Submits loading the checkpoint as a new model, model `number` of the session.
     fn submit_as_new_model(
         self,
-        state: &Arc<ServerState>,
+        admission: &Arc<Admission>,
         session: SessionId,
         number: u32,
     ) -> Result<RequestId, ServerError> {
-        let store = state.store();
+        let store = admission.store();
         require_session(&store, &session)?;
         let model = ModelId::in_session(&session, number);
         let scope = SequenceScope::Model(model.clone());
@@ -189,13 +211,13 @@ impl LoadRequest<'_> {
         let Some(source) = self.source(&store) else {
             return self.without_source(&store, &scope, seq);
         };
-        self.check_optimizer_state(state, &source)?;
-        let run = RunRecord {
+        self.check_optimizer_state(admission, &source)?;
+        let run = ModelRunRecord {
             id: model.clone(),
             session: session.clone(),
             number,
-            base_model: base_model(state, self.request, &source)?,
-            lora: LoraSettings { seed: random_seed(state), ..source.lora },
+            base_model: base_model(admission, self.request, &source)?,
+            lora: LoraSettings { seed: random_seed(admission), ..source.lora },
             optimizer: optimizer(self.request, &source)?,
             user_metadata: self.request.user_metadata.clone(),
             created_at: store.clock.now(),
@@ -203,9 +225,10 @@ impl LoadRequest<'_> {
             snapshot: None,
             last_seq: None,
             project_id: None,
-            upstream: self.upstream_run(state, &source)?,
+            upstream: self.upstream_run(admission, &source)?,
         };
-        let operation = load_operation(self.request, source.folder, source.path, seq);
+        let backend = admission.backends.of_run(&run)?;
+        let operation = load_operation(backend, self.request, source.weights, source.path, seq)?;
         let submission = Submission {
             kind: RequestKind::LoadWeights,
             session,
@@ -218,19 +241,23 @@ impl LoadRequest<'_> {
             records: vec![Record::Run(run)],
             next: NextStep::Enqueue(Operation::Model { model, seq, operation }),
         };
-        submit(state, store, submission)
+        submit(admission, store, submission)
     }
 
     /// Checks that the checkpoint has the optimizer state that the request asks for. Imported
-    /// adapters have none.
+    /// adapters have no optimizer state.
     fn check_optimizer_state(
         &self,
-        state: &ServerState,
+        admission: &Admission,
         source: &CheckpointRecord,
     ) -> Result<(), ServerError> {
-        let folder = state.weights_dir.join(&source.folder);
-        let is_remote = Backend::of_weights(&source.folder) != Backend::Engine;
-        if !self.request.optimizer || is_remote || Trainer::has_optimizer_state(&folder) {
+        let has_state = match &source.weights {
+            WeightsLocation::Local(folder) => {
+                Trainer::has_optimizer_state(&admission.weights_dir.join(folder))
+            }
+            WeightsLocation::Upstream(_) => true,
+        };
+        if !self.request.optimizer || has_state {
             return Ok(());
         }
         Err(ServerError::invalid(format!(
@@ -239,17 +266,17 @@ impl LoadRequest<'_> {
         )))
     }
 
-    /// Returns where a new model that starts from the checkpoint `source` is created: on the
-    /// upstream that has the checkpoint, or on the engine.
+    /// Returns the upstream on which a new model that starts from the checkpoint `source` is
+    /// created: the upstream that has the checkpoint. Returns `None` for the engine.
     fn upstream_run(
         &self,
-        state: &ServerState,
+        admission: &Admission,
         source: &CheckpointRecord,
     ) -> Result<Option<UpstreamRun>, ServerError> {
-        match Backend::of_weights(&source.folder) {
+        match source.weights.backend() {
             Backend::Engine => Ok(None),
             Backend::Upstream(name) => {
-                relay::require(state, &name)?;
+                admission.backends.require_upstream(&name)?;
                 Ok(Some(UpstreamRun { name: name.to_string(), model: None }))
             }
         }
@@ -260,8 +287,8 @@ impl LoadRequest<'_> {
         store.checkpoint(&self.path).map(|entry| entry.row.clone())
     }
 
-    /// Handles a request whose checkpoint does not exist. Returns the id of the original request
-    /// if this is a retry of it: the checkpoint may have been deleted since. Otherwise returns the
+    /// Handles a request whose checkpoint does not exist. If the request is a retry, returns the id
+    /// of the original request: the checkpoint may have been deleted since. Otherwise returns the
     /// error for the missing checkpoint.
     fn without_source(
         &self,
@@ -276,12 +303,12 @@ impl LoadRequest<'_> {
 
 /// Returns the base model of a new model that starts from the checkpoint `source`.
 fn base_model(
-    state: &ServerState,
+    admission: &Admission,
     request: &LoadWeights,
     source: &CheckpointRecord,
 ) -> Result<String, ServerError> {
     let base = request.base_model.as_ref().unwrap_or(&source.base_model);
-    state.base_model(base)?;
+    admission.base_model(base)?;
     if *base != source.base_model {
         return Err(ServerError::invalid(format!(
             "base_model: {} was trained from {}, not from {base}",
@@ -314,19 +341,13 @@ fn optimizer(
 /// Checks that a checkpoint can be loaded into an existing model.
 fn check_compatible(
     request: &LoadWeights,
-    run: &RunRecord,
+    run: &ModelRunRecord,
     source: &CheckpointRecord,
 ) -> Result<(), ServerError> {
     if source.base_model != run.base_model {
         return Err(ServerError::invalid(format!(
             "path: {} was trained from {}, the model from {}",
             source.path, source.base_model, run.base_model
-        )));
-    }
-    if Backend::of_weights(&source.folder) != run.backend() {
-        return Err(ServerError::invalid(format!(
-            "path: {} is on another server than the model; create the model from the checkpoint",
-            source.path
         )));
     }
     let shape =

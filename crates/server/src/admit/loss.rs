@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tinkex_autodiff::LossProgram;
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{RequestKind, RequestRecord, SequenceScope, loss_id};
 use tinkex_wire::codec::json;
 use tinkex_wire::{CreateCustomLoss, RequestId};
 
-use super::{NextStep, Submission, digest, require_session, submit};
-use crate::error::ServerError;
-use crate::state::ServerState;
-use crate::store::{RequestKind, RequestRecord, SequenceScope, loss_id};
+use super::{Admission, NextStep, Submission, digest, require_session, submit};
 
 /// Maximum size of an uploaded graph in bytes.
 const MAX_GRAPH_BYTES: usize = 1 << 20;
@@ -18,9 +17,9 @@ const MAX_GRAPH_BYTES: usize = 1 << 20;
 /// Maximum memory of the evaluation of a custom loss for one datum, in bytes.
 const MAX_EVALUATION_BYTES: usize = 1 << 30;
 
-/// Admits a custom loss. Its graph is validated here, so the worker has nothing to execute.
+/// Admits a custom loss. The graph is validated at admission, so the worker has nothing to execute.
 pub(crate) fn create_custom_loss(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     if body.len() > MAX_GRAPH_BYTES {
@@ -30,9 +29,10 @@ pub(crate) fn create_custom_loss(
         )));
     }
     let request: CreateCustomLoss = json::decode(&body)?;
-    let (session, seq) = (request.session_id.clone(), u64::from(request.custom_loss_seq_id));
-    let program = Arc::new(compile(state, request)?);
-    let store = state.store();
+    let session = request.session_id.clone();
+    let seq = u64::from(request.custom_loss_seq_id);
+    let program = Arc::new(compile(admission, request)?);
+    let store = admission.store();
     require_session(&store, &session)?;
     let submission = Submission {
         kind: RequestKind::CreateCustomLoss,
@@ -46,24 +46,27 @@ pub(crate) fn create_custom_loss(
         next: NextStep::RegisterLoss(loss_id(&session, seq), program),
         session,
     };
-    submit(state, store, submission)
+    submit(admission, store, submission)
 }
 
 /// Compiles a stored custom loss. Returns the step that registers it again.
 pub(super) fn restore(
-    state: &ServerState,
+    admission: &Admission,
     row: &RequestRecord,
     body: &Bytes,
 ) -> Result<NextStep, ServerError> {
     let request: CreateCustomLoss = json::decode(body)?;
-    Ok(NextStep::RegisterLoss(loss_id(&row.session, row.seq), Arc::new(compile(state, request)?)))
+    Ok(NextStep::RegisterLoss(
+        loss_id(&row.session, row.seq),
+        Arc::new(compile(admission, request)?),
+    ))
 }
 
-/// Validates the graph of an upload. Its evaluation may use as much memory as the activations of a
-/// training pass, at most [`MAX_EVALUATION_BYTES`].
-fn compile(state: &ServerState, upload: CreateCustomLoss) -> Result<LossProgram, ServerError> {
+/// Validates the graph of an upload. The evaluation of the graph may use as much memory as the
+/// activations of a training pass, but at most [`MAX_EVALUATION_BYTES`].
+fn compile(admission: &Admission, upload: CreateCustomLoss) -> Result<LossProgram, ServerError> {
     let program = LossProgram::new(upload.inputs, upload.graph)
         .map_err(|error| ServerError::invalid(error.to_string()))?;
-    let limit = state.options.limits.training_bytes.min(MAX_EVALUATION_BYTES);
+    let limit = admission.limits.training_bytes.min(MAX_EVALUATION_BYTES);
     Ok(program.memory_limit(limit))
 }

@@ -11,27 +11,26 @@ mod sampling;
 mod save;
 mod training;
 
-use std::sync::{Arc, MutexGuard};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::MutexGuard;
 use tinkex_autodiff::LossProgram;
+use tinkex_backend::context::BackendContext;
+use tinkex_backend::operation::CommonOperation;
+use tinkex_backend::outcome::Outcome;
+use tinkex_backend::queue::{LateRequest, RequestQueue};
+use tinkex_store::error::ServerError;
+use tinkex_store::log;
+use tinkex_store::store::{
+    FailureCategory, ModelRunRecord, Record, RequestKind, RequestPhase, RequestRecord,
+    SequenceScope, Store, UnfinishedRequest, WriteStatus,
+};
+use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{
     CustomLossCreated, LossId, ModelId, RequestId, SequenceId, SessionId, SubmitResponse,
 };
-
-use crate::backend::Backend;
-use crate::error::ServerError;
-use crate::fault::is_transient;
-use crate::log;
-use crate::operation::{ModelOperation, Operation, QueuedRequest};
-use crate::outcome::{Outcome, record_outcome};
-use crate::queue::{LateRequest, Queue};
-use crate::state::ServerState;
-use crate::store::{
-    FailureCategory, Record, RequestKind, RequestPhase, RequestRecord, RunRecord, SequenceScope,
-    Store, UnfinishedRequest, WriteStatus,
-};
-use crate::worker::{KILLED_THE_PROCESS, MAX_STARTS};
 
 pub(crate) use self::load::load_weights;
 pub(crate) use self::loss::create_custom_loss;
@@ -40,6 +39,46 @@ pub(crate) use self::save::{
     save_weights, save_weights_external, save_weights_for_sampler, validate_name, validate_ttl,
 };
 pub(crate) use self::training::{create_model, forward_backward, optim_step, random_seed};
+use crate::backends::{Backends, RunBackend};
+use crate::fault::is_transient;
+use crate::limits::ServerLimits;
+use crate::models::{BaseModel, BaseModels};
+use crate::operation::{Operation, RunOperation};
+use crate::worker::{KILLED_THE_PROCESS, MAX_STARTS};
+
+/// State of the server that the admission of requests uses.
+pub(crate) struct Admission {
+    pub(crate) context: BackendContext,
+    pub(crate) backends: Arc<Backends>,
+    pub(crate) models: Arc<BaseModels>,
+    /// Parent folder of all adapter folders.
+    pub(crate) weights_dir: PathBuf,
+    pub(crate) limits: ServerLimits,
+    /// Value of [`ServerOptions::raw_logprobs`](crate::ServerOptions::raw_logprobs).
+    pub(crate) raw_logprobs: bool,
+}
+
+impl Admission {
+    pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
+        self.context.store.lock()
+    }
+
+    /// Returns a base model.
+    ///
+    /// # Errors
+    /// The errors of [`BaseModels::require`]; [`ServerError::Unavailable`] if an upstream that may
+    /// have the model has not responded yet.
+    pub(crate) fn base_model(&self, name: &str) -> Result<Arc<BaseModel>, ServerError> {
+        self.models.require(name).map_err(|error| match self.backends.unreached() {
+            Some(upstream) => ServerError::Unavailable(format!(
+                "base model {name:?} is not known yet: upstream {} has not responded since the \
+                 start of the server",
+                upstream.name
+            )),
+            None => error,
+        })
+    }
+}
 
 /// Sequence number of the request that creates a model.
 const CREATION_SEQ: u64 = 0;
@@ -49,7 +88,7 @@ struct Submission {
     kind: RequestKind,
     session: SessionId,
     scope: SequenceScope,
-    /// Sequence number; `None` assigns the next free one.
+    /// Sequence number; `None` assigns the next free number.
     seq: Option<u64>,
     digest: String,
     seed: u64,
@@ -79,22 +118,19 @@ impl NextStep {
         }
     }
 
-    /// Returns the backend that executes the step. `records` are written with the request and may
-    /// contain the run that it creates.
-    fn backend(&self, store: &Store, records: &[Record]) -> Backend {
+    /// Returns the queue whose limits apply to the request.
+    fn queue<'a>(&'a self, backends: &'a Backends) -> &'a dyn RequestQueue {
         match self {
-            Self::Enqueue(Operation::Model { model, .. }) => {
-                let new_run = records.iter().find_map(|record| match record {
-                    Record::Run(run) if run.id == *model => Some(run.backend()),
-                    _ => None,
-                });
-                let run = store.runs.get(model);
-                new_run.or_else(|| run.map(|run| run.row.backend())).unwrap_or(Backend::Engine)
-            }
-            Self::Enqueue(Operation::Relay(sample)) => {
-                Backend::Upstream(Arc::clone(&sample.upstream))
-            }
-            Self::Enqueue(_) | Self::Complete(_) | Self::RegisterLoss(..) => Backend::Engine,
+            Self::Enqueue(operation) => operation.queue(backends),
+            Self::Complete(_) | Self::RegisterLoss(..) => backends.engine(),
+        }
+    }
+
+    /// Returns the weights that the request loads.
+    fn source(&self) -> Option<WeightsLocation> {
+        match self {
+            Self::Enqueue(operation) => operation.source(),
+            Self::Complete(_) | Self::RegisterLoss(..) => None,
         }
     }
 }
@@ -102,7 +138,7 @@ impl NextStep {
 /// Queues a request for writing and returns its id, or the id of the original request if this is a
 /// retry. [`acknowledge`] waits until the request is durable.
 fn submit(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     mut store: MutexGuard<'_, Store>,
     submission: Submission,
 ) -> Result<RequestId, ServerError> {
@@ -110,14 +146,14 @@ fn submit(
         submission;
     let seq = match seq {
         Some(seq) => seq,
-        None => next_seq(state, &store, &scope),
+        None => next_seq(admission, &store, &scope),
     };
     validate_seq(&scope, seq)?;
     if let Some(original) = find_original(&store, &scope, seq, &digest)? {
         return Ok(original);
     }
     if let SequenceScope::Model(model) = &scope {
-        let expected = state.queue_of_model(&store, model).next_of(model);
+        let expected = expected_seq(admission, &store, model);
         if seq < expected {
             return Err(ServerError::invalid(format!(
                 "seq_id {seq} of {model} arrived too late: the next seq_id is {expected}"
@@ -132,8 +168,7 @@ fn submit(
         return Err(ServerError::Conflict(format!("model_seq_id: model {id} already exists")));
     }
     let bytes = body.len() + next.extra_bytes();
-    let backend = next.backend(&store, &records);
-    check_capacity(state, state.backends.queue(&backend), bytes)?;
+    check_capacity(&admission.limits, next.queue(&admission.backends), bytes)?;
     let now = store.clock.now();
     store.touch(&session);
     if let SequenceScope::Model(model) = &scope
@@ -141,14 +176,7 @@ fn submit(
     {
         run.last_used = now;
     }
-    let id = RequestId::from(state.random.id());
-    let source_folder = match &next {
-        NextStep::Enqueue(Operation::Model {
-            operation: ModelOperation::Load { folder, .. },
-            ..
-        }) => Some(folder.clone()),
-        _ => None,
-    };
+    let id = RequestId::from(admission.context.random.id());
     let row = RequestRecord {
         number: store.disk.next_payload_number(),
         id: id.clone(),
@@ -159,21 +187,22 @@ fn submit(
         digest,
         seed,
         samples,
-        source_folder,
+        source: next.source(),
         at: now,
     };
-    state.backends.queue(&backend).write_started(bytes);
-    let (state, callback_id) = (Arc::clone(state), id.clone());
+    next.queue(&admission.backends).write_started(bytes);
+    let admission = Arc::clone(admission);
+    let callback_id = id.clone();
     let on_written = Box::new(move |written: std::io::Result<()>| {
-        state.backends.queue(&backend).write_finished(bytes);
+        next.queue(&admission.backends).write_finished(bytes);
         match written {
             Ok(()) => {
-                let mut store = state.store();
+                let mut store = admission.store();
                 let next = match store.confirm_request(&callback_id) {
                     WriteStatus::Active => next,
                     WriteStatus::Cancelled => NextStep::Complete(Outcome::cancelled()),
                 };
-                proceed(&state, &mut store, callback_id, bytes, None, next);
+                proceed(&admission, &mut store, callback_id, bytes, None, next);
             }
             Err(error) => {
                 tracing::warn!(
@@ -182,7 +211,7 @@ fn submit(
                     %error,
                     "request was rejected because it cannot be persisted"
                 );
-                revoke(&mut state.store(), &callback_id);
+                revoke(&mut admission.store(), &callback_id);
             }
         }
     });
@@ -191,7 +220,7 @@ fn submit(
 }
 
 /// Returns the id of the request that was admitted with the same sequence number and digest: the
-/// new request is a retry of it. Returns `None` if the number is unused.
+/// new request is a retry of that request. Returns `None` if the number is unused.
 ///
 /// # Errors
 /// Fails if the number was used for a request with another digest.
@@ -213,7 +242,7 @@ fn find_original(
 /// Returns `admitted` unchanged. If it is a permanent rejection, marks the sequence number as
 /// rejected, so that later requests of the model do not wait for it.
 fn reject_seq_on_error(
-    state: &ServerState,
+    admission: &Admission,
     model: &ModelId,
     seq: Option<u64>,
     admitted: Result<RequestId, ServerError>,
@@ -221,10 +250,13 @@ fn reject_seq_on_error(
     if let (Err(error), Some(seq)) = (&admitted, seq)
         && error.is_permanent()
     {
-        // If an earlier request with this number was admitted, it must still run in sequence.
-        let store = state.store();
-        if store.request_at(&SequenceScope::Model(model.clone()), seq).is_none() {
-            state.queue_of_model(&store, model).reject(model, seq);
+        // Do not mark the number if an earlier request with this number was admitted: that request
+        // must still run in sequence.
+        let store = admission.store();
+        if store.request_at(&SequenceScope::Model(model.clone()), seq).is_none()
+            && let Some(queue) = admission.backends.queue_of_model(&store, model)
+        {
+            queue.reject(model, seq);
         }
     }
     admitted
@@ -243,25 +275,30 @@ fn validate_seq(scope: &SequenceScope, seq: u64) -> Result<(), ServerError> {
     Ok(())
 }
 
-/// Returns the sequence number after the last one in a scope.
-fn next_seq(state: &ServerState, store: &Store, scope: &SequenceScope) -> u64 {
+/// Returns the next free sequence number in a scope.
+fn next_seq(admission: &Admission, store: &Store, scope: &SequenceScope) -> u64 {
     let sequence = store.sequences.get(scope);
     let last = sequence.and_then(|sequence| sequence.keys().next_back().copied());
     let next = last.map_or(0, |last| last.saturating_add(1));
     match scope {
-        SequenceScope::Model(model) => next.max(state.queue_of_model(store, model).next_of(model)),
+        SequenceScope::Model(model) => next.max(expected_seq(admission, store, model)),
         SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => next,
     }
+}
+
+/// Returns the next sequence number that the queue of a model expects; 0 if the model has no queue.
+fn expected_seq(admission: &Admission, store: &Store, model: &ModelId) -> u64 {
+    let queue = admission.backends.queue_of_model(store, model);
+    queue.map_or(0, |queue| queue.next_of(model))
 }
 
 /// Checks that a queue has space for a request of `bytes` bytes. An empty queue accepts a request
 /// of any size: otherwise a request above the byte limit would be retried forever.
 pub(crate) fn check_capacity(
-    state: &ServerState,
-    queue: &Queue,
+    limits: &ServerLimits,
+    queue: &dyn RequestQueue,
     bytes: usize,
 ) -> Result<(), ServerError> {
-    let limits = &state.options.limits;
     let (count, queued) = queue.size();
     if count >= limits.queued_requests {
         return Err(ServerError::busy(format!(
@@ -282,38 +319,39 @@ pub(crate) fn check_capacity(
 /// Continues with a request that is durable. The caller holds the store's lock, so that a
 /// cancellation takes effect either before the request is enqueued or after.
 fn proceed(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     store: &mut Store,
     id: RequestId,
     bytes: usize,
     starts: Option<u32>,
     next: NextStep,
 ) {
-    // The session may have ended while the request was being written. Its models and losses are
-    // removed then, and nothing would remove what is added afterwards.
+    // The session may have ended while the request was being written. The end of a session removes
+    // its models and losses; nothing would remove a model or loss that is added afterwards.
     if matches!(next, NextStep::Enqueue(Operation::Model { .. }) | NextStep::RegisterLoss(..))
         && let Some(session) = ended_session(store, &id)
     {
         let message = format!("session {session} has ended");
         let failed = Outcome::failed(FailureCategory::User, message);
-        return record_outcome(state, store, &id, failed);
+        return admission.context.outcomes.record(store, &id, failed);
     }
     let operation = match next {
         NextStep::Enqueue(operation) => operation,
-        NextStep::Complete(outcome) => return record_outcome(state, store, &id, outcome),
+        NextStep::Complete(outcome) => {
+            return admission.context.outcomes.record(store, &id, outcome);
+        }
         NextStep::RegisterLoss(loss, program) => {
             store.losses.insert(loss.clone(), program);
             let outcome = Outcome::json(&CustomLossCreated { loss_id: loss });
-            return record_outcome(state, store, &id, outcome);
+            return admission.context.outcomes.record(store, &id, outcome);
         }
     };
-    let queue = state.queue_for(store, &operation);
-    let request = QueuedRequest { starts, ..QueuedRequest::new(id, bytes, operation) };
-    if let Err(LateRequest(id)) = queue.push(request) {
+    let enqueued = operation.enqueue(&admission.backends, id, bytes, starts);
+    if let Err(LateRequest(id)) = enqueued {
         let message = "the request arrived too late: the model continued with a later seq_id while \
                        the request was being persisted";
         let failed = Outcome::failed(FailureCategory::User, message);
-        record_outcome(state, store, &id, failed);
+        admission.context.outcomes.record(store, &id, failed);
     }
 }
 
@@ -342,12 +380,12 @@ fn revoke(store: &mut Store, id: &RequestId) {
 /// # Errors
 /// Returns [`ServerError::StorageUnavailable`] if the write failed.
 pub(crate) async fn acknowledge(
-    state: &ServerState,
+    admission: &Admission,
     id: RequestId,
 ) -> Result<SubmitResponse, ServerError> {
     loop {
         let changed = {
-            let store = state.store();
+            let store = admission.store();
             let Some(entry) = store.requests.get(&id) else {
                 let cause = "the disk may be full; the server's log has the cause";
                 let error = std::io::Error::other(cause);
@@ -381,21 +419,21 @@ fn submit_response(row: &RequestRecord) -> SubmitResponse {
 }
 
 /// Returns whether a stored request must wait for an upstream: the models and the protocol of an
-/// upstream are not known until it responds, and a sample would fail because of it.
-pub(crate) fn waits_for_upstream(state: &ServerState, row: &RequestRecord) -> bool {
+/// upstream are not known until it responds, and restoring a sample before that would fail the
+/// sample.
+pub(crate) fn waits_for_upstream(admission: &Admission, row: &RequestRecord) -> bool {
     let SequenceScope::Sampler(sampler) = &row.scope else { return false };
-    let sampler = state.store().samplers.get(sampler).map(|entry| entry.row.clone());
+    let sampler = admission.store().samplers.get(sampler).map(|entry| entry.row.clone());
     let Some(sampler) = sampler else { return false };
-    match sampler.folder.as_deref().map(Backend::of_weights) {
-        Some(Backend::Engine) => false,
-        Some(Backend::Upstream(name)) => {
-            let upstream = state.backends.upstream(&name);
+    match &sampler.weights {
+        Some(WeightsLocation::Local(_)) => false,
+        Some(WeightsLocation::Upstream(remote)) => {
+            let upstream = admission.backends.upstream(&remote.upstream);
             upstream.is_some_and(|upstream| !upstream.status().was_reached)
         }
         None => {
-            let mut upstreams = state.backends.upstreams();
-            state.models.get(&sampler.base_model).is_none()
-                && upstreams.any(|(_, upstream)| !upstream.status().was_reached)
+            admission.models.get(&sampler.base_model).is_none()
+                && admission.backends.unreached().is_some()
         }
     }
 }
@@ -403,13 +441,14 @@ pub(crate) fn waits_for_upstream(state: &ServerState, row: &RequestRecord) -> bo
 /// Enqueues a request that was admitted before a restart.
 ///
 /// # Errors
-/// Fails if the request cannot be read because of a fault that may pass: it must not fail for good.
+/// Fails if the request cannot be read because of a temporary fault. The caller must not record a
+/// failed outcome for the request.
 pub(crate) fn readmit(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     unfinished: UnfinishedRequest,
 ) -> std::io::Result<()> {
     let UnfinishedRequest { row, starts } = unfinished;
-    let reader = state.store().reader();
+    let reader = admission.store().reader();
     let body = reader.payload(row.number);
     let bytes = body.as_ref().map_or(0, Bytes::len);
     let next = match body {
@@ -421,9 +460,8 @@ pub(crate) fn readmit(
             );
             Err((FailureCategory::Server, KILLED_THE_PROCESS.to_owned()))
         }
-        Ok(body) => {
-            restore(state, &row, &body).map_err(|error| (FailureCategory::User, error.to_string()))
-        }
+        Ok(body) => restore(admission, &row, &body)
+            .map_err(|error| (FailureCategory::User, error.to_string())),
         Err(error) if is_transient(&error) => return Err(error),
         Err(error) => {
             tracing::warn!(
@@ -436,56 +474,88 @@ pub(crate) fn readmit(
             Err((FailureCategory::Server, message))
         }
     };
-    let next = next.unwrap_or_else(|(category, message)| failure(&row, category, message));
+    let next =
+        next.unwrap_or_else(|(category, message)| failure(admission, &row, category, message));
     let bytes = bytes + next.extra_bytes();
-    proceed(state, &mut state.store(), row.id.clone(), bytes, Some(starts), next);
+    proceed(admission, &mut admission.store(), row.id.clone(), bytes, Some(starts), next);
     Ok(())
 }
 
 /// Fails a request that was admitted before a restart, without reading it.
-pub(crate) fn drop_undone(state: &Arc<ServerState>, row: &RequestRecord) {
-    let message = "the request was dropped: the server was started with --drop-undone=all";
-    let next = failure(row, FailureCategory::Server, message.to_owned());
-    proceed(state, &mut state.store(), row.id.clone(), 0, None, next);
+pub(crate) fn fail_pending(admission: &Arc<Admission>, row: &RequestRecord) {
+    let message = "the request was not executed: the server was started with --fail-pending=all";
+    let next = failure(admission, row, FailureCategory::Server, message.to_owned());
+    proceed(admission, &mut admission.store(), row.id.clone(), 0, None, next);
 }
 
 /// Returns the step that fails a stored request. A request of a model fails in sequence, after the
-/// requests before it.
-fn failure(row: &RequestRecord, category: FailureCategory, message: String) -> NextStep {
-    match &row.scope {
-        SequenceScope::Model(model) => NextStep::Enqueue(Operation::Model {
+/// requests before it, unless the upstream of the model is not configured any more: then all of its
+/// requests fail.
+fn failure(
+    admission: &Admission,
+    row: &RequestRecord,
+    category: FailureCategory,
+    message: String,
+) -> NextStep {
+    let backend = match &row.scope {
+        SequenceScope::Model(model) => backend_of(admission, model).ok(),
+        SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => None,
+    };
+    match (&row.scope, backend) {
+        (SequenceScope::Model(model), Some(backend)) => NextStep::Enqueue(Operation::Model {
             model: model.clone(),
             seq: row.seq,
-            operation: ModelOperation::Fail(category, message),
+            operation: RunOperation::common(backend, CommonOperation::Fail(category, message)),
         }),
-        SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => {
-            NextStep::Complete(Outcome::failed(category, message))
-        }
+        _ => NextStep::Complete(Outcome::failed(category, message)),
     }
+}
+
+/// Returns the backend of the run of a stored request.
+///
+/// # Errors
+/// If the run does not exist any more, or its upstream is not configured.
+fn backend_of(admission: &Admission, model: &ModelId) -> Result<RunBackend, ServerError> {
+    let run = admission.store().runs.get(model).map(|entry| entry.row.clone());
+    let run =
+        run.ok_or_else(|| ServerError::not_found(format!("model {model} no longer exists")))?;
+    admission.backends.of_run(&run)
 }
 
 /// Decodes and validates a stored request again.
 fn restore(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     row: &RequestRecord,
     body: &Bytes,
 ) -> Result<NextStep, ServerError> {
     match row.kind {
-        RequestKind::CreateModel => training::enqueue_restored(row, ModelOperation::Create),
-        RequestKind::ForwardBackward => training::restore_pass(state, row, body),
-        RequestKind::OptimStep => training::restore_step(state, row, body),
+        RequestKind::CreateModel => restore_common(admission, row, CommonOperation::Create),
+        RequestKind::ForwardBackward => training::restore_pass(admission, row, body),
+        RequestKind::OptimStep => training::restore_step(admission, row, body),
         RequestKind::SaveWeights
         | RequestKind::SaveWeightsForSampler
-        | RequestKind::SaveWeightsExternal => save::restore(row, body),
-        RequestKind::LoadWeights => load::restore(&state.store(), row, body),
-        RequestKind::CreateCustomLoss => loss::restore(state, row, body),
-        RequestKind::Sample => sampling::restore(state, row, body),
+        | RequestKind::SaveWeightsExternal => save::restore(admission, row, body),
+        RequestKind::LoadWeights => load::restore(admission, row, body),
+        RequestKind::CreateCustomLoss => loss::restore(admission, row, body),
+        RequestKind::Sample => sampling::restore(admission, row, body),
     }
 }
 
+/// Returns the step that enqueues a stored request again. The operation of the request has the same
+/// form for all backends.
+fn restore_common(
+    admission: &Admission,
+    row: &RequestRecord,
+    operation: CommonOperation,
+) -> Result<NextStep, ServerError> {
+    training::enqueue_restored(row, |model| {
+        Ok(RunOperation::common(backend_of(admission, model)?, operation))
+    })
+}
+
 /// Registers the stored custom losses again after a restart.
-pub(crate) fn restore_losses(state: &ServerState) {
-    let mut store = state.store();
+pub(crate) fn restore_losses(admission: &Admission) {
+    let mut store = admission.store();
     let reader = store.reader();
     let stored: Vec<_> = store
         .requests
@@ -497,11 +567,11 @@ pub(crate) fn restore_losses(state: &ServerState) {
         .collect();
     for row in stored {
         let body = reader.payload(row.number).map_err(|error| ServerError::read_failed(&error));
-        match body.and_then(|body| loss::restore(state, &row, &body)) {
+        match body.and_then(|body| loss::restore(admission, &row, &body)) {
             Ok(NextStep::RegisterLoss(id, program)) => drop(store.losses.insert(id, program)),
             Ok(_) => {}
             Err(error) => {
-                let loss_id = crate::store::loss_id(&row.session, row.seq);
+                let loss_id = tinkex_store::store::loss_id(&row.session, row.seq);
                 tracing::warn!(
                     target: log::STORAGE,
                     %loss_id,
@@ -525,7 +595,7 @@ pub(crate) fn require_session(store: &Store, id: &SessionId) -> Result<(), Serve
 }
 
 /// Returns a model that exists, is usable and belongs to an open session.
-fn require_run(store: &Store, id: &ModelId) -> Result<RunRecord, ServerError> {
+fn require_run(store: &Store, id: &ModelId) -> Result<ModelRunRecord, ServerError> {
     let run = store.runs.get(id).map(|entry| entry.row.clone());
     let run = run.ok_or_else(|| ServerError::not_found(format!("model {id} does not exist")))?;
     if let Some(reason) = &run.closed {

@@ -1,29 +1,32 @@
 //! Admission of requests that an upstream executes.
 //!
-//! The upstream validates the content of a request when it executes it. Requests that it is known
-//! not to support are rejected here, before they are queued.
+//! The upstream validates the content of a request when it executes the request. This module
+//! rejects requests that the upstream is known not to support, before they are queued.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tinkex_backend::upstream::{
+    CustomLossTraining, RelayedKind, RelayedSample, RelayedTraining, ResponseSink, UpstreamHandle,
+    UpstreamOperation, UpstreamTraining, legacy_seed,
+};
 use tinkex_engine::decode::StopConditions;
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{ModelRunRecord, Store, UpstreamRun};
+use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{
     ForwardBackward, OptimParams, OptimStep, OptimizerConfig, SampleRequest, SessionId, TensorData,
     loss_input,
 };
 
+use super::Admission;
 use super::sampling::{EngineSample, engine_sample};
-use crate::backend::{Backend, RemoteWeights, UpstreamEntry, older_seed};
-use crate::error::ServerError;
-use crate::inference::TokenSink;
 use crate::models::{BaseModel, ModelSource};
-use crate::operation::{ModelOperation, Operation, PassObjective, RelayedSample};
-use crate::state::ServerState;
-use crate::store::{RequestKind, RunRecord, Store, UpstreamRun};
+use crate::operation::{Operation, PassObjective, SampleOperation};
 
 /// Weights on an upstream to sample from.
 pub(crate) struct UpstreamWeights {
-    pub(crate) upstream: Arc<str>,
+    upstream: Arc<UpstreamHandle>,
     base: Arc<BaseModel>,
     /// Path on the upstream; `None` for the base model.
     path: Option<String>,
@@ -34,62 +37,37 @@ pub(crate) struct UpstreamWeights {
 /// # Errors
 /// If no upstream serves the model, or the upstream does not have the optimizer.
 pub(super) fn assign(
-    state: &ServerState,
+    admission: &Admission,
     store: &Store,
     base: &BaseModel,
     optimizer: &OptimizerConfig,
 ) -> Result<Option<UpstreamRun>, ServerError> {
     let ModelSource::Upstream(model) = &base.source else { return Ok(None) };
-    let name = state.backends.choose(store, &model.upstreams).ok_or_else(|| {
+    let upstream = admission.backends.choose(store, &model.upstreams).ok_or_else(|| {
         ServerError::not_found(format!("no upstream serves base model {:?}", base.name))
     })?;
-    if require(state, &name)?.status().losses.is_some() && optimizer.kind != "adamw" {
+    if upstream.status().is_legacy() && optimizer.kind != "adamw" {
         return Err(ServerError::invalid(format!(
-            "optimizer_config: upstream {name} has no optimizer except adamw"
+            "optimizer_config: upstream {} has no optimizer except adamw",
+            upstream.name
         )));
     }
-    Ok(Some(UpstreamRun { name: name.to_string(), model: None }))
+    Ok(Some(UpstreamRun { name: upstream.name.to_string(), model: None }))
 }
 
-/// Returns an upstream that is configured.
-pub(super) fn require<'a>(
-    state: &'a ServerState,
-    name: &str,
-) -> Result<&'a UpstreamEntry, ServerError> {
-    state.backends.upstream(name).ok_or_else(|| {
-        ServerError::invalid(format!(
-            "upstream {name:?} is not configured; start the server with --upstream {name}=URL"
-        ))
-    })
-}
-
-/// Returns the upstream of a run; `None` if its model is on the engine.
-///
-/// # Errors
-/// If the upstream is not configured any more.
-fn upstream_of<'a>(
-    state: &'a ServerState,
-    run: &RunRecord,
-) -> Result<Option<(&'a UpstreamEntry, Arc<str>)>, ServerError> {
-    match run.backend() {
-        Backend::Engine => Ok(None),
-        Backend::Upstream(name) => Ok(Some((require(state, &name)?, name))),
-    }
-}
-
-/// Returns the operation for a training pass of a run on an upstream; `None` if the run is on the
-/// engine.
+/// Returns the operation for a training pass of a run on an upstream.
 ///
 /// # Errors
 /// If the upstream cannot compute the pass.
 pub(super) fn pass(
-    state: &ServerState,
-    run: &RunRecord,
+    admission: &Admission,
+    upstream: &UpstreamHandle,
+    run: &ModelRunRecord,
     request: &ForwardBackward,
     objective: &PassObjective,
     body: &Bytes,
-) -> Result<Option<ModelOperation>, ServerError> {
-    let Some((upstream, name)) = upstream_of(state, run)? else { return Ok(None) };
+) -> Result<UpstreamOperation, ServerError> {
+    let name = &upstream.name;
     let losses = upstream.status().losses;
     if let Some(losses) = losses
         && matches!(objective, PassObjective::Loss(_))
@@ -108,21 +86,21 @@ pub(super) fn pass(
             "model_input: upstream {name} accepts text tokens only, no images"
         )));
     }
-    if let Some(base) = state.models.get(&run.base_model) {
+    if let Some(base) = admission.models.get(&run.base_model) {
         check_vocabulary(request, base.vocab_size())?;
     }
     let body = body.clone();
-    Ok(Some(match objective {
+    Ok(UpstreamOperation::Train(match objective {
         PassObjective::Graph(loss) => {
-            ModelOperation::RelayCustomLoss { body, loss: Arc::clone(loss) }
+            UpstreamTraining::CustomLoss(CustomLossTraining { body, loss: Arc::clone(loss) })
         }
         PassObjective::Loss(_) => {
-            ModelOperation::Relay { kind: RequestKind::ForwardBackward, body }
+            UpstreamTraining::Relay(RelayedTraining { kind: RelayedKind::Pass, body })
         }
     }))
 }
 
-/// Checks the tokens of a pass against the vocabulary: SkyRL computes NaN for others.
+/// Checks that the tokens of a pass are in the vocabulary: SkyRL computes NaN for other tokens.
 fn check_vocabulary(request: &ForwardBackward, vocab: usize) -> Result<(), ServerError> {
     for (at, datum) in request.data.iter().enumerate() {
         let inputs = datum.model_input().to_tokens();
@@ -139,49 +117,47 @@ fn check_vocabulary(request: &ForwardBackward, vocab: usize) -> Result<(), Serve
     Ok(())
 }
 
-/// Returns the operation for an optimizer step of a run on an upstream; `None` if the run is on the
-/// engine.
+/// Returns the operation for an optimizer step of a run on an upstream.
 ///
 /// # Errors
 /// If the upstream does not have the optimizer.
 pub(super) fn step(
-    state: &ServerState,
-    run: &RunRecord,
+    upstream: &UpstreamHandle,
     request: &OptimStep,
     body: &Bytes,
-) -> Result<Option<ModelOperation>, ServerError> {
-    let Some((upstream, name)) = upstream_of(state, run)? else { return Ok(None) };
-    if upstream.status().losses.is_some() && !matches!(request.params, OptimParams::Adam(_)) {
+) -> Result<UpstreamOperation, ServerError> {
+    if upstream.status().is_legacy() && !matches!(request.params, OptimParams::Adam(_)) {
         return Err(ServerError::invalid(format!(
-            "optim_params: upstream {name} has no optimizer except adamw"
+            "optim_params: upstream {} has no optimizer except adamw",
+            upstream.name
         )));
     }
-    Ok(Some(ModelOperation::Relay { kind: RequestKind::OptimStep, body: body.clone() }))
+    let relayed = RelayedTraining { kind: RelayedKind::OptimStep, body: body.clone() };
+    Ok(UpstreamOperation::Train(UpstreamTraining::Relay(relayed)))
 }
 
-/// Returns the weights of a base model or of an adapter in `folder` if they are on an upstream.
+/// Returns the weights of a base model or of an adapter if they are on an upstream.
 ///
 /// # Errors
 /// If the base model does not exist, or the upstream is not configured any more.
 pub(crate) fn weights(
-    state: &ServerState,
+    admission: &Admission,
     base_model: &str,
-    folder: Option<&str>,
+    adapter: Option<&WeightsLocation>,
 ) -> Result<Option<UpstreamWeights>, ServerError> {
-    if let Some(folder) = folder {
-        let Ok(RemoteWeights { upstream, path }) = folder.parse() else { return Ok(None) };
-        require(state, &upstream)?;
-        let base = state.base_model(base_model)?;
-        return Ok(Some(UpstreamWeights { upstream: upstream.into(), base, path: Some(path) }));
+    if let Some(adapter) = adapter {
+        let Some(remote) = adapter.remote() else { return Ok(None) };
+        let upstream = admission.backends.require_upstream(&remote.upstream)?;
+        let base = admission.base_model(base_model)?;
+        return Ok(Some(UpstreamWeights { upstream, base, path: Some(remote.path.clone()) }));
     }
-    let base = state.base_model(base_model)?;
+    let base = admission.base_model(base_model)?;
     let ModelSource::Upstream(model) = &base.source else { return Ok(None) };
-    // Any upstream that has the base model can sample from it. Always the first that responds: its
-    // prefix cache may contain the prompt.
-    let responds = |name: &&Arc<str>| {
-        state.backends.upstream(name).is_some_and(|entry| entry.status().down.is_none())
-    };
-    let upstream = model.upstreams.iter().find(responds).or(model.upstreams.first()).cloned();
+    // Any upstream that has the base model can sample from it. Always choose the first upstream
+    // that responds: its prefix cache may contain the prompt.
+    let handles = || model.upstreams.iter().filter_map(|name| admission.backends.upstream(name));
+    let responding = handles().find(|upstream| upstream.status().down.is_none());
+    let upstream = responding.or_else(|| handles().next()).cloned();
     let upstream = upstream.ok_or_else(|| {
         ServerError::not_found(format!("no upstream serves base model {base_model:?}"))
     })?;
@@ -191,20 +167,19 @@ pub(crate) fn weights(
 /// Validates a sampling request and returns the operation that sends it to an upstream. `sink`
 /// receives the tokens of an inference request.
 pub(crate) fn sample(
-    state: &ServerState,
+    admission: &Admission,
     weights: UpstreamWeights,
     session: SessionId,
     mut request: SampleRequest,
     seed: u64,
-    sink: Option<TokenSink>,
+    sink: Option<Arc<dyn ResponseSink>>,
 ) -> Result<Operation, ServerError> {
     let UpstreamWeights { upstream, base, path } = weights;
     // The same checks as for the engine. The upstream evaluates the stop conditions.
     let EngineSample { .. } =
-        engine_sample(state, &base, &request, (StopConditions::default(), None), seed)?;
-    let entry = require(state, &upstream)?;
-    let is_older = entry.status().losses.is_some();
-    if is_older {
+        engine_sample(admission, &base, &request, (StopConditions::default(), None), seed)?;
+    let is_legacy = upstream.status().is_legacy();
+    if is_legacy {
         let unsupported = [
             ("topk_prompt_logprobs", request.topk_prompt_logprobs > 0),
             ("topk_sample_logprobs", request.topk_sample_logprobs > 0),
@@ -213,7 +188,8 @@ pub(crate) fn sample(
         ];
         if let Some((field, _)) = unsupported.iter().find(|(_, used)| *used) {
             return Err(ServerError::invalid(format!(
-                "{field}: upstream {upstream} cannot compute it"
+                "{field}: upstream {} cannot compute this field",
+                upstream.name
             )));
         }
         if request.sampling_params.max_tokens.is_none() {
@@ -222,8 +198,8 @@ pub(crate) fn sample(
             request.sampling_params.max_tokens = Some(u32::try_from(rest).unwrap_or(u32::MAX));
         }
     }
-    request.sampling_params.seed = Some(if is_older { older_seed(seed) } else { seed });
+    request.sampling_params.seed = Some(if is_legacy { legacy_seed(seed) } else { seed });
     let base_model = base.name.clone();
-    let sample = RelayedSample { upstream, base_model, path, session, request, sink };
-    Ok(Operation::Relay(Box::new(sample)))
+    let sample = Box::new(RelayedSample { base_model, path, session, request, sink });
+    Ok(Operation::Sample(SampleOperation::Upstream(upstream, sample)))
 }

@@ -6,16 +6,16 @@ use bytes::Bytes;
 use tinkex_engine::decode::{DecodingParams, StopConditions};
 use tinkex_engine::sample::{PromptScoring, SampleRequest as EngineRequest};
 use tinkex_engine::tokenizer::Vocabulary;
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{RequestKind, RequestRecord, SamplerRecord, SequenceScope};
 use tinkex_wire::codec::json;
 use tinkex_wire::{ApiRequest as _, RequestId, SampleRequest, Seq, StopCondition, TensorData};
 
 use super::training::random_seed;
-use super::{NextStep, Submission, digest, relay, require_session, submit};
-use crate::error::ServerError;
+use super::{Admission, NextStep, Submission, digest, relay, require_session, submit};
+use crate::fault::engine_error;
 use crate::models::BaseModel;
-use crate::operation::{Operation, QueuedSample};
-use crate::state::ServerState;
-use crate::store::{RequestKind, RequestRecord, SamplerRecord, SequenceScope};
+use crate::operation::{EngineSampling, Operation, SampleOperation, TinkerSample};
 use crate::training_data::unsupported_chunk;
 
 /// Maximum number of samples of one request.
@@ -31,7 +31,7 @@ const MAX_PROMPT_ELEMENTS: usize = 1 << 24;
 const MAX_SAMPLE_ELEMENTS: usize = 1 << 25;
 
 /// Admits a sampling request.
-pub(crate) fn sample(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId, ServerError> {
+pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestId, ServerError> {
     let request: SampleRequest = json::decode(&body)?;
     request.validate()?;
     let Some(sampler) = request.sampling_session_id.clone() else {
@@ -39,16 +39,17 @@ pub(crate) fn sample(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId,
             "sampling_session_id: required; create a sampling session first",
         ));
     };
-    let store = state.store();
+    let store = admission.store();
     let Some(row) = store.samplers.get(&sampler).map(|entry| entry.row.clone()) else {
         return Err(ServerError::no_sampling_session(&sampler));
     };
     require_session(&store, &row.session)?;
     drop(store);
     let digest = digest::of_bytes(&body);
-    let (samples, seq) = (request.num_samples, request.seq_id.map(Seq::get));
-    let seed = request.sampling_params.seed.unwrap_or_else(|| random_seed(state));
-    let operation = prepare(state, &row, request, seed)?;
+    let samples = request.num_samples;
+    let seq = request.seq_id.map(Seq::get);
+    let seed = request.sampling_params.seed.unwrap_or_else(|| random_seed(admission));
+    let operation = prepare(admission, &row, request, seed)?;
     let submission = Submission {
         kind: RequestKind::Sample,
         session: row.session,
@@ -61,12 +62,12 @@ pub(crate) fn sample(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId,
         records: Vec::new(),
         next: NextStep::Enqueue(operation),
     };
-    submit(state, state.store(), submission)
+    submit(admission, admission.store(), submission)
 }
 
 /// Validates a stored sampling request. Returns the step that enqueues it again.
 pub(super) fn restore(
-    state: &ServerState,
+    admission: &Admission,
     row: &RequestRecord,
     body: &Bytes,
 ) -> Result<NextStep, ServerError> {
@@ -76,31 +77,36 @@ pub(super) fn restore(
             "the stored request does not refer to a sampling session".to_owned(),
         ));
     };
-    let sampler_row = state.store().samplers.get(sampler).map(|entry| entry.row.clone());
+    let sampler_row = admission.store().samplers.get(sampler).map(|entry| entry.row.clone());
     let sampler_row = sampler_row.ok_or_else(|| {
         ServerError::not_found(format!("sampling session {sampler} no longer exists"))
     })?;
-    Ok(NextStep::Enqueue(prepare(state, &sampler_row, request, row.seed)?))
+    Ok(NextStep::Enqueue(prepare(admission, &sampler_row, request, row.seed)?))
 }
 
 /// Validates the request of a sampling session and converts it to the form of its backend.
 fn prepare(
-    state: &ServerState,
+    admission: &Admission,
     sampler: &SamplerRecord,
     request: SampleRequest,
     seed: u64,
 ) -> Result<Operation, ServerError> {
-    if let Some(weights) = relay::weights(state, &sampler.base_model, sampler.folder.as_deref())? {
+    if let Some(weights) = relay::weights(admission, &sampler.base_model, sampler.weights.as_ref())?
+    {
         let session = sampler.session.clone();
-        return relay::sample(state, weights, session, request, seed, None);
+        return relay::sample(admission, weights, session, request, seed, None);
     }
-    let base = state.base_model(&sampler.base_model)?;
+    let base = admission.base_model(&sampler.base_model)?;
     let stop = stop_conditions(&base, request.sampling_params.stop.clone())?;
     let EngineSample { request: engine_request, extra_bytes } =
-        engine_sample(state, &base, &request, stop, seed)?;
-    let (sampler, targets) = (sampler.id.clone(), request.target_prompt_logprobs);
-    let sample = QueuedSample { sampler, request: engine_request, targets, extra_bytes };
-    Ok(Operation::Sample(Box::new(sample)))
+        engine_sample(admission, &base, &request, stop, seed)?;
+    let sample = EngineSampling::Sample(Box::new(TinkerSample {
+        sampler: sampler.id.clone(),
+        request: engine_request,
+        targets: request.target_prompt_logprobs,
+        extra_bytes,
+    }));
+    Ok(Operation::Sample(SampleOperation::Engine(sample)))
 }
 
 /// A validated sampling request in the engine's form.
@@ -116,7 +122,7 @@ pub(crate) type StopRule = (StopConditions, Option<Arc<Vocabulary>>);
 /// Validates a request against the model and the server's limits, and converts it to the engine's
 /// form. `stop` replaces the stop condition of the request.
 pub(crate) fn engine_sample(
-    state: &ServerState,
+    admission: &Admission,
     base: &BaseModel,
     request: &SampleRequest,
     (stop, vocabulary): StopRule,
@@ -152,7 +158,7 @@ pub(crate) fn engine_sample(
         top_k: params.top_k.map_or(-1, i64::from),
         top_p: params.top_p,
     };
-    decoding.check()?;
+    decoding.check().map_err(engine_error)?;
     let elements = check_tables(request, prompt.len(), samples * max_tokens, vocab)?;
     let targets = match &request.target_prompt_logprobs {
         Some(targets) => Some(dense_targets(targets, prompt.len())?),
@@ -173,7 +179,7 @@ pub(crate) fn engine_sample(
         seed,
         stop,
         vocabulary,
-        raw_logprobs: state.options.raw_logprobs,
+        raw_logprobs: admission.raw_logprobs,
         top_k: to_usize(request.topk_sample_logprobs),
         scoring,
     };
@@ -183,8 +189,8 @@ pub(crate) fn engine_sample(
     Ok(EngineSample { request: engine_request, extra_bytes })
 }
 
-/// Checks that the prompt and at least one sampled token, or `max_tokens` of them, fit into the
-/// model's context window.
+/// Checks that the prompt and `max_tokens` sampled tokens fit into the model's context window;
+/// without `max_tokens`, the prompt and one sampled token must fit.
 ///
 /// A request for scores of the prompt may fill the whole window with the prompt: it must sample one
 /// token, which the model does not read.
@@ -275,13 +281,16 @@ fn check_tables(
 fn stop_conditions(base: &BaseModel, stop: Option<StopCondition>) -> Result<StopRule, ServerError> {
     let eos = base.eos().iter().copied();
     let texts = match stop {
-        None => return Ok((StopConditions::new(eos, [""; 0])?, None)),
+        None => return Ok((StopConditions::new(eos, [""; 0]).map_err(engine_error)?, None)),
         Some(StopCondition::Tokens(tokens)) if tokens.is_empty() => {
             return Ok((StopConditions::default(), None));
         }
         Some(StopCondition::Tokens(tokens)) => {
             check_tokens("sampling_params.stop", &tokens, base.vocab_size())?;
-            return Ok((StopConditions::new(eos.chain(tokens), [""; 0])?, None));
+            return Ok((
+                StopConditions::new(eos.chain(tokens), [""; 0]).map_err(engine_error)?,
+                None,
+            ));
         }
         Some(StopCondition::Texts(texts)) if texts.is_empty() => {
             return Ok((StopConditions::default(), None));
@@ -292,7 +301,8 @@ fn stop_conditions(base: &BaseModel, stop: Option<StopCondition>) -> Result<Stop
     stop_at("sampling_params.stop", base, eos, &texts)
 }
 
-/// Creates stop conditions from tokens and the strings of `field`, of which there is at least one.
+/// Creates stop conditions from tokens and from the strings of `field`. Requires at least one
+/// string.
 pub(crate) fn stop_at(
     field: &str,
     base: &BaseModel,
@@ -310,7 +320,7 @@ pub(crate) fn stop_at(
             "{field}: cannot read the tokenizer that stop strings need: {error}; use stop token ids"
         ))
     })?;
-    Ok((StopConditions::new(tokens, texts)?, Some(vocabulary)))
+    Ok((StopConditions::new(tokens, texts).map_err(engine_error)?, Some(vocabulary)))
 }
 
 /// Converts the targets to a dense matrix, with −1 for elements without a target.
@@ -331,8 +341,8 @@ fn dense_targets(targets: &TensorData, prompt: usize) -> Result<Vec<i64>, Server
     };
     let mut dense = vec![-1; rows * width];
     for (row, bounds) in starts.windows(2).enumerate() {
-        let (from, to) =
-            (usize::try_from(bounds[0]).unwrap_or(0), usize::try_from(bounds[1]).unwrap_or(0));
+        let from = usize::try_from(bounds[0]).unwrap_or(0);
+        let to = usize::try_from(bounds[1]).unwrap_or(0);
         for (value, column) in values[from..to].iter().zip(&columns[from..to]) {
             dense[row * width + usize::try_from(*column).unwrap_or(0)] = *value;
         }

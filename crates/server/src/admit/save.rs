@@ -18,66 +18,73 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tinkex_backend::operation::{CheckpointSave, CommonOperation};
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{RequestKind, RequestRecord, SequenceScope, Store};
 use tinkex_wire::codec::json;
 use tinkex_wire::{
     CheckpointKind, Metadata, ModelId, RequestId, SamplerId, SaveWeights, SaveWeightsExternal,
     SaveWeightsForSampler, Seq, SessionId, TinkerPath,
 };
 
-use super::training::{ModelRequest, enqueue_restored};
-use super::{NextStep, digest, next_seq, reject_seq_on_error, require_run};
-use crate::error::ServerError;
-use crate::operation::{CheckpointSave, ModelOperation};
-use crate::state::ServerState;
-use crate::store::{RequestKind, RequestRecord, SequenceScope, Store};
+use super::training::ModelRequest;
+use super::{
+    Admission, NextStep, digest, next_seq, reject_seq_on_error, require_run, restore_common,
+};
+use crate::operation::RunOperation;
 
 /// Valid times to live in seconds: one hour to ten years.
 const TTL_SECONDS: RangeInclusive<u64> = 3_600..=315_360_000;
 
 /// Admits saving a checkpoint for further training.
 pub(crate) fn save_weights(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
-    admit(state, RequestKind::SaveWeights, body)
+    admit(admission, RequestKind::SaveWeights, body)
 }
 
 /// Admits saving weights for sampling: as a checkpoint, or only for a new sampling session.
 pub(crate) fn save_weights_for_sampler(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
-    admit(state, RequestKind::SaveWeightsForSampler, body)
+    admit(admission, RequestKind::SaveWeightsForSampler, body)
 }
 
 /// Admits saving a checkpoint for download.
 pub(crate) fn save_weights_external(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
-    admit(state, RequestKind::SaveWeightsExternal, body)
+    admit(admission, RequestKind::SaveWeightsExternal, body)
 }
 
 fn admit(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     kind: RequestKind,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     let request = SaveRequest::decode(kind, &body)?;
-    let (model, seq) = (request.model.clone(), request.seq);
-    reject_seq_on_error(state, &model, seq, request.submit(state, kind, body))
+    let model = request.model.clone();
+    let seq = request.seq;
+    reject_seq_on_error(admission, &model, seq, request.submit(admission, kind, body))
 }
 
 /// Decodes a stored request to save weights. Returns the step that enqueues it again.
-pub(super) fn restore(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
+pub(super) fn restore(
+    admission: &Admission,
+    row: &RequestRecord,
+    body: &Bytes,
+) -> Result<NextStep, ServerError> {
     let request = SaveRequest::decode(row.kind, body)?;
-    enqueue_restored(row, request.operation(&row.session, row.seq)?)
+    restore_common(admission, row, request.operation(&row.session, row.seq)?)
 }
 
 /// A request to save the weights of a model.
 struct SaveRequest {
     model: ModelId,
-    /// Sequence number; `None` assigns the next free one.
+    /// Sequence number; `None` assigns the next free number.
     seq: Option<u64>,
     target: SaveTarget,
 }
@@ -125,15 +132,15 @@ impl SaveRequest {
 
     /// Returns the operation that executes the request under sequence number `seq`. `session` is
     /// the session of the model.
-    fn operation(&self, session: &SessionId, seq: u64) -> Result<ModelOperation, ServerError> {
+    fn operation(&self, session: &SessionId, seq: u64) -> Result<CommonOperation, ServerError> {
         match &self.target {
             SaveTarget::Checkpoint(target) => {
                 let save = target.checkpoint_save(&self.model, seq)?;
-                Ok(ModelOperation::Save(Box::new(save)))
+                Ok(CommonOperation::Save(Box::new(save)))
             }
             SaveTarget::SamplingSession(target) => {
                 let sampler = SamplerId::in_session(session, target.number);
-                Ok(ModelOperation::SaveForSampler(sampler))
+                Ok(CommonOperation::SaveForSampler(sampler))
             }
         }
     }
@@ -141,17 +148,17 @@ impl SaveRequest {
     /// Validates a new request and submits it.
     fn submit(
         self,
-        state: &Arc<ServerState>,
+        admission: &Arc<Admission>,
         kind: RequestKind,
         body: Bytes,
     ) -> Result<RequestId, ServerError> {
         if let SaveTarget::Checkpoint(target) = &self.target {
             target.validate()?;
         }
-        let store = state.store();
+        let store = admission.store();
         let run = require_run(&store, &self.model)?;
         let scope = SequenceScope::Model(run.id.clone());
-        let seq = self.seq.unwrap_or_else(|| next_seq(state, &store, &scope));
+        let seq = self.seq.unwrap_or_else(|| next_seq(admission, &store, &scope));
         let operation = self.operation(&run.session, seq)?;
         // The target of a retry exists if the original request has already been executed.
         let is_retry = store.request_at(&scope, seq).is_some();
@@ -159,10 +166,12 @@ impl SaveRequest {
             check_target_is_new(&store, &operation)?;
         }
         let digest = self.digest(&body)?;
-        ModelRequest { kind, seq: Some(seq), digest, body, operation }.submit(state, store, &run)
+        let operation = RunOperation::common(admission.backends.of_run(&run)?, operation);
+        ModelRequest { kind, seq: Some(seq), digest, body, operation }
+            .submit(admission, store, &run)
     }
 
-    /// Returns the digest of the request, which has this body. A retry has the same digest.
+    /// Returns the digest of the request, whose body is `body`. A retry has the same digest.
     fn digest(&self, body: &Bytes) -> Result<String, ServerError> {
         match &self.target {
             SaveTarget::Checkpoint(_) => Ok(digest::of_bytes(body)),
@@ -192,7 +201,8 @@ impl From<SaveWeights> for SaveRequest {
 
 impl From<SaveWeightsForSampler> for SaveRequest {
     fn from(request: SaveWeightsForSampler) -> Self {
-        let (model, seq) = (request.model_id.clone(), request.seq_id.map(Seq::get));
+        let model = request.model_id.clone();
+        let seq = request.seq_id.map(Seq::get);
         let target = match (&request.path, request.sampling_session_seq_id) {
             (None, Some(number)) => {
                 let unnumbered = Box::new(request.sampling_session_seq_id(None));
@@ -257,12 +267,14 @@ impl CheckpointTarget {
 }
 
 /// Checks that the checkpoint or sampling session that a save creates does not exist yet.
-fn check_target_is_new(store: &Store, operation: &ModelOperation) -> Result<(), ServerError> {
+fn check_target_is_new(store: &Store, operation: &CommonOperation) -> Result<(), ServerError> {
     match operation {
-        ModelOperation::Save(save) if !save.overwrite && store.checkpoint(&save.path).is_some() => {
+        CommonOperation::Save(save)
+            if !save.overwrite && store.checkpoint(&save.path).is_some() =>
+        {
             Err(ServerError::Conflict(save.name_taken()))
         }
-        ModelOperation::SaveForSampler(sampler) if store.samplers.contains_key(sampler) => {
+        CommonOperation::SaveForSampler(sampler) if store.samplers.contains_key(sampler) => {
             Err(ServerError::Conflict(format!(
                 "sampling_session_seq_id: sampling session {sampler} already exists"
             )))

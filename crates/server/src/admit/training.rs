@@ -1,8 +1,14 @@
 //! Admission of model creation, training passes and optimizer steps.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::MutexGuard;
+use tinkex_backend::operation::CommonOperation;
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{
+    LoraSettings, ModelRunRecord, Record, RequestKind, RequestRecord, SequenceScope, Store,
+};
 use tinkex_wire::codec::json;
 use tinkex_wire::{
     ApiRequest as _, CreateModel, ForwardBackward, ModelId, OptimParams, OptimStep,
@@ -10,14 +16,13 @@ use tinkex_wire::{
 };
 
 use super::{
-    CREATION_SEQ, NextStep, Submission, digest, reject_seq_on_error, relay, require_run,
+    Admission, CREATION_SEQ, NextStep, Submission, digest, reject_seq_on_error, relay, require_run,
     require_session, submit,
 };
-use crate::error::ServerError;
-use crate::operation::{ModelOperation, Operation, PassObjective, TrainingPass, step_params};
-use crate::state::ServerState;
-use crate::store::{
-    LoraSettings, Record, RequestKind, RequestRecord, RunRecord, SequenceScope, Store,
+use crate::backends::RunBackend;
+use crate::operation::{
+    EngineOperation, EngineTraining, Operation, PassObjective, RunOperation, TrainingPass,
+    step_params,
 };
 
 /// Maximum LoRA rank. The hidden size of the base model is a further limit.
@@ -25,12 +30,12 @@ const MAX_RANK: usize = 256;
 
 /// Admits the creation of a model.
 pub(crate) fn create_model(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     let request: CreateModel = json::decode(&body)?;
     request.validate()?;
-    let base = state.base_model(&request.base_model)?;
+    let base = admission.base_model(&request.base_model)?;
     let Some(lora) = request.lora_config else {
         return Err(ServerError::invalid(
             "lora_config: required; this server trains LoRA adapters only",
@@ -47,12 +52,12 @@ pub(crate) fn create_model(
         )));
     }
     validate_optimizer(&request.optimizer_config)?;
-    let store = state.store();
+    let store = admission.store();
     require_session(&store, &request.session_id)?;
-    let upstream = relay::assign(state, &store, &base, &request.optimizer_config)?;
+    let upstream = relay::assign(admission, &store, &base, &request.optimizer_config)?;
     let model = ModelId::in_session(&request.session_id, request.model_seq_id);
-    let seed = lora.seed.unwrap_or_else(|| random_seed(state));
-    let row = RunRecord {
+    let seed = lora.seed.unwrap_or_else(|| random_seed(admission));
+    let row = ModelRunRecord {
         id: model.clone(),
         session: request.session_id.clone(),
         number: request.model_seq_id,
@@ -73,7 +78,8 @@ pub(crate) fn create_model(
         project_id: None,
         upstream,
     };
-    let operation = ModelOperation::Create;
+    let backend = admission.backends.of_run(&row)?;
+    let operation = RunOperation::common(backend, CommonOperation::Create);
     let submission = Submission {
         kind: RequestKind::CreateModel,
         session: request.session_id,
@@ -86,73 +92,89 @@ pub(crate) fn create_model(
         records: vec![Record::Run(row)],
         next: NextStep::Enqueue(Operation::Model { model, seq: CREATION_SEQ, operation }),
     };
-    submit(state, store, submission)
+    submit(admission, store, submission)
 }
 
 /// Admits a forward or forward-backward pass.
 pub(crate) fn forward_backward(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     let request = ForwardBackward::from_proto(&body)?;
     let digest = digest::of_pass(&request);
-    let (model, seq) = (request.model_id.clone(), request.seq_id.map(Seq::get));
+    let model = request.model_id.clone();
+    let seq = request.seq_id.map(Seq::get);
     let admit = || {
-        let run = require_run(&state.store(), &request.model_id)?;
-        let operation = pass_operation(state, &run, &request, &body)?;
+        let run = require_run(&admission.store(), &request.model_id)?;
+        let operation = pass_operation(admission, &run, &request, &body)?;
         let kind = RequestKind::ForwardBackward;
-        ModelRequest { kind, seq, digest, body, operation }.submit(state, state.store(), &run)
+        ModelRequest { kind, seq, digest, body, operation }.submit(
+            admission,
+            admission.store(),
+            &run,
+        )
     };
-    reject_seq_on_error(state, &model, seq, admit())
+    reject_seq_on_error(admission, &model, seq, admit())
 }
 
-/// Validates a pass and converts it to the form of the run's backend. Does not hold the store's lock
-/// while it validates: there may be millions of tokens.
+/// Validates a pass and converts it to the form of the run's backend. Does not hold the store's
+/// lock during validation: the pass may have millions of tokens.
 fn pass_operation(
-    state: &ServerState,
-    run: &RunRecord,
+    admission: &Admission,
+    run: &ModelRunRecord,
     request: &ForwardBackward,
     body: &Bytes,
-) -> Result<ModelOperation, ServerError> {
-    let objective = PassObjective::resolve(&state.store(), run, request)?;
-    if let Some(operation) = relay::pass(state, run, request, &objective, body)? {
-        return Ok(operation);
+) -> Result<RunOperation, ServerError> {
+    let objective = PassObjective::resolve(&admission.store(), run, request)?;
+    match admission.backends.of_run(run)? {
+        RunBackend::Engine => {
+            let pass = TrainingPass::new(&admission.models, run, objective, request)?;
+            let training = EngineTraining::Pass(Box::new(pass));
+            Ok(RunOperation::Engine(EngineOperation::Train(training)))
+        }
+        RunBackend::Upstream(upstream) => {
+            let pass = relay::pass(admission, &upstream, run, request, &objective, body)?;
+            Ok(RunOperation::Upstream(upstream, pass))
+        }
     }
-    let pass = TrainingPass::new(&state.models, run, objective, request)?;
-    Ok(ModelOperation::Pass(Box::new(pass)))
 }
 
 /// Validates a stored training pass. Returns the step that enqueues it again.
 pub(super) fn restore_pass(
-    state: &ServerState,
+    admission: &Admission,
     row: &RequestRecord,
     body: &Bytes,
 ) -> Result<NextStep, ServerError> {
     let request = ForwardBackward::from_proto(body)?;
-    let run = restored_run(state, &request.model_id)?;
-    enqueue_restored(row, pass_operation(state, &run, &request, body)?)
+    let run = restored_run(admission, &request.model_id)?;
+    let operation = pass_operation(admission, &run, &request, body)?;
+    enqueue_restored(row, |_| Ok(operation))
 }
 
 /// Returns the run of a stored request.
-fn restored_run(state: &ServerState, model: &ModelId) -> Result<RunRecord, ServerError> {
-    let run = state.store().runs.get(model).map(|entry| entry.row.clone());
+fn restored_run(admission: &Admission, model: &ModelId) -> Result<ModelRunRecord, ServerError> {
+    let run = admission.store().runs.get(model).map(|entry| entry.row.clone());
     run.ok_or_else(|| ServerError::not_found(format!("model {model} no longer exists")))
 }
 
 /// Admits an optimizer step.
-pub(crate) fn optim_step(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId, ServerError> {
+pub(crate) fn optim_step(
+    admission: &Arc<Admission>,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
     let request: OptimStep = json::decode(&body)?;
-    let (model, seq) = (request.model_id.clone(), request.seq_id.map(Seq::get));
-    reject_seq_on_error(state, &model, seq, submit_step(state, &request, body))
+    let model = request.model_id.clone();
+    let seq = request.seq_id.map(Seq::get);
+    reject_seq_on_error(admission, &model, seq, submit_step(admission, &request, body))
 }
 
 fn submit_step(
-    state: &Arc<ServerState>,
+    admission: &Arc<Admission>,
     request: &OptimStep,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     request.validate()?;
-    let store = state.store();
+    let store = admission.store();
     let run = require_run(&store, &request.model_id)?;
     let optimizer = match &request.params {
         OptimParams::Dimuon(_) => "dimuon",
@@ -168,56 +190,63 @@ fn submit_step(
         kind: RequestKind::OptimStep,
         seq: request.seq_id.map(Seq::get),
         digest: digest::of_bytes(&body),
-        operation: step_operation(state, &run, request, &body)?,
+        operation: step_operation(admission, &run, request, &body)?,
         body,
     };
-    model_request.submit(state, store, &run)
+    model_request.submit(admission, store, &run)
 }
 
 /// Converts an optimizer step to the form of the run's backend.
 fn step_operation(
-    state: &ServerState,
-    run: &RunRecord,
+    admission: &Admission,
+    run: &ModelRunRecord,
     request: &OptimStep,
     body: &Bytes,
-) -> Result<ModelOperation, ServerError> {
-    match relay::step(state, run, request, body)? {
-        Some(operation) => Ok(operation),
-        None => Ok(ModelOperation::OptimStep(step_params(&request.params)?)),
+) -> Result<RunOperation, ServerError> {
+    match admission.backends.of_run(run)? {
+        RunBackend::Engine => {
+            let training = EngineTraining::OptimStep(step_params(&request.params)?);
+            Ok(RunOperation::Engine(EngineOperation::Train(training)))
+        }
+        RunBackend::Upstream(upstream) => {
+            let step = relay::step(&upstream, request, body)?;
+            Ok(RunOperation::Upstream(upstream, step))
+        }
     }
 }
 
 /// Decodes a stored optimizer step. Returns the step that enqueues it again.
 pub(super) fn restore_step(
-    state: &ServerState,
+    admission: &Admission,
     row: &RequestRecord,
     body: &Bytes,
 ) -> Result<NextStep, ServerError> {
     let request: OptimStep = json::decode(body)?;
-    let run = restored_run(state, &request.model_id)?;
-    enqueue_restored(row, step_operation(state, &run, &request, body)?)
+    let run = restored_run(admission, &request.model_id)?;
+    let operation = step_operation(admission, &run, &request, body)?;
+    enqueue_restored(row, |_| Ok(operation))
 }
 
 /// A validated request of an existing model.
 pub(super) struct ModelRequest {
     pub(super) kind: RequestKind,
-    /// Sequence number; `None` assigns the next free one.
+    /// Sequence number; `None` assigns the next free number.
     pub(super) seq: Option<u64>,
     pub(super) digest: String,
     pub(super) body: Bytes,
-    pub(super) operation: ModelOperation,
+    pub(super) operation: RunOperation,
 }
 
 impl ModelRequest {
     pub(super) fn submit(
         self,
-        state: &Arc<ServerState>,
+        admission: &Arc<Admission>,
         store: MutexGuard<'_, Store>,
-        run: &RunRecord,
+        run: &ModelRunRecord,
     ) -> Result<RequestId, ServerError> {
         let Self { kind, seq, digest, body, operation } = self;
         let scope = SequenceScope::Model(run.id.clone());
-        let seq = seq.unwrap_or_else(|| super::next_seq(state, &store, &scope));
+        let seq = seq.unwrap_or_else(|| super::next_seq(admission, &store, &scope));
         if seq == CREATION_SEQ {
             return Err(ServerError::invalid(
                 "seq_id: 0 is reserved for the creation of the model; start at 1",
@@ -235,20 +264,20 @@ impl ModelRequest {
             records: Vec::new(),
             next: NextStep::Enqueue(Operation::Model { model: run.id.clone(), seq, operation }),
         };
-        submit(state, store, submission)
+        submit(admission, store, submission)
     }
 }
 
 /// Returns the step that enqueues a stored request of a model again.
 pub(super) fn enqueue_restored(
     row: &RequestRecord,
-    operation: ModelOperation,
+    operation: impl FnOnce(&ModelId) -> Result<RunOperation, ServerError>,
 ) -> Result<NextStep, ServerError> {
     match &row.scope {
         SequenceScope::Model(model) => Ok(NextStep::Enqueue(Operation::Model {
             model: model.clone(),
             seq: row.seq,
-            operation,
+            operation: operation(model)?,
         })),
         SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => {
             Err(ServerError::Internal("the stored request does not refer to a model".to_owned()))
@@ -271,8 +300,9 @@ pub(super) fn validate_optimizer(config: &OptimizerConfig) -> Result<(), ServerE
 }
 
 /// Returns a random seed.
-pub(crate) fn random_seed(state: &ServerState) -> u64 {
-    let (high, low) = state.random.uuid().as_u64_pair();
-    // A version 4 UUID has fixed bits in both halves; the rotation aligns them with random ones.
+pub(crate) fn random_seed(admission: &Admission) -> u64 {
+    let (high, low) = admission.context.random.uuid().as_u64_pair();
+    // A version 4 UUID has fixed bits in both halves. The rotation combines the fixed bits of each
+    // half with random bits of the other half.
     high ^ low.rotate_left(32)
 }

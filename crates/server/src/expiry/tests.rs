@@ -4,33 +4,34 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use tinkex_store::clock::{ManualClocks, TICK};
+use tinkex_store::store::{
+    CheckpointRecord, LoraSettings, ModelRunRecord, RequestRecord, ResultKind, ResultRecord,
+    SequenceScope, UnixMicros,
+};
 use tinkex_wire::OptimizerConfig;
 
 use super::*;
 use crate::ServerOptions;
-use crate::clock::TICK;
-use crate::clock::tests::TestClocks;
+use crate::environment::Environment;
 use crate::models::BaseModels;
-use crate::random::RandomSource;
-use crate::store::{
-    CheckpointRecord, LoraSettings, RequestRecord, ResultKind, ResultRecord, RunRecord,
-    SequenceScope, UnixMicros,
-};
-use crate::task::Executor;
+use crate::state::ServerState;
 
 const SECOND: UnixMicros = 1_000_000;
 const DAY: UnixMicros = 86_400 * SECOND;
 const START: UnixMicros = 20_000 * DAY;
 
 /// Opens a data folder as a server does, without worker and listener.
-fn open(folder: &Path, clocks: &Arc<TestClocks>) -> Arc<ServerState> {
-    let clocks: Arc<TestClocks> = Arc::clone(clocks);
-    let store = Store::open(folder, 1 << 20, &Executor::Threads, clocks).unwrap();
+fn open(folder: &Path, clocks: &Arc<ManualClocks>) -> Arc<ServerState> {
+    let clocks: Arc<ManualClocks> = Arc::clone(clocks);
+    let environment = Environment { clocks, ..Environment::of_this_machine() };
+    let Environment { executor, clocks, .. } = &environment;
+    let store = Store::open(folder, 1 << 20, executor, Arc::clone(clocks)).unwrap();
     std::fs::create_dir_all(folder.join("tokenizer")).unwrap();
-    let (options, weights) = (ServerOptions::new(folder), folder.join("weights"));
+    let options = ServerOptions::new(folder);
+    let weights = folder.join("weights");
     let models = BaseModels::find(&folder.join("tokenizer"), &options).unwrap();
-    let (executor, random) = (Executor::Threads, RandomSource::System);
-    Arc::new(ServerState::new(options, store, models, weights, executor, random))
+    Arc::new(ServerState::new(options, store, models, weights, environment))
 }
 
 /// Makes everything durable and ends the server.
@@ -72,13 +73,14 @@ fn add_session(state: &Arc<ServerState>) {
         digest: "d".to_owned(),
         seed: 0,
         samples: 0,
-        source_folder: None,
+        source: None,
         at: created_at,
     };
     store.add_request(request, vec![], Bytes::new(), Box::new(|_| {}));
-    let (request, number) =
-        (Arc::clone(&store.requests["r"].row), store.disk.next_payload_number());
-    let (result, usage) = (ResultKind::Json, Vec::new());
+    let request = Arc::clone(&store.requests["r"].row);
+    let number = store.disk.next_payload_number();
+    let result = ResultKind::Json;
+    let usage = Vec::new();
     let record = ResultRecord {
         request,
         number,
@@ -97,7 +99,7 @@ const LORA: LoraSettings =
 
 fn add_run(store: &mut Store, id: &str) {
     let created_at = store.clock.now();
-    store.put_unconfirmed(Record::Run(RunRecord {
+    store.put_unconfirmed(Record::Run(ModelRunRecord {
         id: id.into(),
         session: "s".into(),
         number: 0,
@@ -121,10 +123,11 @@ fn path(name: &str) -> TinkerPath {
 /// Adds a checkpoint that expires in an hour.
 fn add_checkpoint(state: &Arc<ServerState>, name: &str) {
     let mut store = state.store();
-    let (created_at, expires_at) = (store.clock.now(), Some(store.clock.in_seconds(3_600)));
+    let created_at = store.clock.now();
+    let expires_at = Some(store.clock.in_seconds(3_600));
     store.put_unconfirmed(Record::Checkpoint(CheckpointRecord {
         path: path(name),
-        folder: name.to_owned(),
+        weights: WeightsLocation::Local(name.to_owned()),
         request: None,
         seq: None,
         created_at,
@@ -138,16 +141,16 @@ fn add_checkpoint(state: &Arc<ServerState>, name: &str) {
     }));
 }
 
-/// Returns whether the session is silent and whether the result is there.
+/// Returns whether the session is silent and whether the result still exists.
 fn status(state: &Arc<ServerState>) -> (bool, bool) {
-    remove_records(state);
-    (is_silent(state, &"s".into()), state.store().requests.contains_key("r"))
+    state.expiry.remove_records();
+    (state.expiry.is_silent(&"s".into()), state.store().requests.contains_key("r"))
 }
 
 #[tokio::test(start_paused = true)]
 async fn sessions_and_results_expire_after_their_timeouts() {
     let folder = tempfile::tempdir().unwrap();
-    let state = open(folder.path(), &TestClocks::new(START, "boot", 0));
+    let state = open(folder.path(), &ManualClocks::new(START, "boot", 0));
     add_session(&state);
     run_for(&state, 899).await;
     assert_eq!(status(&state), (false, true));
@@ -161,13 +164,13 @@ async fn sessions_and_results_expire_after_their_timeouts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bug_a_stopped_process_expired_live_sessions_and_unfetched_results() {
+async fn a_stopped_process_expires_neither_live_sessions_nor_unfetched_results() {
     let folder = tempfile::tempdir().unwrap();
-    let state = open(folder.path(), &TestClocks::new(START, "boot", 0));
+    let state = open(folder.path(), &ManualClocks::new(START, "boot", 0));
     add_session(&state);
     add_checkpoint(&state, "c");
     run_for(&state, 890).await;
-    // SIGSTOP for a day. The expiry task may run before the clock's.
+    // SIGSTOP for a day. The expiry task may run before the task that ticks the clock.
     tokio::time::advance(Duration::from_secs(86_400)).await;
     assert_eq!(status(&state), (false, true));
     assert!(state.store().checkpoints.is_empty(), "the time to live of a checkpoint passes");
@@ -182,7 +185,7 @@ async fn bug_a_stopped_process_expired_live_sessions_and_unfetched_results() {
 async fn a_wall_clock_that_is_set_expires_nothing_and_immortalises_nothing() {
     for set_by in [-400 * DAY, -3 * DAY, 3 * DAY, 400 * DAY] {
         let folder = tempfile::tempdir().unwrap();
-        let clocks = TestClocks::new(START, "boot", 0);
+        let clocks = ManualClocks::new(START, "boot", 0);
         let state = open(folder.path(), &clocks);
         add_session(&state);
         add_checkpoint(&state, "c");
@@ -196,7 +199,7 @@ async fn a_wall_clock_that_is_set_expires_nothing_and_immortalises_nothing() {
         clocks.since_boot.store(60 * SECOND, Ordering::Relaxed);
         stop(&state);
 
-        // It is still wrong at the next start, or is set again.
+        // The wall clock is still wrong at the next start, or is set again.
         for wall in [START + set_by, START - set_by] {
             clocks.wall.store(wall, Ordering::Relaxed);
             clocks.since_boot.fetch_add(60 * SECOND, Ordering::Relaxed);
@@ -214,7 +217,7 @@ async fn a_wall_clock_that_is_set_expires_nothing_and_immortalises_nothing() {
         }
         clocks.since_boot.store(3_600 * SECOND, Ordering::Relaxed);
         let state = open(folder.path(), &clocks);
-        remove_records(&state);
+        state.expiry.remove_records();
         assert!(state.store().checkpoints.is_empty(), "its hour has passed");
         stop(&state);
     }
@@ -223,26 +226,25 @@ async fn a_wall_clock_that_is_set_expires_nothing_and_immortalises_nothing() {
 #[tokio::test(start_paused = true)]
 async fn after_a_reboot_the_time_does_not_go_back() {
     let folder = tempfile::tempdir().unwrap();
-    let state = open(folder.path(), &TestClocks::new(START, "first", 500 * SECOND));
+    let state = open(folder.path(), &ManualClocks::new(START, "first", 500 * SECOND));
     add_checkpoint(&state, "c");
     stop(&state);
-    let state = open(folder.path(), &TestClocks::new(START - 3 * DAY, "second", 5 * SECOND));
+    let state = open(folder.path(), &ManualClocks::new(START - 3 * DAY, "second", 5 * SECOND));
     assert!((START..START + SECOND).contains(&state.clock.now()));
     run_for(&state, 3_601).await;
-    remove_records(&state);
+    state.expiry.remove_records();
     assert!(state.store().checkpoints.is_empty());
     stop(&state);
 }
 
-/// A folder was kept if its name only started with that of a folder in use.
 #[tokio::test]
-async fn bug_an_unreferenced_folder_was_kept_because_of_its_prefix() {
+async fn an_unreferenced_folder_is_removed_although_it_shares_a_prefix_with_one_in_use() {
     let folder = tempfile::tempdir().unwrap();
-    let state = open(folder.path(), &TestClocks::new(START, "boot", 0));
+    let state = open(folder.path(), &ManualClocks::new(START, "boot", 0));
     add_checkpoint(&state, "run-v1.5");
     let kept = ["run-v1.5", ".run-v1.5.a8Xf2k", ".run-v1.5.tinkex-replaced"];
     let removed = ["run-v1.55", "run-v1.5.a8Xf2k", ".run-v1.55.a8Xf2k", ".run-v1.a8Xf2k", "run"];
     let names = kept.iter().chain(&removed).map(ToString::to_string).collect();
-    assert_eq!(unreferenced(&state, names).await.unwrap(), removed);
+    assert_eq!(state.expiry.unreferenced(names).await.unwrap(), removed);
     stop(&state);
 }

@@ -1,175 +1,185 @@
-//! [`Generation`]: a running inference request.
+//! [`ModelGenerator`]: enqueues inference requests, and [`Generations`]: the running requests.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
+use tinkex_backend::upstream::ResponseSink;
+use tinkex_inference::{
+    ChatModel, GenerationRequest, InferenceError, ServedModel, StreamDrop, TokenSink, TokenStream,
+    token_stream,
+};
+use tinkex_store::error::ServerError;
+use tinkex_store::weights::{WeightsKey, WeightsLocation};
+use tinkex_text::Tokenizer;
 use tinkex_wire::RequestId;
 
+use super::error::inference_error;
 use super::model_name::NamedModel;
-use super::request::{GenerationRequest, PreparedGeneration};
-use super::token_buffer::{GenerationProgress, TokenBuffer, TokenSink};
+use super::sample_request::{PreparedGeneration, prepare, upstream_sample};
+use super::upstream_response::UpstreamResponse;
 use crate::admit::{check_capacity, relay};
-use crate::error::ServerError;
-use crate::operation::{Operation, QueuedGeneration, QueuedRequest, WeightsKey};
+use crate::operation::{
+    EngineSampling, EngineWeights, Operation, QueuedGeneration, SampleOperation,
+};
 use crate::state::ServerState;
 
-/// An inference request that is queued or being sampled.
-///
-/// Dropping it cancels the request: the worker removes it before its next step, which releases its
-/// pages of the KV cache and its share of the queue limits.
-pub(crate) struct Generation {
-    id: RequestId,
-    state: Arc<ServerState>,
-    buffer: Arc<TokenBuffer>,
-    /// Whether the end was returned, so that there is nothing to cancel.
-    ended: bool,
+/// A model that inference requests are sampled from.
+pub(crate) struct ModelGenerator {
+    pub(crate) state: Arc<ServerState>,
+    pub(crate) model: NamedModel,
 }
 
-impl Generation {
-    /// Validates a request and enqueues it. Does not wait.
+impl ServedModel for ModelGenerator {
+    fn name(&self) -> &str {
+        &self.model.name
+    }
+
+    fn eos(&self) -> &[u32] {
+        self.model.base.eos()
+    }
+
+    fn tokenizer(&self) -> Option<Tokenizer> {
+        self.model.base.tokenizer()
+    }
+
+    fn chat(&self) -> Result<ChatModel, String> {
+        self.model.base.chat()
+    }
+
+    fn generate(&self, request: GenerationRequest) -> Result<TokenStream, InferenceError> {
+        self.start(request).map_err(inference_error)
+    }
+}
+
+impl ModelGenerator {
+    /// Validates a request and enqueues it. If the client drops the stream, the worker removes the
+    /// request before its next step, and releases the request's pages of the KV cache and its share
+    /// of the queue limits.
     ///
     /// # Errors
     /// - [`ServerError::Invalid`] if the request is not valid for the model.
     /// - [`ServerError::Busy`] if the queue is full or the server is shutting down.
     /// - [`ServerError::Unavailable`] if the worker has panicked.
-    pub(crate) fn start(
-        state: &Arc<ServerState>,
-        model: &NamedModel,
-        request: GenerationRequest,
-    ) -> Result<Self, ServerError> {
+    fn start(&self, request: GenerationRequest) -> Result<TokenStream, ServerError> {
+        let Self { state, model } = self;
         let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
-        let buffer = Arc::new(TokenBuffer::default());
-        let (session, sink) = (model.session.clone(), TokenSink(Arc::clone(&buffer)));
-        let WeightsKey { base_model, folder } = &model.weights;
-        let (operation, bytes) = match relay::weights(state, base_model, folder.as_deref())? {
+        let (sink, stream) = self.stream(&id);
+        let session = model.session.clone();
+        let admission = &state.admission;
+        let WeightsKey { base_model, location } = &model.weights;
+        let upstream = relay::weights(admission, base_model, location.as_ref())?;
+        let (operation, bytes) = match upstream {
             Some(weights) => {
-                let (sample, seed) = request.into_sample(state)?;
+                let (sample, seed) = upstream_sample(admission, request)?;
                 let bytes = sample.prompt.to_tokens().map_or(0, |prompt| size_of_val(&*prompt));
-                (relay::sample(state, weights, session, sample, seed, Some(sink))?, bytes)
+                let sink: Arc<dyn ResponseSink> = Arc::new(UpstreamResponse(sink.clone()));
+                let sample = relay::sample(admission, weights, session, sample, seed, Some(sink))?;
+                (sample, bytes)
             }
             None => {
-                let PreparedGeneration { request, bytes } = request.prepare(state, &model.base)?;
-                let weights = model.weights.clone();
+                let PreparedGeneration { request, bytes } =
+                    prepare(admission, &model.base, request)?;
+                let folder = location.as_ref().and_then(WeightsLocation::local);
+                let weights = EngineWeights {
+                    base_model: base_model.clone(),
+                    folder: folder.map(str::to_owned),
+                };
+                let sink = sink.clone();
                 let queued = QueuedGeneration { weights, session, request, sink };
-                (Operation::Generate(Box::new(queued)), bytes)
+                let sampling = EngineSampling::Generate(Box::new(queued));
+                (Operation::Sample(SampleOperation::Engine(sampling)), bytes)
             }
         };
-        // Hold the store's lock from the check to the push, as admission of other requests does:
-        // concurrent requests would exceed the limits otherwise.
+        // Hold the store's lock from the check of the limits until the request is enqueued, as the
+        // admission of other requests does: otherwise concurrent requests would exceed the limits.
         let mut store = state.store();
-        let queue = state.queue_for(&store, &operation);
-        check_capacity(state, queue, bytes)?;
-        state.generations.insert(&id, &buffer)?;
+        check_capacity(&admission.limits, operation.queue(&state.backends), bytes)?;
+        state.generations.insert(&id, sink)?;
         store.touch(&model.session);
-        let request = QueuedRequest::new(id.clone(), bytes, operation);
         // Only requests with a sequence number can be late, which generations do not have.
-        let _ = queue.push(request);
+        let _ = operation.enqueue(&state.backends, id, bytes, None);
         drop(store);
-        Ok(Self { id, state: Arc::clone(state), buffer, ended: false })
+        Ok(stream)
     }
 
-    /// Returns the id of the request, which log events contain.
-    pub(crate) fn id(&self) -> &RequestId {
-        &self.id
-    }
-
-    /// Ends the request because the tokens so far are a complete answer. Unlike a request that is
-    /// dropped, it counts as successful.
-    pub(crate) fn complete(self) {
-        self.buffer.complete();
-    }
-
-    /// Returns new tokens, or `None` after the last one. The last token of every completion has a
-    /// stop reason.
-    ///
-    /// # Errors
-    /// - [`ServerError::Invalid`] if the weights produce logits that are not finite.
-    /// - [`ServerError::Internal`] if the weights cannot be loaded or the sampler panicked.
-    /// - [`ServerError::Busy`] if the server shuts down.
-    /// - [`ServerError::Unavailable`] if the worker panicked.
-    pub(crate) fn poll_progress(
-        &mut self,
-        context: &Context<'_>,
-    ) -> Poll<Result<Option<GenerationProgress>, ServerError>> {
-        let progress = self.buffer.poll(context);
-        self.ended |= matches!(progress, Poll::Ready(Ok(None) | Err(_)));
-        progress
+    /// Creates the channel of a generation, which cancels the generation when its reader is dropped
+    /// before the end.
+    fn stream(&self, id: &RequestId) -> (TokenSink, TokenStream) {
+        let state = Arc::clone(&self.state);
+        let request = id.clone();
+        token_stream(id.to_string(), move |read| {
+            let was_enqueued = state.generations.remove(&request);
+            if was_enqueued && read == StreamDrop::Cancelled {
+                state.backends.queues().for_each(|queue| queue.cancel(request.clone()));
+            }
+        })
     }
 }
 
-impl Drop for Generation {
-    fn drop(&mut self) {
-        self.state.generations.remove(&self.id);
-        if !self.ended {
-            self.buffer.end(Ok(()));
-            self.state.backends.queues().for_each(|queue| queue.cancel(self.id.clone()));
-        }
-    }
-}
-
-/// All generations of a server, to end them when no worker will.
+/// All running generations of a server. Used to end them when the worker cannot, because the server
+/// stops or the worker has panicked.
 #[derive(Default)]
 pub(crate) struct Generations(Mutex<GenerationTable>);
 
 #[derive(Default)]
 struct GenerationTable {
-    active: HashMap<RequestId, Arc<TokenBuffer>>,
+    active: HashMap<RequestId, TokenSink>,
     /// Error with which new generations are rejected, once the server stops or the worker panicked.
     closed: Option<ServerError>,
 }
 
 impl Generations {
-    fn lock(&self) -> MutexGuard<'_, GenerationTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn insert(&self, id: &RequestId, buffer: &Arc<TokenBuffer>) -> Result<(), ServerError> {
-        let mut table = self.lock();
-        match &table.closed {
-            Some(error) => Err(error.clone()),
-            None => {
-                table.active.insert(id.clone(), Arc::clone(buffer));
-                Ok(())
-            }
+    fn insert(&self, id: &RequestId, sink: TokenSink) -> Result<(), ServerError> {
+        let mut table = self.0.lock();
+        if let Some(error) = &table.closed {
+            return Err(error.clone());
         }
+        table.active.insert(id.clone(), sink);
+        Ok(())
     }
 
-    fn remove(&self, id: &RequestId) {
-        self.lock().active.remove(id);
+    /// Removes a generation. Returns whether it was in the table.
+    fn remove(&self, id: &RequestId) -> bool {
+        self.0.lock().active.remove(id).is_some()
     }
 
-    /// Fails all generations, and rejects new ones, with `error`. Called when the server stops and
-    /// when the worker has panicked.
+    /// Fails all generations, and rejects further generations, with `error`. Called when the server
+    /// stops and when the worker has panicked.
     pub(crate) fn fail_all(&self, error: &ServerError) {
-        let mut table = self.lock();
+        let mut table = self.0.lock();
         table.closed.get_or_insert_with(|| error.clone());
-        for buffer in table.active.values() {
-            buffer.end(Err(error.clone()));
+        for sink in table.active.values() {
+            sink.finish(Err(inference_error(error.clone())));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::task::Waker;
+    use std::task::{Context, Poll, Waker};
+
+    use tinkex_inference::ErrorClass;
 
     use super::*;
 
     #[test]
     fn all_generations_fail_when_the_server_stops_and_new_ones_are_rejected() {
         let generations = Generations::default();
-        let buffers = [Arc::<TokenBuffer>::default(), Arc::default()];
-        for (id, buffer) in ["a", "b"].into_iter().zip(&buffers) {
-            assert!(generations.insert(&id.into(), buffer).is_ok());
-        }
-        generations.remove(&"b".into());
+        let channel = || token_stream("1".to_owned(), |_| {});
+        let (first_sink, mut first) = channel();
+        let (second_sink, mut second) = channel();
+        assert!(generations.insert(&"a".into(), first_sink).is_ok());
+        assert!(generations.insert(&"b".into(), second_sink.clone()).is_ok());
+        assert!(generations.remove(&"b".into()));
         generations.fail_all(&ServerError::worker_panicked());
-        let poll = |buffer: &TokenBuffer| buffer.poll(&Context::from_waker(Waker::noop()));
-        assert!(matches!(poll(&buffers[0]), Poll::Ready(Err(ServerError::Unavailable(_)))));
-        assert!(poll(&buffers[1]).is_pending(), "it was removed before");
+        let poll =
+            |stream: &mut TokenStream| stream.poll_progress(&Context::from_waker(Waker::noop()));
+        let Poll::Ready(Err(error)) = poll(&mut first) else { panic!("no error") };
+        assert_eq!(error.class(), ErrorClass::Unavailable);
+        assert!(poll(&mut second).is_pending(), "it was removed before");
         generations.fail_all(&ServerError::shutting_down());
-        let rejected = generations.insert(&"c".into(), &buffers[1]);
+        let rejected = generations.insert(&"c".into(), second_sink);
         assert!(matches!(rejected, Err(ServerError::Unavailable(_))), "the first error remains");
     }
 }

@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
-use tinkex_text::{Tokenizer, nearest_names};
+use tinkex_inference::InferenceError;
+use tinkex_inference::openai::ModelDescription;
+use tinkex_store::error::ServerError;
+use tinkex_store::executor::Executor;
+use tinkex_store::store::{CheckpointRecord, INFERENCE_SESSION, Store, UnixMicros};
+use tinkex_store::weights::WeightsKey;
 use tinkex_wire::{CheckpointKind, ModelId, SamplerId, SessionId, TinkerPath};
 
-use super::error::InferenceError;
+use super::error::inference_error;
 use crate::admit::require_session;
-use crate::error::ServerError;
 use crate::models::BaseModel;
-use crate::operation::WeightsKey;
 use crate::state::ServerState;
-use crate::store::{CheckpointRecord, INFERENCE_SESSION, Store, UnixMicros};
 
 /// Prefix of checkpoint paths.
 const TINKER: &str = "tinker://";
@@ -23,7 +25,7 @@ pub(crate) struct NamedModel {
     pub(crate) name: String,
     pub(crate) base: Arc<BaseModel>,
     pub(crate) weights: WeightsKey,
-    /// Session whose usage the request counts for.
+    /// Session to which the usage of the request is charged.
     pub(crate) session: SessionId,
     /// Time at which the weights were saved; the current time for base models.
     pub(crate) created_at: UnixMicros,
@@ -37,18 +39,39 @@ impl NamedModel {
     /// - [`ServerError::NotFound`] with the nearest names if there is no such model.
     /// - [`ServerError::Forbidden`] if the session of the sampling session has ended.
     pub(crate) fn resolve(state: &ServerState, name: &str) -> Result<Self, InferenceError> {
-        let param = Some("model".to_owned());
-        Self::find(state, name).map_err(|error| InferenceError { error, param })
+        Self::find(state, name).map_err(|error| inference_error(error).caused_by("model"))
     }
 
-    /// Returns the tokenizer, reading it on the blocking pool on first use; `None` if the model has
-    /// none that can be read, which the log says.
-    pub(crate) async fn tokenizer(&self) -> Option<Tokenizer> {
-        if let Some(loaded) = self.base.loaded_tokenizer() {
-            return loaded;
-        }
+    /// Reads the tokenizer on the blocking pool, unless it is in memory. Also reads the chat
+    /// template if `with_chat` is true.
+    ///
+    /// # Errors
+    /// Fails if reading the chat template panics.
+    pub(crate) async fn load_text_files(
+        &self,
+        executor: &Executor,
+        with_chat: bool,
+    ) -> Result<(), ServerError> {
         let base = Arc::clone(&self.base);
-        tokio::task::spawn_blocking(move || base.tokenizer()).await.ok().flatten()
+        if with_chat {
+            if self.base.loaded_chat().is_none() {
+                executor.run_job(move || drop(base.chat())).await?;
+            }
+        } else if self.base.loaded_tokenizer().is_none() {
+            // A tokenizer that cannot be read is logged, and the request continues without it.
+            let _ = executor.run_job(move || base.tokenizer()).await;
+        }
+        Ok(())
+    }
+
+    /// Describes the model for the list of models.
+    pub(crate) fn description(self) -> ModelDescription {
+        ModelDescription {
+            name: self.name,
+            created: self.created_at.div_euclid(1_000_000),
+            base_model: self.base.name.clone(),
+            context: self.base.known_context(),
+        }
     }
 
     fn find(state: &ServerState, name: &str) -> Result<Self, ServerError> {
@@ -56,9 +79,9 @@ impl NamedModel {
         let target = aliases.iter().find(|(alias, _)| alias == name);
         let target = target.map_or(name, |(_, target)| target);
         let inference = SessionId::from(INFERENCE_SESSION);
-        let found = |base_model: String, folder, session, created_at| {
+        let found = |base_model: String, location, session, created_at| {
             let base = state.base_model(&base_model)?;
-            let weights = WeightsKey { base_model, folder };
+            let weights = WeightsKey { base_model, location };
             Ok(Self { name: name.to_owned(), base, weights, session, created_at })
         };
         if state.models.get(target).is_some() {
@@ -71,13 +94,13 @@ impl NamedModel {
             latest_checkpoint(&store, &ModelId::from(target))?
         };
         if let Some(row) = checkpoint {
-            let (base_model, folder) = (row.base_model.clone(), row.folder.clone());
-            return found(base_model, Some(folder), inference, row.created_at);
+            let weights = Some(row.weights.clone());
+            return found(row.base_model.clone(), weights, inference, row.created_at);
         }
         if let Some(sampler) = store.samplers.get(&SamplerId::from(target)) {
             let row = sampler.row.clone();
             require_session(&store, &row.session)?;
-            return found(row.base_model, row.folder, row.session, state.clock.now());
+            return found(row.base_model, row.weights, row.session, state.clock.now());
         }
         drop(store);
         Err(unknown(state, name))
@@ -89,7 +112,8 @@ impl NamedModel {
         let mut names = state.models.names();
         names.extend(state.options.aliases.iter().map(|(alias, _)| alias.clone()));
         let mut checkpoints: Vec<(UnixMicros, String)> = {
-            let (store, now) = (state.store(), state.clock.now());
+            let store = state.store();
+            let now = state.clock.now();
             let rows = store.checkpoints.values().map(|entry| &entry.row);
             let usable = rows.filter(|row| can_sample(row) && !row.is_expired(now));
             usable.map(|row| (row.created_at, row.path.to_string())).collect()
@@ -141,25 +165,65 @@ fn latest_checkpoint<'a>(
 }
 
 /// Returns `"; nearest: a, b"` with the names that are most similar to `name`, or an empty string
-/// if none is similar.
+/// if no name is similar.
 fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
     let names = nearest_names(name, names);
     if names.is_empty() { String::new() } else { format!("; nearest: {}", names.join(", ")) }
 }
 
-/// Creates the error for a name that is no model.
+/// Creates the error for a name that no model has.
 fn unknown(state: &ServerState, name: &str) -> ServerError {
     let aliases = state.options.aliases.iter().map(|(alias, _)| alias.as_str());
     let models = state.models.names();
     let names: Vec<&str> = models.iter().map(String::as_str).chain(aliases).collect();
-    let runs: Vec<String> = match name.contains(":train:") {
-        true => state.store().runs.keys().map(|run| run.as_str().to_owned()).collect(),
-        false => Vec::new(),
-    };
+    let mut runs: Vec<String> = Vec::new();
+    if name.contains(":train:") {
+        runs.extend(state.store().runs.keys().map(|run| run.as_str().to_owned()));
+    }
     let nearest = nearest(name, names.into_iter().chain(runs.iter().map(String::as_str)));
     let shown: String = name.chars().take(200).collect();
     ServerError::not_found(format!(
         "model {shown:?} does not exist{nearest}; expected a base model, an alias, a tinker:// \
          path, a training run or a sampling session"
     ))
+}
+
+/// Maximum number of suggestions.
+const MAX_SUGGESTIONS: usize = 3;
+/// Maximum number of characters of a name that are compared. The time of a comparison is quadratic.
+const MAX_COMPARED: usize = 200;
+
+/// Returns the names that are most similar to `name`, nearest first: at most [`MAX_SUGGESTIONS`].
+/// Excludes names that differ in more than half of their characters. Ignores the case of letters.
+fn nearest_names<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let comparable = |name: &str| -> Vec<char> {
+        name.chars().take(MAX_COMPARED).flat_map(char::to_lowercase).collect()
+    };
+    let wanted = comparable(name);
+    let mut ranked: Vec<(usize, &str)> = names
+        .into_iter()
+        .filter_map(|other| {
+            let candidate = comparable(other);
+            let distance = strsim::generic_levenshtein(&wanted, &candidate);
+            let is_similar = distance <= wanted.len().max(candidate.len()) / 2;
+            is_similar.then_some((distance, other))
+        })
+        .collect();
+    ranked.sort_unstable();
+    ranked.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn similar_names_are_suggested_nearest_first() {
+        let names = ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "tinkex/tiny"];
+        let suggestions = |name: &str| nearest_names(name, names);
+        assert_eq!(suggestions("qwen/qwen3-8b"), ["Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"]);
+        assert!(suggestions("tiny").is_empty());
+        assert_eq!(suggestions("tinkex-tiny"), ["tinkex/tiny"]);
+        assert!(suggestions("gpt-4").is_empty());
+    }
 }

@@ -1,3 +1,5 @@
+//! Tests of finding base models: hub caches, model folders, upstreams, and tokenizers.
+
 use super::*;
 
 /// Creates a revision of a model in a hub cache with the given files of the golden model.
@@ -25,7 +27,6 @@ fn find(
 const COMPLETE: &[&str] = &["config.json", "model.safetensors"];
 
 /// The limits of an upstream's model come from its `config.json` in the hub cache.
-#[cfg(feature = "upstream")]
 #[test]
 fn models_of_upstreams_have_the_limits_of_their_configuration() {
     let hub = tempfile::tempdir().unwrap();
@@ -80,8 +81,8 @@ fn hub_cache_models_are_found_by_repository_name() {
     assert!(message.contains("missing/config.json: "), "{message}");
 }
 
-/// Whatever the headers of the files tell is checked before the server starts, with the name of
-/// the part at fault. In the hub cache, the model is skipped.
+/// The server checks the headers of the files before it starts, and the error names the faulty
+/// part. A faulty model in the hub cache is skipped.
 #[test]
 fn damaged_folders_are_refused_when_the_server_starts() {
     type Damage = fn(&Path);
@@ -125,7 +126,8 @@ fn damaged_folders_are_refused_when_the_server_starts() {
         ),
     ];
     for (damage, want) in cases {
-        let (hub, tokenizer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let hub = tempfile::tempdir().unwrap();
+        let tokenizer = tempfile::tempdir().unwrap();
         let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
         damage(&folder);
         let mapped = [("x".to_owned(), folder)];
@@ -143,7 +145,8 @@ fn damaged_folders_are_refused_when_the_server_starts() {
 
 #[test]
 fn a_missing_or_small_tokenizer_does_not_prevent_the_start() {
-    let (hub, tokenizer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let hub = tempfile::tempdir().unwrap();
+    let tokenizer = tempfile::tempdir().unwrap();
     let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
     let start = || {
         let mapped = [("x".to_owned(), folder.clone())];
@@ -159,7 +162,8 @@ fn a_missing_or_small_tokenizer_does_not_prevent_the_start() {
 
 #[test]
 fn end_of_sequence_tokens_of_the_generation_configuration_count() {
-    let (hub, tokenizer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let hub = tempfile::tempdir().unwrap();
+    let tokenizer = tempfile::tempdir().unwrap();
     let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
     let generation = r#"{"eos_token_id": [7, 2]}"#;
     std::fs::write(folder.join("generation_config.json"), generation).unwrap();
@@ -169,7 +173,8 @@ fn end_of_sequence_tokens_of_the_generation_configuration_count() {
 
 #[test]
 fn the_folder_of_a_tokenizer_must_have_one_and_its_model_must_exist() {
-    let (hub, tokenizer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let hub = tempfile::tempdir().unwrap();
+    let tokenizer = tempfile::tempdir().unwrap();
     let folder = revision(hub.path(), "models--org--x", "aaa", COMPLETE);
     let given = tempfile::tempdir().unwrap();
     let find = |name: &str| {

@@ -1,18 +1,18 @@
 //! Tokenizer, chat template and vocabulary of a base model.
 //!
-//! They are read on first use and stay in memory. When the server starts, a thread reads them once to
-//! log what requests are rejected, and drops them: the tokenizers of all models of a hub cache
-//! would take gigabytes.
+//! They are read on first use and stay in memory. When the server starts, a thread reads each file
+//! once, logs which requests will be rejected because of missing or malformed files, and drops the
+//! content: the tokenizers of all models of a hub cache would take gigabytes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use tinkex_engine::tokenizer::Vocabulary;
+use tinkex_inference::ChatModel;
+use tinkex_store::error::with_causes;
 use tinkex_text::Tokenizer;
 
 use super::{BaseModel, warn};
-use crate::error::with_causes;
-use crate::inference::ChatModel;
 use crate::state::ServerState;
 
 /// Consequences of missing or malformed files, for warnings.
@@ -32,9 +32,10 @@ pub(super) struct TextFiles {
 }
 
 /// Starts a thread that reads the tokenizers and chat templates of the engine's models, one after
-/// the other, and logs those that cannot be used. It ends early if the server does.
+/// the other, and logs those that cannot be used. The thread ends early if the server stops.
 pub(crate) fn check_text_files(state: &Arc<ServerState>) {
-    let (models, running) = (state.models.of_engine(), Arc::downgrade(state));
+    let models = state.models.of_engine();
+    let running = Arc::downgrade(state);
     let check = move || {
         for model in models {
             if Weak::strong_count(&running) == 0 {
@@ -61,14 +62,14 @@ impl BaseModel {
         }
     }
 
-    /// Returns the tokenizer if it is in memory, or that there is none; `None` if it was not read
-    /// yet.
+    /// Returns the tokenizer if it has been read, with an inner `None` if the model has no usable
+    /// tokenizer. Returns an outer `None` if the tokenizer has not been read yet.
     pub(crate) fn loaded_tokenizer(&self) -> Option<Option<Tokenizer>> {
         self.text_files.tokenizer.get().cloned()
     }
 
-    /// Returns the tokenizer, read on first use, which blocks. If it cannot be read, logs the reason
-    /// once and returns `None`.
+    /// Returns the tokenizer. The first call reads it from disk and blocks. If it cannot be read,
+    /// logs the reason once and returns `None`.
     pub(crate) fn tokenizer(&self) -> Option<Tokenizer> {
         let read = || {
             let tokenizer = Tokenizer::from_folder(&self.folder);
@@ -85,13 +86,14 @@ impl BaseModel {
         self.text_files.chat.get().cloned()
     }
 
-    /// Returns the chat template, read on first use, which blocks. The error is the reason why it
-    /// cannot be used.
+    /// Returns the chat template, or the reason why it cannot be used. The first call reads it from
+    /// disk and blocks.
     pub(crate) fn chat(&self) -> Result<ChatModel, String> {
-        self.text_files.chat.get_or_init(|| ChatModel::read(self)).clone()
+        let read = || ChatModel::new(&self.name, self.tokenizer(), self.eos(), self.vocab_size());
+        self.text_files.chat.get_or_init(read).clone()
     }
 
-    /// Returns the vocabulary, read on first use.
+    /// Returns the vocabulary. The first call reads it from disk and blocks.
     pub(crate) fn vocabulary(&self) -> Result<Arc<Vocabulary>, String> {
         let read = || self.read_vocabulary().map(Arc::new);
         self.text_files.vocabulary.get_or_init(read).clone()
@@ -142,7 +144,7 @@ impl BaseModel {
         let Some(tokenizer) = tokenizer else { return };
         if !tokenizer.has_chat_template() {
             tracing::info!(
-                target: crate::log::MODEL, base_model = %self.name,
+                target: tinkex_store::log::MODEL, base_model = %self.name,
                 "no chat template; {WITHOUT_CHAT}"
             );
         } else if let Err(error) = tokenizer.chat() {

@@ -7,6 +7,8 @@ use http::HeaderValue;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::request::Parts;
 use http_body_util::BodyExt as _;
+use tinkex_store::decode_jobs::SMALL;
+use tinkex_store::error::ServerError;
 use tinkex_wire::codec::compress;
 use tinkex_wire::{BodyCodec, RequestId, Route};
 use tokio::sync::OwnedSemaphorePermit;
@@ -14,17 +16,18 @@ use tokio::time::{Instant, timeout_at};
 
 use super::IncomingBody;
 use super::error::HttpError;
-use crate::error::ServerError;
+use crate::admit::Admission;
 use crate::state::{BODY_UNIT, ServerState};
-use crate::task::{SMALL, run_blocking};
 
 /// A body and its permit of the body budget.
+#[derive(Default)]
 pub(super) struct ReceivedBody {
     pub(super) bytes: Bytes,
     pub(super) permit: BodyPermit,
 }
 
-/// Permit of the body budget, to be held while the body is in use. Small bodies need none.
+/// Permit of the body budget. Hold the permit while the body is in use. `None` for a small body,
+/// which needs no permit.
 pub(super) type BodyPermit = Option<OwnedSemaphorePermit>;
 
 impl AsRef<[u8]> for ReceivedBody {
@@ -34,7 +37,8 @@ impl AsRef<[u8]> for ReceivedBody {
 }
 
 impl ReceivedBody {
-    /// Returns the bytes. The permit is released when their last clone is dropped.
+    /// Returns the bytes of the body. The permit is released when the last clone of the bytes is
+    /// dropped.
     pub(super) fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
     }
@@ -60,7 +64,8 @@ impl ReceivedBody {
             Some(_) => return Err(HttpError::unsupported_encoding()),
         };
         let timeout = state.options.timeouts.client_io;
-        let (mut received, mut permit) = (Vec::new(), None);
+        let mut received = Vec::new();
+        let mut permit = None;
         let mut deadline = Instant::now() + timeout;
         loop {
             let frame = match timeout_at(deadline, body.frame()).await {
@@ -99,12 +104,13 @@ impl ReceivedBody {
         // The job holds the permit, because it continues if the client disconnects.
         let decompress =
             move || Ok::<_, ServerError>((compress::decompress(&bytes, size)?, permit));
-        let (bytes, permit) = run_blocking(&state.decode_jobs, size, decompress).await?;
+        let (bytes, permit) = state.decode_jobs.run(size, decompress).await?;
         Ok(Self { bytes, permit })
     }
 }
 
-/// Returns the maximum size of a body in bytes. Two routes carry training or sampling data.
+/// Returns the maximum size of a body in bytes. The limit is larger for the two routes that carry
+/// training or sampling data.
 pub(super) fn size_limit(state: &ServerState, route: Route) -> usize {
     let limits = &state.options.limits;
     match route {
@@ -152,14 +158,15 @@ pub(super) fn too_large(limit: impl std::fmt::Display) -> ServerError {
 pub(super) async fn admit_large(
     state: &Arc<ServerState>,
     body: ReceivedBody,
-    admit: fn(&Arc<ServerState>, Bytes) -> Result<RequestId, ServerError>,
+    admit: fn(&Arc<Admission>, Bytes) -> Result<RequestId, ServerError>,
 ) -> Result<RequestId, ServerError> {
-    let task_state = Arc::clone(state);
-    let (size, ReceivedBody { bytes, permit }) = (body.bytes.len(), body);
+    let admission = Arc::clone(&state.admission);
+    let size = body.bytes.len();
+    let ReceivedBody { bytes, permit } = body;
     let admit = move || {
-        let admitted = admit(&task_state, bytes);
+        let admitted = admit(&admission, bytes);
         drop(permit);
         admitted
     };
-    run_blocking(&state.decode_jobs, size, admit).await
+    state.decode_jobs.run(size, admit).await
 }

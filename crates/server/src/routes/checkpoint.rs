@@ -7,7 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
-use tinkex_weights::AdapterConversion;
+use tinkex_backend::upstream::{UpstreamJob, WeightsDownload};
+use tinkex_store::clock::timestamp;
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{CheckpointRecord, ModelRunRecord, Record, Store};
+use tinkex_store::weights::{RemoteWeights, WeightsLocation};
+use tinkex_weights::{AdapterConversion, Error as FileError};
 use tinkex_wire::codec::json;
 use tinkex_wire::rest::{
     CheckpointPage, CheckpointTtl, Cursor, ExternalWeightsUrls, ListUserCheckpoints,
@@ -22,17 +27,11 @@ use tokio::time::Instant;
 use super::session::page;
 use super::{FILES, RouteResult, empty, from_query, to_json};
 use crate::admit::validate_ttl;
-use crate::backend::{RemoteWeights, UpstreamJob, WeightsDownload};
-use crate::clock::timestamp;
-use crate::durable;
-use crate::error::ServerError;
-use crate::state::{DownloadGrant, ServerState};
-use crate::store::{CheckpointRecord, Record, RunRecord, Store};
+use crate::downloads::DownloadGrant;
+use crate::state::ServerState;
 
 /// Time for which a download URL is valid.
 const DOWNLOAD_TTL: Duration = Duration::from_secs(3_600);
-/// Maximum number of download tokens. A further one invalidates the oldest.
-const MAX_DOWNLOADS: usize = 10_000;
 
 pub(super) fn list_of_run(state: &ServerState, run: &str) -> RouteResult {
     let run = ModelId::from(run);
@@ -47,7 +46,8 @@ pub(super) fn list_of_run(state: &ServerState, run: &str) -> RouteResult {
 
 pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
     let request: ListUserCheckpoints = from_query(query)?;
-    let (store, now) = (state.store(), state.clock.now());
+    let store = state.store();
+    let now = state.clock.now();
     let mut all: Vec<&CheckpointRecord> = store
         .checkpoints
         .values()
@@ -95,21 +95,24 @@ pub(super) async fn delete(
     name: &str,
 ) -> RouteResult {
     let path = path_of(run, kind, name)?;
-    let folder = durable::change(state, |store| {
-        let row = match find(store, &path) {
-            Ok(row) => row,
-            // The request may be a retry whose first response was lost.
-            Err(_) if store.deleted_checkpoints.contains_key(&path) => {
-                return Ok((Vec::new(), None));
-            }
-            Err(missing) => return Err(missing),
-        };
-        let deleted = Record::CheckpointDeleted { path, at: store.clock.now() };
-        Ok((vec![deleted], Some(row.folder)))
-    })
-    .await?;
-    if let Some(folder) = folder.filter(|folder| !state.store().folders().contains(folder)) {
-        state.backends.discard(folder);
+    let weights = state
+        .store
+        .change(|store| {
+            let row = match find(store, &path) {
+                Ok(row) => row,
+                // The request may be a retry whose first response was lost.
+                Err(_) if store.deleted_checkpoints.contains_key(&path) => {
+                    return Ok((Vec::new(), None));
+                }
+                Err(missing) => return Err(missing),
+            };
+            let deleted = Record::CheckpointDeleted { path, at: store.clock.now() };
+            Ok((vec![deleted], Some(row.weights)))
+        })
+        .await?;
+    let is_unused = |weights: &WeightsLocation| !state.store().weights_in_use().contains(weights);
+    if let Some(weights) = weights.filter(is_unused) {
+        state.backends.discard(weights);
     }
     empty()
 }
@@ -147,18 +150,21 @@ async fn update(
     path: &TinkerPath,
     edit: impl FnOnce(&mut CheckpointRecord),
 ) -> RouteResult {
-    durable::change(state, |store| {
-        let mut row = find(store, path)?;
-        edit(&mut row);
-        Ok((vec![Record::Checkpoint(row)], ()))
-    })
-    .await?;
+    state
+        .store
+        .change(|store| {
+            let mut row = find(store, path)?;
+            edit(&mut row);
+            Ok((vec![Record::Checkpoint(row)], ()))
+        })
+        .await?;
     empty()
 }
 
 /// Copies a checkpoint into a new run that cannot be trained. The copy shares the files.
 ///
-/// A retry, which has the same idempotency key or names the same new run, returns the existing copy.
+/// A request with the same idempotency key, or for the same new run, is a retry and returns the
+/// existing copy.
 pub(super) async fn copy(
     state: &Arc<ServerState>,
     body: &Bytes,
@@ -171,66 +177,68 @@ pub(super) async fn copy(
         let message = format!("source_path: {source} was saved for download and cannot be copied");
         return Err(ServerError::invalid(message).into());
     }
-    let path = durable::change(state, |store| {
-        let row = find(store, &source)?;
-        let destination =
-            (&request.session_id, request.model_seq_id, &request.destination_project_id);
-        let (id, session) = match destination {
-            (Some(session), Some(n), _) => {
-                if store.open_session(session).is_none() {
-                    return Err(ServerError::not_found(format!(
-                        "session {session} does not exist or has ended"
-                    )));
+    let path = state
+        .store
+        .change(|store| {
+            let row = find(store, &source)?;
+            let destination =
+                (&request.session_id, request.model_seq_id, &request.destination_project_id);
+            let (id, session) = match destination {
+                (Some(session), Some(n), _) => {
+                    if store.open_session(session).is_none() {
+                        return Err(ServerError::not_found(format!(
+                            "session {session} does not exist or has ended"
+                        )));
+                    }
+                    (ModelId::in_session(session, n), session.clone())
                 }
-                (ModelId::in_session(session, n), session.clone())
-            }
-            (_, _, Some(_)) => {
-                (format!("copy-{}:train:0", copy_id(state, idempotency_key)).into(), "".into())
-            }
-            _ => {
-                return Err(ServerError::invalid(
-                    "expected destination_project_id, or session_id and model_seq_id",
-                ));
-            }
-        };
-        let path = TinkerPath::new(id.clone(), source.kind(), source.name())?;
-        if store.runs.contains_key(&id) {
-            return match store.checkpoint(&path) {
-                Some(existing) if existing.row.folder == row.folder => Ok((Vec::new(), path)),
-                _ => Err(ServerError::Conflict(format!("training run {id} already exists"))),
+                (_, _, Some(_)) => {
+                    (format!("copy-{}:train:0", copy_id(state, idempotency_key)).into(), "".into())
+                }
+                _ => {
+                    return Err(ServerError::invalid(
+                        "expected destination_project_id, or session_id and model_seq_id",
+                    ));
+                }
             };
-        }
-        let run = RunRecord {
-            id,
-            session,
-            number: request.model_seq_id.unwrap_or_default(),
-            base_model: row.base_model.clone(),
-            lora: row.lora,
-            optimizer: row.optimizer.clone(),
-            user_metadata: None,
-            created_at: store.clock.now(),
-            closed: Some(
-                "it is a copy of a checkpoint; load it into a new model to train it".to_owned(),
-            ),
-            snapshot: None,
-            last_seq: None,
-            project_id: Some(
-                request.destination_project_id.unwrap_or_else(|| "default".to_owned()),
-            ),
-            upstream: None,
-        };
-        let copy = CheckpointRecord {
-            path: path.clone(),
-            request: None,
-            seq: None,
-            created_at: store.clock.now(),
-            expires_at: request.ttl_seconds.map(|ttl| store.clock.in_seconds(ttl)),
-            public: false,
-            ..row
-        };
-        Ok((vec![Record::Run(run), Record::Checkpoint(copy)], path))
-    })
-    .await?;
+            let path = TinkerPath::new(id.clone(), source.kind(), source.name())?;
+            if store.runs.contains_key(&id) {
+                return match store.checkpoint(&path) {
+                    Some(existing) if existing.row.weights == row.weights => Ok((Vec::new(), path)),
+                    _ => Err(ServerError::Conflict(format!("training run {id} already exists"))),
+                };
+            }
+            let run = ModelRunRecord {
+                id,
+                session,
+                number: request.model_seq_id.unwrap_or_default(),
+                base_model: row.base_model.clone(),
+                lora: row.lora,
+                optimizer: row.optimizer.clone(),
+                user_metadata: None,
+                created_at: store.clock.now(),
+                closed: Some(
+                    "it is a copy of a checkpoint; load it into a new model to train it".to_owned(),
+                ),
+                snapshot: None,
+                last_seq: None,
+                project_id: Some(
+                    request.destination_project_id.unwrap_or_else(|| "default".to_owned()),
+                ),
+                upstream: None,
+            };
+            let copy = CheckpointRecord {
+                path: path.clone(),
+                request: None,
+                seq: None,
+                created_at: store.clock.now(),
+                expires_at: request.ttl_seconds.map(|ttl| store.clock.in_seconds(ttl)),
+                public: false,
+                ..row
+            };
+            Ok((vec![Record::Run(run), Record::Checkpoint(copy)], path))
+        })
+        .await?;
     to_json(&WeightsCopied::new(path.to_string()))
 }
 
@@ -248,30 +256,16 @@ fn copy_id(state: &ServerState, idempotency_key: Option<&str>) -> uuid::Uuid {
     }
 }
 
-/// Renames the tensors of an adapter that an earlier version wrote with the names of the hosted
-/// service, which `peft` does not read.
-async fn convert_service_names(
-    state: &ServerState,
-    path: &TinkerPath,
-    folder: PathBuf,
-) -> Result<(), ServerError> {
-    let convert = move || match AdapterConversion::open(&folder)? {
-        Some(conversion) if conversion.is_needed(None) => conversion.apply(None),
-        _ => Ok(()),
-    };
-    let converted = state.executor.run_job(convert).await?;
-    converted.map_err(|error| ServerError::Internal(format!("cannot download {path}: {error}")))
-}
-
 /// Copy of weights from an upstream in a folder under `weights/`. The expiry task removes the
-/// folder after this is dropped.
+/// folder after the value is dropped, unless [`keep`](Self::keep) was called.
 struct WeightsCopy<'a> {
     state: &'a ServerState,
     folder: String,
 }
 
 impl WeightsCopy<'_> {
-    /// Keeps the folder, for a [`DownloadGrant`] that refers to it, and returns its name.
+    /// Keeps the folder, because a [`DownloadGrant`] will refer to it. Returns the name of the
+    /// folder.
     fn keep(mut self) -> String {
         std::mem::take(&mut self.folder)
     }
@@ -283,18 +277,65 @@ impl Drop for WeightsCopy<'_> {
     }
 }
 
-/// Copies the files of a checkpoint that is on an upstream into a folder; returns `None` if they
-/// are in a folder already.
+/// Checks that the files of an adapter can be read, and calls `convert`.
+async fn check_adapter(
+    state: &ServerState,
+    path: &TinkerPath,
+    folder: PathBuf,
+    convert: fn(AdapterConversion) -> Result<(), FileError>,
+) -> Result<(), ServerError> {
+    let check = move || match AdapterConversion::open(&folder)? {
+        Some(conversion) => convert(conversion),
+        None => Ok(()),
+    };
+    let checked = state.executor.run_job(check).await?;
+    checked.map_err(|error| ServerError::Internal(format!("cannot download {path}: {error}")))
+}
+
+/// Renames the tensors of an adapter from a server that uses the names of the hosted service, which
+/// `peft` does not read.
+fn convert_service_names(conversion: AdapterConversion) -> Result<(), FileError> {
+    if conversion.is_needed(None) { conversion.apply(None) } else { Ok(()) }
+}
+
+/// Folder with the files of a checkpoint.
+enum DownloadFiles<'a> {
+    /// The folder of the checkpoint.
+    Own(String),
+    /// A copy of weights that are on an upstream.
+    Copied(WeightsCopy<'a>),
+}
+
+impl DownloadFiles<'_> {
+    /// Returns the name of the folder under `weights/`.
+    fn folder(&self) -> &str {
+        match self {
+            Self::Own(folder) => folder,
+            Self::Copied(copy) => &copy.folder,
+        }
+    }
+
+    /// Keeps the folder of a copy, because a [`DownloadGrant`] will refer to it. Returns the name
+    /// of the folder.
+    fn keep(self) -> String {
+        match self {
+            Self::Own(folder) => folder,
+            Self::Copied(copy) => copy.keep(),
+        }
+    }
+}
+
+/// Copies the files of a checkpoint that is on an upstream into a folder.
 async fn copy_from_upstream<'a>(
     state: &'a ServerState,
     row: &CheckpointRecord,
-) -> Result<Option<WeightsCopy<'a>>, ServerError> {
-    let Ok(RemoteWeights { upstream, path }) = row.folder.parse() else { return Ok(None) };
+    RemoteWeights { upstream, path }: &RemoteWeights,
+) -> Result<WeightsCopy<'a>, ServerError> {
     let unavailable = |reason: String| {
         let message = format!("cannot copy {} from upstream {upstream}: {reason}", row.path);
         ServerError::Unavailable(message)
     };
-    let entry = state.backends.upstream(&upstream);
+    let entry = state.backends.upstream(upstream);
     let entry = entry.ok_or_else(|| unavailable("it is not configured".to_owned()))?;
     let folder = format!("download-{}", state.random.id());
     state.store().unfinished_folders.insert(folder.clone());
@@ -302,13 +343,13 @@ async fn copy_from_upstream<'a>(
     let (done, copied) = oneshot::channel();
     entry.add_job(UpstreamJob::Download(WeightsDownload {
         base_model: row.base_model.clone(),
-        path,
+        path: path.clone(),
         folder: state.weights_dir.join(&copy.folder),
         done,
     }));
     let copied = copied.await.unwrap_or_else(|_| Err("the server is shutting down".to_owned()));
     copied.map_err(unavailable)?;
-    Ok(Some(copy))
+    Ok(copy)
 }
 
 /// Returns URLs of the checkpoint's files that are valid for a limited time without an API key.
@@ -325,34 +366,34 @@ pub(super) async fn download_urls(
         return Err(ServerError::invalid(message).into());
     }
     let row = find(&state.store(), &path)?;
-    let copy = copy_from_upstream(state, &row).await?;
-    let folder = state.weights_dir.join(copy.as_ref().map_or(&row.folder, |copy| &copy.folder));
-    convert_service_names(state, &path, folder.clone()).await?;
+    let files = match &row.weights {
+        WeightsLocation::Local(folder) => {
+            check_adapter(state, &path, state.weights_dir.join(folder), |_| Ok(())).await?;
+            DownloadFiles::Own(folder.clone())
+        }
+        WeightsLocation::Upstream(remote) => {
+            let copy = copy_from_upstream(state, &row, remote).await?;
+            let folder = state.weights_dir.join(&copy.folder);
+            check_adapter(state, &path, folder, convert_service_names).await?;
+            DownloadFiles::Copied(copy)
+        }
+    };
+    let folder = state.weights_dir.join(files.folder());
     let entries = std::fs::read_dir(&folder).map_err(|error| ServerError::read_failed(&error))?;
     let token = state.random.id();
     let host = host.unwrap_or("127.0.0.1");
     let urls: BTreeMap<String, String> = entries
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok())
-        // Another request may be converting the adapter: its new file has a temporary name.
+        // Files that are being written have temporary names.
         .filter(|file| !file.starts_with('.'))
         .map(|file| {
             let url = format!("http://{host}{FILES}{token}/{file}");
             (file, url)
         })
         .collect();
-    let folder = copy.map_or(row.folder, WeightsCopy::keep);
-    let grant = DownloadGrant { folder, expires: Instant::now() + DOWNLOAD_TTL };
-    let mut ended = Vec::new();
-    let mut downloads = state.downloads();
-    while downloads.len() >= MAX_DOWNLOADS {
-        let oldest = downloads.iter().min_by_key(|(_, grant)| grant.expires);
-        let Some(oldest) = oldest.map(|(token, _)| token.clone()) else { break };
-        ended.extend(downloads.remove(&oldest).map(|grant| grant.folder));
-    }
-    downloads.insert(token, grant);
-    drop(downloads);
-    for folder in ended {
+    let grant = DownloadGrant { folder: files.keep(), expires: Instant::now() + DOWNLOAD_TTL };
+    for folder in state.downloads.insert(token, grant) {
         state.store().unfinished_folders.remove(&folder);
     }
     let expires = timestamp(state.clock.in_seconds(DOWNLOAD_TTL.as_secs()));

@@ -1,21 +1,22 @@
 //! [`HttpError`]: the only mapping from errors to status codes, headers and bodies.
 //!
-//! Clients retry after 408, 409, 429 and every 5xx status. Those are used only for conditions that
-//! can change; an invalid request gets another 4xx status, also if a name is already in use.
+//! Clients retry after 408, 409, 429 and every 5xx status. The server uses these statuses only for
+//! conditions that can change. An invalid request gets another 4xx status, and so does a request
+//! for a name that is already in use.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::HeaderName;
 use http::{Response, StatusCode};
+use tinkex_inference::{ErrorClass, InferenceError};
+use tinkex_store::error::ServerError;
 use tinkex_wire::codec::json;
 use tinkex_wire::{DecodeError, ErrorBody, ErrorCode, InvalidInput, JSON, header};
 
 use super::{ResponseBody, respond};
-use crate::error::ServerError;
-use crate::inference::{ErrorClass, InferenceError};
 
-/// Time after which a client retries a request that the disk did not accept.
+/// Time after which a client should retry a request that could not be written to disk.
 const STORAGE_RETRY: Duration = Duration::from_millis(500);
 
 /// An error response.
@@ -25,7 +26,7 @@ pub(crate) struct HttpError {
     pub(super) detail: String,
     /// Parameter of an inference request that caused the error.
     pub(super) param: Option<String>,
-    /// Class of an error of an inference request; `None` if the status has to tell.
+    /// Class of an error of an inference request; `None` to derive the class from the status.
     pub(super) class: Option<ErrorClass>,
     code: Option<ErrorCode>,
     retry_after: Option<Duration>,
@@ -58,7 +59,7 @@ impl HttpError {
     pub(super) fn login_required() -> Self {
         Self::new(
             StatusCode::UNAUTHORIZED,
-            "log in with the API key of the server, or open the URL that it printed",
+            "log in with the API key of the server, or open the URL that the server printed",
         )
     }
 
@@ -122,15 +123,25 @@ impl From<ServerError> for HttpError {
 }
 
 impl From<InferenceError> for HttpError {
-    fn from(InferenceError { error, param }: InferenceError) -> Self {
-        let malformed = matches!(error, ServerError::Malformed(_));
-        let class = Some(ErrorClass::from(&error));
-        let mut error = Self { param, class, ..error.into() };
-        if malformed {
-            // Clients of these APIs expect 400 for every invalid request.
-            error.status = StatusCode::BAD_REQUEST;
+    fn from(error: InferenceError) -> Self {
+        let status = match error.class() {
+            ErrorClass::InvalidRequest | ErrorClass::ContextLength => StatusCode::BAD_REQUEST,
+            ErrorClass::Authentication => StatusCode::UNAUTHORIZED,
+            ErrorClass::Permission => StatusCode::FORBIDDEN,
+            ErrorClass::NotFound => StatusCode::NOT_FOUND,
+            ErrorClass::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ErrorClass::RateLimit => StatusCode::TOO_MANY_REQUESTS,
+            ErrorClass::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorClass::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self {
+            status,
+            detail: error.to_string(),
+            param: error.param().map(str::to_owned),
+            class: Some(error.class()),
+            code: None,
+            retry_after: error.retry_after(),
         }
-        error
     }
 }
 

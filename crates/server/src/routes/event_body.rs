@@ -9,24 +9,27 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::inference::EventSource;
-
-/// Time without an event after which a comment is sent. Proxies close connections without traffic,
-/// many of them after 30 or 60 seconds, and a stream may wait for longer while a model is trained.
+/// Time without an event after which a comment is sent. Many proxies close connections without
+/// traffic after 30 or 60 seconds, and a stream may wait for longer while a model is trained.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// A comment, which readers of events ignore.
 const COMMENT: &[u8] = b": keep-alive\n\n";
 
-/// Body that sends events as its source produces them. hyper drops it when the client disconnects,
-/// which cancels the generations of the source.
+/// Returns the next events, or `None` after the last event.
+type PollEvents = Box<dyn FnMut(&mut Context<'_>) -> Poll<Option<Bytes>> + Send>;
+
+/// Body that sends events as `poll_events` returns them. hyper drops the body when the client
+/// disconnects, which cancels the generations that the events come from.
 pub(crate) struct EventBody {
-    source: Box<dyn EventSource>,
+    poll_events: PollEvents,
     timer: Pin<Box<Sleep>>,
 }
 
 impl EventBody {
-    pub(super) fn new(source: Box<dyn EventSource>) -> Self {
-        Self { source, timer: Box::pin(sleep(KEEP_ALIVE)) }
+    pub(super) fn new(
+        poll_events: impl FnMut(&mut Context<'_>) -> Poll<Option<Bytes>> + Send + 'static,
+    ) -> Self {
+        Self { poll_events: Box::new(poll_events), timer: Box::pin(sleep(KEEP_ALIVE)) }
     }
 }
 
@@ -39,7 +42,7 @@ impl Body for EventBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
-        let bytes = match this.source.poll_events(context) {
+        let bytes = match (this.poll_events)(context) {
             Poll::Ready(bytes) => bytes,
             Poll::Pending if this.timer.as_mut().poll(context).is_ready() => {
                 Some(Bytes::from_static(COMMENT))
@@ -57,22 +60,16 @@ mod tests {
 
     use super::*;
 
-    /// Produces one event after a minute.
-    struct SlowSource(Option<Pin<Box<Sleep>>>);
-
-    impl EventSource for SlowSource {
-        fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-            let Some(timer) = &mut self.0 else { return Poll::Ready(None) };
-            std::task::ready!(timer.as_mut().poll(context));
-            self.0 = None;
-            Poll::Ready(Some(Bytes::from_static(b"data: 1\n\n")))
-        }
-    }
-
     #[tokio::test(start_paused = true)]
     async fn comments_are_sent_while_a_stream_waits() {
-        let source = SlowSource(Some(Box::pin(sleep(Duration::from_secs(40)))));
-        let body = EventBody::new(Box::new(source)).collect().await.unwrap();
+        let mut event = Some(Box::pin(sleep(Duration::from_secs(40))));
+        let body = EventBody::new(move |context| {
+            let Some(timer) = &mut event else { return Poll::Ready(None) };
+            std::task::ready!(timer.as_mut().poll(context));
+            event = None;
+            Poll::Ready(Some(Bytes::from_static(b"data: 1\n\n")))
+        });
+        let body = body.collect().await.unwrap();
         let text = String::from_utf8(body.to_bytes().to_vec()).unwrap();
         assert_eq!(text, ": keep-alive\n\n: keep-alive\n\ndata: 1\n\n");
     }

@@ -15,33 +15,29 @@ use http::header::{
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, SizeHint};
+use tinkex_store::error::ServerError;
 use tokio::fs::File;
 use tokio::io::{AsyncRead as _, AsyncSeekExt as _, ReadBuf};
-use tokio::time::Instant;
 
 use super::{ResponseBody, RouteResult};
-use crate::error::ServerError;
 use crate::state::ServerState;
 
 /// Size of the read buffer in bytes.
 const BUFFER: usize = 256 << 10;
 
-/// Sends a file, or a byte range of it so that an interrupted download can be resumed. `path` is
-/// `TOKEN/FILE`.
+/// Sends a file or a byte range of the file, so that an interrupted download can be resumed. `path`
+/// is `TOKEN/FILE`.
 pub(super) async fn download(state: &ServerState, path: &str, headers: &HeaderMap) -> RouteResult {
     let not_found = || ServerError::not_found("unknown or expired download URL; request new URLs");
     let (token, name) = path.split_once('/').ok_or_else(not_found)?;
-    let folder = {
-        let downloads = state.downloads();
-        let grant = downloads.get(token).filter(|grant| grant.expires > Instant::now());
-        grant.ok_or_else(not_found)?.folder.clone()
-    };
-    // Compare `name` with the names in the folder instead of joining it: `..` would leave the
-    // folder.
+    let folder = state.downloads.folder(token).ok_or_else(not_found)?;
+    // Compare `name` with the names in the folder instead of joining it to the path: `..` would
+    // lead out of the folder.
     let path = find_file(state.weights_dir.join(folder), name).ok_or_else(not_found)?;
     let mut file = File::open(&path).await.map_err(|_| not_found())?;
     let metadata = file.metadata().await.map_err(|error| ServerError::read_failed(&error))?;
-    let (length, tag) = (metadata.len(), entity_tag(&metadata));
+    let length = metadata.len();
+    let tag = entity_tag(&metadata);
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     if text(IF_NONE_MATCH) == Some(&*tag) {
         return Ok(file_response(StatusCode::NOT_MODIFIED, &tag, Either::Left(Full::default())));
@@ -92,8 +88,8 @@ fn insert_header(response: &mut Response<ResponseBody>, name: HeaderName, value:
     }
 }
 
-/// Returns an entity tag made of length and modification time. These identify the content, because
-/// checkpoint files are replaced, never modified.
+/// Returns an entity tag made of length and modification time. Length and time identify the
+/// content, because checkpoint files are replaced, never modified.
 fn entity_tag(metadata: &Metadata) -> String {
     let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     format!("\"{:x}-{:x}\"", metadata.len(), modified.map_or(0, |time| time.as_nanos()))
@@ -139,7 +135,8 @@ impl Body for FileBody {
         let read: io::Result<()> = ready!(Pin::new(&mut this.file).poll_read(context, &mut buffer));
         let filled = buffer.filled();
         if read.is_err() || filled.is_empty() {
-            // End the body before `content-length`, which the client detects as an error.
+            // End the body early: the client sees fewer bytes than `content-length` and reports an
+            // error.
             this.remaining = 0;
             return Poll::Ready(None);
         }

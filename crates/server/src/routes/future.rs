@@ -4,6 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tinkex_backend::queue::RequestQueue;
+use tinkex_store::disk::PayloadReader;
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{RequestPhase, SequenceScope};
 use tinkex_wire::codec::json;
 use tinkex_wire::{
     CancelFuture, CompletedFuture, ErrorCategory, FuturesRetrieved, PollResponse, QueueState,
@@ -14,15 +18,13 @@ use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
 
 use super::{RouteResult, empty, respond, to_json};
-use crate::disk::PayloadReader;
-use crate::error::ServerError;
 use crate::state::ServerState;
-use crate::store::{RequestPhase, SequenceScope};
 
-/// Size of a result, in bytes, above which a client that allows it gets the size first.
+/// Size of a result in bytes above which the first response has only the size, if the client allows
+/// this.
 const LARGE_RESULT: usize = 256 << 10;
 
-/// Returns the result of a request, waiting up to the poll timeout for it.
+/// Returns the result of a request. Waits for the result for at most the poll timeout.
 pub(super) async fn retrieve(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
     let request: RetrieveFuture = json::decode(body)?;
     let id = request.request_id;
@@ -125,8 +127,8 @@ fn queue_status(state: &ServerState, id: &RequestId) -> QueueStatus {
         let store = state.store();
         let request = store.requests.get(id).map(|entry| Arc::clone(&entry.row));
         let queue = match request.as_ref().map(|request| &request.scope) {
-            Some(SequenceScope::Model(model)) => state.queue_of_model(&store, model),
-            _ => state.engine_queue(),
+            Some(SequenceScope::Model(model)) => state.backends.queue_of_model(&store, model),
+            _ => Some(state.backends.engine() as &dyn RequestQueue),
         };
         (request, store.disk.write_error(), queue)
     };
@@ -135,6 +137,7 @@ fn queue_status(state: &ServerState, id: &RequestId) -> QueueStatus {
         let reason = format!("the server cannot write results to its disk: {error}");
         return status(QueueState::PausedCapacity, Some(reason));
     }
+    let Some(queue) = queue else { return status(QueueState::Active, None) };
     if let Some(request) = &request
         && let SequenceScope::Model(model) = &request.scope
         && let Some(missing) = queue.missing(model, request.seq)
@@ -154,8 +157,8 @@ fn queue_status(state: &ServerState, id: &RequestId) -> QueueStatus {
     status(QueueState::Active, reason)
 }
 
-/// Drops the feed of a poll when the poll ends, if the feed is idle then. The client may disconnect
-/// at any time, so this runs on drop.
+/// Drops the feed of a poll when the poll ends, if the feed is idle then. The guard does this on
+/// drop, because the client may disconnect at any time.
 struct FeedGuard<'a> {
     state: &'a ServerState,
     key: &'a (SamplerId, u64),
@@ -208,8 +211,8 @@ pub(super) async fn retrieve_many(state: &Arc<ServerState>, body: &Bytes) -> Rou
     }
 }
 
-/// Cancels a sample. Other requests are not affected, because later requests of a model depend on
-/// them.
+/// Cancels a sample. Has no effect on requests of models, because later requests of the model
+/// depend on them.
 pub(super) fn cancel(state: &ServerState, body: &Bytes) -> RouteResult {
     let request: CancelFuture = json::decode(body)?;
     let mut store = state.store();

@@ -9,6 +9,9 @@ use http::header::CONTENT_ENCODING;
 use http::request::Parts;
 use tinkex_engine::LoraConfig;
 use tinkex_files::{NotEnoughSpace, StagedFolder};
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{CheckpointRecord, LoraSettings, ModelRunRecord, Record};
+use tinkex_store::weights::WeightsLocation;
 use tinkex_weights::{AdapterConversion, AdapterFile, Error as FileError};
 use tinkex_wire::rest::{AdapterImported, ImportOptions};
 use tinkex_wire::{CheckpointKind, ModelId, OptimizerConfig, TinkerPath};
@@ -18,13 +21,11 @@ use super::error::HttpError;
 use super::upload::AdapterUpload;
 use super::{IncomingBody, RouteResult, from_query, to_json};
 use crate::admit::validate_name;
-use crate::durable;
-use crate::error::ServerError;
-use crate::models::{BaseModel, BaseModels};
+use crate::fault::engine_error;
+use crate::models::{BaseModels, EngineModel};
 use crate::state::ServerState;
-use crate::store::{CheckpointRecord, LoraSettings, Record, RunRecord};
 
-/// Name of the checkpoints if the request gives none.
+/// Default name of the checkpoints.
 const DEFAULT_NAME: &str = "imported";
 
 /// Imports the adapter in the body of a request.
@@ -45,7 +46,7 @@ pub(super) async fn import(
     let limit = state.options.limits.import_bytes;
     let announced = announced_length(parts)?.map(|length| length as u64);
     if announced.is_some_and(|length| length > limit) {
-        // The rest of the body is not read, unlike below: its size has no limit.
+        // Do not read the rest of the body, unlike below: its size has no limit.
         return Err(too_large(limit).into());
     }
     let mut upload = AdapterUpload::new(state, body);
@@ -53,8 +54,8 @@ pub(super) async fn import(
         // This is a retry. Read the body: a client that is still sending would see a reset
         // connection instead of this response.
         while upload.fill().await? {}
-        // Without records, this waits for the write of the first request.
-        return to_json(&durable::create(state, |_| Ok((Vec::new(), imported))).await?);
+        // `create` without records waits until the records of the first request are durable.
+        return to_json(&state.store.create(|_| Ok((Vec::new(), imported))).await?);
     }
     if let Err(error) = check_space(state, announced.unwrap_or(0)).await {
         // Read the body: `drain` stops after 16 MiB, and a client that is still sending would see a
@@ -68,16 +69,17 @@ pub(super) async fn import(
     to_json(&target.publish(state, &folder.name, adapter).await?)
 }
 
-/// Checks that an upload of `bytes` fits on the disk. The error is permanent, unlike that of a failed
-/// write: each retry would send the whole adapter again.
+/// Checks that an upload of `bytes` fits on the disk. The error is permanent, unlike the error of a
+/// failed write: each retry would send the whole adapter again.
 async fn check_space(state: &Arc<ServerState>, bytes: u64) -> Result<(), ServerError> {
-    let (disk, folder) = (state.options.disk.clone(), state.weights_dir.clone());
+    let disk = state.options.disk.clone();
+    let folder = state.weights_dir.clone();
     let check = move || disk.check(folder, bytes);
     state.executor.run_job(check).await?.map_err(|shortage| no_space(&shortage))
 }
 
-/// Returns the error of an adapter that does not fit on the disk. It does not name the folder, which
-/// is one of the server.
+/// Returns the error of an adapter that does not fit on the disk. The message does not contain the
+/// server-side path.
 fn no_space(shortage: &NotEnoughSpace) -> ServerError {
     let hint = "free space in the data folder of the server, or delete checkpoints";
     ServerError::TooLarge(format!(
@@ -104,7 +106,8 @@ impl Drop for UnfinishedFolder<'_> {
     }
 }
 
-/// Writes the upload to a staging folder, checks the adapter and gives the folder its name.
+/// Writes the upload to a staging folder, checks the adapter, and renames the folder to its final
+/// name.
 async fn receive(
     state: &Arc<ServerState>,
     upload: &mut AdapterUpload<'_, impl IncomingBody>,
@@ -114,17 +117,14 @@ async fn receive(
     let target = state.weights_dir.join(folder);
     let staged = StagedFolder::new(&target).map_err(|error| ServerError::write_failed(&error))?;
     upload.write_files(staged.path()).await?;
-    let permit = Arc::clone(&state.decode_jobs.permits).acquire_owned().await;
-    let permit = permit.map_err(|_| ServerError::shutting_down())?;
     let check_state = Arc::clone(state);
-    // The job keeps the permit: it continues if the client disconnects, which drops this future.
     let check = move || {
-        let _permit = permit;
         let adapter = CheckedAdapter::read(&check_state, staged.path(), base_model)?;
         staged.commit().map_err(|error| ServerError::write_failed(&error))?;
         Ok::<_, ServerError>(adapter)
     };
-    Ok(state.executor.run_job(check).await??)
+    // Pass the maximum size, so that the check always runs as a job: it reads the whole adapter.
+    Ok(state.decode_jobs.run(usize::MAX, check).await?)
 }
 
 /// Run and name of the checkpoints that an import creates.
@@ -180,7 +180,7 @@ impl ImportTarget {
         adapter: CheckedAdapter,
     ) -> Result<AdapterImported, ServerError> {
         let created_at = state.clock.now();
-        let run = RunRecord {
+        let run = ModelRunRecord {
             id: self.run.clone(),
             session: "".into(),
             number: 0,
@@ -198,7 +198,7 @@ impl ImportTarget {
         let checkpoint = |kind| {
             Ok::<_, ServerError>(CheckpointRecord {
                 path: self.path(kind)?,
-                folder: folder.to_owned(),
+                weights: WeightsLocation::Local(folder.to_owned()),
                 request: None,
                 seq: None,
                 created_at,
@@ -211,23 +211,29 @@ impl ImportTarget {
                 optimizer: OptimizerConfig::default(),
             })
         };
-        let (weights, sampler) =
-            (checkpoint(CheckpointKind::Training)?, checkpoint(CheckpointKind::Sampler)?);
+        let weights = checkpoint(CheckpointKind::Training)?;
+        let sampler = checkpoint(CheckpointKind::Sampler)?;
         let response = self.response(&weights)?;
-        durable::change(state, |store| {
-            // Another attempt of the same import may have ended while this one was checked.
-            if let Some(entry) = store.checkpoint(&weights.path) {
-                return Ok((Vec::new(), self.response(&entry.row)?));
-            }
-            if store.runs.contains_key(&run.id) {
-                let message = format!("training run {} already exists", run.id);
-                return Err(ServerError::Conflict(message));
-            }
-            let records =
-                vec![Record::Run(run), Record::Checkpoint(weights), Record::Checkpoint(sampler)];
-            Ok((records, response))
-        })
-        .await
+        state
+            .store
+            .change(|store| {
+                // Another attempt of the same import may have ended while this attempt checked the
+                // adapter.
+                if let Some(entry) = store.checkpoint(&weights.path) {
+                    return Ok((Vec::new(), self.response(&entry.row)?));
+                }
+                if store.runs.contains_key(&run.id) {
+                    let message = format!("training run {} already exists", run.id);
+                    return Err(ServerError::Conflict(message));
+                }
+                let records = vec![
+                    Record::Run(run),
+                    Record::Checkpoint(weights),
+                    Record::Checkpoint(sampler),
+                ];
+                Ok((records, response))
+            })
+            .await
     }
 }
 
@@ -239,9 +245,9 @@ struct CheckedAdapter {
 }
 
 impl CheckedAdapter {
-    /// Checks the adapter in `folder` against its base model: `base_model`, or the one that its
-    /// configuration names. Converts names of the hosted service, which needs space for a second
-    /// copy of the tensors.
+    /// Checks the adapter in `folder` against its base model: `base_model`, or the model that the
+    /// adapter's configuration names. Renames tensors that have the names of the hosted service;
+    /// this needs disk space for a second copy of the tensors.
     fn read(
         state: &ServerState,
         folder: &Path,
@@ -250,15 +256,10 @@ impl CheckedAdapter {
         let file = AdapterFile::load(folder).map_err(|error| file_error(&error))?;
         let named = Some(file.config.base_model.clone()).filter(|name| !name.is_empty());
         let base_model = base_model.or(named).ok_or_else(|| {
-            ServerError::invalid(
-                "adapter_config.json does not name the base model; pass the name of one",
-            )
+            ServerError::invalid("adapter_config.json does not name the base model; pass its name")
         })?;
         let base = require_base_model(&state.models, &base_model)?;
-        let config = base
-            .config()
-            .ok_or_else(|| ServerError::Internal(format!("{base_model} has no configuration")))?;
-        let lora = LoraConfig::of_adapter(config, file)?;
+        let lora = LoraConfig::of_adapter(&base.config, file).map_err(engine_error)?;
         if let Some(conversion) =
             AdapterConversion::open(folder).map_err(|error| file_error(&error))?
             && conversion.is_needed(None)
@@ -282,15 +283,15 @@ impl CheckedAdapter {
     }
 }
 
-/// Returns a base model. The status of the error is not 404, which tells clients that the server
+/// Returns a base model. The status of the error is not 404: clients interpret 404 as a server that
 /// cannot import adapters.
-fn require_base_model(models: &BaseModels, name: &str) -> Result<Arc<BaseModel>, ServerError> {
+fn require_base_model(models: &BaseModels, name: &str) -> Result<Arc<EngineModel>, ServerError> {
     let found = models.require_engine(name);
     found.map_err(|error| ServerError::invalid(error.to_string()))
 }
 
 /// Converts an error of reading the uploaded files. The message names the file without its folder,
-/// which is one of the server.
+/// the server-side path.
 fn file_error(error: &FileError) -> ServerError {
     let name = |path: &Path| {
         let name = path.file_name().unwrap_or_default();

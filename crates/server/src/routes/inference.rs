@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, CACHE_CONTROL, CONTENT_TYPE,
@@ -10,6 +11,10 @@ use http::header::{
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body_util::Either;
+use tinkex_inference::{
+    EndpointRequest, ErrorClass, InferenceBody, InferenceResponse, anthropic, openai,
+};
+use tinkex_store::error::ServerError;
 use tinkex_wire::{BodyCodec, JSON, percent_decode};
 
 use super::body::ReceivedBody;
@@ -17,14 +22,16 @@ use super::dashboard::permits_inference;
 use super::error::HttpError;
 use super::event_body::EventBody;
 use super::{IncomingBody, ResponseBody, RouteResult, authorize, check_worker, respond, to_json};
-use crate::error::ServerError;
-use crate::inference::{ErrorClass, InferenceBody, anthropic, openai};
+use crate::inference::{ModelGenerator, NamedModel};
 use crate::state::ServerState;
 
 /// Prefixes of the paths of the OpenAI API.
 const OPENAI: [&str; 2] = ["/oai/api/v1/", "/v1/"];
 /// Prefixes of the paths of the Anthropic API.
 const ANTHROPIC: [&str; 2] = ["/anthropic/api/v1/", "/v1/"];
+
+/// Cost of rendering and tokenizing one byte of a prompt, relative to decoding one byte of JSON.
+const TOKENIZING_COST: usize = 16;
 
 /// An inference endpoint.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,7 +43,7 @@ pub(super) enum Endpoint {
     Models,
     /// Describes the model of this name.
     Model(String),
-    /// A path under a prefix of an API that has no endpoint.
+    /// A path under a prefix of an API without an endpoint of that name.
     Unknown(Api),
 }
 
@@ -125,7 +132,7 @@ pub(super) async fn dispatch(
     check_worker(state)?;
     let from_allowed_page = allowed_origin(state, &parts.headers).is_some();
     if parts.method == Method::OPTIONS && from_allowed_page {
-        // A browser sends no key with this request.
+        // Respond before the key is checked: a browser sends no key with a preflight request.
         return Ok(preflight(&parts.headers));
     }
     if !permits_inference(state, &parts.headers) {
@@ -146,30 +153,41 @@ pub(super) async fn dispatch(
         return Err(HttpError::method_not_allowed(detail));
     }
     let response = match endpoint {
-        Endpoint::Models => return to_json(&openai::list_models(state)),
-        Endpoint::Model(name) => return to_json(&openai::model(state, name)?),
+        Endpoint::Models => {
+            let models = NamedModel::list(state).into_iter().map(NamedModel::description);
+            return to_json(&models.collect::<openai::ModelList>());
+        }
+        Endpoint::Model(name) => {
+            let model = NamedModel::resolve(state, name)?.description();
+            return to_json(&openai::ModelObject::from(model));
+        }
         _ => {
             let limit = state.options.limits.body_bytes;
             let body = ReceivedBody::read(state, parts, body, limit, BodyCodec::Json).await?;
             let body = body.into_bytes();
             match endpoint {
-                Endpoint::ChatCompletions => openai::chat_completions(state, body).await?,
-                Endpoint::Messages => anthropic::messages(state, body).await?,
-                Endpoint::CountTokens => anthropic::count_tokens(state, body).await?,
-                _ => openai::completions(state, body).await?,
+                Endpoint::ChatCompletions => {
+                    respond_to::<openai::ChatCompletionRequest>(state, body).await?
+                }
+                Endpoint::Messages => respond_to::<anthropic::MessagesRequest>(state, body).await?,
+                Endpoint::CountTokens => {
+                    respond_to::<anthropic::CountTokensRequest>(state, body).await?
+                }
+                _ => respond_to::<openai::CompletionRequest>(state, body).await?,
             }
         }
     };
     let id = response.id;
     let mut response = match response.body {
         InferenceBody::Json(json) => respond(JSON, json),
-        InferenceBody::Events(source) => {
-            let body = Either::Right(Either::Right(EventBody::new(source)));
-            let mut response = Response::new(body);
+        InferenceBody::Events(mut source) => {
+            let body = EventBody::new(move |context| source.poll_events(context));
+            let mut response = Response::new(Either::Right(Either::Right(body)));
             let headers = response.headers_mut();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-            // Reverse proxies collect responses otherwise.
+            // The header asks reverse proxies not to buffer the response: buffering would delay the
+            // tokens.
             let buffering = HeaderName::from_static("x-accel-buffering");
             headers.insert(buffering, HeaderValue::from_static("no"));
             response
@@ -181,7 +199,25 @@ pub(super) async fn dispatch(
     Ok(response)
 }
 
-/// Adds the header with the id of the request, unless the response has one.
+/// Reads a request, starts it on the model that it names, and waits for the response. Large bodies
+/// are read, and long prompts tokenized, on the blocking pool.
+async fn respond_to<R: EndpointRequest>(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<InferenceResponse, HttpError> {
+    let size = body.len();
+    let read = move || R::read(&body).map_err(HttpError::from);
+    let request = state.decode_jobs.run(size, read).await?;
+    let model = NamedModel::resolve(state, request.model())?;
+    model.load_text_files(&state.executor, R::USES_CHAT).await?;
+    let generator = ModelGenerator { state: Arc::clone(state), model };
+    let created = state.clock.now().div_euclid(1_000_000);
+    let start = move || request.start(&generator, created).map_err(HttpError::from);
+    let cost = size.saturating_mul(TOKENIZING_COST);
+    Ok(state.decode_jobs.run(cost, start).await?.await?)
+}
+
+/// Adds the header with the id of the request, unless the response has that header.
 pub(super) fn add_request_id(endpoint: &Endpoint, response: &mut Response<ResponseBody>) {
     let id = format!("req_{}", uuid::Uuid::new_v4().simple());
     if let Ok(id) = HeaderValue::try_from(id) {
@@ -196,9 +232,9 @@ fn allowed_origin<'a>(state: &ServerState, headers: &'a HeaderMap) -> Option<&'a
     allowed.iter().any(|allowed| allowed.as_bytes() == origin.as_bytes()).then_some(origin)
 }
 
-/// Answers the request by which a browser asks whether a page may send the actual one.
+/// Responds to a preflight request, with which a browser asks whether a page may send a request.
 fn preflight(headers: &HeaderMap) -> Response<ResponseBody> {
-    let mut response = respond(JSON, bytes::Bytes::new());
+    let mut response = respond(JSON, Bytes::new());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let out = response.headers_mut();
     out.remove(CONTENT_TYPE);

@@ -1,5 +1,5 @@
 //! HTTP: authentication, request bodies, one `match` over all routes, and the handlers of requests
-//! that need no worker.
+//! that no backend executes.
 //!
 //! Only this module, `server` and `stream` refer to HTTP types. All other modules return
 //! [`ServerError`], which [`error`] maps to responses.
@@ -30,20 +30,19 @@ use http_body_util::{BodyExt as _, Either, Full};
 use hyper::body::Body;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
+use tinkex_store::error::ServerError;
+use tinkex_store::log;
 use tinkex_wire::codec::{json, query};
 use tinkex_wire::{
     ClientConfig, DynamicConfig, Health, JSON, JsonObject, RequestId, Route, RouteMatch,
     ServerCapabilities, TelemetryBatch, TelemetryResponse, header,
 };
 
-use crate::admit;
-use crate::error::ServerError;
-use crate::log;
-use crate::metrics::GaugeValues;
-use crate::state::ServerState;
-
 use self::body::{ReceivedBody, admit_large};
 use self::error::HttpError;
+use crate::admit;
+use crate::metrics::GaugeValues;
+use crate::state::ServerState;
 
 /// Body of a response: bytes in memory, a file that is streamed, or events.
 pub(crate) type ResponseBody = Either<Full<Bytes>, Either<file::FileBody, event_body::EventBody>>;
@@ -66,7 +65,7 @@ const FILES: &str = "/files/";
 /// Maximum number of bytes that are read and dropped after a request was rejected.
 const MAX_DRAIN: usize = 16 << 20;
 /// Time without new data after which draining a rejected request stops.
-const DRAIN_PAUSE: Duration = Duration::from_millis(200);
+const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Handles a request.
 pub(crate) async fn handle(
@@ -87,7 +86,7 @@ pub(crate) async fn handle(
         Ok(response) => response,
         Err(error) => {
             state.metrics.rejected.add(1);
-            // A download path contains a token that grants access; leave it out.
+            // Omit a download path from the log: it contains a token that grants access.
             let path = parts.uri.path();
             let path = if path.starts_with(FILES) { FILES } else { path };
             tracing::debug!(
@@ -121,7 +120,7 @@ pub(crate) async fn handle(
 /// Reads and drops the rest of a body, up to [`MAX_DRAIN`] bytes.
 async fn drain(body: &mut impl IncomingBody) {
     let mut remaining = MAX_DRAIN;
-    while let Ok(Some(Ok(frame))) = tokio::time::timeout(DRAIN_PAUSE, body.frame()).await {
+    while let Ok(Some(Ok(frame))) = tokio::time::timeout(DRAIN_IDLE_TIMEOUT, body.frame()).await {
         let read = frame.data_ref().map_or(0, Bytes::len);
         let Some(rest) = remaining.checked_sub(read) else { return };
         remaining = rest;
@@ -147,24 +146,25 @@ async fn dispatch(
         return Ok(respond("text/plain; version=0.0.4", metrics(state).into()));
     }
     let Some(found) = found else { return Err(no_route(parts.method.as_str(), path)) };
-    if found.route == Route::ImportAdapter {
-        let id = found.params.first().map_or("", String::as_str);
-        return import::import(state, parts, body, id).await;
-    }
-    let limit = body::size_limit(state, found.route);
-    let body = ReceivedBody::read(state, parts, body, limit, found.route.body()).await?;
-    let query = parts.uri.query().unwrap_or_default();
-    call_handler(state, &found, query, parts, body).await
+    // Do not read the body of an import into memory: the adapter is written to disk while it
+    // arrives.
+    let received = if found.route == Route::ImportAdapter {
+        ReceivedBody::default()
+    } else {
+        let limit = body::size_limit(state, found.route);
+        ReceivedBody::read(state, parts, body, limit, found.route.body()).await?
+    };
+    call_handler(state, &found, parts, received, body).await
 }
 
-/// Address of the client of a connection; an extension of its requests.
+/// Address of the client of a connection. Each request has it as an extension.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerAddress(pub(crate) SocketAddr);
 
 /// Returns whether a request came over a loopback address, and hence from this machine.
 fn is_from_this_machine(parts: &Parts) -> bool {
     let peer = parts.extensions.get::<PeerAddress>();
-    // Canonical, because a socket for IPv6 and IPv4 has addresses such as ::ffff:127.0.0.1.
+    // Use the canonical address: a socket for IPv6 and IPv4 has addresses such as ::ffff:127.0.0.1.
     peer.is_some_and(|peer| peer.0.ip().to_canonical().is_loopback())
 }
 
@@ -173,11 +173,12 @@ fn is_from_this_machine(parts: &Parts) -> bool {
 async fn call_handler(
     state: &Arc<ServerState>,
     found: &RouteMatch,
-    query: &str,
     parts: &Parts,
     received: ReceivedBody,
+    unread: &mut impl IncomingBody,
 ) -> RouteResult {
     let headers = &parts.headers;
+    let query = parts.uri.query().unwrap_or_default();
     let body = received.bytes.clone();
     let param = |n: usize| found.params.get(n).map_or("", String::as_str);
     let unsupported = |message: &str| Err(ServerError::invalid(message).into());
@@ -213,20 +214,22 @@ async fn call_handler(
         Route::SearchSessions => session::search(state, &body),
         Route::AssignSessionProject => session::assign_project(state, param(0), &body).await,
 
-        Route::CreateModel => acknowledge(state, admit::create_model(state, body)).await,
+        Route::CreateModel => acknowledge(state, admit::create_model(&state.admission, body)).await,
         Route::ForwardBackward => {
             acknowledge(state, admit_large(state, received, admit::forward_backward).await).await
         }
-        Route::OptimStep => acknowledge(state, admit::optim_step(state, body)).await,
-        Route::SaveWeights => acknowledge(state, admit::save_weights(state, body)).await,
+        Route::OptimStep => acknowledge(state, admit::optim_step(&state.admission, body)).await,
+        Route::SaveWeights => acknowledge(state, admit::save_weights(&state.admission, body)).await,
         Route::SaveWeightsForSampler => {
-            acknowledge(state, admit::save_weights_for_sampler(state, body)).await
+            acknowledge(state, admit::save_weights_for_sampler(&state.admission, body)).await
         }
         Route::SaveWeightsExternal => {
-            acknowledge(state, admit::save_weights_external(state, body)).await
+            acknowledge(state, admit::save_weights_external(&state.admission, body)).await
         }
-        Route::LoadWeights => acknowledge(state, admit::load_weights(state, body)).await,
-        Route::CreateCustomLoss => acknowledge(state, admit::create_custom_loss(state, body)).await,
+        Route::LoadWeights => acknowledge(state, admit::load_weights(&state.admission, body)).await,
+        Route::CreateCustomLoss => {
+            acknowledge(state, admit::create_custom_loss(&state.admission, body)).await
+        }
         Route::Sample => {
             acknowledge(state, admit_large(state, received, admit::sample).await).await
         }
@@ -265,11 +268,10 @@ async fn call_handler(
             checkpoint::download_urls(state, param(0), param(1), param(2), host).await
         }
 
-        // `dispatch` handles the former, because its body is not read into memory, and `handle` the
-        // latter, because its errors have another shape.
-        Route::ImportAdapter | Route::Completions => {
-            Err(ServerError::Internal("the route is handled elsewhere".to_owned()).into())
-        }
+        Route::ImportAdapter => import::import(state, parts, unread, param(0)).await,
+        // `handle` passes the path of this route to the inference endpoints before it looks up
+        // routes.
+        Route::Completions => Err(no_route(parts.method.as_str(), parts.uri.path())),
 
         Route::BillingUsage => usage::events(state, query),
         Route::StorageUsage => usage::storage(state),
@@ -307,38 +309,35 @@ fn client_config(state: &ServerState) -> ClientConfig {
         .fwdbwd_max_chunk_bytes_count(chunk_bytes)
 }
 
-/// Responds that the server runs. With upstreams, says which of them respond: the server itself is
-/// healthy without them.
+/// Responds that the server runs, and with the status of each upstream. The server itself is
+/// healthy even if no upstream responds.
 fn health(state: &ServerState) -> RouteResult {
     let upstreams: serde_json::Map<String, serde_json::Value> = state
         .backends
         .upstreams()
-        .map(|(name, upstream)| {
+        .map(|upstream| {
             let status = if upstream.status().down.is_none() { "up" } else { "down" };
-            (name.to_string(), status.into())
+            (upstream.name.to_string(), status.into())
         })
         .collect();
-    match upstreams.is_empty() {
-        true => to_json(&Health::OK),
-        false => to_json(&serde_json::json!({"status": "ok", "upstreams": upstreams})),
+    if upstreams.is_empty() {
+        return to_json(&Health::OK);
     }
+    to_json(&serde_json::json!({"status": "ok", "upstreams": upstreams}))
 }
 
 /// Waits until an admitted request is durable, and responds with its id.
 async fn acknowledge(state: &ServerState, admitted: Result<RequestId, ServerError>) -> RouteResult {
-    to_json(&admit::acknowledge(state, admitted?).await?)
+    to_json(&admit::acknowledge(&state.admission, admitted?).await?)
 }
 
-/// Checks that the worker thread is alive.
+/// Checks that neither the worker thread nor the writer thread has panicked.
 fn check_worker(state: &ServerState) -> Result<(), HttpError> {
-    match *state.broken.borrow() {
-        true => Err(ServerError::worker_panicked().into()),
-        false => Ok(()),
-    }
+    if *state.broken.borrow() { Err(ServerError::worker_panicked().into()) } else { Ok(()) }
 }
 
-/// Checks the API key in `x-api-key` or `authorization: Bearer`, or the origin of the request if the
-/// server has no key. `from_allowed_page` is true if the request comes from a web page of an
+/// Checks the API key in `x-api-key` or `authorization: Bearer`, or the origin of the request if
+/// the server has no key. `from_allowed_page` is true if the request comes from a web page of an
 /// allowed origin.
 fn authorize(
     state: &ServerState,
@@ -346,8 +345,8 @@ fn authorize(
     from_allowed_page: bool,
 ) -> Result<(), HttpError> {
     let Some(key) = &state.options.api_key else {
-        // A web page can send requests to a local port, also through a domain name of its own that
-        // resolves to this machine (DNS rebinding).
+        // A web page can send requests to a local port, also through a domain name that its owner
+        // makes resolve to this machine (DNS rebinding).
         let from_page = headers.contains_key(ORIGIN) && !from_allowed_page;
         if from_page || !is_local_host(headers) {
             return Err(ServerError::forbidden(
@@ -362,7 +361,8 @@ fn authorize(
     let sent = sent_key(headers).unwrap_or_default();
     // Compare digests without an early exit, so that the response time reveals nothing about the
     // key.
-    let (sent, expected) = (Sha256::digest(sent), Sha256::digest(key.expose()));
+    let sent = Sha256::digest(sent);
+    let expected = Sha256::digest(key.expose());
     let differences = sent.iter().zip(&expected).fold(0, |all, (a, b)| all | (a ^ b));
     if differences == 0 { Ok(()) } else { Err(HttpError::unauthorized()) }
 }
@@ -411,7 +411,8 @@ fn metrics(state: &ServerState) -> String {
             "# HELP tinkex_upstream_up whether an upstream responds\n\
              # TYPE tinkex_upstream_up gauge\n",
         );
-        for (name, upstream) in upstreams {
+        for upstream in upstreams {
+            let name = &upstream.name;
             let up = u8::from(upstream.status().down.is_none());
             text.push_str(&format!("tinkex_upstream_up{{upstream=\"{name}\"}} {up}\n"));
         }

@@ -3,6 +3,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tinkex_store::clock::timestamp;
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{ModelRunRecord, Record, SamplerRecord, Store, Tracked};
+use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::codec::json;
 use tinkex_wire::rest::{Cursor, ListTrainingRuns, SamplerInfo, TrainingRun, TrainingRunPage};
 use tinkex_wire::{
@@ -14,11 +18,7 @@ use tinkex_wire::{
 use super::session::{OWNER, page, string_metadata};
 use super::{RouteResult, empty, from_query, to_json};
 use crate::admit::require_session;
-use crate::clock::timestamp;
-use crate::durable;
-use crate::error::ServerError;
 use crate::state::ServerState;
-use crate::store::{Record, RunRecord, SamplerRecord, Store, Tracked};
 
 pub(super) fn info(state: &ServerState, body: &Bytes) -> RouteResult {
     let request: GetInfo = json::decode(body)?;
@@ -44,7 +44,7 @@ pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
     let request: ListTrainingRuns = from_query(query)?;
     let store = state.store();
     let project = request.project_id.as_deref().filter(|project| !project.is_empty());
-    let mut all: Vec<&Tracked<RunRecord>> =
+    let mut all: Vec<&Tracked<ModelRunRecord>> =
         store.runs.values().filter(|entry| in_project(&store, &entry.row, project)).collect();
     all.sort_by_key(|entry| std::cmp::Reverse((entry.row.created_at, entry.row.id.clone())));
     let total_count = u64::try_from(all.len()).unwrap_or(u64::MAX);
@@ -55,7 +55,7 @@ pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
 }
 
 /// Returns whether a run, or its session, belongs to `project`. `None` matches every run.
-fn in_project(store: &Store, run: &RunRecord, project: Option<&str>) -> bool {
+fn in_project(store: &Store, run: &ModelRunRecord, project: Option<&str>) -> bool {
     let Some(project) = project else { return true };
     let session = store.sessions.get(&run.session);
     let project_of_run = run.project_id.as_deref().or_else(|| session?.row.project_id.as_deref());
@@ -69,30 +69,32 @@ pub(super) fn get(state: &ServerState, id: &str) -> RouteResult {
 }
 
 /// Deletes a run with its checkpoints and metrics. The files are removed at the next expiry
-/// interval, as those of deleted checkpoints.
+/// interval, like the files of deleted checkpoints.
 pub(super) async fn delete(state: &Arc<ServerState>, id: &str) -> RouteResult {
     let id = ModelId::from(id);
-    let folders = durable::change(state, |store| {
-        let run = &store.runs.get(&id).ok_or_else(|| no_run(&id))?.row;
-        if store.is_in_use(run) {
-            return Err(ServerError::Conflict(format!(
-                "training run {id} is in use: a client trains it; stop the client first"
-            )));
-        }
-        let snapshot = run.snapshot.as_ref().map(|snapshot| snapshot.folder.clone());
-        let checkpoints = store.checkpoints_of(&id).into_iter().map(|row| row.folder.clone());
-        let folders: Vec<String> = checkpoints.chain(snapshot).collect();
-        Ok((vec![Record::RunDeleted { id: id.clone() }], folders))
-    })
-    .await?;
-    let in_use = state.store().folders();
-    for folder in folders.into_iter().filter(|folder| !in_use.contains(folder)) {
-        state.backends.discard(folder);
+    let weights = state
+        .store
+        .change(|store| {
+            let run = &store.runs.get(&id).ok_or_else(|| no_run(&id))?.row;
+            if store.is_in_use(run) {
+                return Err(ServerError::Conflict(format!(
+                    "training run {id} is in use: a client trains it; stop the client first"
+                )));
+            }
+            let snapshot = run.snapshot.as_ref().map(|snapshot| snapshot.weights.clone());
+            let checkpoints = store.checkpoints_of(&id).into_iter().map(|row| row.weights.clone());
+            let weights: Vec<WeightsLocation> = checkpoints.chain(snapshot).collect();
+            Ok((vec![Record::RunDeleted { id: id.clone() }], weights))
+        })
+        .await?;
+    let in_use = state.store().weights_in_use();
+    for weights in weights.into_iter().filter(|weights| !in_use.contains(weights)) {
+        state.backends.discard(weights);
     }
     empty()
 }
 
-fn to_wire(store: &Store, entry: &Tracked<RunRecord>) -> TrainingRun {
+fn to_wire(store: &Store, entry: &Tracked<ModelRunRecord>) -> TrainingRun {
     let run = &entry.row;
     let last = |kind| store.last_checkpoint(&run.id, kind).map(|row| row.to_wire());
     TrainingRun::new(run.id.clone(), run.base_model.clone(), OWNER, timestamp(entry.last_used))
@@ -108,33 +110,38 @@ pub(super) async fn create_sampler(state: &Arc<ServerState>, body: &Bytes) -> Ro
     let request: CreateSamplingSession = json::decode(body)?;
     request.validate()?;
     let id = SamplerId::in_session(&request.session_id, request.sampling_session_seq_id);
-    // `change` instead of `create`: a concurrent retry must wait until the first write is durable.
-    durable::change(state, |store| {
-        require_session(store, &request.session_id)?;
-        if let Some(existing) = store.samplers.get(&id) {
-            // Accept a retry of the same request: the response to the first may have been lost.
-            // Check this before the checkpoint, which may have been deleted since.
-            if is_created_by(&existing.row, &request) {
-                return Ok((Vec::new(), ()));
+    // Use `change` instead of `create`: a concurrent retry must wait until the first write is
+    // durable.
+    state
+        .store
+        .change(|store| {
+            require_session(store, &request.session_id)?;
+            if let Some(existing) = store.samplers.get(&id) {
+                // Accept a retry of the same request: the response to the first attempt may have
+                // been lost. Check this before looking up the checkpoint, which may have been
+                // deleted since the first attempt.
+                if is_created_by(&existing.row, &request) {
+                    return Ok((Vec::new(), ()));
+                }
+                return Err(ServerError::Conflict(format!(
+                    "sampling session {id} already exists with another model"
+                )));
             }
-            return Err(ServerError::Conflict(format!(
-                "sampling session {id} already exists with another model"
-            )));
-        }
-        let row = resolve_sampler(state, store, &request, id.clone())?;
-        store.touch(&request.session_id);
-        Ok((vec![Record::Sampler(row)], ()))
-    })
-    .await?;
+            let row = resolve_sampler(state, store, &request, id.clone())?;
+            store.touch(&request.session_id);
+            Ok((vec![Record::Sampler(row)], ()))
+        })
+        .await?;
     to_json(&SamplingSessionCreated::new(id))
 }
 
-/// Returns whether an existing sampling session has the weights that `request` names. One that a
-/// training client created without a checkpoint has a folder but no path, and matches no request.
+/// Returns whether an existing sampling session has the weights that `request` names. A sampling
+/// session that a training client created without a checkpoint has a folder but no path, and
+/// matches no request.
 fn is_created_by(row: &SamplerRecord, request: &CreateSamplingSession) -> bool {
     let base = request.base_model.as_ref();
     match &request.model_path {
-        None => row.folder.is_none() && base == Some(&row.base_model),
+        None => row.weights.is_none() && base == Some(&row.base_model),
         path => row.model_path == *path && base.is_none_or(|base| *base == row.base_model),
     }
 }
@@ -146,7 +153,7 @@ fn resolve_sampler(
     request: &CreateSamplingSession,
     id: SamplerId,
 ) -> Result<SamplerRecord, ServerError> {
-    let (base_model, folder) = match (&request.model_path, &request.base_model) {
+    let (base_model, weights) = match (&request.model_path, &request.base_model) {
         (Some(path), base) => {
             let path: TinkerPath = path.parse()?;
             if path.kind() == CheckpointKind::External {
@@ -161,33 +168,42 @@ fn resolve_sampler(
                     row.base_model
                 )));
             }
-            (row.base_model, Some(row.folder))
+            (row.base_model, Some(row.weights))
         }
         (None, Some(base)) => (base.clone(), None),
         (None, None) => return Err(ServerError::invalid("expected base_model or model_path")),
     };
     state.base_model(&base_model)?;
-    let (session, model_path) = (request.session_id.clone(), request.model_path.clone());
-    Ok(SamplerRecord { id, session, base_model, model_path, folder, run: None, clients: 1 })
+    Ok(SamplerRecord {
+        id,
+        session: request.session_id.clone(),
+        base_model,
+        model_path: request.model_path.clone(),
+        weights,
+        run: None,
+        clients: 1,
+    })
 }
 
 pub(super) async fn join_sampler(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
     let request: JoinSamplingSession = json::decode(body)?;
-    let client_counter = durable::change(state, |store| {
-        let entry = store.samplers.get(&request.sampling_session_id);
-        let row = &entry
-            .ok_or_else(|| ServerError::no_sampling_session(&request.sampling_session_id))?
-            .row;
-        let number = row.clients;
-        let row = SamplerRecord { clients: number + 1, ..row.clone() };
-        Ok((vec![Record::Sampler(row)], number))
-    })
-    .await?;
+    let client_counter = state
+        .store
+        .change(|store| {
+            let entry = store.samplers.get(&request.sampling_session_id);
+            let row = &entry
+                .ok_or_else(|| ServerError::no_sampling_session(&request.sampling_session_id))?
+                .row;
+            let number = row.clients;
+            let row = SamplerRecord { clients: number + 1, ..row.clone() };
+            Ok((vec![Record::Sampler(row)], number))
+        })
+        .await?;
     to_json(&SamplingSessionJoined::new(client_counter))
 }
 
-/// Describes a sampling session. Only clients on this machine get the path of the weights: others
-/// cannot use it.
+/// Describes a sampling session. Only clients on this machine get the path of the weights: other
+/// clients cannot use it.
 pub(super) fn sampler(state: &ServerState, id: &str, is_local: bool) -> RouteResult {
     let id = SamplerId::from(id);
     let store = state.store();

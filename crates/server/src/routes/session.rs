@@ -3,6 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tinkex_store::clock::timestamp;
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{Record, SessionEnd, SessionRecord, Store};
 use tinkex_wire::codec::json;
 use tinkex_wire::rest::{
     FinishReasonFilter, ListSessions, SearchCursor, SearchSessions, SessionInfo, SessionPage,
@@ -14,12 +17,8 @@ use tinkex_wire::{
 };
 
 use super::{RouteResult, empty, from_query, to_json};
-use crate::clock::timestamp;
-use crate::durable;
-use crate::error::ServerError;
 use crate::expiry;
 use crate::state::ServerState;
-use crate::store::{Record, SessionEnd, SessionRecord, Store};
 
 /// Owner of all objects: a local server has one user.
 pub(super) const OWNER: &str = "local";
@@ -41,7 +40,7 @@ pub(super) async fn create(state: &Arc<ServerState>, body: &Bytes) -> RouteResul
         end: None,
         ended_at: None,
     };
-    durable::create(state, |_| Ok((vec![Record::Session(row)], ()))).await?;
+    state.store.create(|_| Ok((vec![Record::Session(row)], ()))).await?;
     to_json(&SessionCreated::new(id))
 }
 
@@ -53,9 +52,10 @@ pub(super) fn heartbeat(state: &ServerState, body: &Bytes) -> RouteResult {
         store.touch(&id);
         return to_json(&HeartbeatAcknowledged {});
     }
-    let error = match store.sessions.contains_key(&id) {
-        true => ServerError::Gone(format!("session {id} has ended")),
-        false => ServerError::no_session(&id),
+    let error = if store.sessions.contains_key(&id) {
+        ServerError::Gone(format!("session {id} has ended"))
+    } else {
+        ServerError::no_session(&id)
     };
     Err(error.into())
 }
@@ -66,10 +66,10 @@ pub(super) async fn finish(state: &Arc<ServerState>, id: &str, body: &Bytes) -> 
     if !state.store().sessions.contains_key(&id) {
         return Err(ServerError::no_session(&id).into());
     }
-    let guard = Arc::clone(&state.change_lock).lock_owned().await;
+    let guard = state.store.lock_changes().await;
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let on_written = Box::new(move |written| drop(sender.send(written)));
-    expiry::end_sessions(state, guard, vec![(id, SessionEnd::Finished(details))], on_written);
+    state.expiry.end_sessions(guard, vec![(id, SessionEnd::Finished(details))], on_written);
     match receiver.await {
         Ok(Ok(())) => empty(),
         Ok(Err(error)) => Err(ServerError::write_failed(&error).into()),
@@ -127,12 +127,14 @@ pub(super) async fn assign_project(
 ) -> RouteResult {
     let request: SessionProject = json::decode(body)?;
     let id = SessionId::from(id);
-    durable::change(state, |store| {
-        let entry = store.sessions.get(&id).ok_or_else(|| ServerError::no_session(&id))?;
-        let row = SessionRecord { project_id: Some(request.project_id), ..entry.row.clone() };
-        Ok((vec![Record::Session(row)], ()))
-    })
-    .await?;
+    state
+        .store
+        .change(|store| {
+            let entry = store.sessions.get(&id).ok_or_else(|| ServerError::no_session(&id))?;
+            let row = SessionRecord { project_id: Some(request.project_id), ..entry.row.clone() };
+            Ok((vec![Record::Session(row)], ()))
+        })
+        .await?;
     empty()
 }
 
@@ -191,7 +193,8 @@ fn has_status(row: &SessionRecord, filter: &SessionStatusFilter) -> bool {
 }
 
 fn summary(store: &Store, row: &SessionRecord) -> SessionSummary {
-    let (prefix, now) = (format!("{}:train:", row.id), store.clock.now());
+    let prefix = format!("{}:train:", row.id);
+    let now = store.clock.now();
     let checkpoints: Vec<_> = store
         .checkpoints
         .values()

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
+use tinkex_store::error::ServerError;
 use tinkex_weights::AdapterConversion;
 use tinkex_wire::rest::AdapterFiles;
 use tokio::fs::File;
@@ -13,7 +14,6 @@ use tokio::io::AsyncWriteExt as _;
 use super::IncomingBody;
 use super::body::too_large;
 use super::error::HttpError;
-use crate::error::ServerError;
 use crate::state::ServerState;
 
 /// Maximum size of `adapter_config.json` in bytes.

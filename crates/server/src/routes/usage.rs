@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use tinkex_store::clock::timestamp;
+use tinkex_store::error::ServerError;
+use tinkex_store::store::{INFERENCE_SESSION, UsageMeter};
 use tinkex_wire::rest::{
     BillingUsage, BillingUsageRequest, StorageItem, StorageUsage, UsageEvent, UsageKind,
     UsageSession,
@@ -10,10 +13,7 @@ use tinkex_wire::{ApiKeyDetails, ApiKeyInfo};
 
 use super::session::{OWNER, string_metadata};
 use super::{RouteResult, from_query, to_json};
-use crate::clock::timestamp;
-use crate::error::ServerError;
 use crate::state::ServerState;
-use crate::store::{INFERENCE_SESSION, UsageMeter};
 
 /// One hour in microseconds.
 const HOUR: i64 = 3_600_000_000;
@@ -22,7 +22,8 @@ const MAX_PERIOD: i64 = 14 * 24 * HOUR;
 
 pub(super) fn events(state: &ServerState, query: &str) -> RouteResult {
     let request: BillingUsageRequest = from_query(query)?;
-    let (from, to) = (request.starting_on.unix_micros(), request.ending_before.unix_micros());
+    let from = request.starting_on.unix_micros();
+    let to = request.ending_before.unix_micros();
     if from % HOUR != 0 || to % HOUR != 0 {
         let message = "starting_on and ending_before must be full hours";
         return Err(ServerError::invalid(message).into());
@@ -70,8 +71,10 @@ pub(super) fn events(state: &ServerState, query: &str) -> RouteResult {
 }
 
 pub(super) fn storage(state: &ServerState) -> RouteResult {
-    let (store, now) = (state.store(), state.clock.now());
-    let (mut checkpoint_count, mut size_bytes) = (0, 0);
+    let store = state.store();
+    let now = state.clock.now();
+    let mut checkpoint_count = 0;
+    let mut size_bytes = 0;
     for entry in store.checkpoints.values().filter(|entry| !entry.row.is_expired(now)) {
         checkpoint_count += 1;
         size_bytes += entry.row.size_bytes;
@@ -89,7 +92,7 @@ pub(super) fn storage(state: &ServerState) -> RouteResult {
     )
 }
 
-/// Describes the API key in use, which is the one that the server was started with.
+/// Describes the API key that the server was started with.
 pub(super) fn key() -> RouteResult {
     let details = ApiKeyDetails::new(OWNER, "user@localhost");
     to_json(&ApiKeyInfo::new(0, OWNER, details).note("the key of this server"))

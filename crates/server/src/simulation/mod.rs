@@ -1,57 +1,40 @@
 //! A server in a simulation: without listener and threads, driven from one thread by a scheduler.
 //!
-//! Not part of the public API: only the crate `tinkex-simulation` uses it, and it can change in any
-//! version. [`SimulatedServer`] runs the code of [`Server`](crate::Server) with four differences:
-//! requests are passed to [`RequestHandler::handle`] instead of arriving on a connection, the
-//! [`Scheduler`] runs the loops of worker and disk writer, ids derive from a seed, and the
-//! [clocks of the machine](SystemClocks) are simulated.
+//! Not part of the public API: only the crate `tinkex-simulation` uses this module, and it can
+//! change in any version. [`SimulatedServer`] runs the code of [`Server`](crate::Server) with four
+//! differences: requests are passed to [`RequestHandler::handle`] instead of arriving on a
+//! connection, the [`Scheduler`] runs the loops of worker and disk writer, ids derive from a seed,
+//! and the [clocks of the machine](SystemClocks) are simulated.
 
 mod replay;
 mod view;
 
-use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Body;
+pub use tinkex_store::clock::SystemClocks;
+use tinkex_store::decode_jobs::DecodePolicy;
+use tinkex_store::executor::Executor;
+pub use tinkex_store::executor::{ScheduledTask as SimulatedTask, Scheduler};
+use tinkex_store::random::RandomSource;
 
 pub use self::replay::Replay;
 pub use self::view::{CheckpointView, OutcomeView, RequestView};
 use crate::ServerOptions;
-pub use crate::clock::SystemClocks;
-use crate::random::RandomSource;
+use crate::environment::Environment;
 use crate::routes;
 use crate::server::{OpenedServer, ServerHandles, ShutdownSummary};
 use crate::start_error::StartError;
 use crate::state::ServerState;
-use crate::task::Executor;
-pub use crate::task::SIMULATED_CORES;
 
-/// Task of a simulated server.
-pub type SimulatedTask = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Number of cores of a simulated machine: the maximum number of tasks named `decode` at a time.
+pub const SIMULATED_CORES: usize = 2;
 
-/// Runs the tasks of a simulated server.
-pub trait Scheduler: Send + Sync {
-    /// Runs `task` to its end, or until the simulated process dies. `name` is `worker`, `disk`,
-    /// `expiry`, `decode` (at most [`SIMULATED_CORES`] at a time), `job` or `deferred`.
-    fn spawn(&self, name: &'static str, task: SimulatedTask);
-}
-
-/// Adds an upstream whose requests `http` carries.
-#[cfg(feature = "upstream")]
-#[must_use]
-pub fn with_upstream(
-    options: ServerOptions,
-    name: &str,
-    http: Arc<dyn tinkex::HttpService>,
-) -> ServerOptions {
-    let mut options = options.upstream(name, "http://127.0.0.1:1", None);
-    if let Some(upstream) = options.upstreams.last_mut() {
-        upstream.http = Some(crate::options::UpstreamHttp(http));
-    }
-    options
-}
+/// Requests of a simulation are small. The low value of `inline_bytes` makes most requests run as
+/// decode jobs.
+const DECODE_POLICY: DecodePolicy = DecodePolicy { concurrent: SIMULATED_CORES, inline_bytes: 128 };
 
 /// A running server without listener and threads.
 ///
@@ -67,23 +50,28 @@ impl std::fmt::Debug for SimulatedServer {
 }
 
 impl SimulatedServer {
-    /// Restores the state of the data folder and starts the tasks. `clocks` are those of the
-    /// machine. `seed` determines the ids that the server chooses; use another one for each start.
+    /// Restores the state of the data folder and starts the tasks. `clocks` are the clocks of the
+    /// machine. `seed` determines the ids that the server chooses; use another seed for each start.
     ///
     /// # Errors
-    /// As [`Server::start`](crate::Server::start).
+    /// The errors of [`Server::start`](crate::Server::start).
     pub async fn start(
         options: ServerOptions,
         scheduler: Arc<dyn Scheduler>,
         clocks: Arc<dyn SystemClocks>,
         seed: u64,
     ) -> Result<Self, StartError> {
-        let executor = Executor::Simulated(scheduler);
-        let opened = OpenedServer::open(options, executor, RandomSource::seeded(seed), clocks)?;
+        let environment = Environment {
+            executor: Executor::new(scheduler),
+            random: RandomSource::seeded(seed),
+            clocks,
+            decode: DECODE_POLICY,
+        };
+        let opened = OpenedServer::open(options, environment)?;
         Ok(Self { handles: opened.start().await? })
     }
 
-    /// Returns a handler of requests, which outlives this value as a connection does.
+    /// Returns a handler of requests. Like a connection, the handler may outlive this value.
     #[must_use]
     pub fn handler(&self) -> RequestHandler {
         RequestHandler(Arc::clone(&self.handles.state))
@@ -106,7 +94,7 @@ impl std::fmt::Debug for RequestHandler {
 }
 
 impl RequestHandler {
-    /// Handles one request. Dropping the future is a disconnection of the client.
+    /// Handles one request. Dropping the future simulates that the client disconnects.
     pub async fn handle<B>(
         &self,
         request: Request<B>,

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bytes::Bytes;
+use tinkex_backend::outcome::Outcome;
 use tinkex_engine::{Engine, EngineOptions, Trainer};
+use tinkex_store::store::ModelRunRecord;
 use tinkex_wire::codec::json;
 use tinkex_wire::{ForwardBackward, LoadWeights, ModelId, OptimStep, OptimStepOutput};
 
 use super::RequestHandler;
 use crate::operation::{PassObjective, TrainingPass, step_params};
-use crate::outcome::Outcome;
-use crate::store::RunRecord;
 use crate::worker::{lora_config, optimizer_kind};
 
 /// Models that are trained request by request, to compare with the results of a server.
@@ -39,8 +39,8 @@ impl Replay {
         Ok(Self { handler, engine, trainers: BTreeMap::new() })
     }
 
-    /// Executes a successful request of a model. Returns the result that it must have; `None` if
-    /// that does not depend on weights.
+    /// Executes a successful request of a model. Returns the expected result; `None` if the result
+    /// does not depend on weights.
     ///
     /// # Errors
     /// If the request cannot be executed.
@@ -90,8 +90,8 @@ impl Replay {
         trainer.save_with_optimizer(folder).map_err(|error| error.to_string())
     }
 
-    /// Replaces a model by the one that [`save`](Self::save) wrote to `folder`. `body` is the body
-    /// of the request that loads it.
+    /// Replaces a model by the model that [`save`](Self::save) wrote to `folder`. `body` is the
+    /// body of the request that loads the model.
     ///
     /// # Errors
     /// If the folder cannot be loaded.
@@ -109,7 +109,7 @@ impl Replay {
         Ok(())
     }
 
-    fn run(&self, model: &str) -> Result<RunRecord, String> {
+    fn run(&self, model: &str) -> Result<ModelRunRecord, String> {
         let id = ModelId::from(model);
         let run = self.handler.0.store().runs.get(&id).map(|entry| entry.row.clone());
         run.ok_or_else(|| format!("model {model} has no record"))

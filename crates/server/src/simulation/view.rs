@@ -3,31 +3,31 @@
 use std::io;
 
 use bytes::Bytes;
+use tinkex_store::store::{ModelRunRecord, RequestPhase, SequenceScope, Store};
+use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::codec::json;
 use tinkex_wire::{LoadWeights, TinkerPath};
 
 use super::RequestHandler;
-use crate::backend::Backend;
-use crate::store::{RequestPhase, RunRecord, SequenceScope, Store};
 
 /// A request that the server has admitted.
 #[derive(Clone, Debug)]
 pub struct RequestView {
     /// Id of the request.
     pub id: String,
-    /// Name of its kind, for example `ForwardBackward`.
+    /// Name of the request's kind, for example `ForwardBackward`.
     pub kind: String,
-    /// Id of the model, sampling session or session that orders it.
+    /// Id of the model, sampling session or session in which the sequence number is unique.
     pub scope: String,
-    /// Whether it changes or reads a model in training.
+    /// Whether the request changes or reads a model in training.
     pub of_model: bool,
     /// Sequence number within the scope.
     pub seq: u64,
     /// Whether the request is durable.
     pub durable: bool,
-    /// Number of the payload with its body.
+    /// Number of the payload with the request body.
     pub body: u64,
-    /// Its outcome, once that is visible to clients.
+    /// Outcome of the request, once it is visible to clients.
     pub outcome: Option<OutcomeView>,
 }
 
@@ -43,11 +43,11 @@ pub enum OutcomeView {
 /// A checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointView {
-    /// Its `tinker://` path.
+    /// The `tinker://` path of the checkpoint.
     pub path: String,
-    /// Name of its folder under `weights/`.
-    pub folder: String,
-    /// Model and sequence number of the request that saved it, if known.
+    /// Location of the weights.
+    pub weights: WeightsLocation,
+    /// Model and sequence number of the request that saved the checkpoint, if known.
     pub source: Option<(String, u64)>,
 }
 
@@ -58,7 +58,7 @@ impl RequestHandler {
         let store = self.0.store();
         let mut entries: Vec<_> = store.requests.values().collect();
         entries.sort_by_key(|entry| entry.row.number);
-        let view = |entry: &crate::store::RequestEntry| {
+        let view = |entry: &tinkex_store::store::RequestEntry| {
             let row = &entry.row;
             let (scope, of_model) = match &row.scope {
                 SequenceScope::Model(id) => (id.to_string(), true),
@@ -98,10 +98,12 @@ impl RequestHandler {
     #[must_use]
     pub fn checkpoints(&self) -> Vec<CheckpointView> {
         let store = self.0.store();
-        let view = |entry: &crate::store::Tracked<crate::store::CheckpointRecord>| CheckpointView {
-            path: entry.row.path.to_string(),
-            folder: entry.row.folder.clone(),
-            source: entry.row.seq.map(|seq| (entry.row.path.run().to_string(), seq)),
+        let view = |entry: &tinkex_store::store::Tracked<tinkex_store::store::CheckpointRecord>| {
+            CheckpointView {
+                path: entry.row.path.to_string(),
+                weights: entry.row.weights.clone(),
+                source: entry.row.seq.map(|seq| (entry.row.path.run().to_string(), seq)),
+            }
         };
         store.checkpoints.values().map(view).collect()
     }
@@ -110,7 +112,7 @@ impl RequestHandler {
     #[must_use]
     pub fn models_in_open_sessions(&self) -> Vec<String> {
         let store = self.0.store();
-        let is_open = |run: &RunRecord| {
+        let is_open = |run: &ModelRunRecord| {
             let session = store.sessions.get(&run.session);
             run.closed.is_none() && session.is_some_and(|session| session.row.end.is_none())
         };
@@ -120,13 +122,13 @@ impl RequestHandler {
         ids
     }
 
-    /// Returns the folder that a request to load weights must read: the one that its checkpoint has
-    /// now. Call it when the request is admitted.
+    /// Returns the weights that a request to load weights must read: the weights that its
+    /// checkpoint has now. Call it when the request is admitted.
     #[must_use]
-    pub fn folder_to_load(&self, body: &[u8]) -> Option<String> {
+    pub fn weights_to_load(&self, body: &[u8]) -> Option<WeightsLocation> {
         let request: LoadWeights = json::decode(body).ok()?;
         let path: TinkerPath = request.path.as_str().parse().ok()?;
-        Some(self.0.store().checkpoint(&path)?.row.folder.clone())
+        Some(self.0.store().checkpoint(&path)?.row.weights.clone())
     }
 
     /// Checks that every record refers to files that exist.
@@ -134,13 +136,12 @@ impl RequestHandler {
     /// # Errors
     /// Describes the first reference to a missing folder or payload.
     pub fn check_references(&self) -> Result<(), String> {
-        let (folders, payloads) = {
-            let store = self.0.store();
-            (referenced_folders(&store), needed_payloads(&store))
-        };
+        let store = self.0.store();
+        let folders = referenced_folders(&store);
+        let payloads = needed_payloads(&store);
+        drop(store);
         for (owner, folder) in folders {
-            let is_local = Backend::of_weights(&folder) == Backend::Engine;
-            if is_local && !self.0.weights_dir.join(&folder).is_dir() {
+            if !self.0.weights_dir.join(&folder).is_dir() {
                 return Err(format!("{owner} refers to the missing folder {folder}"));
             }
         }
@@ -153,7 +154,7 @@ impl RequestHandler {
     }
 
     /// Describes the durable state, one line per object, in a fixed order. A server that is
-    /// restarted without a fault has the same description, except for what has expired.
+    /// restarted without a fault has the same description, except for expired objects.
     #[must_use]
     pub fn describe(&self) -> Vec<String> {
         let store = self.0.store();
@@ -196,16 +197,18 @@ impl RequestHandler {
 fn referenced_folders(store: &Store) -> Vec<(String, String)> {
     let mut all = Vec::new();
     for entry in store.checkpoints.values() {
-        all.push((format!("checkpoint {}", entry.row.path), entry.row.folder.clone()));
+        all.push((format!("checkpoint {}", entry.row.path), entry.row.weights.clone()));
     }
     for entry in store.samplers.values() {
-        all.extend(entry.row.folder.clone().map(|f| (format!("sampler {}", entry.row.id), f)));
+        let weights = entry.row.weights.clone();
+        all.extend(weights.map(|weights| (format!("sampler {}", entry.row.id), weights)));
     }
     for entry in store.runs.values() {
         let snapshot = entry.row.snapshot.as_ref();
-        all.extend(snapshot.map(|s| (format!("run {}", entry.row.id), s.folder.clone())));
+        all.extend(snapshot.map(|s| (format!("run {}", entry.row.id), s.weights.clone())));
     }
-    all
+    let local = |(owner, weights): (String, WeightsLocation)| Some((owner, weights.into_local()?));
+    all.into_iter().filter_map(local).collect()
 }
 
 /// Returns the payloads that durable records need, each with a name of the record.

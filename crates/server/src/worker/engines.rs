@@ -1,24 +1,24 @@
-//! Base models in memory: loaded on first use, unloaded when idle.
+//! [`Engines`]: base models in memory, loaded on first use and unloaded when idle.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::time::Duration;
 
+use tinkex_backend::outcome::Outcome;
 use tinkex_engine::{Engine, EngineOptions, Error as EngineError, ErrorKind, Precision, Sampler};
+use tinkex_store::error::with_causes;
+use tinkex_store::log;
+use tinkex_store::store::FailureCategory;
 use tinkex_weights::{Error as FileError, ModelConfig};
 use tokio::time::Instant;
 
-use crate::error::with_causes;
 use crate::fault::is_transient_in_engine;
-use crate::log;
 use crate::models::{EngineModel, warn};
 use crate::options::ServerOptions;
-use crate::outcome::Outcome;
-use crate::store::FailureCategory;
 
 /// Base models in memory, by name.
-pub(super) struct Engines {
+pub(crate) struct Engines {
     loaded: HashMap<String, LoadedModel>,
     options: ServerOptions,
 }
@@ -31,7 +31,7 @@ pub(super) struct LoadedModel {
 }
 
 impl Engines {
-    pub(super) fn new(options: &ServerOptions) -> Self {
+    pub(crate) fn new(options: &ServerOptions) -> Self {
         Self { loaded: HashMap::new(), options: options.clone() }
     }
 
@@ -60,9 +60,10 @@ impl Engines {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
                 let start = Instant::now();
-                let engine = match base.built_in {
-                    true => Engine::builtin(options),
-                    false => open(name, base, options),
+                let engine = if base.built_in {
+                    Engine::builtin(options)
+                } else {
+                    open(name, base, options)
                 };
                 let engine = engine.map_err(failed)?;
                 let sampler = engine.sampler().map_err(failed)?;
@@ -140,8 +141,8 @@ pub(super) struct LoadError {
 }
 
 impl LoadError {
-    /// Returns whether the next attempt fails too, unless a person changes the files: clients should
-    /// show the reason instead of sending the request again.
+    /// Returns whether every further attempt fails until a person changes the files. Clients should
+    /// then show the reason instead of sending the request again.
     fn is_permanent(&self) -> bool {
         match &self.error {
             EngineError::File(FileError::Io { source, .. }) => matches!(
@@ -159,10 +160,8 @@ impl LoadError {
 
 impl From<LoadError> for Outcome {
     fn from(failed: LoadError) -> Self {
-        let category = match failed.is_permanent() {
-            true => FailureCategory::User,
-            false => FailureCategory::Server,
-        };
+        let category =
+            if failed.is_permanent() { FailureCategory::User } else { FailureCategory::Server };
         let LoadError { name, error } = failed;
         let transient = is_transient_in_engine(&error);
         // The other errors contain their causes.
@@ -178,16 +177,17 @@ impl From<LoadError> for Outcome {
 /// Loads the weights of a base model from its folder or GGUF file.
 ///
 /// # Errors
-/// As [`Engine::open`]; also if the configuration is not the one that the server found when it
-/// started. Admitted requests were validated against that one.
+/// The errors of [`Engine::open`]. Also fails if the configuration has changed since the server
+/// started, because admitted requests were validated against the earlier configuration.
 fn open(name: &str, base: &EngineModel, options: EngineOptions) -> tinkex_engine::Result<Engine> {
     let engine = Engine::open(&base.weights, options)?;
     let found = ModelConfig { tied: base.config.tied, ..engine.config().clone() };
     if found != base.config {
         let reason = "the model has changed since the server started; start the server again";
-        let path = match base.weights.is_file() {
-            true => base.weights.clone(),
-            false => base.weights.join("config.json"),
+        let path = if base.weights.is_file() {
+            base.weights.clone()
+        } else {
+            base.weights.join("config.json")
         };
         return Err(FileError::bad_file(path, reason).into());
     }

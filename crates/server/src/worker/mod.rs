@@ -17,82 +17,128 @@ mod weights_cache;
 use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::MutexGuard;
+use tinkex_backend::context::BackendContext;
+use tinkex_backend::outcome::Outcome;
+use tinkex_backend::queue::QueuedOperation;
+use tinkex_store::clock::Clock;
+use tinkex_store::error::ServerError;
+use tinkex_store::executor::LoopHandle;
+use tinkex_store::log;
+use tinkex_store::store::{FailureCategory, ResultKind, SessionEnd, Store};
 use tinkex_wire::{ModelId, SessionId};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::autosave_retry::AutosaveRetries;
-use self::engines::Engines;
+pub(crate) use self::engines::Engines;
 use self::fault_retry::FaultRetries;
 use self::model::LiveModel;
 pub(crate) use self::model::{lora_config, optimizer_kind};
-use self::restored::Suspects;
+use self::restored::CrashSuspectSamples;
 pub(crate) use self::restored::{KILLED_THE_PROCESS, MAX_STARTS};
 use self::sample::RunningSamples;
-use crate::error::ServerError;
-use crate::expiry;
-use crate::log;
-use crate::operation::{Operation, QueuedRequest};
-use crate::outcome::{Outcome, record_outcome};
-use crate::state::ServerState;
-use crate::store::{FailureCategory, ResultKind, SessionEnd};
-use crate::task::LoopHandle;
+use crate::backends::Backends;
+use crate::expiry::Expiry;
+use crate::inference::Generations;
+use crate::limits::ServerLimits;
+use crate::metrics::EngineMetrics;
+use crate::models::BaseModels;
+use crate::operation::{EngineOperation, EngineQueue};
+use crate::options::ServerTimeouts;
 
 /// Maximum time for which the worker sleeps before it checks for idle models again.
 const MAX_SLEEP: Duration = Duration::from_secs(5);
 
+/// Parts of the server's state that the worker uses.
+pub(crate) struct WorkerContext {
+    pub(crate) backend: BackendContext,
+    pub(crate) backends: Arc<Backends>,
+    pub(crate) models: Arc<BaseModels>,
+    pub(crate) generations: Arc<Generations>,
+    pub(crate) expiry: Arc<Expiry>,
+    pub(crate) metrics: Arc<EngineMetrics>,
+    /// Parent folder of all adapter folders.
+    pub(crate) weights_dir: PathBuf,
+    pub(crate) limits: ServerLimits,
+    pub(crate) timeouts: ServerTimeouts,
+    /// Value of [`ServerOptions::autosave_on_expiry`](crate::ServerOptions::autosave_on_expiry).
+    pub(crate) autosave_on_expiry: bool,
+    /// Becomes true when the worker thread has panicked.
+    pub(crate) broken: watch::Sender<bool>,
+}
+
+impl WorkerContext {
+    fn store(&self) -> MutexGuard<'_, Store> {
+        self.backend.store.lock()
+    }
+
+    fn queue(&self) -> &EngineQueue {
+        self.backends.engine()
+    }
+
+    fn clock(&self) -> &Clock {
+        self.backend.clock()
+    }
+}
+
 /// State of the worker.
 pub(crate) struct Worker {
-    state: Arc<ServerState>,
+    context: WorkerContext,
     engines: Engines,
     /// Models in training that are in memory.
     models: HashMap<ModelId, LiveModel>,
     samples: RunningSamples,
-    suspects: Suspects,
+    suspects: CrashSuspectSamples,
     autosave_retries: AutosaveRetries,
     fault_retries: FaultRetries,
 }
 
 impl Worker {
-    /// Starts the worker. It ends after [`Queue::stop`](crate::queue::Queue::stop) and returns the
-    /// number of models that it saved.
+    /// Starts the worker. The worker ends after
+    /// [`RequestQueue::stop`](tinkex_backend::queue::RequestQueue::stop) and returns the number of
+    /// models that it saved.
     ///
-    /// A panic inside of an operation is caught there and fails only that operation; a panic
+    /// The worker catches a panic inside an operation and fails only that operation; a panic
     /// anywhere else ends the worker, and from then on the server rejects all requests.
-    pub(crate) fn start(state: &Arc<ServerState>) -> io::Result<LoopHandle<usize>> {
-        let engines = Engines::new(&state.options);
+    pub(crate) fn start(context: WorkerContext, engines: Engines) -> io::Result<LoopHandle<usize>> {
+        let broken = context.broken.clone();
+        let generations = Arc::clone(&context.generations);
+        let executor = context.backend.executor.clone();
         let worker = Self {
-            state: Arc::clone(state),
+            context,
             engines,
             models: HashMap::new(),
             samples: RunningSamples::default(),
-            suspects: Suspects::default(),
+            suspects: CrashSuspectSamples::default(),
             autosave_retries: AutosaveRetries::default(),
             fault_retries: FaultRetries::default(),
         };
-        let broken_state = Arc::clone(state);
         let on_panic = move || {
             tracing::error!(
                 target: log::MODEL,
                 "the worker thread panicked; restart the server to continue with the accepted \
                  requests"
             );
-            broken_state.broken.send_replace(true);
-            broken_state.generations.fail_all(&ServerError::worker_panicked());
+            broken.send_replace(true);
+            generations.fail_all(&ServerError::worker_panicked());
         };
-        state.executor.start("worker", worker.run(), on_panic)
+        executor.start("worker", worker.run(), on_panic)
     }
 
     /// Executes requests until the server stops. Returns the number of models that it saved.
     async fn run(mut self) -> usize {
-        let (mut training_time, mut sampling_time) = (Duration::ZERO, Duration::ZERO);
+        let mut training_time = Duration::ZERO;
+        let mut sampling_time = Duration::ZERO;
         loop {
             let sampling = !self.engines.is_idle();
             let may_train = !sampling || training_time <= sampling_time;
             let wait = (!sampling && self.suspects.is_empty()).then(|| self.max_sleep());
-            let dispatch = self.state.engine_queue().take(may_train, wait).await;
+            let dispatch = self.context.queue().take(may_train, wait).await;
             self.begin_samples(dispatch.samples).await;
             for id in dispatch.cancelled {
                 self.cancel_sample(&id);
@@ -128,10 +174,10 @@ impl Worker {
                 self.step_samples();
                 sampling_time += start.elapsed();
             }
-            self.state.metrics.cache_pages.set(self.engines.pages_in_use());
-            self.state.metrics.busy_micros.add(micros(start.elapsed()));
-            // Has no effect on a thread that runs nothing else. In a simulation, requests are
-            // handled between two steps.
+            self.context.metrics.cache_pages.set(self.engines.pages_in_use());
+            self.context.metrics.busy_micros.add(micros(start.elapsed()));
+            // Has no effect on the worker's own thread. In a simulation, other tasks handle
+            // requests between two steps.
             tokio::task::yield_now().await;
         }
     }
@@ -148,15 +194,15 @@ impl Worker {
         self.autosave_retries.retain(&sessions);
         for id in sessions {
             // A request may have arrived after the session was reported.
-            if !expiry::is_silent(&self.state, &id) {
+            if !self.context.expiry.is_silent(&id) {
                 self.autosave_retries.forget(&id);
-            } else if !self.state.options.autosave_on_expiry || self.autosave_session(&id) {
+            } else if !self.context.autosave_on_expiry || self.autosave_session(&id) {
                 self.autosave_retries.forget(&id);
                 ended.push((id, SessionEnd::Expired));
             }
         }
-        let guard = Arc::clone(&self.state.change_lock).lock_owned().await;
-        expiry::end_sessions(&self.state, guard, ended, Box::new(|_| {}));
+        let guard = self.context.backend.store.lock_changes().await;
+        self.context.expiry.end_sessions(guard, ended, Box::new(|_| {}));
     }
 
     /// Saves the models of a silent session. Returns whether the session can end. A session whose
@@ -164,7 +210,7 @@ impl Worker {
     /// delay. The session ends when the last attempt has failed.
     fn autosave_session(&mut self, id: &SessionId) -> bool {
         let (models, last_used): (Vec<ModelId>, Duration) = {
-            let store = self.state.store();
+            let store = self.context.store();
             let last_used = store.sessions.get(id).map(|entry| entry.last_used);
             let models = store.runs_of(id).map(|run| run.id.clone()).collect();
             (models, last_used.unwrap_or_default())
@@ -198,11 +244,13 @@ impl Worker {
     }
 
     /// Executes a request of a model and records its outcome.
-    fn execute(&mut self, request: QueuedRequest) {
-        let Operation::Model { model, seq, operation } = &request.operation else { return };
-        let (id, model, seq) = (request.id.clone(), model.clone(), *seq);
+    fn execute(&mut self, request: QueuedOperation<EngineOperation>) {
+        let id = request.id.clone();
+        let model = request.model.clone();
+        let seq = request.seq;
+        let operation = &request.operation;
         let name = operation.name();
-        let session = self.state.store().runs.get(&model).map(|run| run.row.session.clone());
+        let session = self.context.store().runs.get(&model).map(|run| run.row.session.clone());
         let span = tracing::info_span!(
             target: log::REQUEST,
             "request",
@@ -232,9 +280,9 @@ impl Worker {
         let fault = (self.fault_retries.forget(&model) && outcome.transient)
             .then(|| fault_retry::message(&outcome).to_owned());
         log_outcome(name, seq, elapsed, &outcome);
-        let outcome = outcome.with_operation_history(&self.state.history, name, elapsed);
+        let outcome = outcome.with_operation_history(name, elapsed);
         let model_changed = outcome.model_changed;
-        record_outcome(&self.state, &mut self.state.store(), &id, outcome);
+        self.context.backend.outcomes.record_locking(&id, outcome);
         if let Some(error) = fault {
             self.fail_successors(&model, seq, &error);
         }

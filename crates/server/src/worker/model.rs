@@ -1,30 +1,31 @@
 //! Models in training: restored from disk on demand, and saved as snapshots.
 //!
 //! A model's durable state is its last snapshot and the requests that modified it since; executing
-//! those again gives bit-identical weights. A snapshot is taken after an optimizer step, when no
-//! gradients are pending, once the compute time since the last one reaches
+//! these requests again gives bit-identical weights. A snapshot is taken after an optimizer step,
+//! when no gradients are pending, once the compute time since the last snapshot reaches
 //! [`snapshot_after`](crate::ServerTimeouts::snapshot_after).
 
 use std::collections::HashSet;
 use std::time::Duration;
 
+use tinkex_backend::outcome::Outcome;
 use tinkex_engine::optim::OptimizerKind;
 use tinkex_engine::{Engine, LoraConfig, Trainer};
+use tinkex_store::error::ServerError;
+use tinkex_store::log;
+use tinkex_store::store::{
+    ChangeRecord, FailureCategory, LoraSettings, ModelRunRecord, Record, RequestKind,
+    SnapshotRecord,
+};
+use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::codec::json;
 use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
 use tokio::time::Instant;
 
 use super::Worker;
 use super::engines::LoadedModel;
-use crate::error::ServerError;
-use crate::fault::is_transient;
-use crate::log;
-use crate::models::ModelSource;
+use crate::fault::{engine_failure, is_transient};
 use crate::operation::{PassObjective, TrainingPass, step_params};
-use crate::outcome::Outcome;
-use crate::store::{
-    ChangeRecord, FailureCategory, LoraSettings, Record, RequestKind, RunRecord, SnapshotRecord,
-};
 
 /// A model in training that is in memory.
 pub(super) struct LiveModel {
@@ -54,7 +55,7 @@ impl LiveModel {
 
 impl Worker {
     /// Returns a model, restoring it from disk if it is not in memory.
-    pub(super) fn model(&mut self, run: &RunRecord) -> Result<&mut LiveModel, Outcome> {
+    pub(super) fn model(&mut self, run: &ModelRunRecord) -> Result<&mut LiveModel, Outcome> {
         if !self.models.contains_key(&run.id) {
             let model = self.restore(run)?;
             self.insert(run, model);
@@ -69,7 +70,7 @@ impl Worker {
     /// model that is idle but still in use cannot be unloaded, and the worker would not sleep.
     pub(super) fn touch(&mut self, id: &ModelId) {
         let now = Instant::now();
-        let base = self.state.store().runs.get(id).map(|entry| entry.row.base_model.clone());
+        let base = self.context.store().runs.get(id).map(|entry| entry.row.base_model.clone());
         if let Some(base) = base.and_then(|base| self.engines.get_loaded(&base)) {
             base.last_used = now;
         }
@@ -78,11 +79,11 @@ impl Worker {
         }
     }
 
-    /// Adds a model and evicts the least recently used ones beyond the memory limit. Returns the
+    /// Adds a model and evicts the least recently used models beyond the memory limit. Returns the
     /// previous model of the run.
-    pub(super) fn insert(&mut self, run: &RunRecord, model: LiveModel) -> Option<LiveModel> {
+    pub(super) fn insert(&mut self, run: &ModelRunRecord, model: LiveModel) -> Option<LiveModel> {
         let previous = self.models.insert(run.id.clone(), model);
-        let limit = self.state.options.limits.model_bytes;
+        let limit = self.context.limits.model_bytes;
         while self.models.values().map(LiveModel::bytes).sum::<usize>() > limit {
             let others = self.models.iter().filter(|(id, _)| **id != run.id);
             let oldest = others.min_by_key(|(_, model)| model.last_used).map(|(id, _)| id.clone());
@@ -96,38 +97,37 @@ impl Worker {
     /// Returns the engine of a base model, loading it if necessary.
     pub(super) fn engine(&mut self, base: &str) -> Result<Engine, Outcome> {
         let engine = self.loaded_model(base)?.engine.clone();
-        self.state.metrics.loaded_models.set(self.engines.count());
+        self.context.metrics.loaded_models.set(self.engines.count());
         Ok(engine)
     }
 
     /// Returns a base model of the engine in memory, loading it if necessary.
     pub(super) fn loaded_model(&mut self, name: &str) -> Result<&mut LoadedModel, Outcome> {
         let failed = |error: ServerError| Outcome::failed(FailureCategory::User, error.to_string());
-        let base = self.state.models.require_engine(name).map_err(failed)?;
-        match &base.source {
-            ModelSource::Engine(engine) => Ok(self.engines.get(name, engine)?),
-            ModelSource::Upstream(_) => Err(Outcome::failed(
-                FailureCategory::Server,
-                "internal error: the model is on an upstream",
-            )),
-        }
+        let base = self.context.models.require_engine(name).map_err(failed)?;
+        Ok(self.engines.get(name, &base)?)
     }
 
     /// Loads a model's snapshot and executes the requests that modified it since.
-    fn restore(&mut self, run: &RunRecord) -> Result<LiveModel, Outcome> {
+    fn restore(&mut self, run: &ModelRunRecord) -> Result<LiveModel, Outcome> {
         let engine = self.engine(&run.base_model)?;
         let (reader, changes) = {
-            let store = self.state.store();
+            let store = self.context.store();
             let changes = store.runs.get(&run.id).map(|entry| entry.changes.clone());
             (store.reader(), changes.unwrap_or_default())
         };
         let kind = optimizer_kind(run);
         let trainer = match &run.snapshot {
-            Some(snapshot) => {
-                engine.resume_trainer(self.state.weights_dir.join(&snapshot.folder), kind)?
+            Some(SnapshotRecord { weights, .. }) => {
+                let folder = weights.local().ok_or_else(|| {
+                    let message = format!("the snapshot of model {} is on an upstream", run.id);
+                    Outcome::failed(FailureCategory::Server, message)
+                })?;
+                engine.resume_trainer(self.context.weights_dir.join(folder), kind)
             }
-            None => engine.create_trainer(lora_config(&run.lora), kind)?,
+            None => engine.create_trainer(lora_config(&run.lora), kind),
         };
+        let trainer = trainer.map_err(engine_failure)?;
         let mut model = LiveModel::new(trainer);
         let start = Instant::now();
         let requests = changes.len();
@@ -143,11 +143,12 @@ impl Worker {
                 RequestKind::ForwardBackward => {
                     let pass = || {
                         let request = ForwardBackward::from_proto(&body)?;
-                        let objective = PassObjective::resolve(&self.state.store(), run, &request)?;
-                        TrainingPass::new(&self.state.models, run, objective, &request)
+                        let objective =
+                            PassObjective::resolve(&self.context.store(), run, &request)?;
+                        TrainingPass::new(&self.context.models, run, objective, &request)
                     };
                     let pass = pass().map_err(|error: ServerError| failed(&error))?;
-                    pass.data.run(&mut model.trainer, pass.mode)?;
+                    pass.data.run(&mut model.trainer, pass.mode).map_err(engine_failure)?;
                     model.gradients_pending = true;
                 }
                 RequestKind::OptimStep => {
@@ -156,7 +157,7 @@ impl Worker {
                         step_params(&request.params)
                     };
                     let params = params().map_err(|error: ServerError| failed(&error))?;
-                    model.trainer.optim_step(&params)?;
+                    model.trainer.optim_step(&params).map_err(engine_failure)?;
                     model.gradients_pending = false;
                 }
                 // Other kinds never modify a model without taking a snapshot.
@@ -178,9 +179,9 @@ impl Worker {
     }
 
     /// Takes a snapshot after request `seq`, which took `elapsed`, if enough compute time has
-    /// accumulated since the last one.
+    /// accumulated since the last snapshot.
     pub(super) fn snapshot_if_due(&mut self, id: &ModelId, seq: u64, elapsed: Duration) {
-        let limit = self.state.options.timeouts.snapshot_after;
+        let limit = self.context.timeouts.snapshot_after;
         let Some(model) = self.models.get_mut(id) else { return };
         model.since_snapshot += elapsed;
         if model.since_snapshot >= limit && !model.gradients_pending {
@@ -188,9 +189,9 @@ impl Worker {
         }
     }
 
-    /// Saves a model's state after request `seq` as its snapshot. Returns whether it succeeded, and
-    /// logs the reason otherwise. After a failure, a restart executes the requests since the
-    /// previous snapshot again.
+    /// Saves a model's state after request `seq` as its snapshot. Returns whether the save
+    /// succeeded; logs the reason if it failed. After a failure, a restart executes the requests
+    /// since the previous snapshot again.
     fn snapshot(&mut self, id: &ModelId, seq: u64) -> bool {
         let saved = self.try_snapshot(id, seq);
         if let Err(error) = &saved {
@@ -208,11 +209,11 @@ impl Worker {
     /// in memory.
     pub(super) fn try_snapshot(&mut self, id: &ModelId, seq: u64) -> tinkex_engine::Result<()> {
         let Some(model) = self.models.get_mut(id) else { return Ok(()) };
-        let folder = format!("snapshot-{}", self.state.random.id());
-        self.state.store().unfinished_folders.insert(folder.clone());
-        let path = self.state.weights_dir.join(&folder);
+        let folder = format!("snapshot-{}", self.context.backend.random.id());
+        self.context.store().unfinished_folders.insert(folder.clone());
+        let path = self.context.weights_dir.join(&folder);
         let saved = model.trainer.save_with_optimizer(&path);
-        let mut store = self.state.store();
+        let mut store = self.context.store();
         if let Err(error) = saved {
             store.unfinished_folders.remove(&folder);
             return Err(error);
@@ -221,29 +222,30 @@ impl Worker {
         let row = store.runs.get(id).map(|entry| entry.row.clone());
         // Do not record the snapshot of an ended session: no later event would remove it.
         if let Some(row) = row.filter(|row| store.open_session(&row.session).is_some()) {
-            let snapshot = Some(SnapshotRecord { seq, folder });
+            let snapshot = Some(SnapshotRecord { seq, weights: WeightsLocation::Local(folder) });
             // Required: the records of later requests assume this snapshot.
-            store.put_required(Record::Run(RunRecord { snapshot, ..row }));
+            store.put_required(Record::Run(ModelRunRecord { snapshot, ..row }));
         } else {
             store.unfinished_folders.remove(&folder);
         }
         Ok(())
     }
 
-    /// Takes a snapshot of every model that has changed since its last one. Returns their number.
+    /// Takes a snapshot of every model that has changed since its last snapshot. Returns the number
+    /// of snapshots.
     pub(super) fn save_all(&mut self) -> usize {
         let ids: Vec<ModelId> = self.models.keys().cloned().collect();
         ids.into_iter().filter(|id| self.save_if_changed(id)).count()
     }
 
-    /// Takes a snapshot of a model if it has changed since its last one and has no pending
-    /// gradients. Returns whether it did.
+    /// Takes a snapshot of a model if it has changed since its last snapshot and has no pending
+    /// gradients. Returns whether it took a snapshot.
     fn save_if_changed(&mut self, id: &ModelId) -> bool {
         if self.models.get(id).is_none_or(|model| model.gradients_pending) {
             return false;
         }
         let last = {
-            let store = self.state.store();
+            let store = self.context.store();
             store.runs.get(id).and_then(|run| run.changes.keys().next_back().copied())
         };
         last.is_some_and(|seq| self.snapshot(id, seq))
@@ -252,10 +254,10 @@ impl Worker {
     /// Unloads models and base models that were not used for the idle timeout, and the sampling
     /// weights of unloaded base models. They are loaded again on demand.
     pub(super) fn unload_idle(&mut self) {
-        let idle = self.state.options.timeouts.idle_model;
+        let idle = self.context.timeouts.idle_model;
         self.models.retain(|_, model| model.last_used.elapsed() < idle);
         self.drop_removed_weights();
-        let store = self.state.store();
+        let store = self.context.store();
         let in_use: HashSet<String> = self
             .models
             .keys()
@@ -266,14 +268,14 @@ impl Worker {
             self.samples.weights.drop_base(&name);
             tracing::info!(target: log::MODEL, base_model = %name, "unloaded base model");
         }
-        self.state.metrics.loaded_models.set(self.engines.count());
+        self.context.metrics.loaded_models.set(self.engines.count());
     }
 
     /// Returns the earliest time at which a model may become idle.
     pub(super) fn next_idle(&self) -> Option<Instant> {
         let models = self.models.values().map(|model| model.last_used);
         let first = models.chain(self.engines.last_used()).min()?;
-        first.checked_add(self.state.options.timeouts.idle_model)
+        first.checked_add(self.context.timeouts.idle_model)
     }
 }
 
@@ -288,7 +290,7 @@ pub(crate) fn lora_config(lora: &LoraSettings) -> LoraConfig {
     }
 }
 
-pub(crate) fn optimizer_kind(run: &RunRecord) -> OptimizerKind {
+pub(crate) fn optimizer_kind(run: &ModelRunRecord) -> OptimizerKind {
     match &*run.optimizer.kind {
         "dimuon" => OptimizerKind::Dimuon { rank: usize::try_from(run.lora.rank).unwrap_or(1) },
         _ => OptimizerKind::Adam,

@@ -1,21 +1,23 @@
-//! Requests restored after a restart: finds those that kill the process.
+//! Execution of requests that were restored after a restart. Finds the requests that kill the
+//! process.
 //!
 //! A request that needs too much memory, or meets a bug that aborts, would end every process that
 //! executes it. Requests that the process had accepted before it died are therefore counted in the
-//! database each time they start. One that has started before and has no result is a suspect: it
-//! runs alone, so that no other request is blamed if the process dies again. A suspect that has
-//! started [`MAX_STARTS`] times is not executed any more. New requests are not counted, because a
-//! commit before every start would slow down all of them.
+//! database each time they start. A request that has started before and has no result is a suspect.
+//! A suspect runs alone, so that no other request is suspected if the process dies again. A suspect
+//! that has started [`MAX_STARTS`] times is not executed any more. New requests are not counted,
+//! because a commit before every start would slow down all requests.
 
 use std::collections::VecDeque;
 
+use tinkex_backend::outcome::Outcome;
+use tinkex_backend::queue::{QueuedOperation, QueuedSample, is_suspect};
+use tinkex_store::store::Record;
 use tinkex_wire::RequestId;
 use tokio::sync::oneshot;
 
 use super::Worker;
-use crate::operation::QueuedRequest;
-use crate::outcome::{Outcome, record_outcome};
-use crate::store::Record;
+use crate::operation::{EngineOperation, EngineSampling};
 
 /// Number of starts after restarts, all without a result, after which a request fails. The process
 /// has then died three times: when it first executed the request, and after each of these starts.
@@ -29,14 +31,14 @@ pub(crate) const KILLED_THE_PROCESS: &str = concat!(
 
 /// Suspect samples that wait until they can run alone, oldest first.
 #[derive(Default)]
-pub(super) struct Suspects(VecDeque<QueuedRequest>);
+pub(super) struct CrashSuspectSamples(VecDeque<QueuedSample<EngineSampling>>);
 
-impl Suspects {
+impl CrashSuspectSamples {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    fn remove(&mut self, id: &RequestId) -> Option<QueuedRequest> {
+    fn remove(&mut self, id: &RequestId) -> Option<QueuedSample<EngineSampling>> {
         let at = self.0.iter().position(|request| request.id == *id)?;
         self.0.remove(at)
     }
@@ -44,12 +46,12 @@ impl Suspects {
 
 impl Worker {
     /// Starts new and restored samples; suspects wait until they can run alone.
-    pub(super) async fn begin_samples(&mut self, samples: Vec<QueuedRequest>) {
-        let restored = |request: &&QueuedRequest| request.starts == Some(0);
+    pub(super) async fn begin_samples(&mut self, samples: Vec<QueuedSample<EngineSampling>>) {
+        let restored = |request: &&QueuedSample<EngineSampling>| request.starts == Some(0);
         let ids: Vec<RequestId> = samples.iter().filter(restored).map(|r| r.id.clone()).collect();
         self.count_starts(ids).await;
         for request in samples {
-            if request.is_suspect() {
+            if is_suspect(request.starts) {
                 self.suspects.0.push_back(request);
             } else {
                 self.begin_sample(request);
@@ -57,7 +59,7 @@ impl Worker {
         }
     }
 
-    /// Executes the next suspect sample, alone: first finishes the samples that are running.
+    /// Executes the next suspect sample alone, after it has finished the running samples.
     pub(super) async fn run_suspect_sample(&mut self) {
         let Some(request) = self.suspects.0.pop_front() else { return };
         self.finish_samples();
@@ -68,8 +70,8 @@ impl Worker {
 
     /// Prepares the execution of a request of a model: counts its start, and first finishes the
     /// running samples if it is a suspect.
-    pub(super) async fn prepare_restored(&mut self, request: &QueuedRequest) {
-        if request.is_suspect() {
+    pub(super) async fn prepare_restored(&mut self, request: &QueuedOperation<EngineOperation>) {
+        if is_suspect(request.starts) {
             self.finish_samples();
         }
         if request.starts.is_some() {
@@ -77,11 +79,11 @@ impl Worker {
         }
     }
 
-    /// Cancels a suspect sample that waits. Returns whether there was one.
+    /// Cancels a waiting suspect sample. Returns whether the request was a waiting suspect.
     pub(super) fn cancel_suspect(&mut self, id: &RequestId) -> bool {
         let Some(request) = self.suspects.remove(id) else { return false };
-        self.state.engine_queue().sample_finished(request.bytes);
-        record_outcome(&self.state, &mut self.state.store(), id, Outcome::cancelled());
+        self.context.queue().sample_finished(request.bytes);
+        self.context.backend.outcomes.record_locking(id, Outcome::cancelled());
         true
     }
 
@@ -98,9 +100,9 @@ impl Worker {
         }
         let (sender, written) = oneshot::channel();
         let on_written = Box::new(move |result| drop(sender.send(result)));
-        self.state.store().put(vec![Record::RequestsStarted { ids }], on_written);
-        // A failed write leaves the start uncounted, which costs one more death of the process at
-        // worst. Waiting for a full disk would stop all requests.
+        self.context.store().put(vec![Record::RequestsStarted { ids }], on_written);
+        // Continue after a failed write. The start is then not counted, so the process may die one
+        // more time because of the request. Waiting for a full disk would stop all requests.
         let _ = written.await;
     }
 }

@@ -1,10 +1,19 @@
-//! Sampling. All requests of a base model run in one batch: samples of the Tinker API, whose results
-//! are durable, and generations, whose tokens are delivered while they are sampled.
+//! Sampling. All requests of a base model run in one batch: samples of the Tinker API, whose
+//! results are durable, and generations, whose tokens are delivered while they are sampled.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use tinkex_backend::outcome::{Outcome, OutcomeHistory};
+use tinkex_backend::queue::QueuedSample;
 use tinkex_engine::sample::{ModelWeights, SampleOutput, SampleRequest, SampleRequestId};
+use tinkex_inference::{TokenCounts, TokenSink};
+use tinkex_store::clock::micros;
+use tinkex_store::error::ServerError;
+use tinkex_store::history::{LoggedWeights, SampleHistory, SampleSource};
+use tinkex_store::log;
+use tinkex_store::store::{FailureCategory, Record, ResultKind, Store, UsageKey, UsageMeter};
+use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{RequestId, SamplerId, SessionId, TensorData};
 use tokio::time::Instant;
 
@@ -12,14 +21,10 @@ use super::Worker;
 use super::sample_response::response;
 use super::train::folder_size;
 use super::weights_cache::WeightsCache;
-use crate::clock::micros;
-use crate::error::ServerError;
-use crate::history::{CompletionHistory, SampleHistory, SampleSource};
-use crate::inference::{TokenCounts, TokenSink};
-use crate::log;
-use crate::operation::{Operation, QueuedGeneration, QueuedRequest, QueuedSample, WeightsKey};
-use crate::outcome::{Outcome, OutcomeHistory, record_generation, record_outcome};
-use crate::store::{FailureCategory, Record, ResultKind, Store, UsageKey, UsageMeter};
+use crate::fault::engine_failure;
+use crate::history::completions_of;
+use crate::inference::{SampledTokens, inference_error};
+use crate::operation::{EngineSampling, EngineWeights, QueuedGeneration, TinkerSample};
 
 /// Base model and the engine's id of a sample.
 type SampleKey = (String, SampleRequestId);
@@ -39,9 +44,10 @@ struct ActiveSample {
     recipient: Recipient,
     prompt_tokens: usize,
     start: Instant,
-    /// Memory that the request counts for in the queue, in bytes.
+    /// Bytes with which the request counts towards the queue limits.
     bytes: usize,
-    /// Prompt for the history; empty if the tokens are not recorded, `None` if nothing is.
+    /// Prompt for the history; empty if the tokens are not recorded, `None` if the request is not
+    /// recorded.
     recorded: Option<Vec<u32>>,
 }
 
@@ -49,13 +55,13 @@ struct ActiveSample {
 #[derive(Clone)]
 struct SampleInfo {
     id: RequestId,
-    weights: WeightsKey,
+    weights: EngineWeights,
     /// Sampling session of a Tinker sample.
     sampler: Option<SamplerId>,
     session: SessionId,
 }
 
-/// Where the tokens of a sample go.
+/// Recipient of the tokens of a sample.
 enum Recipient {
     /// The future of a Tinker sample, with the requested targets.
     Future(Option<TensorData>),
@@ -64,17 +70,16 @@ enum Recipient {
 
 impl Worker {
     /// Adds a sampling request to the batch of its base model.
-    pub(super) fn begin_sample(&mut self, request: QueuedRequest) {
-        let QueuedRequest { id, bytes, operation, .. } = request;
-        match operation {
-            Operation::Sample(sample) => self.begin_tinker_sample(id, bytes, *sample),
-            Operation::Generate(generation) => self.begin_generation(id, bytes, *generation),
-            Operation::Model { .. } | Operation::Relay(_) => {}
+    pub(super) fn begin_sample(&mut self, request: QueuedSample<EngineSampling>) {
+        let QueuedSample { id, bytes, sample, .. } = request;
+        match sample {
+            EngineSampling::Sample(sample) => self.begin_tinker_sample(id, bytes, *sample),
+            EngineSampling::Generate(generation) => self.begin_generation(id, bytes, *generation),
         }
     }
 
-    fn begin_tinker_sample(&mut self, id: RequestId, bytes: usize, sample: QueuedSample) {
-        let row = self.state.store().samplers.get(&sample.sampler).map(|entry| entry.row.clone());
+    fn begin_tinker_sample(&mut self, id: RequestId, bytes: usize, sample: TinkerSample) {
+        let row = self.context.store().samplers.get(&sample.sampler).map(|entry| entry.row.clone());
         let Some(row) = row else {
             let message = format!("sampling session {} no longer exists", sample.sampler);
             tracing::info!(
@@ -85,11 +90,14 @@ impl Worker {
                 error = message,
                 "request failed"
             );
-            self.state.engine_queue().sample_finished(bytes);
+            self.context.queue().sample_finished(bytes);
             let failed = Outcome::failed(FailureCategory::User, message);
-            return record_outcome(&self.state, &mut self.state.store(), &id, failed);
+            return self.context.backend.outcomes.record_locking(&id, failed);
         };
-        let weights = WeightsKey { base_model: row.base_model, folder: row.folder };
+        // The weights are local: admission sends samples from weights on an upstream to the
+        // upstream.
+        let folder = row.weights.and_then(WeightsLocation::into_local);
+        let weights = EngineWeights { base_model: row.base_model, folder };
         let info = SampleInfo { id, weights, sampler: Some(row.id), session: row.session };
         self.begin(info, Recipient::Future(sample.targets), sample.request, bytes);
     }
@@ -97,11 +105,11 @@ impl Worker {
     fn begin_generation(&mut self, id: RequestId, bytes: usize, generation: QueuedGeneration) {
         let QueuedGeneration { weights, session, request, sink } = generation;
         if sink.has_ended() {
-            return self.state.engine_queue().sample_finished(bytes);
+            return self.context.queue().sample_finished(bytes);
         }
         if self.is_deleted(&weights) {
-            self.state.engine_queue().sample_finished(bytes);
-            self.state.metrics.count_request(false);
+            self.context.queue().sample_finished(bytes);
+            self.context.backend.metrics.count_request(false);
             let message = "the checkpoint was deleted before its weights were loaded";
             tracing::info!(
                 target: log::REQUEST,
@@ -111,16 +119,16 @@ impl Worker {
                 error = message,
                 "request failed"
             );
-            return sink.finish(Err(ServerError::not_found(message)));
+            return sink.finish(Err(inference_error(ServerError::not_found(message))));
         }
         let info = SampleInfo { id, weights, sampler: None, session };
         self.begin(info, Recipient::Generation(sink), request, bytes);
     }
 
     /// Returns whether weights can no longer be loaded because their checkpoint was deleted.
-    fn is_deleted(&mut self, key: &WeightsKey) -> bool {
+    fn is_deleted(&mut self, key: &EngineWeights) -> bool {
         let Some(folder) = &key.folder else { return false };
-        self.samples.weights.get(key).is_none() && !self.state.weights_dir.join(folder).exists()
+        self.samples.weights.get(key).is_none() && !self.context.weights_dir.join(folder).exists()
     }
 
     fn begin(
@@ -142,15 +150,15 @@ impl Worker {
                 self.samples.by_key.insert(key, sample);
             }
             Err(failed) => {
-                self.state.engine_queue().sample_finished(bytes);
-                self.deliver(&mut self.state.store(), sample, Err(failed));
+                self.context.queue().sample_finished(bytes);
+                self.deliver(&mut self.context.store(), sample, Err(failed));
             }
         }
     }
 
     fn add_to_batch(
         &mut self,
-        key: &WeightsKey,
+        key: &EngineWeights,
         recipient: &Recipient,
         request: SampleRequest,
     ) -> Result<SampleRequestId, Outcome> {
@@ -159,22 +167,23 @@ impl Worker {
             None => self.load_weights(key)?,
         };
         let sampler = &mut self.loaded_model(&key.base_model)?.sampler;
-        let id = match recipient {
-            Recipient::Future(_) => sampler.add(&weights, request)?,
+        let added = match recipient {
+            Recipient::Future(_) => sampler.add(&weights, request),
             Recipient::Generation(sink) => {
-                sampler.add_observed(&weights, request, Box::new(sink.clone()))?
+                sampler.add_observed(&weights, request, Box::new(SampledTokens(sink.clone())))
             }
         };
-        self.state.metrics.loaded_models.set(self.engines.count());
-        Ok(id)
+        self.context.metrics.loaded_models.set(self.engines.count());
+        added.map_err(engine_failure)
     }
 
-    fn load_weights(&mut self, key: &WeightsKey) -> Result<ModelWeights, Outcome> {
+    fn load_weights(&mut self, key: &EngineWeights) -> Result<ModelWeights, Outcome> {
         let engine = self.engine(&key.base_model)?;
         let (weights, bytes) = match &key.folder {
             Some(folder) => {
-                let folder = self.state.weights_dir.join(folder);
-                (engine.load_weights(&folder)?, folder_size(&folder)?)
+                let folder = self.context.weights_dir.join(folder);
+                let weights = engine.load_weights(&folder).map_err(engine_failure)?;
+                (weights, folder_size(&folder)?)
             }
             None => (engine.base_weights(), 0),
         };
@@ -183,22 +192,22 @@ impl Worker {
     }
 
     /// Caches weights of `bytes` bytes for sampling.
-    pub(super) fn cache_weights(&mut self, key: &WeightsKey, weights: ModelWeights, bytes: u64) {
+    pub(super) fn cache_weights(&mut self, key: &EngineWeights, weights: ModelWeights, bytes: u64) {
         self.drop_removed_weights();
-        let limit = self.state.options.limits.sampler_weight_bytes;
+        let limit = self.context.limits.sampler_weight_bytes;
         self.samples.weights.insert(key, weights, bytes, limit);
     }
 
     /// Drops the weights whose folder no longer exists.
     pub(super) fn drop_removed_weights(&mut self) {
-        self.samples.weights.drop_removed(&self.state.weights_dir);
+        self.samples.weights.drop_removed(&self.context.weights_dir);
     }
 
     /// Removes a sample from the running samples and from the queue's count.
     fn end_sample(&mut self, key: &SampleKey) -> Option<ActiveSample> {
         let sample = self.samples.by_key.remove(key)?;
         self.samples.keys.remove(&sample.info.id);
-        self.state.engine_queue().sample_finished(sample.bytes);
+        self.context.queue().sample_finished(sample.bytes);
         Some(sample)
     }
 
@@ -214,11 +223,11 @@ impl Worker {
         let Some(mut sample) = self.end_sample(&key) else { return };
         match &sample.recipient {
             Recipient::Future(_) => {
-                record_outcome(&self.state, &mut self.state.store(), id, Outcome::cancelled());
+                self.context.backend.outcomes.record_locking(id, Outcome::cancelled());
             }
             Recipient::Generation(sink) => {
                 let is_complete = sink.is_complete();
-                self.state.metrics.count_request(is_complete);
+                self.context.backend.metrics.count_request(is_complete);
                 let Some(counts) = sink.counts() else { return };
                 if is_complete {
                     log_finished(&sample, counts.sampled);
@@ -228,20 +237,21 @@ impl Worker {
                 for completion in history.iter_mut().flat_map(|sample| &mut sample.completions) {
                     completion.stop = if is_complete { "stop" } else { "cancelled" };
                 }
-                let mut store = self.state.store();
+                let mut store = self.context.store();
                 store.put_unconfirmed(Record::Usage(usage));
-                record_generation(&self.state, &mut store, history);
+                self.context.backend.outcomes.record_generation(&mut store, history);
             }
         }
     }
 
-    /// Cancels all generations, when the server stops. The tokens that they have sampled count.
+    /// Cancels all generations when the server stops. Tokens that were already sampled count as
+    /// usage.
     pub(super) fn cancel_generations(&mut self) {
         let samples = self.samples.by_key.values();
         let generations =
             samples.filter(|sample| matches!(sample.recipient, Recipient::Generation(_)));
         let mut ids: Vec<RequestId> = generations.map(|sample| sample.info.id.clone()).collect();
-        // The order of their records does not depend on the map.
+        // Sort the ids: the order of the records must not depend on the hash map.
         ids.sort();
         for id in ids {
             self.cancel_sample(&id);
@@ -272,9 +282,9 @@ impl Worker {
         if ended.is_empty() {
             return;
         }
-        let mut store = self.state.store();
+        let mut store = self.context.store();
         for (sample, output) in ended {
-            self.deliver(&mut store, sample, output.map_err(Outcome::from));
+            self.deliver(&mut store, sample, output.map_err(engine_failure));
         }
     }
 
@@ -288,7 +298,7 @@ impl Worker {
             let Some(sample) = self.end_sample(&key) else { continue };
             let message = "internal error: sampling panicked";
             let failed = Outcome::failed(FailureCategory::Server, message);
-            self.deliver(&mut self.state.store(), sample, Err(failed));
+            self.deliver(&mut self.context.store(), sample, Err(failed));
         }
     }
 
@@ -318,36 +328,37 @@ impl Worker {
                     .map(|outcome| outcome.with_usage(usage));
                 let mut outcome = outcome.unwrap_or_else(|failed| failed);
                 outcome.history = history.map(OutcomeHistory::Sample).map(Box::new);
-                record_outcome(&self.state, store, &sample.info.id, outcome);
+                self.context.backend.outcomes.record(store, &sample.info.id, outcome);
             }
             Recipient::Generation(sink) => {
-                self.state.metrics.count_request(output.is_ok());
+                self.context.backend.metrics.count_request(output.is_ok());
                 if !usage.is_empty() {
                     store.put_unconfirmed(Record::Usage(usage));
                 }
-                record_generation(&self.state, store, history);
-                sink.finish(output.map(drop).map_err(Outcome::into_error));
+                self.context.backend.outcomes.record_generation(store, history);
+                let end = output.map(drop).map_err(Outcome::into_error);
+                sink.finish(end.map_err(inference_error));
             }
         }
     }
 
-    /// Returns the prompt to record for the history; empty if its tokens are not recorded, `None` if
-    /// nothing is.
+    /// Returns the prompt to record for the history; empty if its tokens are not recorded, `None`
+    /// if the request is not recorded.
     fn recorded_prompt(&self, request: &SampleRequest) -> Option<Vec<u32>> {
         let completion = request.max_tokens.unwrap_or(0).min(4_096);
         let tokens = request.prompt.len() + request.samples.saturating_mul(completion);
         let bytes = tokens.saturating_mul(8 + 8 * request.top_k);
-        let with_tokens = self.state.history.admit_sample(bytes)?;
+        let with_tokens = self.context.backend.history.admit_sample(bytes)?;
         Some(if with_tokens { request.prompt.clone() } else { Vec::new() })
     }
 
     /// Adds the tokens of a sample to the metrics. Returns its usage.
     fn count_tokens(&self, sample: &ActiveSample, counts: TokenCounts) -> Vec<(UsageKey, u64)> {
         let to_u64 = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        self.state.metrics.prompt_tokens.add(to_u64(sample.prompt_tokens));
-        self.state.metrics.sampled_tokens.add(to_u64(counts.sampled));
+        self.context.backend.metrics.prompt_tokens.add(to_u64(sample.prompt_tokens));
+        self.context.backend.metrics.sampled_tokens.add(to_u64(counts.sampled));
         let cached = counts.cached.min(sample.prompt_tokens);
-        let hour = self.state.clock.hour();
+        let hour = self.context.clock().hour();
         [
             (UsageMeter::Prefill, sample.prompt_tokens - cached),
             (UsageMeter::CachedPrefill, cached),
@@ -357,7 +368,8 @@ impl Worker {
         .filter(|(_, n)| *n > 0)
         .map(|(meter, n)| {
             let SampleInfo { session, weights, .. } = &sample.info;
-            let (session, base_model) = (session.clone(), weights.base_model.clone());
+            let session = session.clone();
+            let base_model = weights.base_model.clone();
             (UsageKey { hour, session, base_model, meter }, to_u64(n))
         })
         .collect()
@@ -365,21 +377,24 @@ impl Worker {
 }
 
 impl ActiveSample {
-    /// Returns what to record of the sample. The caller sets the times of its end.
+    /// Builds the history record of the sample. The caller sets the time at which the sample ended.
     fn take_history(
         &mut self,
         output: &Result<SampleOutput, Outcome>,
     ) -> Option<Box<SampleHistory>> {
         let prompt = self.recorded.take()?;
         let completions = match output {
-            Ok(output) if !prompt.is_empty() => CompletionHistory::of(&prompt, output),
+            Ok(output) if !prompt.is_empty() => completions_of(&prompt, output),
             _ => Vec::new(),
         };
         Some(Box::new(SampleHistory {
             finished_at: 0,
             queued: 0,
             computed: micros(self.start.elapsed()),
-            weights: self.info.weights.clone(),
+            weights: LoggedWeights {
+                base_model: self.info.weights.base_model.clone(),
+                folder: self.info.weights.folder.clone(),
+            },
             session: self.info.session.clone(),
             source: match self.recipient {
                 Recipient::Future(_) => SampleSource::Tinker,

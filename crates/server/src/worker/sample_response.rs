@@ -7,8 +7,8 @@ use tinkex_wire::{
     TopkLogprobs,
 };
 
-/// Converts the output of the engine. `targets` are the requested targets, whose layout the result
-/// has.
+/// Converts the output of the engine. `targets` are the requested targets; the result has their
+/// layout.
 pub(super) fn response(output: SampleOutput, targets: Option<&TensorData>) -> SampleResponse {
     let sequences = output
         .samples
@@ -68,7 +68,8 @@ fn with_layout_of(scores: Vec<f32>, targets: &TensorData) -> Option<TensorData> 
     };
     let mut values = Vec::with_capacity(columns.len());
     for (row, bounds) in starts.windows(2).enumerate() {
-        let (from, to) = (usize::try_from(bounds[0]).ok()?, usize::try_from(bounds[1]).ok()?);
+        let from = usize::try_from(bounds[0]).ok()?;
+        let to = usize::try_from(bounds[1]).ok()?;
         for column in &columns[from..to] {
             values.push(*scores.get(row * width + usize::try_from(*column).ok()?)?);
         }

@@ -2,7 +2,19 @@
 
 use std::path::Path;
 
+use tinkex_backend::model_outcome::{
+    already_saved, checkpoint_record, close_run, open_run, saved_outcome, usage_key,
+};
+use tinkex_backend::operation::{CheckpointLoad, CheckpointSave, ModelOperation};
+use tinkex_backend::outcome::{Outcome, OutcomeHistory};
 use tinkex_engine::optim::StepParams;
+use tinkex_store::history::OperationHistory;
+use tinkex_store::log;
+use tinkex_store::store::{
+    CheckpointRecord, FailureCategory, ModelRunRecord, Record, ResultKind, SamplerRecord,
+    SnapshotRecord, UsageMeter,
+};
+use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{
     CheckpointKind, ModelCreated, ModelId, OptimStepOutput, PassMode, RequestId, SamplerId,
     SamplerWeightsSaved, TinkerPath, WeightsLoaded,
@@ -10,17 +22,8 @@ use tinkex_wire::{
 
 use super::Worker;
 use super::model::{LiveModel, lora_config, optimizer_kind};
-use crate::fault::is_transient;
-use crate::history::OperationHistory;
-use crate::log;
-use crate::model_outcome::{
-    already_saved, checkpoint_record, close_run, open_run, saved_outcome, usage_key,
-};
-use crate::operation::{CheckpointSave, ModelOperation, TrainingPass, WeightsKey};
-use crate::outcome::{Outcome, OutcomeHistory};
-use crate::store::{
-    CheckpointRecord, FailureCategory, Record, ResultKind, RunRecord, SamplerRecord, UsageMeter,
-};
+use crate::fault::{engine_failure, is_transient};
+use crate::operation::{EngineOperation, EngineTraining, EngineWeights, TrainingPass};
 
 /// Time to live of an autosave in seconds: one day.
 const AUTOSAVE_TTL_SECONDS: u64 = 24 * 3_600;
@@ -32,46 +35,21 @@ impl Worker {
         id: &RequestId,
         model: &ModelId,
         seq: u64,
-        operation: &ModelOperation,
+        operation: &EngineOperation,
     ) -> Outcome {
-        let run = match open_run(&self.state, model) {
+        let run = match open_run(&self.context.backend.store, model) {
             Ok(run) => run,
             Err(failed) => return failed,
         };
-        if let Some(upstream) = &run.upstream {
-            let message = format!(
-                "upstream {:?} of model {model} is not configured; start the server with \
-                 --upstream {}=URL",
-                upstream.name, upstream.name
-            );
-            return Outcome::failed(FailureCategory::Server, message);
-        }
         let result = match operation {
             ModelOperation::Create => self.create(&run),
-            ModelOperation::Pass(pass) => self.run_pass(&run, pass),
-            ModelOperation::OptimStep(params) => self.model(&run).and_then(|model| {
-                let report = model.trainer.optim_step(params)?;
-                model.gradients_pending = false;
-                let metrics = [("unclipped_grad_l2:mean".to_owned(), report.grad_norm)];
-                let mut recorded = metrics.to_vec();
-                let rate = learning_rate(params);
-                recorded.extend(rate.map(|rate| ("learning_rate".to_owned(), rate)));
-                let history = OperationHistory { metrics: recorded, ..Default::default() };
-                let output = OptimStepOutput::new(metrics.into_iter().collect());
-                let outcome = Outcome::json(&output).with_model_changed();
-                Ok(outcome.with_history(OutcomeHistory::Operation(history)))
-            }),
+            ModelOperation::Train(EngineTraining::Pass(pass)) => self.run_pass(&run, pass),
+            ModelOperation::Train(EngineTraining::OptimStep(params)) => {
+                self.optim_step(&run, params)
+            }
             ModelOperation::Save(save) => self.save(id, &run, seq, CheckpointSave::clone(save)),
             ModelOperation::SaveForSampler(sampler) => self.save_for_sampler(&run, sampler.clone()),
-            ModelOperation::Load { folder, path, optimizer, creates } => {
-                self.load(&run, seq, folder, path, *optimizer, *creates)
-            }
-            ModelOperation::Relay { .. } | ModelOperation::RelayCustomLoss { .. } => {
-                Err(Outcome::failed(
-                    FailureCategory::Server,
-                    "internal error: the request is one of an upstream",
-                ))
-            }
+            ModelOperation::Load(load) => self.load(&run, seq, load),
             ModelOperation::Fail(category, message) => {
                 let failed = Outcome::failed(*category, message);
                 Err(if seq == 0 { close_run(&run, failed) } else { failed })
@@ -80,9 +58,10 @@ impl Worker {
         result.unwrap_or_else(|failed| failed)
     }
 
-    fn create(&mut self, run: &RunRecord) -> Result<Outcome, Outcome> {
+    fn create(&mut self, run: &ModelRunRecord) -> Result<Outcome, Outcome> {
         let trainer = self.engine(&run.base_model).and_then(|engine| {
-            Ok(engine.create_trainer(lora_config(&run.lora), optimizer_kind(run))?)
+            let trainer = engine.create_trainer(lora_config(&run.lora), optimizer_kind(run));
+            trainer.map_err(engine_failure)
         });
         match trainer {
             Ok(trainer) => {
@@ -93,9 +72,9 @@ impl Worker {
         }
     }
 
-    fn run_pass(&mut self, run: &RunRecord, pass: &TrainingPass) -> Result<Outcome, Outcome> {
+    fn run_pass(&mut self, run: &ModelRunRecord, pass: &TrainingPass) -> Result<Outcome, Outcome> {
         let model = self.model(run)?;
-        let output = pass.data.run(&mut model.trainer, pass.mode)?;
+        let output = pass.data.run(&mut model.trainer, pass.mode).map_err(engine_failure)?;
         let backward = pass.mode == PassMode::ForwardBackward && !pass.data.is_empty();
         model.gradients_pending |= backward;
         let tokens = u64::try_from(pass.data.tokens()).unwrap_or(u64::MAX);
@@ -107,30 +86,55 @@ impl Worker {
         };
         let outcome = Outcome::proto(pass.data.to_wire_output(output).to_proto())
             .with_history(OutcomeHistory::Operation(history));
-        self.state.metrics.trained_tokens.add(tokens);
+        self.context.backend.metrics.trained_tokens.add(tokens);
         let outcome = outcome
-            .with_usage(vec![(usage_key(&self.state.clock, run, UsageMeter::Training), tokens)]);
+            .with_usage(vec![(usage_key(self.context.clock(), run, UsageMeter::Training), tokens)]);
         Ok(if backward { outcome.with_model_changed() } else { outcome })
+    }
+
+    fn optim_step(
+        &mut self,
+        run: &ModelRunRecord,
+        params: &StepParams,
+    ) -> Result<Outcome, Outcome> {
+        let model = self.model(run)?;
+        let report = model.trainer.optim_step(params).map_err(engine_failure)?;
+        model.gradients_pending = false;
+        let metrics = [("unclipped_grad_l2:mean".to_owned(), report.grad_norm)];
+        let mut recorded = metrics.to_vec();
+        let rate = learning_rate(params);
+        recorded.extend(rate.map(|rate| ("learning_rate".to_owned(), rate)));
+        let history = OperationHistory { metrics: recorded, ..Default::default() };
+        let output = OptimStepOutput::new(metrics.into_iter().collect());
+        let outcome = Outcome::json(&output).with_model_changed();
+        Ok(outcome.with_history(OutcomeHistory::Operation(history)))
     }
 
     fn save(
         &mut self,
         id: &RequestId,
-        run: &RunRecord,
+        run: &ModelRunRecord,
         seq: u64,
         save: CheckpointSave,
     ) -> Result<Outcome, Outcome> {
         let kind = save.path.kind();
-        if let Some(outcome) = already_saved(&self.state, id, &save)? {
+        if let Some(outcome) = already_saved(&self.context.backend.store, id, &save)? {
             return Ok(outcome);
         }
         let (folder, size_bytes) = self.write_adapter(run, kind, save.path.name())?;
         let path = save.path.clone();
         let row = CheckpointRecord {
             request: Some(id.clone()),
-            ..checkpoint_record(&self.state.clock, run, seq, save, folder, size_bytes)
+            ..checkpoint_record(
+                self.context.clock(),
+                run,
+                seq,
+                save,
+                WeightsLocation::Local(folder),
+                size_bytes,
+            )
         };
-        let usage = vec![(usage_key(&self.state.clock, run, UsageMeter::Checkpoints), 1)];
+        let usage = vec![(usage_key(self.context.clock(), run, UsageMeter::Checkpoints), 1)];
         let outcome = saved_outcome(&path, size_bytes);
         Ok(outcome.with_record(Record::Checkpoint(row)).with_usage(usage))
     }
@@ -139,7 +143,7 @@ impl Worker {
     /// expires. Returns false if the state could not be saved.
     pub(super) fn autosave(&mut self, model: &ModelId) -> bool {
         let (run, seq) = {
-            let store = self.state.store();
+            let store = self.context.store();
             let Some(entry) = store.runs.get(model) else { return true };
             let snapshot = entry.row.snapshot.as_ref().map(|snapshot| snapshot.seq);
             let Some(seq) = entry.changes.keys().next_back().copied().max(snapshot) else {
@@ -173,8 +177,9 @@ impl Worker {
                 let ttl_seconds = Some(AUTOSAVE_TTL_SECONDS);
                 let save =
                     CheckpointSave { path, overwrite: true, ttl_seconds, user_metadata: None };
-                let row = checkpoint_record(&self.state.clock, &run, seq, save, folder, size);
-                self.state.store().put_required(Record::Checkpoint(row));
+                let weights = WeightsLocation::Local(folder);
+                let row = checkpoint_record(self.context.clock(), &run, seq, save, weights, size);
+                self.context.store().put_required(Record::Checkpoint(row));
                 true
             }
             Err(failed) => {
@@ -192,9 +197,10 @@ impl Worker {
         }
     }
 
-    /// Makes the last state of a run that was saved on its upstream a checkpoint of the run. The
-    /// run still refers to the state: its session may stay open, if its end cannot be written.
-    fn keep_remote_snapshot(&self, run: &RunRecord) {
+    /// Creates a checkpoint from the last recovery checkpoint of a run on its upstream. The run
+    /// still refers to the recovery checkpoint, because the session stays open if its end cannot be
+    /// written.
+    fn keep_remote_snapshot(&self, run: &ModelRunRecord) {
         let Some(snapshot) = run.snapshot.clone() else { return };
         let name = format!("autosave-{}", snapshot.seq);
         let Ok(path) = TinkerPath::new(run.id.clone(), CheckpointKind::Training, &*name) else {
@@ -202,54 +208,61 @@ impl Worker {
         };
         let ttl_seconds = Some(AUTOSAVE_TTL_SECONDS);
         let save = CheckpointSave { path, overwrite: true, ttl_seconds, user_metadata: None };
-        let (clock, folder) = (&self.state.clock, snapshot.folder);
-        let row = checkpoint_record(clock, run, snapshot.seq, save, folder, 0);
-        self.state.store().put_required(Record::Checkpoint(row));
+        let SnapshotRecord { seq, weights } = snapshot;
+        let row = checkpoint_record(self.context.clock(), run, seq, save, weights, 0);
+        self.context.store().put_required(Record::Checkpoint(row));
     }
 
     /// Writes an adapter to a new folder and returns the folder's name and size in bytes. The
     /// expiry task keeps the folder until a record refers to it, and removes it after a failure.
     fn write_adapter(
         &mut self,
-        run: &RunRecord,
+        run: &ModelRunRecord,
         kind: CheckpointKind,
         name: &str,
     ) -> Result<(String, u64), Outcome> {
         let run_name = folder_name(run);
-        let unique = self.state.random.id();
+        let unique = self.context.backend.random.id();
         let folder = format!("{run_name}-{}-{name}-{}", kind.segment(), &unique[..8]);
-        let path = self.state.weights_dir.join(&folder);
-        // Restore the model before registering the folder: a failure must leave no entry behind.
+        let path = self.context.weights_dir.join(&folder);
+        // Restore the model before registering the folder: a failed restore must not leave an entry
+        // in `unfinished_folders`.
         self.model(run)?;
-        self.state.store().unfinished_folders.insert(folder.clone());
+        self.context.store().unfinished_folders.insert(folder.clone());
         let model = self.model(run)?;
         let written = match kind {
             CheckpointKind::Training => model.trainer.save_with_optimizer(&path),
             CheckpointKind::Sampler | CheckpointKind::External => model.trainer.save(&path),
         };
-        let size = written.map_err(Outcome::from).and_then(|()| folder_size(&path));
+        let size = written.map_err(engine_failure).and_then(|()| folder_size(&path));
         match size {
             Ok(size) => Ok((folder, size)),
             Err(failed) => {
-                self.state.store().unfinished_folders.remove(&folder);
+                self.context.store().unfinished_folders.remove(&folder);
                 Err(failed)
             }
         }
     }
 
-    fn save_for_sampler(&mut self, run: &RunRecord, id: SamplerId) -> Result<Outcome, Outcome> {
+    fn save_for_sampler(
+        &mut self,
+        run: &ModelRunRecord,
+        id: SamplerId,
+    ) -> Result<Outcome, Outcome> {
         let engine = self.engine(&run.base_model)?;
         let weights = engine.snapshot(&self.model(run)?.trainer);
-        // Last: nothing may fail between the save and the outcome, whose record refers to the folder.
+        // Write the adapter last: nothing may fail between the save and the outcome, whose record
+        // refers to the folder.
         let (folder, size) = self.write_adapter(run, CheckpointKind::Sampler, "ephemeral")?;
-        let key = WeightsKey { base_model: run.base_model.clone(), folder: Some(folder.clone()) };
+        let key =
+            EngineWeights { base_model: run.base_model.clone(), folder: Some(folder.clone()) };
         self.cache_weights(&key, weights, size);
         let sampler = Record::Sampler(SamplerRecord {
             id: id.clone(),
             session: run.session.clone(),
             base_model: run.base_model.clone(),
             model_path: None,
-            folder: Some(folder),
+            weights: Some(WeightsLocation::Local(folder)),
             run: Some(run.id.clone()),
             clients: 1,
         });
@@ -257,28 +270,27 @@ impl Worker {
         Ok(Outcome::json(&saved).with_record(sampler))
     }
 
-    /// Replaces a model by a checkpoint. `creates` is true if this creates the model.
+    /// Replaces a model by a checkpoint. `creates` is true if the load creates the model.
     fn load(
         &mut self,
-        run: &RunRecord,
+        run: &ModelRunRecord,
         seq: u64,
-        folder: &str,
-        path: &TinkerPath,
-        optimizer: bool,
-        creates: bool,
+        load: &CheckpointLoad<String>,
     ) -> Result<Outcome, Outcome> {
-        let folder = self.state.weights_dir.join(folder);
+        let CheckpointLoad { weights, path, optimizer, creates } = load;
+        let folder = self.context.weights_dir.join(weights);
         let loaded = self.engine(&run.base_model).and_then(|engine| {
             let kind = optimizer_kind(run);
-            Ok(if optimizer {
-                engine.resume_trainer(&folder, kind)?
+            let trainer = if *optimizer {
+                engine.resume_trainer(&folder, kind)
             } else {
-                engine.load_trainer(&folder, kind)?
-            })
+                engine.load_trainer(&folder, kind)
+            };
+            trainer.map_err(engine_failure)
         });
         let trainer = match loaded {
             Ok(trainer) => trainer,
-            Err(failed) if creates => return Err(close_run(run, failed)),
+            Err(failed) if *creates => return Err(close_run(run, failed)),
             Err(failed) => return Err(failed),
         };
         let previous = self.insert(run, LiveModel::new(trainer));
@@ -286,12 +298,12 @@ impl Worker {
         if let Err(error) = self.try_snapshot(&run.id, seq) {
             self.models.remove(&run.id);
             self.models.extend(previous.map(|model| (run.id.clone(), model)));
-            let failed = Outcome::from(error);
+            let failed = engine_failure(error);
             // Without a snapshot, later requests would train a new adapter instead.
-            return Err(if creates { close_run(run, failed) } else { failed });
+            return Err(if *creates { close_run(run, failed) } else { failed });
         }
-        let (path, model_id) = (Some(path.to_string()), Some(run.id.clone()));
-        Ok(Outcome::json(&WeightsLoaded::default().path(path).model_id(model_id)))
+        let loaded = WeightsLoaded::default().path(Some(path.to_string()));
+        Ok(Outcome::json(&loaded.model_id(Some(run.id.clone()))))
     }
 }
 
@@ -306,7 +318,7 @@ fn learning_rate(params: &StepParams) -> Option<f64> {
 
 /// Returns the run's id as part of a folder name. All characters except letters, digits and dashes
 /// are replaced, because clients choose part of the id.
-fn folder_name(run: &RunRecord) -> String {
+fn folder_name(run: &ModelRunRecord) -> String {
     run.id.as_str().replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_")
 }
 

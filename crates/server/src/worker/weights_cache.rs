@@ -5,17 +5,17 @@ use std::path::Path;
 
 use tinkex_engine::sample::ModelWeights;
 
-use crate::operation::WeightsKey;
+use crate::operation::EngineWeights;
 
 /// Maximum number of adapters that are cached for sampling.
 const MAX_CACHED_WEIGHTS: usize = 64;
 
-/// Weights in memory by what was loaded, so that all requests for the same weights share them and
-/// their pages in the KV cache.
+/// Weights in memory, by base model and adapter folder. All requests for the same weights share the
+/// weights and their pages in the KV cache.
 #[derive(Default)]
 pub(super) struct WeightsCache {
-    cached: HashMap<WeightsKey, CachedWeights>,
-    /// Number of uses of weights so far; orders them by their last use.
+    cached: HashMap<EngineWeights, CachedWeights>,
+    /// Number of uses so far. Orders the weights by their last use.
     uses: u64,
 }
 
@@ -29,18 +29,18 @@ struct CachedWeights {
 
 impl WeightsCache {
     /// Returns weights if they are in memory.
-    pub(super) fn get(&mut self, key: &WeightsKey) -> Option<ModelWeights> {
+    pub(super) fn get(&mut self, key: &EngineWeights) -> Option<ModelWeights> {
         self.uses += 1;
         let cached = self.cached.get_mut(key)?;
         cached.last_used = self.uses;
         Some(cached.weights.clone())
     }
 
-    /// Caches weights of `bytes` bytes and evicts the least recently used ones beyond `limit`
+    /// Caches weights of `bytes` bytes and evicts the least recently used weights beyond `limit`
     /// bytes.
     pub(super) fn insert(
         &mut self,
-        key: &WeightsKey,
+        key: &EngineWeights,
         weights: ModelWeights,
         bytes: u64,
         limit: usize,
@@ -81,8 +81,8 @@ mod tests {
 
     use super::*;
 
-    fn key(folder: &str) -> WeightsKey {
-        WeightsKey { base_model: "m".to_owned(), folder: Some(folder.to_owned()) }
+    fn key(folder: &str) -> EngineWeights {
+        EngineWeights { base_model: "m".to_owned(), folder: Some(folder.to_owned()) }
     }
 
     #[test]
@@ -96,7 +96,7 @@ mod tests {
         cache.insert(&key("c"), engine.base_weights(), 40, 100);
         assert!(cache.get(&key("b")).is_none());
         assert!(cache.get(&key("a")).is_some());
-        // Weights above the limit are kept while they are the only ones.
+        // Weights above the limit are kept while the cache has no other weights.
         cache.insert(&key("d"), engine.base_weights(), 400, 100);
         assert!(cache.get(&key("a")).is_none() && cache.get(&key("d")).is_some());
     }

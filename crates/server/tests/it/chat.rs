@@ -1,7 +1,7 @@
 //! The `chat/completions` endpoint.
 
 use serde_json::{Value, json};
-use tinkex::SamplingParams;
+use tinkex::{SampleOptions, SamplingParams};
 use tinkex_server::BUILT_IN;
 
 use crate::harness::{MODEL, TestServer};
@@ -75,7 +75,8 @@ fn weather(model: &str) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_have_reasoning_content_and_tool_calls() {
     let taught = TaughtModel::new().await;
-    let (server, model) = (&taught.server, taught.name.as_str());
+    let server = &taught.server;
+    let model = taught.name.as_str();
     let request = weather(model);
     let answer = choice(server, &request).await;
     let message = &answer["message"];
@@ -227,7 +228,7 @@ async fn streams_have_the_text_tokens_and_usage_of_one_response() {
         prompt.iter().map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect();
     let params = SamplingParams::new().max_tokens(30).seed(7);
     let sampler = server.client().create_sampling_client(BUILT_IN).await.unwrap();
-    let samples = sampler.sample(prompt, params).num_samples(3).send().await.unwrap();
+    let samples = sampler.sample(prompt, SampleOptions::new(params).num_samples(3)).await.unwrap();
     for (sample, choice) in samples.sequences.iter().zip(body["choices"].as_array().unwrap()) {
         assert_eq!(json!(sample.tokens[..]), choice["token_ids"]);
     }

@@ -19,17 +19,10 @@ async fn a_resumed_model_continues_bit_for_bit() {
     let first = training_client(&service).await;
     assert_eq!(train(&first, 3).await, whole[..3]);
     let path = first.save_state("half").await.unwrap();
-    let resumed = service
-        .create_training_client_from(&path, RestoreMode::WithOptimizer)
-        .create()
-        .await
-        .unwrap();
+    let resumed =
+        service.create_training_client_from(&path, RestoreMode::WithOptimizer).await.unwrap();
     assert_eq!(train(&resumed, 3).await, whole[3..], "with the optimizer");
-    let fresh = service
-        .create_training_client_from(&path, RestoreMode::WeightsOnly)
-        .create()
-        .await
-        .unwrap();
+    let fresh = service.create_training_client_from(&path, RestoreMode::WeightsOnly).await.unwrap();
     let other = train(&fresh, 3).await;
     assert_eq!(other[0], whole[3], "the weights are restored");
     assert_ne!(other[2], whole[5], "the optimizer state is not");
@@ -74,13 +67,13 @@ async fn checkpoints_are_listed_published_copied_and_deleted() {
     // The copy gives the same samples after the original is deleted.
     let params = || SamplingParams::new().max_tokens(6).seed(1).stop(StopCondition::NEVER);
     let original = service.create_sampling_client_from(&sampler_path).await.unwrap();
-    let before = original.sample([5, 6], params()).send().await.unwrap();
+    let before = original.sample([5, 6], params()).await.unwrap();
     rest.delete_checkpoint(&sampler_path).await.unwrap();
     rest.delete_checkpoint(&sampler_path).await.expect("a repeated request succeeds");
     let unknown: TinkerPath = format!("{sampler_path}-2").parse().unwrap();
     assert_eq!(rest.delete_checkpoint(&unknown).await.unwrap_err().status(), Some(404));
     let copied = service.create_sampling_client_from(&copy).await.unwrap();
-    let after = copied.sample([5, 6], params()).send().await.unwrap();
+    let after = copied.sample([5, 6], params()).await.unwrap();
     assert_eq!(before.sequences[0].tokens, after.sequences[0].tokens);
     assert_eq!(before.sequences[0].logprobs, after.sequences[0].logprobs);
     let page = rest
@@ -138,7 +131,7 @@ async fn downloading_a_training_checkpoint_leaves_nothing_on_the_server() {
     let model = training_client(&service).await;
     let path = model.save_state("state").await.unwrap();
     let home = tempfile::tempdir().unwrap();
-    let done = service.rest().download(path, home.path().join("adapter")).await.unwrap();
+    let done = service.rest().download(path, home.path().join("adapter")).peft(true).await.unwrap();
     assert_eq!(done.files, ["adapter_config.json", "adapter_model.safetensors"]);
     assert!(home.path().join("adapter/adapter_model.safetensors").is_file());
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
@@ -148,7 +141,7 @@ async fn downloading_a_training_checkpoint_leaves_nothing_on_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_a_taken_checkpoint_name_is_a_conflict_and_the_hint_names_overwrite() {
+async fn a_taken_checkpoint_name_is_a_conflict_and_the_hint_names_overwrite() {
     let test_server = TestServer::new().await;
     let model = training_client(&test_server.client()).await;
     model.save_state("a").await.unwrap();
@@ -165,7 +158,7 @@ async fn bug_a_taken_checkpoint_name_is_a_conflict_and_the_hint_names_overwrite(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_a_name_that_is_taken_while_the_save_is_queued_is_a_conflict() {
+async fn a_name_that_is_taken_while_the_save_is_queued_is_a_conflict() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -235,7 +228,7 @@ async fn a_run_is_deleted_with_its_checkpoints_unless_a_client_trains_it() {
     let id = model.model_id().clone();
     let error = other.rest().delete_training_run(id.clone()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
-    service.finish(&Ok::<(), tinkex::Error>(())).await;
+    service.finish().await;
     other.rest().delete_training_run(id.clone()).await.unwrap();
     let again = other.rest().delete_training_run(id.clone()).await.unwrap_err();
     assert_eq!(again.kind(), ErrorKind::NotFound, "{again}");

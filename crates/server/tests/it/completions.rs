@@ -2,7 +2,7 @@
 //! of the Tinker API.
 
 use serde_json::{Value, json};
-use tinkex::{SampleResponse, SamplingParams, StopCondition};
+use tinkex::{SampleOptions, SampleResponse, SamplingParams, StopCondition};
 use tinkex_server::BUILT_IN;
 
 use crate::harness::{MODEL, TestServer, http_client};
@@ -20,7 +20,8 @@ fn request(prompt: &[u32], seed: u64) -> Value {
 async fn complete(server: &TestServer, request: &Value) -> Value {
     let url = completions_url(&server.server.base_url());
     let response = http_client().post(url).body(request.to_string()).send().await.unwrap();
-    let (status, body) = (response.status(), response.text().await.unwrap());
+    let status = response.status();
+    let body = response.text().await.unwrap();
     assert_eq!(status, 200, "{body}");
     serde_json::from_str(&body).unwrap()
 }
@@ -90,11 +91,15 @@ async fn completions_have_the_bits_of_tinker_samples() {
     let client = test_server.client().create_sampling_client(MODEL).await.unwrap();
     for temperature in [0.0, 0.8] {
         let mut request = request(&[3, 4, 5], 7);
-        (request["temperature"], request["n"]) = (json!(temperature), json!(3));
+        request["temperature"] = json!(temperature);
+        request["n"] = json!(3);
         let params =
             SamplingParams::new().max_tokens(24).seed(7).temperature(temperature).top_k(30);
-        let sample = client.sample([3, 4, 5], params.stop(StopCondition::NEVER)).num_samples(3);
-        let expected = sampled(&sample.send().await.unwrap());
+        let sample = client.sample(
+            [3, 4, 5],
+            SampleOptions::new(params.stop(StopCondition::NEVER)).num_samples(3),
+        );
+        let expected = sampled(&sample.await.unwrap());
         let others = (0..32_u32).map(|i| {
             let mut other = self::request(&[3, 4, 5, i], u64::from(i));
             other["max_tokens"] = json!(i + 1);
@@ -184,7 +189,8 @@ async fn echo_repeats_the_prompt_with_its_log_probabilities() {
         assert!(best >= f64::from(logprob.unwrap()) - 1e-6 && top.contains_key(names[i]), "{i}");
     }
     // Streamed, with a sampled token: the first event repeats the prompt.
-    (request["max_tokens"], request["prompt"]) = (json!(1), json!([ids.clone(), ids[..2]]));
+    request["max_tokens"] = json!(1);
+    request["prompt"] = json!([ids.clone(), ids[..2]]);
     let streamed = stream(&test_server, request).await;
     assert_eq!(streamed.len(), 2);
     assert!(streamed[0]["text"].as_str().unwrap().starts_with(prompt));
@@ -228,7 +234,8 @@ async fn usage_counts_prompt_cached_and_sampled_tokens() {
     let http = test_server.http();
     let hour = 3_600;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-    let (from, to) = (now / hour * hour - hour, now / hour * hour + 2 * hour);
+    let from = now / hour * hour - hour;
+    let to = now / hour * hour + 2 * hour;
     let path = format!("/api/v1/billing/usage/events?starting_on={from}&ending_before={to}");
     let (status, billed) = http.get(&path).await;
     assert_eq!(status, 200, "{billed}");

@@ -1,10 +1,13 @@
 //! Thirty training steps through the client while the server is killed and its disk is full at
-//! random moments. Losses and weights must equal those of an undisturbed run bit for bit.
+//! random moments. Losses and weights must be bit-identical to an undisturbed run.
 
 #![cfg(target_os = "linux")]
 
-use tinkex::{AdamParams, Datum, ErrorCategory, LossFn, TrainingClient};
+use std::time::Duration;
 
+use tinkex::{AdamParams, Datum, ErrorCategory, LoraOptions, LossFn, TrainingClient};
+
+use crate::child_server::ChildOptions;
 use crate::harness::{Http, MODEL};
 use crate::process::Process;
 
@@ -20,11 +23,11 @@ struct Faults {
     kills: usize,
     /// Number of times that the disk is full.
     full: usize,
-    /// Value of `--snapshot-after` in seconds.
-    snapshot: &'static str,
+    /// Compute time in seconds after which a snapshot is taken.
+    snapshot: u64,
 }
 
-const NONE: Faults = Faults { seed: 0, kills: 0, full: 0, snapshot: "20" };
+const NONE: Faults = Faults { seed: 0, kills: 0, full: 0, snapshot: 20 };
 
 /// Deterministic pseudo-random numbers.
 struct FaultRng(u64);
@@ -51,11 +54,17 @@ async fn save(model: &TrainingClient, name: &str) {
 /// Runs the training and returns the losses and the exported files.
 async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
     let data = tempfile::tempdir().unwrap();
-    let arguments = ["--snapshot-after", faults.snapshot];
-    let mut process = Process::with(data.path(), 0, &arguments);
+    let options = ChildOptions {
+        snapshot_after: Some(Duration::from_secs(faults.snapshot)),
+        ..ChildOptions::default()
+    };
+    let mut process = Process::with(data.path(), 0, options.clone());
     let port = process.port();
     let service = crate::harness::client(&process.url);
-    let model = service.create_lora_training_client(MODEL).rank(4).seed(11).create().await.unwrap();
+    let model = service
+        .create_lora_training_client(LoraOptions::new(MODEL).rank(4).seed(11))
+        .await
+        .unwrap();
     let rest = service.rest();
     let (finished, mut progress) = tokio::sync::watch::channel(0_usize);
     let steps = async {
@@ -66,7 +75,7 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
                 let first = u32::try_from(n).unwrap() + 3;
                 let batch = vec![Datum::completion([first, 4, 5], [9, 10]).unwrap(); 2];
                 let adam = AdamParams::with_learning_rate(1e-2);
-                in_flight.push_back(model.step(batch, LossFn::CrossEntropy, adam).send());
+                in_flight.push_back(model.step(batch, LossFn::CrossEntropy, adam));
             }
             if n >= AHEAD
                 && let Some(step) = in_flight.pop_front()
@@ -92,7 +101,8 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
     let (losses, urls) = loop {
         // Spread the faults over the run. The random number of yields makes the moment independent
         // of the end of a step.
-        let (after, yields) = ((injected + 1) * STEPS / (total + 2), rng.below(500));
+        let after = (injected + 1) * STEPS / (total + 2);
+        let yields = rng.below(500);
         let moment = async {
             progress.wait_for(|finished| *finished >= after).await.unwrap();
             for _ in 0..yields {
@@ -105,7 +115,7 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
         }
         if kills[injected] {
             process.kill();
-            process = Process::with(data.path(), port, &arguments);
+            process = Process::with(data.path(), port, options.clone());
         } else {
             // Fail in the middle of a payload or of a commit, or before anything is written.
             let limit = match rng.below(4) {
@@ -144,7 +154,7 @@ async fn training_survives_kills_and_full_disks() {
     let undisturbed = run(NONE).await;
     assert!(f64::from_bits(undisturbed.0[29]) < f64::from_bits(undisturbed.0[0]));
     assert_eq!(run(Faults { seed: 1, kills: 3, ..NONE }).await, undisturbed);
-    assert_eq!(run(Faults { seed: 2, full: 3, snapshot: "0", ..NONE }).await, undisturbed);
+    assert_eq!(run(Faults { seed: 2, full: 3, snapshot: 0, ..NONE }).await, undisturbed);
 }
 
 /// Many seeds; run by `cargo xtask crash`.
@@ -155,7 +165,7 @@ async fn training_survives_faults_over_many_seeds() {
     let seeds =
         crate::harness::setting("TINKEX_CRASH_SEEDS").map_or(25, |seeds| seeds.parse().unwrap());
     for seed in 1..=seeds {
-        let snapshot = if seed % 2 == 0 { "0" } else { "20" };
+        let snapshot = if seed % 2 == 0 { 0 } else { 20 };
         let (kills, full) = [(5, 0), (0, 5), (3, 3)][usize::try_from(seed % 3).unwrap()];
         let faults = Faults { seed, kills, full, snapshot };
         assert_eq!(run(faults).await, undisturbed, "{faults:?}");

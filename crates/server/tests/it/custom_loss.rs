@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use tinkex::loss::CustomLoss;
-use tinkex::{AdamParams, Datum, LossFn, TensorData, TrainingClient};
+use tinkex::{AdamParams, Datum, LoraOptions, LossFn, TensorData, TrainingClient};
 use tinkex_autodiff::{GraphInput, LossGraph};
 
 use crate::harness::{MODEL, TestServer};
@@ -46,8 +46,9 @@ async fn logprobs(model: &TrainingClient, datum: &Datum) -> Vec<f32> {
 async fn every_kink_trains_the_same_on_client_and_server() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
-    let create = || service.create_lora_training_client(MODEL).rank(4).seed(3).create();
-    let (on_server, on_client) = (create().await.unwrap(), create().await.unwrap());
+    let create = || service.create_lora_training_client(LoraOptions::new(MODEL).rank(4).seed(3));
+    let on_server = create().await.unwrap();
+    let on_client = create().await.unwrap();
     let inputs = ["logprobs", "base", "at", "y"].map(|name| GraphInput::new(name, 1));
     for case in kinks() {
         let name = case["name"].as_str().unwrap();
@@ -56,7 +57,8 @@ async fn every_kink_trains_the_same_on_client_and_server() {
         let uploaded = service.create_custom_loss(&loss).await.unwrap();
         assert!(uploaded.is_on_server());
 
-        let (at, y) = (floats(&case["at"]), floats(&case["y"]));
+        let at = floats(&case["at"]);
+        let y = floats(&case["y"]);
         let tokens: Vec<u32> = (5..).take(at.len()).collect();
         let builder = || {
             let targets: Vec<i64> = (6..).take(at.len()).collect();
@@ -69,7 +71,8 @@ async fn every_kink_trains_the_same_on_client_and_server() {
         let datum = builder().loss_input("base", base.clone());
         let datum = datum.loss_input("at", at).loss_input("y", y).build().unwrap();
 
-        let (value, gradient) = (numbers(&case["loss"])[0], numbers(&case["gradient"]));
+        let value = numbers(&case["loss"])[0];
+        let gradient = numbers(&case["gradient"]);
         let computed = loss.evaluate(std::slice::from_ref(&datum), &[TensorData::from(base)]);
         let server = on_server.forward_backward(vec![datum.clone()], &uploaded).await;
         let client = on_client.forward_backward(vec![datum], &loss).await;
@@ -81,7 +84,8 @@ async fn every_kink_trains_the_same_on_client_and_server() {
         }
         let computed = computed.unwrap();
         let loss_of = |pass: &tinkex::BatchOutput| pass.metrics["loss:sum"].as_f64();
-        let (server, client) = (loss_of(&server.unwrap()), loss_of(&client.unwrap()));
+        let server = loss_of(&server.unwrap());
+        let client = loss_of(&client.unwrap());
         assert_eq!((server, client), (computed.loss, computed.loss), "{name}");
         assert!(close(computed.loss, value), "{name}: {} instead of {value}", computed.loss);
         for (got, want) in computed.gradients[0].iter().zip(&gradient) {

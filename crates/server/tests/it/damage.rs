@@ -73,17 +73,6 @@ async fn a_server_without_its_payload_file_does_not_start() {
     assert!(error.contains("is needed and not found") && error.contains("backup"), "{error}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_data_directory_of_an_earlier_version_is_refused_and_unchanged() {
-    let data = tempfile::tempdir().unwrap();
-    std::fs::write(data.path().join("journal"), "TNKXLOG1").unwrap();
-    let weights = data.path().join("weights/adapter");
-    std::fs::create_dir_all(&weights).unwrap();
-    let error = Server::start(options(data.path())).await.unwrap_err().to_string();
-    assert!(error.contains("journal: written by an earlier version"), "{error}");
-    assert!(weights.is_dir(), "nothing is removed");
-}
-
 /// Runs queries like those in `docs/server.md`.
 #[tokio::test(flavor = "multi_thread")]
 async fn other_programs_may_read_the_database_while_the_server_runs() {

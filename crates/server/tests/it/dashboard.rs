@@ -1,7 +1,7 @@
 //! The dashboard: its documents, access to them, and the stream of changes.
 
 use serde_json::{Value, json};
-use tinkex::{AdamParams, Datum, LossFn, ModelInput, SamplingParams, TensorData};
+use tinkex::{AdamParams, Datum, LossFn, ModelInput, SampleOptions, SamplingParams, TensorData};
 use tinkex_server::{BUILT_IN, HistoryOptions, Server};
 use tinkex_wire::TensorValues;
 
@@ -91,9 +91,10 @@ async fn samples_have_tokens_alternatives_and_advantages() {
     let prompt = [5_u32, 6, 7];
     let params = SamplingParams::default().max_tokens(4).seed(3);
     let sampled = sampler
-        .sample(ModelInput::from_tokens(prompt), params)
-        .num_samples(2)
-        .topk_sample_logprobs(2)
+        .sample(
+            ModelInput::from_tokens(prompt),
+            SampleOptions::new(params).num_samples(2).topk_sample_logprobs(2),
+        )
         .await
         .unwrap();
     let samples = document(&http, "samples").await;
@@ -277,7 +278,8 @@ impl Events {
     async fn next(&mut self, name: &str) -> (String, Value) {
         loop {
             while let Some((event, rest)) = self.pending.split_once("\n\n") {
-                let (event, rest) = (event.to_owned(), rest.to_owned());
+                let event = event.to_owned();
+                let rest = rest.to_owned();
                 self.pending = rest;
                 let field = |name: &str| {
                     let line = event.lines().find_map(|line| line.strip_prefix(name));
@@ -319,6 +321,32 @@ async fn the_stream_of_changes_continues_after_a_restart() {
     // A stream that is up to date has figures only.
     let (_, figures) = Events::open(&url, Some(&id)).await.next("server").await;
     assert!(figures["figures"]["gauges"]["queued"]["value"].is_number(), "{figures}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_stream_of_changes_names_deleted_runs() {
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
+    let mut events = Events::open(&test_server.server.base_url(), None).await;
+    events.next("start").await;
+    let model = training_client(&test_server.client()).await;
+    train(&model, 1).await;
+    let id = model.model_id().as_str().to_owned();
+    let (_, changes) = events.next("changes").await;
+    assert_eq!((&changes["runs"][0]["id"], &changes["deleted"]), (&json!(id), &json!([])));
+    let session = id.split(':').next().unwrap();
+    let details = json!({"reason": {"type": "success"}, "detail": null}).to_string();
+    let finish = format!("/api/v1/sessions/{session}/finish");
+    assert_eq!(http.send("POST", &finish, &[], details.into_bytes()).await.0, 200);
+    let run = format!("/api/v1/training_runs/{id}");
+    assert_eq!(http.send("DELETE", &run, &[], vec![]).await.0, 200);
+    loop {
+        let (_, changes) = events.next("changes").await;
+        if changes["deleted"] == json!([id]) {
+            break;
+        }
+    }
+    assert_eq!(http.get(&format!("/ui/api/run?id={id}")).await.0, 404);
 }
 
 #[tokio::test(flavor = "multi_thread")]

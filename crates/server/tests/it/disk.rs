@@ -45,8 +45,8 @@ async fn requests_on_a_full_disk_are_rejected_and_change_nothing() {
     let model = http.model(&session).await;
     http.save(&model, 1, "a").await;
     let sampler = http.sampler(&session).await;
-    let (before, folders_before) =
-        (visible_state(&http, &session, &model).await, folders(data.path()));
+    let before = visible_state(&http, &session, &model).await;
+    let folders_before = folders(data.path());
 
     let checkpoint = format!("/api/v1/training_runs/{model}/checkpoints/weights/a");
     let path = format!("tinker://{model}/weights/a");
@@ -129,7 +129,10 @@ async fn a_checkpoint_that_does_not_fit_fails_and_training_continues() {
     let data = tempfile::tempdir().unwrap();
     let process = Process::start(data.path());
     let service = crate::harness::client(&process.url);
-    let model = service.create_lora_training_client(MODEL).rank(32).seed(1).create().await.unwrap();
+    let model = service
+        .create_lora_training_client(tinkex::LoraOptions::new(MODEL).rank(32).seed(1))
+        .await
+        .unwrap();
     let train = async || {
         let batch = vec![tinkex::Datum::completion([5, 6], [7]).unwrap()];
         let adam = tinkex::AdamParams::with_learning_rate(1e-2);
@@ -137,7 +140,7 @@ async fn a_checkpoint_that_does_not_fit_fails_and_training_continues() {
     };
     train().await;
     let folders_before = folders(data.path());
-    // Allow the files of the database but not those of a checkpoint. Truncating the WAL makes it
+    // Allow the files of the database but not the files of a checkpoint. Truncating the WAL makes it
     // smaller than the limit.
     let limit_disk = || {
         process.free_disk();
@@ -168,16 +171,18 @@ async fn a_checkpoint_that_does_not_fit_fails_and_training_continues() {
 
 /// The next request would have trained a new adapter instead of the checkpoint.
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_a_model_whose_first_snapshot_did_not_fit_could_be_used() {
+async fn a_model_whose_first_snapshot_does_not_fit_cannot_be_used() {
     let data = tempfile::tempdir().unwrap();
     let process = Process::start(data.path());
     let service = crate::harness::client(&process.url);
-    let source =
-        service.create_lora_training_client(MODEL).rank(32).seed(1).create().await.unwrap();
+    let source = service
+        .create_lora_training_client(tinkex::LoraOptions::new(MODEL).rank(32).seed(1))
+        .await
+        .unwrap();
     let path = source.save_state("source").await.unwrap().to_string();
     let http = Http::new(&process.url);
     let session = http.session().await;
-    // Allow the files of the database but not those of a snapshot.
+    // Allow the files of the database but not the files of a snapshot.
     let database = rusqlite::Connection::open(data.path().join("metadata.sqlite")).unwrap();
     database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
     drop(database);
@@ -199,7 +204,7 @@ async fn bug_a_model_whose_first_snapshot_did_not_fit_could_be_used() {
 
 /// A client could act on a result that the next process computes again.
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_a_result_was_shown_although_its_commit_had_failed() {
+async fn a_result_whose_commit_failed_is_not_shown() {
     let data = tempfile::tempdir().unwrap();
     let process = Process::start(data.path());
     let http = Http::new(&process.url);

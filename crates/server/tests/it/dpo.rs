@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use serde_json::Value;
-use tinkex::recipes::dpo::{self, DpoPair};
 use tinkex::{
     AdamParams, Datum, RestoreMode, ServiceClient, Tokens, TrainingClient, TrainingExample,
 };
+use tinkex_recipes::dpo::{self, DpoPair};
 use tinkex_weights::TensorFile;
 
 use crate::harness::{MODEL, TestServer, golden};
@@ -53,7 +53,7 @@ impl Recording {
             service.rest().import_adapter(golden("qwen3").join("adapter")).base_model(MODEL);
         let path = imported.await.unwrap().weights_path;
         let restore = RestoreMode::WeightsOnly;
-        let model = service.create_training_client_from(&path, restore).create().await.unwrap();
+        let model = service.create_training_client_from(&path, restore).await.unwrap();
         let reference = dpo::reference_logprobs(&model, &self.pairs).await.unwrap();
         let data = self.pairs.iter().zip(reference).flat_map(|(pair, one)| pair.data(one).unwrap());
         (model, data.collect())
@@ -63,12 +63,12 @@ impl Recording {
 /// Downloads the adapter of a model.
 async fn adapter(service: &ServiceClient, model: &TrainingClient, folder: &Path) -> TensorFile {
     let path = model.save_state("dpo").await.unwrap();
-    service.rest().download(path, folder).raw(true).await.unwrap();
+    service.rest().download(path, folder).await.unwrap();
     TensorFile::open(folder.join(TENSORS)).unwrap()
 }
 
-/// Asserts that the norm of the difference of two tensors is less than `tolerance` times that of
-/// the expected one.
+/// Asserts that the norm of the difference of two tensors is less than `tolerance` times the norm of
+/// the expected tensor.
 fn assert_close(name: &str, found: &[f32], expected: &[f32], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{name}");
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
@@ -79,7 +79,8 @@ fn assert_close(name: &str, found: &[f32], expected: &[f32], tolerance: f64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn five_steps_of_dpo_match_torch() {
-    let (test_server, recording) = (TestServer::new().await, Recording::read());
+    let test_server = TestServer::new().await;
+    let recording = Recording::read();
     let service = test_server.client();
     let (model, data) = recording.start(&service).await;
     for expected in recording.json["steps"].as_array().unwrap() {
@@ -113,7 +114,8 @@ async fn five_steps_of_dpo_match_torch() {
 /// is −lr / ε times the gradient.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_gradient_of_dpo_matches_torch() {
-    let (test_server, recording) = (TestServer::new().await, Recording::read());
+    let test_server = TestServer::new().await;
+    let recording = Recording::read();
     let service = test_server.client();
     let (model, data) = recording.start(&service).await;
     for _ in 0..2 {
@@ -122,12 +124,13 @@ async fn the_gradient_of_dpo_matches_torch() {
     }
     let folder = tempfile::tempdir().unwrap();
     let before = adapter(&service, &model, &folder.path().join("before")).await;
-    let (rate, eps) = (1e3, 1e4);
+    let rate = 1e3;
+    let eps = 1e4;
     let gradient_step = AdamParams::with_learning_rate(rate).beta1(0.0).beta2(0.0).eps(eps);
     model.step(data, dpo::loss(recording.beta()), gradient_step).await.unwrap();
     let path = model.save_state("after").await.unwrap();
     let after = folder.path().join("after");
-    service.rest().download(path, &after).raw(true).await.unwrap();
+    service.rest().download(path, &after).await.unwrap();
     let after = TensorFile::open(after.join(TENSORS)).unwrap();
     let expected = TensorFile::open(golden("qwen3").join("dpo.safetensors")).unwrap();
     for tensor in after.tensors() {

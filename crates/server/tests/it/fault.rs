@@ -86,7 +86,7 @@ async fn wait(http: &Http, future: &Value) -> bytes::Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_a_fault_that_passed_failed_a_training_pass_for_good() {
+async fn a_training_pass_survives_a_fault_that_passes() {
     // What the requests give without a fault.
     let test_server = TestServer::new().await;
     let http = test_server.http();

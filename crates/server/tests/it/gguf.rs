@@ -29,7 +29,10 @@ async fn a_gguf_file_gives_the_results_of_its_folder() {
         results.push(sampler.compute_logprobs([9, 8, 7, 6, 5]).await.unwrap());
     }
     assert_eq!(results[0].as_slice()[1..], results[1].as_slice()[1..]);
-    let trainer = service.create_lora_training_client("org/file").rank(2).create().await.unwrap();
+    let trainer = service
+        .create_lora_training_client(tinkex::LoraOptions::new("org/file").rank(2))
+        .await
+        .unwrap();
     let tokenizer = trainer.get_info().await.unwrap().model_data.tokenizer_id.unwrap();
     let config = std::fs::read_to_string(Path::new(&tokenizer).join("tokenizer_config.json"));
     assert!(config.unwrap().contains("{{ messages }}"));
@@ -44,7 +47,10 @@ async fn tokenizer_folder(data: &Path, path: &Path, given: Option<&Path>) -> Pat
     }
     let server = Server::start(options).await.unwrap();
     let service = client(&server.base_url());
-    let trainer = service.create_lora_training_client("org/file").rank(2).create().await.unwrap();
+    let trainer = service
+        .create_lora_training_client(tinkex::LoraOptions::new("org/file").rank(2))
+        .await
+        .unwrap();
     let id = trainer.get_info().await.unwrap().model_data.tokenizer_id.unwrap();
     server.stop().await;
     id.into()
@@ -52,7 +58,8 @@ async fn tokenizer_folder(data: &Path, path: &Path, given: Option<&Path>) -> Pat
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_folder_has_the_tokenizer_and_the_file_the_chat_template() {
-    let (files, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let files = tempfile::tempdir().unwrap();
+    let data = tempfile::tempdir().unwrap();
     let path = files.path().join("model.gguf");
     write_gguf(&path);
     let other = tempfile::tempdir().unwrap();
@@ -115,7 +122,10 @@ async fn an_unusable_gguf_file_is_named_at_the_start() {
 async fn quantized_folders_train_and_score_with_the_same_bits() {
     let test_server = TestServer::with(|options| options.quantize = Some(Quantization::Q8)).await;
     let service = test_server.client();
-    let model = service.create_lora_training_client(MODEL).rank(4).seed(3).create().await.unwrap();
+    let model = service
+        .create_lora_training_client(tinkex::LoraOptions::new(MODEL).rank(4).seed(3))
+        .await
+        .unwrap();
     let sampler = model.save_weights_and_get_sampling_client().await.unwrap();
     let datum = tinkex::Datum::completion([9], [8, 7, 6, 5]).unwrap();
     let trained = model.forward(vec![datum], tinkex::LossFn::CrossEntropy).await.unwrap();

@@ -91,14 +91,16 @@ fn change_tokenizer(folder: &Path, pre: &str) {
 /// Writes an adapter of the model in `base` that changes nothing.
 fn write_adapter(folder: &Path, base: &Path) {
     let config = ModelConfig::read(base.join("config.json")).unwrap();
-    let (inputs, outputs) = (config.hidden_size, config.vocab_size);
+    let inputs = config.hidden_size;
+    let outputs = config.vocab_size;
     let peft = PeftConfig {
         rank: 1,
         alpha: 1.0,
         base_model: String::new(),
         target_modules: vec!["lm_head".to_owned()],
     };
-    let (a, b) = (vec![0.0; inputs], vec![0.0; outputs]);
+    let a = vec![0.0; inputs];
+    let b = vec![0.0; outputs];
     let pair = LoraPairRef { module: "lm_head", inputs, outputs, a: &a, b: &b };
     AdapterFile::save(folder, &peft, &[pair]).unwrap();
 }

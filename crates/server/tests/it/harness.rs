@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tinkex::{AdamParams, Datum, Env, LossFn, ServiceClient, TrainingClient};
+use tinkex::{AdamParams, Datum, Env, LoraOptions, LossFn, ServiceClient, TrainingClient};
 use tinkex_server::{Server, ServerOptions};
 
 /// Name of the base model that every test server has besides the built-in one.
@@ -222,7 +222,7 @@ pub(crate) fn step(model: &str, seq: u64, learning_rate: f64) -> Value {
 
 /// Creates a model through the client, always with the same seed.
 pub(crate) async fn training_client(service: &ServiceClient) -> TrainingClient {
-    service.create_lora_training_client(MODEL).rank(4).seed(5).create().await.unwrap()
+    service.create_lora_training_client(LoraOptions::new(MODEL).rank(4).seed(5)).await.unwrap()
 }
 
 /// Trains a model and returns the bits of its losses.

@@ -1,10 +1,10 @@
-//! Models in memory: idle ones are unloaded, evicted ones are restored, and those of expired
+//! Models in memory: idle models are unloaded, evicted models are restored, and models of expired
 //! sessions are saved.
 
 use std::time::Duration;
 
 use serde_json::json;
-use tinkex::RestoreMode;
+use tinkex::{LoraOptions, RestoreMode};
 use tinkex_server::Server;
 
 use crate::harness::{Http, MODEL, TestServer, golden, options, step, train, training_client};
@@ -26,14 +26,15 @@ async fn an_unloaded_model_is_restored_bit_for_bit() {
         options.timeouts.snapshot_after = Duration::from_secs(3_600);
     })
     .await;
-    let (service, http) = (test_server.client(), test_server.http());
+    let service = test_server.client();
+    let http = test_server.http();
     let model = training_client(&service).await;
     let sampler = service.create_sampling_client(MODEL).await.unwrap();
     let mut losses = Vec::new();
     for _ in 0..4 {
         losses.extend(train(&model, 1).await);
         let params = tinkex::SamplingParams::new().max_tokens(3);
-        sampler.sample([5, 6], params).send().await.unwrap();
+        sampler.sample([5, 6], params).await.unwrap();
         wait_until_unloaded(&http).await;
     }
     assert_eq!(losses, expected);
@@ -69,13 +70,15 @@ async fn a_folder_can_be_served_under_any_name() {
     let test_server =
         TestServer::with(|options| *options = options.clone().model(name, golden("qwen3"))).await;
     let service = test_server.client();
-    let model = service.create_lora_training_client(name).rank(4).seed(5).create().await.unwrap();
+    let model =
+        service.create_lora_training_client(LoraOptions::new(name).rank(4).seed(5)).await.unwrap();
     assert_eq!(train(&model, 1).await.len(), 1);
     assert_eq!(model.get_info().await.unwrap().model_data.model_name.as_deref(), Some(name));
     let sampler = service.create_sampling_client(name).await.unwrap();
     let params = tinkex::SamplingParams::new().max_tokens(3);
-    sampler.sample([5, 6], params).send().await.unwrap();
-    let unknown = service.create_lora_training_client("Qwen/Qwen3-32B").rank(4).create().await;
+    sampler.sample([5, 6], params).await.unwrap();
+    let unknown =
+        service.create_lora_training_client(LoraOptions::new("Qwen/Qwen3-32B").rank(4)).await;
     let error = unknown.unwrap_err().to_string();
     assert!(error.contains("--model Qwen/Qwen3-32B=FOLDER"), "{error}");
 }
@@ -86,11 +89,9 @@ async fn unsaved_models_of_an_expired_session_are_autosaved() {
     let server = Server::start(options(data.path())).await.unwrap();
     let service = crate::harness::client(&server.base_url());
     let expected = train(&training_client(&service).await, 5).await;
-    let (unsaved, saved, untrained) = (
-        training_client(&service).await,
-        training_client(&service).await,
-        training_client(&service).await,
-    );
+    let unsaved = training_client(&service).await;
+    let saved = training_client(&service).await;
+    let untrained = training_client(&service).await;
     train(&unsaved, 3).await;
     train(&saved, 2).await;
     saved.save_state("own").await.unwrap();
@@ -121,11 +122,8 @@ async fn unsaved_models_of_an_expired_session_are_autosaved() {
     assert_eq!(saved, [(format!("tinker://{}/weights/own", ids[1]), false)]);
     assert_eq!(untrained, []);
     let path: tinkex::TinkerPath = unsaved[0].0.parse().unwrap();
-    let resumed = service
-        .create_training_client_from(&path, RestoreMode::WithOptimizer)
-        .create()
-        .await
-        .unwrap();
+    let resumed =
+        service.create_training_client_from(&path, RestoreMode::WithOptimizer).await.unwrap();
     assert_eq!(train(&resumed, 2).await, expected[3..]);
     // The session itself has ended.
     let http = Http::new(&server.base_url());
@@ -141,17 +139,18 @@ async fn results_of_a_finished_session_are_removed() {
         options.timeouts.finished_session_retention = Duration::ZERO;
     })
     .await;
-    let (first, second) = (test_server.client(), test_server.client());
+    let first = test_server.client();
+    let second = test_server.client();
     train(&training_client(&first).await, 2).await;
     train(&training_client(&second).await, 1).await;
     let http = test_server.http();
     // A model and two requests for each step, of both sessions.
     assert_eq!(http.metrics().await["answers"], 5 + 3);
-    first.finish(&Ok::<_, String>(())).await;
+    first.finish().await;
     while http.metrics().await["answers"] > 3 {
         tokio::task::yield_now().await;
     }
-    second.finish(&Ok::<_, String>(())).await;
+    second.finish().await;
     while http.metrics().await["answers"] > 0 {
         tokio::task::yield_now().await;
     }

@@ -90,7 +90,6 @@ async fn an_imported_adapter_is_sampled_trained_and_exported_again() {
     assert_ne!(sampled, base.compute_logprobs(tokens).await.unwrap().to_vec());
     let model = service
         .create_training_client_from(&imported.weights_path, RestoreMode::WeightsOnly)
-        .create()
         .await
         .unwrap();
     let trained = model.save_weights_and_get_sampling_client().await.unwrap();
@@ -99,7 +98,6 @@ async fn an_imported_adapter_is_sampled_trained_and_exported_again() {
     assert!(f64::from_bits(losses[2]) < f64::from_bits(losses[0]), "{losses:?}");
     let error = service
         .create_training_client_from(&imported.weights_path, RestoreMode::WithOptimizer)
-        .create()
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
@@ -111,14 +109,17 @@ async fn an_imported_adapter_is_sampled_trained_and_exported_again() {
     let home = TempDir::new().unwrap();
     let target = home.path().join("adapter");
     let rest = client(&server.base_url()).rest();
-    rest.download(&imported.sampler_weights_path, &target).await.unwrap();
+    rest.download(&imported.sampler_weights_path, &target).peft(true).await.unwrap();
     for name in [CONFIG, TENSORS] {
         let original = fs::read(adapter("qwen3").join(name)).unwrap();
         assert!(fs::read(target.join(name)).unwrap() == original, "{name} differs");
     }
     // Both checkpoints share the files.
     rest.delete_checkpoint(&imported.weights_path).await.unwrap();
-    rest.download(&imported.sampler_weights_path, home.path().join("again")).await.unwrap();
+    rest.download(&imported.sampler_weights_path, home.path().join("again"))
+        .peft(true)
+        .await
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -193,8 +194,8 @@ async fn unsupported_parts_are_named_and_nothing_is_stored() {
     let test_server = TestServer::with(|options| options.limits.import_bytes = 1 << 20).await;
     let http = test_server.http();
     let good = adapter("qwen3");
-    let (config, tensors) =
-        (fs::read(good.join(CONFIG)).unwrap(), fs::read(good.join(TENSORS)).unwrap());
+    let config = fs::read(good.join(CONFIG)).unwrap();
+    let tensors = fs::read(good.join(TENSORS)).unwrap();
     let renamed = |from: &'static str, to: &'static str| {
         tensors_with(move |name, _, _| *name = name.replace(from, to))
     };
@@ -346,7 +347,7 @@ async fn an_adapter_that_does_not_fit_on_the_disk_is_refused_before_it_is_stored
 /// The folder of the base model has no tokenizer, so the identifier of the tokenizer is the name of
 /// the model.
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_an_export_finds_a_served_folder_without_a_tokenizer() {
+async fn an_export_finds_a_served_folder_without_a_tokenizer() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
     let imported = service.rest().import_adapter(adapter("qwen3")).base_model(MODEL).await.unwrap();

@@ -40,7 +40,8 @@ async fn complete(http: &Http, request: &Value) -> (u16, Value) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disconnected_client_cancels_its_request() {
     let test_server = TestServer::new().await;
-    let (http, url) = (test_server.http(), completions_url(&test_server.server.base_url()));
+    let http = test_server.http();
+    let url = completions_url(&test_server.server.base_url());
     let mut events = EventStream::post(&url, &long(MODEL)).await;
     events.next().await.unwrap();
     wait_until_sampling(&http).await;
@@ -86,13 +87,14 @@ async fn a_stopping_server_ends_streams_with_an_error() {
 async fn usage(http: &Http) -> Vec<Value> {
     let hour = 3_600;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-    let (from, to) = (now / hour * hour - hour, now / hour * hour + 2 * hour);
+    let from = now / hour * hour - hour;
+    let to = now / hour * hour + 2 * hour;
     let path = format!("/api/v1/billing/usage/events?starting_on={from}&ending_before={to}");
     http.get(&path).await.1["data"].as_array().unwrap().clone()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_tokens_of_a_stream_that_the_server_ended_were_not_counted() {
+async fn tokens_of_a_stream_that_the_server_ends_are_counted() {
     let test_server = TestServer::new().await;
     let url = completions_url(&test_server.server.base_url());
     let mut events = EventStream::post(&url, &long(MODEL)).await;
@@ -107,9 +109,10 @@ async fn bug_tokens_of_a_stream_that_the_server_ended_were_not_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_a_deleted_checkpoint_was_an_internal_error() {
+async fn a_deleted_checkpoint_is_not_an_internal_error() {
     let test_server = TestServer::new().await;
-    let (http, service) = (test_server.http(), test_server.client());
+    let http = test_server.http();
+    let service = test_server.client();
     let model = training_client(&service).await;
     let path = model.save_state("gone").await.unwrap().to_string();
     // A request finds the checkpoint, and the worker no longer finds its files.
@@ -124,7 +127,8 @@ async fn bug_a_deleted_checkpoint_was_an_internal_error() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_rejects_inference_requests() {
     let test_server = TestServer::with(|options| options.limits.queued_requests = 2).await;
-    let (http, url) = (test_server.http(), completions_url(&test_server.server.base_url()));
+    let http = test_server.http();
+    let url = completions_url(&test_server.server.base_url());
     let first = EventStream::post(&url, &long(MODEL)).await;
     // Two prompts: the second one exceeds the limit, and the first one is cancelled.
     let mut two = long(MODEL);
@@ -142,7 +146,8 @@ async fn a_full_queue_rejects_inference_requests() {
 async fn models_have_many_names() {
     let test_server =
         TestServer::with(|options| *options = options.clone().alias("my/model", MODEL)).await;
-    let (http, service) = (test_server.http(), test_server.client());
+    let http = test_server.http();
+    let service = test_server.client();
     let model = training_client(&service).await;
     train(&model, 2).await;
     let run = model.model_id().to_string();
@@ -165,7 +170,8 @@ async fn models_have_many_names() {
         body["choices"][0]["token_ids"].clone()
     };
     let base = tokens(MODEL).await;
-    let (first, second) = (tokens(&sampler_path).await, tokens(&path).await);
+    let first = tokens(&sampler_path).await;
+    let second = tokens(&path).await;
     assert!(base != first && first != second, "{base} {first} {second}");
     assert_eq!(tokens("my/model").await, base);
     assert_eq!(tokens(&run).await, second, "the latest checkpoint");

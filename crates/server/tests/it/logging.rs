@@ -1,11 +1,10 @@
 //! Log events of the program.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
-
 use serde_json::{Value, json};
 
+use crate::child_server::{ChildOptions, start};
 use crate::harness::{Http, MODEL, create_model, golden};
+use crate::process::SERVE;
 
 const KEY: &str = "tml-secret-key";
 const WRONG_KEY: &str = "tml-wrong-key";
@@ -13,24 +12,19 @@ const WRONG_KEY: &str = "tml-wrong-key";
 #[tokio::test(flavor = "multi_thread")]
 async fn json_events_have_the_ids_of_a_request_and_no_keys() {
     let data = tempfile::tempdir().unwrap();
-    let (key_file, log_file) = (data.path().join("key"), data.path().join("log"));
-    std::fs::write(&key_file, KEY).unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
-        .args(["--port", "0", "--threads", "1", "--no-hub-cache"])
-        .args(["--log-format", "json", "--log-level", "debug"])
-        .arg("--data-dir")
-        .arg(data.path().join("data"))
-        .arg("--api-key-file")
-        .arg(&key_file)
-        .arg("--model")
-        .arg(format!("{MODEL}={}", golden("qwen3").display()))
-        .stdout(Stdio::piped())
-        .stderr(std::fs::File::create(&log_file).unwrap())
-        .spawn()
-        .unwrap();
-    let mut url = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
-    let http = Http::new(url.trim());
+    let log_file = data.path().join("log");
+    let options = ChildOptions {
+        data_dir: data.path().join("data"),
+        threads: 1,
+        models: vec![(MODEL.to_owned(), golden("qwen3"))],
+        api_key: Some(KEY.to_owned()),
+        log: Some("debug".to_owned()),
+        ..ChildOptions::default()
+    };
+    let mut command = options.command(&SERVE);
+    command.stderr(std::fs::File::create(&log_file).unwrap());
+    let (mut child, url) = start(command);
+    let http = Http::new(&url);
     let post = async |path: &str, key: &str, body: Value| {
         let path = format!("/api/v1{path}");
         let headers = [("x-api-key", key)];

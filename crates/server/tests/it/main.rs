@@ -2,6 +2,7 @@
 //! process of its own.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
+#![expect(clippy::disallowed_methods, reason = "tests compare the server with the real time")]
 
 mod access;
 mod adapter_files;
@@ -9,6 +10,7 @@ mod attack;
 mod browser;
 mod chat;
 mod checkpoint;
+mod child_server;
 mod completions;
 mod contract;
 mod crash;
@@ -20,7 +22,6 @@ mod disk;
 mod dpo;
 mod fault;
 mod fuzz;
-#[cfg(feature = "upstream")]
 mod gateway;
 mod gguf;
 mod gguf_tokenizer;
@@ -46,3 +47,4 @@ mod sse;
 mod stop;
 mod taught;
 mod training;
+mod upgrade;

@@ -44,7 +44,8 @@ fn blocks(events: &[Value]) -> Vec<Value> {
                 json_text.clear();
             }
             "content_block_delta" => {
-                let (delta, block) = (&event["delta"], blocks.last_mut().unwrap());
+                let delta = &event["delta"];
+                let block = blocks.last_mut().unwrap();
                 for name in ["text", "thinking"] {
                     if let Some(text) = delta[name].as_str() {
                         block[name] = json!(format!("{}{text}", block[name].as_str().unwrap()));
@@ -75,7 +76,8 @@ fn without_ids(blocks: &Value) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_have_text_thinking_and_tool_blocks() {
     let taught = TaughtModel::new().await;
-    let (server, model) = (&taught.server, taught.name.as_str());
+    let server = &taught.server;
+    let model = taught.name.as_str();
     let tools: Vec<Value> = tools()
         .as_array()
         .unwrap()

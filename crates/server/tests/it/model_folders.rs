@@ -1,16 +1,17 @@
 //! Base models from folders: checks at the start, and requests that depend on their files.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tinkex::{ErrorCategory, SamplingParams, StopReason};
+use tinkex::{ErrorCategory, LoraOptions, SamplingParams, StopReason};
 use tinkex_server::{Server, StartError};
 
+use crate::child_server::{ChildOptions, start};
 use crate::golden_gguf;
 use crate::harness::{Http, MODEL, TestServer, golden, options};
+use crate::process::SERVE;
 
 /// Copies the files of a golden model to a temporary folder.
 fn copy_of(model: &str) -> TempDir {
@@ -41,7 +42,8 @@ async fn the_generation_configuration_ends_samples() {
     let numbers = |name: &str| -> Vec<u32> {
         serde_json::from_value(expected["greedy_base"][name].clone()).unwrap()
     };
-    let (prompt, tokens) = (numbers("prompt"), numbers("tokens"));
+    let prompt = numbers("prompt");
+    let tokens = numbers("tokens");
     let at = (1..tokens.len()).find(|at| !tokens[..*at].contains(&tokens[*at])).unwrap();
     let greedy = SamplingParams::new().max_tokens(12).temperature(0.0);
     for with_file in [false, true] {
@@ -52,11 +54,12 @@ async fn the_generation_configuration_ends_samples() {
         }
         let test_server = serve(copy.path()).await;
         let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
-        let result = sampler.sample(prompt.clone(), greedy.clone()).send().await.unwrap();
+        let result = sampler.sample(prompt.clone(), greedy.clone()).await.unwrap();
         let sequence = &result.sequences[0];
-        let (want, reason) = match with_file {
-            true => (&tokens[..=at], StopReason::Stop),
-            false => (&tokens[..], StopReason::Length),
+        let (want, reason) = if with_file {
+            (&tokens[..=at], StopReason::Stop)
+        } else {
+            (&tokens[..], StopReason::Length)
         };
         assert_eq!((&sequence.tokens[..], sequence.stop_reason), (want, reason));
     }
@@ -74,7 +77,7 @@ async fn logprobs_of_a_prompt_of_exactly_the_context_length() {
     let shorter = sampler.compute_logprobs(&row[..255]).await.unwrap();
     assert_eq!(full.as_slice()[1..255], shorter.as_slice()[1..], "bit-identical");
     assert!(full.as_slice()[255].is_finite());
-    let model = service.create_lora_training_client(MODEL).rank(4).create().await.unwrap();
+    let model = service.create_lora_training_client(LoraOptions::new(MODEL).rank(4)).await.unwrap();
     let datum = tinkex::Datum::completion([row[0]], row[1..257].to_vec()).unwrap();
     let trained = model.forward(vec![datum], tinkex::LossFn::CrossEntropy).await.unwrap();
     let trained = trained.outputs.get(0).unwrap().f32("logprobs").unwrap().to_vec();
@@ -83,7 +86,7 @@ async fn logprobs_of_a_prompt_of_exactly_the_context_length() {
     let error = sampler.compute_logprobs(&row).await.unwrap_err();
     assert!(error.to_string().contains("257 + 1 > 256"), "{error}");
     let params = SamplingParams::new().max_tokens(1);
-    let error = sampler.sample(&row[..256], params).send().await.unwrap_err();
+    let error = sampler.sample(&row[..256], params).await.unwrap_err();
     assert!(error.to_string().contains("256 + 1 > 256"), "{error}");
 }
 
@@ -143,7 +146,7 @@ async fn weights_that_are_not_finite_fail_the_request_with_the_name_of_the_tenso
     let test_server = serve(copy.path()).await;
     let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
     let params = SamplingParams::new().max_tokens(1);
-    let error = sampler.sample([5], params).send().await.unwrap_err();
+    let error = sampler.sample([5], params).await.unwrap_err();
     // Not a fault that another attempt could avoid: the client does not submit the sample again.
     assert_eq!(error.category(), Some(ErrorCategory::User), "{error}");
     let message = error.to_string();
@@ -169,14 +172,14 @@ async fn files_that_disappear_after_the_start_fail_requests_permanently() {
             None => std::fs::remove_file(&path).unwrap(),
         }
         let params = SamplingParams::new().max_tokens(1);
-        let error = sampler.sample([5], params).send().await.unwrap_err();
+        let error = sampler.sample([5], params).await.unwrap_err();
         assert_eq!(error.category(), Some(ErrorCategory::User), "{error}");
         assert!(error.to_string().contains(want), "{error}");
     }
     // Repaired files are loaded without a restart.
     std::fs::write(&path, bytes).unwrap();
     let params = SamplingParams::new().max_tokens(1);
-    sampler.sample([5], params).send().await.unwrap();
+    sampler.sample([5], params).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -186,14 +189,14 @@ async fn a_folder_that_changed_since_the_start_is_not_loaded() {
     let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
     edit_config(copy.path(), "\"rms_norm_eps\": 1e-06", "\"rms_norm_eps\": 1e-05");
     let params = SamplingParams::new().max_tokens(1);
-    let error = sampler.sample([5], params).send().await.unwrap_err().to_string();
+    let error = sampler.sample([5], params).await.unwrap_err().to_string();
     assert!(
         error.contains("config.json: the model has changed since the server started"),
         "{error}"
     );
 }
 
-/// A `tinkex-server` process that logs to a file.
+/// A server in its own process that logs to a file.
 struct LoggingServer {
     child: Child,
     url: String,
@@ -201,21 +204,18 @@ struct LoggingServer {
 }
 
 impl LoggingServer {
-    fn start(arguments: &[&str]) -> Self {
+    fn start(options: ChildOptions) -> Self {
         let data = tempfile::tempdir().unwrap();
-        let log = std::fs::File::create(data.path().join("log")).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
-            .args(["--port", "0", "--threads", "1", "--no-key", "--log-format", "json"])
-            .arg("--data-dir")
-            .arg(data.path().join("data"))
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let mut url = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
-        Self { child, url: url.trim().to_owned(), data }
+        let options = ChildOptions {
+            data_dir: data.path().join("data"),
+            threads: 1,
+            log: Some("info".to_owned()),
+            ..options
+        };
+        let mut command = options.command(&SERVE);
+        command.stderr(std::fs::File::create(data.path().join("log")).unwrap());
+        let (child, url) = start(command);
+        Self { child, url, data }
     }
 
     /// Returns the warnings about a model so far.
@@ -258,8 +258,10 @@ impl Drop for LoggingServer {
 async fn unusual_files_are_logged() {
     let copy = copy_of("llama");
     edit_config(copy.path(), "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
-    let model = format!("{MODEL}={}", copy.path().display());
-    let mut server = LoggingServer::start(&["--no-hub-cache", "--model", &model]);
+    let mut server = LoggingServer::start(ChildOptions {
+        models: vec![(MODEL.to_owned(), copy.path().to_owned())],
+        ..ChildOptions::default()
+    });
     let at_start = server.first_warnings(MODEL, 1).await;
     assert_eq!(at_start.len(), 1, "{at_start:?}");
     assert!(at_start[0].contains("tokenizer.json"), "{at_start:?}");
@@ -319,15 +321,11 @@ async fn malformed_tokenizers_and_chat_templates_are_logged_at_the_start() {
     let at = bytes.windows(4).position(|part| part == b"gpt2").unwrap();
     std::fs::write(&gguf, [&bytes[..at], b"bert", &bytes[at + 4..]].concat()).unwrap();
 
-    let (hub, split) = (files.path().join("hub"), format!("split={}", split.display()));
-    let mut server = LoggingServer::start(&[
-        "--hub-cache",
-        hub.to_str().unwrap(),
-        "--model",
-        &split,
-        "--model",
-        &format!("file={}", gguf.display()),
-    ]);
+    let mut server = LoggingServer::start(ChildOptions {
+        models: vec![("split".to_owned(), split), ("file".to_owned(), gguf)],
+        hub_cache: Some(files.path().join("hub")),
+        ..ChildOptions::default()
+    });
     let split = server.first_warnings("split", 1).await.join("\n");
     assert!(split.contains("split/tokenizer.json") && split.contains("PreTokenizer"), "{split}");
     assert!(split.ends_with("must send token ids and receive no text"), "{split}");

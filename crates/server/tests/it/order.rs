@@ -181,7 +181,8 @@ async fn a_finished_session_rejects_requests_and_its_usage_is_counted() {
     assert_eq!(http.post("/retrieve_future", poll).await.0, 200, "results remain available");
     let hour = 3_600;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-    let (from, to) = (now / hour * hour - hour, now / hour * hour + 2 * hour);
+    let from = now / hour * hour - hour;
+    let to = now / hour * hour + 2 * hour;
     let (_, usage) = http
         .get(&format!("/api/v1/billing/usage/events?starting_on={from}&ending_before={to}"))
         .await;

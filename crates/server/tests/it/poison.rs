@@ -26,7 +26,7 @@ fn starts(data: &Path, future: &Value) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_a_request_that_kills_the_process_was_executed_at_every_start() {
+async fn a_request_that_kills_the_process_is_not_executed_at_every_start() {
     let data = tempfile::tempdir().unwrap();
     let process = Process::start(data.path());
     let http = Http::new(&process.url);

@@ -1,10 +1,21 @@
 //! A server in its own process, which tests can kill and whose disk they can fill.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
+use crate::child_server::{ChildOptions, serve_if_child, start};
 use crate::harness::{MODEL, golden};
+
+/// Arguments of this test binary that select [`child_server`].
+pub(crate) const SERVE: [&str; 4] =
+    ["--exact", "process::child_server", "--ignored", "--nocapture"];
+
+/// Runs the server of another test.
+#[test]
+#[ignore = "other tests start it in a process of its own"]
+fn child_server() {
+    serve_if_child();
+}
 
 /// A server in its own process.
 pub(crate) struct Process {
@@ -15,29 +26,22 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(data: &Path) -> Self {
-        Self::with(data, 0, &[])
+        Self::with(data, 0, ChildOptions::default())
     }
 
-    /// Starts a server on a port (0 picks a free one) with further command-line arguments.
-    pub(crate) fn with(data: &Path, port: u16, arguments: &[&str]) -> Self {
-        // Ignore SIGXFSZ, so that a write beyond the limit of `fill_disk` fails instead of ending
-        // the process.
-        let mut child = Command::new("sh")
-            .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tinkex-server")])
-            .args(["--port", &port.to_string(), "--threads", "1", "--quiet", "--no-hub-cache"])
-            .arg("--no-key")
-            .args(arguments)
-            .arg("--data-dir")
-            .arg(data)
-            .arg("--model")
-            .arg(format!("{MODEL}={}", golden("qwen3").display()))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        Self { child, url: line.trim().to_owned(), data: data.to_owned() }
+    /// Starts a server on a port (0 picks a free one) with further options.
+    pub(crate) fn with(data: &Path, port: u16, options: ChildOptions) -> Self {
+        let options = ChildOptions {
+            data_dir: data.to_owned(),
+            port,
+            threads: 1,
+            models: vec![(MODEL.to_owned(), golden("qwen3"))],
+            ..options
+        };
+        let mut command = options.command(&SERVE);
+        command.stderr(Stdio::null());
+        let (child, url) = start(command);
+        Self { child, url, data: data.to_owned() }
     }
 
     pub(crate) fn port(&self) -> u16 {

@@ -46,7 +46,8 @@ impl Raw {
         let mut line = String::new();
         stream.read_line(&mut line).await.ok().filter(|n| *n > 0)?;
         let status = line.split(' ').nth(1)?.parse().ok()?;
-        let (mut length, mut open) = (0, true);
+        let mut length = 0;
+        let mut open = true;
         loop {
             let mut line = String::new();
             stream.read_line(&mut line).await.ok()?;

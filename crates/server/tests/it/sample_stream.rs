@@ -93,7 +93,8 @@ async fn streams_have_the_text_of_the_completion() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dropping_a_stream_cancels_its_sample() {
     let test_server = TestServer::new().await;
-    let (http, service) = (test_server.http(), test_server.client());
+    let http = test_server.http();
+    let service = test_server.client();
     let sampler = service.create_sampling_client(MODEL).await.unwrap();
     let params = SamplingParams::new().max_tokens(240).stop(StopCondition::NEVER);
     let streams: Vec<_> = (0..32).map(|_| sampler.sample_stream([5, 6], params.clone())).collect();

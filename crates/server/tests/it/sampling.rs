@@ -1,7 +1,7 @@
 //! Sampling through the client.
 
 use serde_json::json;
-use tinkex::{SamplingParams, StopCondition, TensorData};
+use tinkex::{LoraOptions, SampleOptions, SamplingParams, StopCondition, TensorData};
 
 use crate::harness::{MODEL, TestServer};
 
@@ -13,14 +13,15 @@ fn params(tokens: u32) -> SamplingParams {
 async fn equal_seeds_repeat_and_samples_differ() {
     let test_server = TestServer::new().await;
     let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
-    let draw = || sampler.sample([3, 4, 5], params(12).seed(7)).num_samples(3).send();
-    let (one, two) = (draw().await.unwrap(), draw().await.unwrap());
+    let draw = || sampler.sample([3, 4, 5], SampleOptions::new(params(12).seed(7)).num_samples(3));
+    let one = draw().await.unwrap();
+    let two = draw().await.unwrap();
     assert_eq!(one.sequences.len(), 3);
     for (a, b) in one.sequences.iter().zip(&two.sequences) {
         assert_eq!((a.tokens.len(), &a.tokens, &a.logprobs), (12, &b.tokens, &b.logprobs));
     }
     assert_ne!(one.sequences[0].tokens, one.sequences[1].tokens);
-    let other = sampler.sample([3, 4, 5], params(12).seed(8)).send().await.unwrap();
+    let other = sampler.sample([3, 4, 5], params(12).seed(8)).await.unwrap();
     assert_ne!(other.sequences[0].tokens, one.sequences[0].tokens);
 }
 
@@ -28,7 +29,8 @@ async fn equal_seeds_repeat_and_samples_differ() {
 async fn prompt_logprobs_equal_those_of_training() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
-    let model = service.create_lora_training_client(MODEL).rank(4).seed(3).create().await.unwrap();
+    let model =
+        service.create_lora_training_client(LoraOptions::new(MODEL).rank(4).seed(3)).await.unwrap();
     let sampler = model.save_weights_and_get_sampling_client().await.unwrap();
     let text = [9_u32, 8, 7, 6, 5];
     let datum = tinkex::Datum::completion([9], [8, 7, 6, 5]).unwrap();
@@ -40,13 +42,15 @@ async fn prompt_logprobs_equal_those_of_training() {
 
     let targets = TensorData::from_rows(&[[8_i64, -1], [7, 1], [-1, -1], [5, 2]]).unwrap();
     let result = sampler
-        .sample(text, params(2).temperature(0.5))
-        .prompt_logprobs_last(2)
-        .topk_prompt_logprobs(3)
-        .topk_sample_logprobs(2)
-        .target_prompt_logprobs(targets)
-        .prompt_alt_tokens(4)
-        .send()
+        .sample(
+            text,
+            SampleOptions::new(params(2).temperature(0.5))
+                .prompt_logprobs_last(2)
+                .topk_prompt_logprobs(3)
+                .topk_sample_logprobs(2)
+                .target_prompt_logprobs(targets)
+                .prompt_alt_tokens(4),
+        )
         .await
         .unwrap();
     let prompt = result.prompt_logprobs.unwrap();
@@ -67,13 +71,13 @@ async fn invalid_requests_are_rejected_at_admission() {
     let test_server = TestServer::new().await;
     let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
     let rejected = [
-        sampler.sample([3], params(1000)).send().await,
-        sampler.sample([1_000_000], params(1)).send().await,
-        sampler.sample([3], params(0)).send().await,
-        sampler.sample([3], params(1)).num_samples(0).send().await,
-        sampler.sample([3], params(1).temperature(-1.0)).send().await,
-        sampler.sample([3], params(1).stop("text")).send().await,
-        sampler.sample(Vec::<u32>::new(), params(1)).send().await,
+        sampler.sample([3], params(1000)).await,
+        sampler.sample([1_000_000], params(1)).await,
+        sampler.sample([3], params(0)).await,
+        sampler.sample([3], SampleOptions::new(params(1)).num_samples(0)).await,
+        sampler.sample([3], params(1).temperature(-1.0)).await,
+        sampler.sample([3], params(1).stop("text")).await,
+        sampler.sample(Vec::<u32>::new(), params(1)).await,
     ];
     for (i, result) in rejected.into_iter().enumerate() {
         let error = result.expect_err("the request is invalid");
@@ -89,7 +93,7 @@ async fn concurrent_samples_of_two_clients_all_finish() {
     let futures: Vec<_> = (0..100_u32)
         .map(|i| {
             let client = if i % 2 == 0 { &sampler } else { &clone };
-            client.sample([i % 100 + 1], params(4).seed(u64::from(i))).send()
+            client.sample([i % 100 + 1], params(4).seed(u64::from(i)))
         })
         .collect();
     for (i, future) in futures.into_iter().enumerate() {

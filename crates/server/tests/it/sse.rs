@@ -41,9 +41,10 @@ impl EventStream {
                     continue;
                 }
                 // Events of the Anthropic API have a name, which their data repeat.
-                let name = match event.starts_with(b"event: ") {
-                    true => event.iter().position(|byte| *byte == b'\n').unwrap() + 1,
-                    false => 0,
+                let name = if event.starts_with(b"event: ") {
+                    event.iter().position(|byte| *byte == b'\n').unwrap() + 1
+                } else {
+                    0
                 };
                 let data = event[name..].strip_prefix(b"data: ").unwrap();
                 match data {

@@ -1,6 +1,6 @@
 //! Shutdown under load, and starts without a base model that unfinished requests need.
 
-use tinkex_server::{DropUndone, Server, ServerOptions, StartError};
+use tinkex_server::{PendingOnStart, Server, ServerOptions, StartError};
 
 use crate::harness::{Http, MODEL, TestServer, options, step};
 
@@ -13,7 +13,9 @@ async fn a_server_stops_under_load() {
     let base = test_server.server.base_url();
     let (started, mut progress) = tokio::sync::mpsc::channel::<()>(64);
     let clients = (1..9).map(|n| {
-        let (base, model, started) = (&base, &model, &started);
+        let base = &base;
+        let model = &model;
+        let started = &started;
         async move {
             let client = crate::harness::http_client();
             for seq in (n..).step_by(8) {
@@ -59,7 +61,7 @@ async fn unfinished_requests_need_their_base_model() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn drop_undone_fails_the_requests_without_their_base_model() {
+async fn fail_pending_fails_the_requests_without_their_base_model() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -76,7 +78,7 @@ async fn drop_undone_fails_the_requests_without_their_base_model() {
     test_server.server.stop().await;
 
     let mut without = ServerOptions::new(test_server.data.path());
-    without.drop_undone = DropUndone::Missing;
+    without.pending_on_start = PendingOnStart::Missing;
     without.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(without).await.unwrap();
     let http = Http::new(&server.base_url());
@@ -97,7 +99,7 @@ async fn drop_undone_fails_the_requests_without_their_base_model() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn drop_undone_all_fails_every_unfinished_request() {
+async fn fail_pending_all_fails_every_unfinished_request() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -107,9 +109,9 @@ async fn drop_undone_all_fails_every_unfinished_request() {
     let (_, step_3) = http.post("/optim_step", step(&model, 3, 0.1)).await;
     test_server.server.stop().await;
 
-    let start = |drop_undone| {
+    let start = |pending| {
         let mut options = options(test_server.data.path());
-        options.drop_undone = drop_undone;
+        options.pending_on_start = pending;
         options.timeouts.sequence_gap = std::time::Duration::ZERO;
         Server::start(options)
     };
@@ -117,10 +119,10 @@ async fn drop_undone_all_fails_every_unfinished_request() {
         for future in [&step_2, &step_3] {
             let failed = http.result(future).await;
             assert_eq!(failed["category"], "server", "{failed}");
-            assert!(failed["error"].as_str().unwrap().contains("--drop-undone=all"), "{failed}");
+            assert!(failed["error"].as_str().unwrap().contains("--fail-pending=all"), "{failed}");
         }
     };
-    let server = start(DropUndone::All).await.unwrap();
+    let server = start(PendingOnStart::All).await.unwrap();
     let http = Http::new(&server.base_url());
     check(&http).await;
     // New requests are executed.
@@ -129,6 +131,6 @@ async fn drop_undone_all_fails_every_unfinished_request() {
     server.stop().await;
 
     // The failures are durable.
-    let server = start(DropUndone::None).await.unwrap();
+    let server = start(PendingOnStart::None).await.unwrap();
     check(&Http::new(&server.base_url())).await;
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tinkex::{AdamParams, Datum, LossFn};
+use tinkex::{AdamParams, Datum, LoraOptions, LossFn};
 use tinkex_text::{ChatFormat, Message, Tokenizer};
 
 use crate::harness::TestServer;
@@ -19,7 +19,7 @@ pub(crate) const RIVERS: &str = "Rhine, Danube and Elbe";
 
 const FIRST_CALL: &str = "{\"city\": \"Ulm\"}";
 
-/// ChatML with tools and reasoning, and tool calls like those of Qwen models.
+/// ChatML with tools and reasoning, and tool calls as Qwen models write them.
 const TEMPLATE: &str = r#"
 {%- if tools %}{{ '<|im_start|>system\ntools: ' + (tools | length | string) + '<|im_end|>\n' }}{% endif %}
 {%- for message in messages %}
@@ -59,7 +59,10 @@ impl TaughtModel {
         let path = folder.path().to_owned();
         let server = TestServer::with(|options| *options = options.clone().model(BASE, path)).await;
         let service = server.client();
-        let model = service.create_lora_training_client(BASE).rank(16).seed(1).await.unwrap();
+        let model = service
+            .create_lora_training_client(LoraOptions::new(BASE).rank(16).seed(1))
+            .await
+            .unwrap();
         let batch = data(&Tokenizer::from_folder(folder.path()).unwrap());
         let mut loss = f64::INFINITY;
         for _ in 0..200 {

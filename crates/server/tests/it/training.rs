@@ -1,6 +1,6 @@
 //! Training through the client.
 
-use tinkex::{AdamParams, Datum, LossFn};
+use tinkex::{AdamParams, Datum, LoraOptions, LossFn};
 
 use crate::harness::{MODEL, TestServer};
 use tinkex_autodiff::{GraphArg, GraphNode, LossGraph};
@@ -13,7 +13,8 @@ async fn the_loss_decreases() {
     let names: Vec<_> = models.iter().map(|model| model.model_name.as_deref().unwrap()).collect();
     assert_eq!(names, ["tinkex/tiny", MODEL]);
     assert_eq!(models[1].max_context_length, Some(256));
-    let model = service.create_lora_training_client(MODEL).rank(8).seed(1).create().await.unwrap();
+    let model =
+        service.create_lora_training_client(LoraOptions::new(MODEL).rank(8).seed(1)).await.unwrap();
     let batch = vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 4];
     let mut losses = Vec::new();
     for _ in 0..8 {
@@ -30,7 +31,8 @@ async fn the_loss_decreases() {
 async fn the_built_in_model_is_always_available() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
-    let model = service.create_lora_training_client("tinkex/tiny").rank(4).create().await.unwrap();
+    let model =
+        service.create_lora_training_client(LoraOptions::new("tinkex/tiny").rank(4)).await.unwrap();
     let info = model.get_info().await.unwrap();
     let folder = std::path::PathBuf::from(info.model_data.tokenizer_id.unwrap());
     assert!(folder.join("tokenizer.json").is_file(), "{}", folder.display());
@@ -38,7 +40,7 @@ async fn the_built_in_model_is_always_available() {
         tinkex_engine::tokenizer::Tokenizer::read(folder.join("tokenizer.json")).unwrap();
     let sampler = service.create_sampling_client("tinkex/tiny").await.unwrap();
     let params = tinkex::SamplingParams::new().max_tokens(40).temperature(0.0).stop(" ");
-    let result = sampler.sample(tokenizer.encode("Once upon a"), params).send().await.unwrap();
+    let result = sampler.sample(tokenizer.encode("Once upon a"), params).await.unwrap();
     let text = tokenizer.vocabulary().decode(&result.sequences[0].tokens);
     assert!(text.contains(' '), "stopped at a stop string: {text:?}");
     assert_eq!(result.sequences[0].stop_reason, tinkex::StopReason::Stop);

@@ -23,7 +23,7 @@ pub enum AnswerEvent {
         /// Name of the tool.
         name: String,
     },
-    /// Next text of the arguments of a tool call. All of them together are a JSON object.
+    /// Next text of the arguments of a tool call. The texts of a call together are a JSON object.
     ToolArguments {
         /// Number of the call in the answer, from 0.
         index: usize,
@@ -50,7 +50,7 @@ pub enum ReasoningStart {
 ///   is dropped.
 /// * A tool call is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, or, at the beginning of
 ///   the content, `{"name": …, "parameters": {…}}` with the name of a known tool. White space
-///   between two calls and after the last is dropped. Text that is not such a JSON object is
+///   between two calls and after the last call is dropped. Text that is not such a JSON object is
 ///   returned as content, unchanged.
 /// * Everything else is content.
 ///

@@ -14,32 +14,33 @@ use std::mem;
 use super::tool_call::{JsonObjectEnd, ToolCall};
 use super::{AnswerEvent, AnswerParser, CALL, CALL_END, ReasoningStart, THINK, THINK_END};
 
-/// What the waiting text is part of.
+/// Part of the answer to which the waiting text belongs.
 #[derive(Clone, Debug, Default)]
 pub(super) enum ParserState {
     /// The beginning, where reasoning may start.
     #[default]
     Start,
-    /// Reasoning; whether some of it has been returned.
+    /// Reasoning. `started` if some reasoning has been returned.
     Reasoning { started: bool },
-    /// Content, and what precedes it.
+    /// Content, and the part of the answer before it.
     Content(Preceding),
     /// A tool call, after its tag. The white space before the tag is returned if the call is
     /// invalid. The closing tag does not start in the first `searched` bytes.
     TaggedCall { space: String, searched: usize },
-    /// A JSON object that may be a tool call. The text before it is returned if it is not.
+    /// A JSON object that may be a tool call. `before` is returned with the object if the object is
+    /// not a call.
     BareJson { before: String, end: JsonObjectEnd },
 }
 
-/// What precedes content. It decides which white space is dropped, and whether a JSON object may be a
-/// tool call.
+/// Part of the answer before the content, which decides which white space is dropped and whether a
+/// JSON object may be a tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Preceding {
     /// Nothing: a JSON object may be a call.
     Nothing,
     /// Reasoning: white space is dropped, and a JSON object may be a call.
     Reasoning,
-    /// Other content: everything is content but tagged calls.
+    /// Other content: everything except tagged calls is content.
     Content,
     /// A tool call with tags: white space is dropped if nothing else follows.
     TaggedCall,
@@ -191,9 +192,10 @@ impl AnswerParser {
             self.state = ParserState::TaggedCall { space, searched: 0 };
             return ParseProgress::Continue;
         }
-        let certain = match is_end {
-            true => self.waiting.len(),
-            false => without_space(without_partial_tag(&self.waiting, CALL), is_space),
+        let certain = if is_end {
+            self.waiting.len()
+        } else {
+            without_space(without_partial_tag(&self.waiting, CALL), is_space)
         };
         push_content(self.waiting.drain(..certain).collect(), events);
         let has_content = certain > 0;
@@ -234,7 +236,7 @@ impl AnswerParser {
         ParseProgress::Continue
     }
 
-    /// Returns a JSON object as a tool call if it is one of a known tool, as content otherwise.
+    /// Returns a JSON object as a tool call if it calls a known tool, and as content otherwise.
     fn parse_bare_json(
         &mut self,
         before: String,

@@ -8,17 +8,18 @@ use super::{ChatFormat, Message, values};
 
 impl ChatFormat {
     /// Renders a conversation up to the end of the content of its last message, which the model
-    /// continues. The last message must be one of the assistant with plain text.
+    /// continues. The last message must be an assistant message with plain text.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if the last message is another one, or if the template rejects
-    /// the conversation or does not write the content of the message once.
+    /// [`ErrorKind::InvalidInput`] if the last message is not an assistant message with plain text,
+    /// or if the template rejects the conversation or does not write the content of the message
+    /// once.
     pub fn render_continuation(&self, messages: &[Message]) -> Result<String> {
         let continued = messages.last().filter(|message| message.is_assistant());
         let Some((last, content)) =
             continued.and_then(|message| Some((message, message.content()?)))
         else {
-            let message = "cannot continue the last message: expected one of the assistant with \
+            let message = "cannot continue the last message: expected an assistant message with \
                            plain text";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         };

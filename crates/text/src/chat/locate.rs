@@ -1,4 +1,4 @@
-//! [`MessageLocator`]: finds a message of the assistant in the rendered conversation.
+//! [`MessageLocator`]: finds an assistant message in the rendered conversation.
 //!
 //! A chat template is a program: only its output shows where a message is. The locator renders
 //! variations of the conversation and compares the texts. In this conversation, the
@@ -26,7 +26,7 @@
 //!   thinking is missing. The probe helps: the text after a message does not depend on its content,
 //!   so `rendered` ends with the text after the probe, `<end><user>Bye<end><assistant>…`.
 //! * That text begins with `<end>`, which belongs to the message: it also follows the probe as the
-//!   last message, where it cannot belong to a later one.
+//!   last message, where it cannot belong to a later message.
 //!
 //! Message 1 is therefore `Hello<end>`. If the texts do not match in this way, the position is not
 //! certain and the conversation is rejected.
@@ -42,7 +42,7 @@ use super::{ChatFormat, Message};
 /// Content of a message that is rendered to find the text that the template writes around it.
 pub(crate) const PROBE: &str = "tinkex-9f4b1c-probe";
 
-/// Finds one message of the assistant in a rendered conversation.
+/// Finds one assistant message in a rendered conversation.
 pub(super) struct MessageLocator<'a> {
     pub(super) format: &'a ChatFormat,
     pub(super) messages: &'a [Value],
@@ -92,11 +92,11 @@ impl MessageLocator<'_> {
     }
 
     /// Returns where the message starts if the text before it differs from its prompt, because the
-    /// template renders earlier messages differently once later ones follow.
+    /// template renders earlier messages differently once later messages follow.
     ///
-    /// The text before the message does not depend on its content, so it is the text before the
-    /// probe. It must end with the generation prompt, such as `<assistant>`: otherwise the message
-    /// would not start where sampling starts it.
+    /// The content of a message does not change the text before the message, so the text before the
+    /// probe is the text before the message. That text must end with the generation prompt, such as
+    /// `<assistant>`: otherwise the message would not start where sampling starts it.
     fn start_after_changed_text(&self, prompt: &str) -> Result<usize> {
         let before = self.around_probe(self.messages)?.before;
         let history = self.render(&self.messages[..self.index], false)?;
@@ -120,15 +120,15 @@ impl MessageLocator<'_> {
         self.end_of_changed_message(start)
     }
 
-    /// Returns where the message ends if the template renders it differently once others follow,
-    /// for example without its thinking.
+    /// Returns where the message ends if the template renders it differently once other messages
+    /// follow, for example without its thinking.
     fn end_of_changed_message(&self, start: usize) -> Result<usize> {
         let after = self.around_probe(self.messages)?.after;
         let ending = self.around_probe(&self.messages[..=self.index])?.after;
-        // White space after the last message may be missing after earlier ones.
+        // White space after the last message may be missing after earlier messages.
         let ending = if after.starts_with(&*ending) { &*ending } else { ending.trim_end() };
-        // Some templates end the last message with another token than earlier ones. The model must
-        // learn the token that stops it, so such a message is rejected.
+        // Some templates end the last message with another token than earlier messages. The model
+        // must learn the token that ends its answer, so such a message is rejected.
         let same_ending = after.starts_with(ending);
         match self.rendered.strip_suffix(&*after) {
             Some(up_to_content) if up_to_content.len() > start && same_ending => {
@@ -141,7 +141,7 @@ impl MessageLocator<'_> {
         }
     }
 
-    /// Renders `messages`, which include the message, with [`PROBE`] in place of it.
+    /// Renders `messages` with [`PROBE`] in place of the message to locate.
     fn around_probe(&self, messages: &[Value]) -> Result<AroundProbe> {
         let mut probed = messages.to_vec();
         probed[self.index] = Message::assistant(PROBE).value();

@@ -60,7 +60,8 @@ impl Message {
     /// it fails.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
-        let (name, value) = (name.into(), Value::from(Serde(value)));
+        let name = name.into();
+        let value = Value::from(Serde(value));
         if name == "role" {
             value.as_str().unwrap_or_default().clone_into(&mut self.role);
         }

@@ -1,8 +1,9 @@
 //! [`ChatFormat`]: formats conversations as tokens with the model's own chat template.
 //!
-//! [`template`] runs templates, and [`spans`] finds the assistant's messages in the rendered text,
-//! with [`locate`] where the template does not mark them. Nothing here depends on a particular
-//! model.
+//! [`template`] runs templates, in which [`python`] emulates the methods of Python's types.
+//! [`message`] is one message of a conversation. [`spans`] finds assistant messages in the
+//! rendered text, with [`locate`] where the template does not mark them. [`answer_prompt`] renders
+//! prompts that continue a message. Nothing here depends on a particular model.
 
 mod answer_prompt;
 mod locate;
@@ -29,7 +30,7 @@ pub use message::Message;
 pub use spans::AssistantSpans;
 use template::{Rendered, Template, strftime_now};
 
-/// Template for models that have none of their own: `User: …`, `Assistant: …`, an empty line
+/// Template for models without a template of their own: `User: …`, `Assistant: …`, an empty line
 /// between messages, and the end token after each message of the assistant.
 const PLAIN_TEMPLATE: &str = "\
 {{ bos_token }}
@@ -70,7 +71,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`ErrorKind::Malformed`] if the template is malformed, [`ErrorKind::NotFound`] if there are
-    /// several and none is the default.
+    /// several templates and none is the default.
     pub fn chat(&self) -> Result<ChatFormat> {
         let templates = &self.files().templates;
         let named = |name: &str| templates.iter().find(|template| template.name == name);

@@ -81,7 +81,8 @@ pub(crate) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
         Some([item, key]) => (item.as_str(), key.as_str()),
         _ => (between, ": "),
     };
-    let (ascii, sorted) = (ascii.unwrap_or(false), sorted.unwrap_or(false));
+    let ascii = ascii.unwrap_or(false);
+    let sorted = sorted.unwrap_or(false);
     let mut json = JsonWriter { out: String::new(), indent, ascii, sorted, item, key };
     json.value(value, 0)?;
     Ok(json.out)
@@ -222,11 +223,15 @@ pub(crate) fn strftime(format: &str, moment: SystemTime) -> Result<String, Error
         "December",
     ];
     let seconds = moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let days = seconds / 86_400;
+    let second = seconds % 86_400;
     let (year, month, day) = Timestamp::from(moment).date();
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let hour = second / 3600;
+    let minute = second / 60 % 60;
+    let second = second % 60;
     let nth = |names: &[&'static str], n: u64| usize::try_from(n).map_or("", |n| names[n]);
-    let (weekday, month_name) = (nth(&DAYS, days % 7), nth(&MONTHS, u64::from(month) - 1));
+    let weekday = nth(&DAYS, days % 7);
+    let month_name = nth(&MONTHS, u64::from(month) - 1);
     let short = |name: &'static str| &name[..3];
     let hour12 = if hour.is_multiple_of(12) { 12 } else { hour % 12 };
     let mut out = String::new();

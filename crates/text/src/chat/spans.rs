@@ -1,10 +1,10 @@
-//! [`AssistantSpans`]: where the messages of the assistant are in a rendered conversation.
+//! [`AssistantSpans`]: positions of the assistant messages in a rendered conversation.
 //!
-//! A message of the assistant begins where the prompt for it ends, so that training and sampling
-//! see the same tokens. Its position comes from the template if it marks generated text, else from
-//! a [`MessageLocator`]. Some templates render a message differently once others follow, for
-//! example without its thinking: where the position is still certain the message is located as
-//! rendered, otherwise the conversation is rejected.
+//! An assistant message begins where the prompt for it ends, so that training and sampling see the
+//! same tokens. If the template marks generated text, the marks are the positions; otherwise a
+//! [`MessageLocator`] finds them. Some templates render a message differently once other messages
+//! follow, for example without its thinking. The conversation is rejected if the position of such a
+//! message is not certain.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::tokenizer::Tokenizer;
 use super::locate::MessageLocator;
 use super::{ChatFormat, Message, values};
 
-/// A rendered conversation with the positions of messages of the assistant.
+/// A rendered conversation with the positions of its assistant messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AssistantSpans {
     /// The rendered conversation.
@@ -29,7 +29,7 @@ pub struct AssistantSpans {
 
 impl ChatFormat {
     /// Renders a conversation and finds the messages of the assistant at the `indices`, which are in
-    /// ascending order. The last of them must be the last message of the conversation.
+    /// ascending order. The last index must be the index of the last message of the conversation.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the template rejects the conversation, or if it renders
@@ -45,7 +45,8 @@ impl ChatFormat {
             self.marked_spans(messages, indices, rendered.generated)?
         } else {
             let locate = |index: &usize| {
-                let (rendered, index) = (&*rendered.text, *index);
+                let rendered = &*rendered.text;
+                let index = *index;
                 MessageLocator { format: self, messages, rendered, index }.locate()
             };
             indices.iter().map(locate).collect::<Result<_>>()?
@@ -84,9 +85,10 @@ fn is_assistant(message: &Value) -> bool {
 }
 
 impl Tokenizer {
-    /// Encodes a text; returns each token, and whether it is within one of `spans`, which must be in
-    /// order and not overlap. No token crosses the boundary of a span, unless the tokenizer encodes
-    /// the beginning of a text differently: then a token belongs to the span in which it ends.
+    /// Encodes a text. Returns each token, and whether the token is within a span of `spans`, which
+    /// must be in order and must not overlap. No token crosses the boundary of a span, unless the
+    /// tokenizer encodes the beginning of a text differently: then a token belongs to the span in
+    /// which it ends.
     /// `add_special_tokens` adds the tokens that the tokenizer adds to every text.
     ///
     /// # Errors
@@ -101,9 +103,10 @@ impl Tokenizer {
             let message = "messages overlap in the rendered conversation";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        match self.encodes_piecewise() {
-            true => self.encode_piecewise(text, spans, add_special_tokens),
-            false => self.encode_whole(text, spans, add_special_tokens),
+        if self.encodes_piecewise() {
+            self.encode_piecewise(text, spans, add_special_tokens)
+        } else {
+            self.encode_whole(text, spans, add_special_tokens)
         }
     }
 

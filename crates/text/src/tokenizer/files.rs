@@ -22,10 +22,6 @@ pub const TEMPLATE: &str = "chat_template.jinja";
 #[derive(Debug, Default)]
 pub(crate) struct TokenizerFiles {
     pub(crate) special: SpecialTokens,
-    #[cfg_attr(
-        not(any(feature = "chat", test)),
-        expect(dead_code, reason = "only read by the chat feature")
-    )]
     pub(crate) templates: Vec<NamedTemplate>,
 }
 

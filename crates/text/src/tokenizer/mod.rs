@@ -1,4 +1,7 @@
 //! [`Tokenizer`]: converts text to a model's tokens and back.
+//!
+//! [`files`] reads the files of a tokenizer's folder, `tiktoken` converts vocabularies in the
+//! tiktoken format, and `token_bytes` provides the bytes of each token.
 
 pub mod files;
 mod tiktoken;

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn bug_a_large_id_of_a_special_token_exhausted_memory() {
+    fn a_large_id_of_a_special_token_is_refused() {
         for id in [263 + MAX_RESERVED, u32::MAX] {
             let config = format!(
                 r#"{{"added_tokens_decoder": {{"{id}": {{"content": "x"}}}}, "x": "tokenization_kimi"}}"#

@@ -18,7 +18,7 @@ pub(super) struct CardDetails {
     pub(super) base: Option<PathBuf>,
     /// Whether the merged model is untied although the base model is tied.
     pub(super) unties: bool,
-    /// Element type of the weights, if all have the same.
+    /// Element type of the weights, if all weights have the same type.
     pub(super) dtype: Option<ExportDType>,
     /// Rows of the table that the caller added.
     pub(super) details: Vec<(String, String)>,

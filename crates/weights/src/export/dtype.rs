@@ -102,9 +102,9 @@ pub(super) fn encode(name: &str, values: &[f32], dtype: DType, out: &mut Vec<u8>
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let part = values.len().div_ceil(threads).max(MIN_VALUES_PER_THREAD);
     let part = part.next_multiple_of(ALL_BLOCKS);
-    let (Some(len), Some(part_len)) = (dtype.byte_len(values.len()), dtype.byte_len(part)) else {
-        return Err(Error::invalid_tensor(name, "its rows are not whole blocks"));
-    };
+    let no_whole_blocks = || Error::invalid_tensor(name, "its rows are not whole blocks");
+    let len = dtype.byte_len(values.len()).ok_or_else(no_whole_blocks)?;
+    let part_len = dtype.byte_len(part).ok_or_else(no_whole_blocks)?;
     out.resize(len, 0);
     let too_large = if values.len() <= part {
         encode_part(values, dtype, out)
@@ -184,7 +184,8 @@ mod tests {
             DType::Block(BlockFormat::Q8_0),
             DType::Block(BlockFormat::Q6K),
         ] {
-            let (mut all, mut one) = (vec![1; 3], vec![0; dtype.byte_len(count).unwrap()]);
+            let mut all = vec![1; 3];
+            let mut one = vec![0; dtype.byte_len(count).unwrap()];
             encode("x", &values, dtype, &mut all).unwrap();
             assert_eq!(encode_part(&values, dtype, &mut one), None);
             assert!(all == one, "{}", dtype.name());

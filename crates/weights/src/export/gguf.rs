@@ -94,7 +94,8 @@ impl GgufContent {
                 return Ok(());
             };
             let tensor = &plan.tensors()[i];
-            let (name, config) = (&tensor.name, plan.config());
+            let name = &tensor.name;
+            let config = plan.config();
             let interleaved = has_interleaved_heads(name, config.architecture);
             let rows = TensorRows {
                 merged: plan.open(adapter, tensor)?,
@@ -112,8 +113,8 @@ impl GgufContent {
     }
 }
 
-/// Returns the element type of a tensor: that of the export, but f32 for vectors, and `Q8_0` or f16
-/// for matrices whose rows are not whole blocks.
+/// Returns the element type of a tensor: f32 for vectors, `Q8_0` or f16 for matrices whose rows are
+/// not whole blocks, and the element type of the export for all others.
 fn tensor_dtype(
     name: &str,
     shape: &[usize],
@@ -137,7 +138,7 @@ fn tensor_dtype(
 }
 
 /// Returns whether Q4_K_M stores a tensor as Q6_K, as llama.cpp does: the unembedding, and values
-/// and down projections of the first and last eighth of the layers and of every third one between.
+/// and down projections of the first and last eighth of the layers and of every third layer between.
 fn needs_more_bits(name: &str, layers: usize, is_tied: bool) -> bool {
     let output = if is_tied { GGUF_EMBEDDING } else { GGUF_UNEMBEDDING };
     let Some((layer, part)) = name.strip_prefix("blk.").and_then(|name| name.split_once('.'))
@@ -151,8 +152,8 @@ fn needs_more_bits(name: &str, layers: usize, is_tied: bool) -> bool {
 }
 
 /// Checks that a GGUF file can describe the model, and that llama.cpp's implementation of the
-/// architecture has every tensor of the model: it refuses files with others. Returns a description
-/// of the first problem.
+/// architecture has every tensor of the model: llama.cpp refuses files with unknown tensors. Returns
+/// a description of the first problem.
 pub(super) fn check_architecture(config: &ModelConfig) -> Result<(), String> {
     let name = config.architecture.model_type();
     if matches!(config.rope.scaling, RopeScaling::Yarn { truncate: false, .. }) {
@@ -289,7 +290,9 @@ mod tests {
     fn element_types_are_those_of_llama_cpp() {
         let dtype =
             |name: &str, shape: &[usize], dtype| tensor_dtype(name, shape, dtype, 16, false);
-        let (q4, q6, q8) = (BlockFormat::Q4K, BlockFormat::Q6K, BlockFormat::Q8_0);
+        let q4 = BlockFormat::Q4K;
+        let q6 = BlockFormat::Q6K;
+        let q8 = BlockFormat::Q8_0;
         for (name, shape, wanted) in [
             ("blk.3.attn_q.weight", [512, 512], DType::Block(q4)),
             ("blk.0.attn_v.weight", [512, 512], DType::Block(q6)),

@@ -172,8 +172,8 @@ fn prepends_token(tokenizer: &Value) -> bool {
     inner.chain([outer]).any(|one| one["single"][0]["SpecialToken"].is_object())
 }
 
-/// Returns the chat template of a `tokenizer_config.json`: the only one, or the one that is named
-/// `default`.
+/// Returns the chat template of a `tokenizer_config.json`: the only template, or the template with
+/// the name `default`.
 fn chat_template(config: &Value) -> Option<&str> {
     let template = &config["chat_template"];
     let default = || template.as_array()?.iter().find(|one| one["name"] == "default");

@@ -81,7 +81,8 @@ fn shards(plan: &MergePlan, limit: u64) -> Vec<Vec<usize>> {
     shards
 }
 
-/// Returns the text of `config.json`: that of the base model, unless element type or tying change.
+/// Returns the text of `config.json`: the text of the base model, unless the element type or the
+/// tying of the embeddings changes.
 fn config(plan: &MergePlan) -> Result<Vec<u8>> {
     let path = plan.folder().join("config.json");
     let text = read_small(&path)?;

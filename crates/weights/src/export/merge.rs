@@ -8,7 +8,7 @@ use crate::{Error, Result, StoredLoraPair, StoredTensor};
 /// saves.
 const MIN_WORK_PER_THREAD: usize = 1 << 22;
 
-/// A tensor of the merged model. Its rows are read from the base model and computed on demand.
+/// A tensor of the merged model, whose rows are read from the base model and computed on demand.
 #[derive(Debug)]
 pub(crate) struct MergedTensor<'a> {
     base: StoredTensor<'a>,
@@ -22,7 +22,7 @@ pub(crate) struct MergedTensor<'a> {
 struct Delta<'a> {
     rank: usize,
     scale: f32,
-    /// Row-major A, `rank × columns`. Every row of the tensor needs all of it.
+    /// Row-major A, `rank × columns`. Every row of the tensor needs the whole matrix.
     a: Vec<f32>,
     b: StoredTensor<'a>,
 }
@@ -86,7 +86,8 @@ impl<'a> MergedTensor<'a> {
         match out.iter().position(|value| !value.is_finite()) {
             None => Ok(()),
             Some(at) => {
-                let (value, index) = (out[at], elements.start + at);
+                let value = out[at];
+                let index = elements.start + at;
                 let reason = match &self.delta {
                     Some(_) => "the sum of base model and adapter is",
                     None => "the weight of the base model is",

@@ -32,13 +32,13 @@ pub use remote_adapter::RemoteAdapter;
 use card::CardDetails;
 use plan::MergePlan;
 
-/// Default limit of the size of a safetensors file, in bytes; that of `transformers` 4.
+/// Default limit of the size of a safetensors file in bytes. `transformers` 4 has the same default.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
 /// Exports a LoRA adapter: merges it into its base model, or writes it as a PEFT folder.
 ///
 /// Merging adds `alpha / rank · B · A` to the weights in f32 and rounds each result once to the
-/// element type of the export. It holds a few rows of one tensor in memory at a time. If the
+/// element type of the export. An export holds a few rows of one tensor in memory at a time. If the
 /// adapter changes the unembedding of a model with tied embeddings, the merged model is untied: it
 /// has a separate `lm_head.weight`, and its configuration says so.
 ///
@@ -234,7 +234,8 @@ impl AdapterExport {
             Some(plan) => hf::files(plan, &card, self.shard_bytes.unwrap_or(SHARD_BYTES))?,
             None => peft_folder::files(&self.adapter, &adapter, &card)?,
         };
-        let (to, replace) = (self.to.clone(), self.replace);
+        let to = self.to.clone();
+        let replace = self.replace;
         let prepared = PreparedExport { to, replace, adapter, plan, dtype, files };
         self.check_space(prepared.bytes())?;
         Ok(prepared)

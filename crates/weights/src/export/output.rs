@@ -131,7 +131,9 @@ impl OutputFile {
         count: Count<'_>,
     ) -> Result<()> {
         let path = folder.join(&self.name);
-        if let (Content::Gguf(content), Some(plan)) = (&self.content, plan) {
+        if let Content::Gguf(content) = &self.content
+            && let Some(plan) = plan
+        {
             return content.write(&path, plan, adapter, count);
         }
         let failed = |error: io::Error| Error::io("write", &path)(error);
@@ -148,7 +150,8 @@ impl OutputFile {
                 let plan = plan.ok_or(Error::Cancelled)?;
                 for tensor in tensors.iter().map(|&i| &plan.tensors()[i]) {
                     let merged = plan.open(adapter, tensor)?;
-                    let (name, dtype) = (&*tensor.name, tensor.dtype);
+                    let name = &*tensor.name;
+                    let dtype = tensor.dtype;
                     let rows = TensorRows { merged, name, dtype, interleaved_heads: None };
                     rows.write(|bytes| out.write(bytes))?;
                 }

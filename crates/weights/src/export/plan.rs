@@ -80,8 +80,8 @@ impl MergePlan {
         Ok(Self { folder: folder.to_owned(), base, dtype, tensors, unties: false })
     }
 
-    /// Assigns the matrices of the adapter to the tensors, and adds an unembedding if the adapter
-    /// changes that of a tied model.
+    /// Assigns the matrices of the adapter to the tensors. Adds an unembedding if the adapter adapts
+    /// the unembedding of a tied model, because the embedding must stay unchanged.
     fn add_adapter(&mut self, adapter: &StoredAdapter) -> Result<()> {
         let failed = |reason: String| Error::bad_file(adapter.file().path(), reason);
         let mut modules: BTreeSet<&str> = adapter.modules().collect();
@@ -93,9 +93,10 @@ impl MergePlan {
         }
         for tensor in self.tensors.iter_mut().filter(|tensor| tensor.name != EMBEDDING) {
             let Some(module) = tensor.name.strip_suffix(".weight") else { continue };
-            let (true, Some(pair)) = (modules.remove(module), adapter.pair(module)) else {
+            if !modules.remove(module) {
                 continue;
-            };
+            }
+            let Some(pair) = adapter.pair(module) else { continue };
             let size = [pair.outputs(), pair.inputs()];
             if tensor.shape != size {
                 return Err(failed(mismatch(&self.folder, adapter, module, &tensor.shape, size)));
@@ -119,7 +120,8 @@ impl MergePlan {
         let config = self.base.config();
         if config.tied && !self.unties {
             let shape = vec![config.vocab_size, config.hidden_size];
-            let (name, source) = (UNEMBEDDING.to_owned(), EMBEDDING.to_owned());
+            let name = UNEMBEDDING.to_owned();
+            let source = EMBEDDING.to_owned();
             self.tensors.push(PlannedTensor::new(&self.base, name, source, shape, self.dtype)?);
             self.unties = true;
         }
@@ -141,7 +143,8 @@ impl MergePlan {
         self.base.config()
     }
 
-    /// Returns the element type that was requested, or `None` to keep that of the base model.
+    /// Returns the element type that was requested, or `None` to keep the element types of the base
+    /// model.
     pub(super) fn dtype(&self) -> Option<ExportDType> {
         self.dtype
     }

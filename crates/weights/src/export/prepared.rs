@@ -100,7 +100,8 @@ impl PreparedExport {
         let has_tokenizer =
             files.iter().any(|name| name == "tokenizer.json" || name.ends_with(".gguf"));
         let is_untied = self.plan.as_ref().is_some_and(MergePlan::unties);
-        let (folder, dtype) = (self.to, self.dtype);
+        let folder = self.to;
+        let dtype = self.dtype;
         Ok(ExportedModel { folder, files, bytes, dtype, has_tokenizer, is_untied })
     }
 }

@@ -14,8 +14,8 @@ pub(super) struct TensorRows<'a> {
     pub(super) name: &'a str,
     /// Element type of the file.
     pub(super) dtype: DType,
-    /// Number of rows of a head if the rows of each head are interleaved, as llama.cpp expects
-    /// those of queries and keys.
+    /// Number of rows of a head if the rows of each head are interleaved, which llama.cpp expects of
+    /// queries and keys.
     pub(super) interleaved_heads: Option<usize>,
 }
 
@@ -34,7 +34,8 @@ impl TensorRows<'_> {
         // Whole heads: their rows are reordered.
         let unit = self.interleaved_heads.filter(|_| !is_vector).unwrap_or(1);
         let rows = (CHUNK / merged.columns().max(1) / unit).max(1) * unit;
-        let (mut values, mut bytes) = (Vec::new(), Vec::new());
+        let mut values = Vec::new();
+        let mut bytes = Vec::new();
         let mut at = 0;
         while at < merged.rows() {
             let end = merged.rows().min(at + rows);

@@ -9,7 +9,7 @@ use crate::{Architecture, Error, ModelConfig, Result, Rope, RopeScaling};
 
 /// Architectures that can be read, for errors.
 const KNOWN: &str = "llama, qwen2 and qwen3";
-/// Texts of control tokens that end a turn or a document, besides those that the metadata names.
+/// Texts of control tokens that end a turn or a document, besides the tokens that the metadata names.
 const END_TOKENS: [&str; 5] =
     ["<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"];
 
@@ -20,7 +20,8 @@ pub(super) fn model_config(file: &GgufFile) -> Result<(ModelConfig, Vec<String>)
         .and_then(GgufValue::as_str)
         .ok_or_else(|| Error::bad_file(file.path(), "metadata general.architecture is missing"))?;
     let Some(architecture) = Architecture::from_model_type(name) else {
-        let (path, name) = (file.path().to_owned(), name.to_owned());
+        let path = file.path().to_owned();
+        let name = name.to_owned();
         return Err(Error::UnknownArchitecture { path, name, known: KNOWN });
     };
     let metadata = Metadata { file, prefix: name };

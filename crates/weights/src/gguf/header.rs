@@ -53,7 +53,8 @@ impl GgufHeader {
                 );
             }
         }
-        let (tensor_count, value_count) = (cursor.u64()?, cursor.u64()?);
+        let tensor_count = cursor.u64()?;
+        let value_count = cursor.u64()?;
         let mut metadata = BTreeMap::new();
         let values = cursor.repeat(value_count, 12, |cursor| {
             let key = cursor.string().map_err(|error| error.at("metadata"))?;

@@ -30,7 +30,7 @@ pub use write::{FillError, GgufWriter};
 
 /// First four bytes of a file.
 const MAGIC: &[u8; 4] = b"GGUF";
-/// Alignment of tensors in bytes, unless the metadata has another one.
+/// Alignment of tensors in bytes, unless the metadata has another alignment.
 const DEFAULT_ALIGNMENT: u64 = 32;
 /// Key of the alignment in the metadata.
 const ALIGNMENT_KEY: &str = "general.alignment";

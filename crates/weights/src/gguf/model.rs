@@ -54,7 +54,8 @@ impl GgufModel {
         }
         let unused: Vec<&str> = self.file.names().filter(|name| !known.contains(*name)).collect();
         if let Some(first) = unused.first() {
-            let (path, count) = (self.file.path().display(), unused.len());
+            let path = self.file.path().display();
+            let count = unused.len();
             self.warnings.push(format!(
                 "{path} has tensors that its architecture does not have, and which are ignored: \
                  {first}{}",
@@ -108,7 +109,7 @@ impl GgufModel {
     /// folder.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if the file has no tokenizer or one that is not supported.
+    /// [`Error::BadFile`] if the file has no tokenizer, or a tokenizer that is not supported.
     pub fn tokenizer_files(&self) -> Result<GgufTokenizerFiles> {
         tokenizer_files(&self.file, &self.config)
     }

@@ -55,8 +55,9 @@ pub fn gguf_tensor_name(name: &str) -> Option<String> {
 }
 
 /// Returns whether the two rows that are rotated together are neighbours within each head of the
-/// tensor that Hugging Face files call `name`: those of query and key weights and biases in GGUF
-/// files of the llama architecture. Otherwise, and in Hugging Face files, they are half a head apart.
+/// tensor that Hugging Face files call `name`. GGUF files of the llama architecture store the query
+/// and key weights and biases this way. In other tensors, and in Hugging Face files, the two rows are
+/// half a head apart.
 pub(crate) fn has_interleaved_heads(name: &str, architecture: Architecture) -> bool {
     let is_rotated = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
     is_rotated && architecture == Architecture::Llama

@@ -98,8 +98,8 @@ impl PreTokenizer {
     }
 }
 
-/// Returns the name in GGUF files of the pre-tokenizer of a `tokenizer.json`, or `None` if it is
-/// not one of the known ones.
+/// Returns the name in GGUF files of the pre-tokenizer of a `tokenizer.json`, or `None` if the
+/// pre-tokenizer is unknown.
 pub(crate) fn pre_tokenizer_name(pre_tokenizer: &Value) -> Option<&'static str> {
     let has_type = |value: &Value, name: &str| value["type"] == name;
     let is_byte_level = |value: &Value, splits: bool| {

@@ -42,7 +42,7 @@ impl GgufWriter {
         Self::default()
     }
 
-    /// Adds a value to the metadata, replacing an earlier one with the same key.
+    /// Adds a value to the metadata, replacing an earlier value with the same key.
     ///
     /// The value of `general.alignment` is the alignment of the tensors in bytes: a `u32` that is a
     /// power of two. Without it, the alignment is 32 bytes.
@@ -80,7 +80,8 @@ impl GgufWriter {
         let Some(len) = count.and_then(|count| dtype.byte_len(count)) else {
             return invalid(format!("shape {shape:?} is too large"));
         };
-        let (name, shape) = (name.to_owned(), shape.to_vec());
+        let name = name.to_owned();
+        let shape = shape.to_vec();
         self.tensors.push(TensorDescription { name, kind, shape, len: len as u64 });
         Ok(self)
     }
@@ -135,7 +136,8 @@ impl GgufWriter {
                 match fill(i, &mut counted) {
                     Ok(()) if counted.written == tensor.len => {}
                     Ok(()) => {
-                        let (written, len) = (counted.written, tensor.len);
+                        let written = counted.written;
+                        let len = tensor.len;
                         let reason = format!("{written} bytes were written, expected {len}");
                         failed = Some(Error::invalid_tensor(&tensor.name, reason));
                         return Err(io::Error::other("wrong size of a tensor"));

@@ -1,5 +1,5 @@
 //! Searches for the scales of groups of weights as llama.cpp does for k-quants: rounds a group with
-//! several trial scales, computes the least-squares scale of each rounding, and keeps the one with
+//! several trial scales, computes the least-squares scale of each rounding, and keeps the scale with
 //! the smallest error.
 //!
 //! The loops run over arrays of [`LANES`] elements, so that the compiler vectorizes them. The

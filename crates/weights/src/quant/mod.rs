@@ -1,6 +1,8 @@
 //! [`BlockFormat`]: formats that store blocks of weights as small integers with common scales.
 //!
-//! The formats are those of GGUF files. A row of a matrix consists of whole blocks.
+//! GGUF files define these formats. A row of a matrix consists of whole blocks. Each format has a
+//! file; `k_quant` searches for the scales of the formats with two levels of scales, and `round`
+//! rounds as llama.cpp does.
 
 mod k_quant;
 mod q4_0;
@@ -95,7 +97,7 @@ impl BlockFormat {
     /// Decodes whole blocks. Every block of bytes is valid; a scale that is not finite decodes to
     /// weights that are not finite.
     ///
-    /// The results have the same bits as those of PyPI `gguf` and of llama.cpp.
+    /// PyPI `gguf` and llama.cpp compute the same bits.
     ///
     /// # Panics
     /// If `out` does not consist of whole blocks, or `bytes` does not have their size.

@@ -23,7 +23,8 @@ const MAX_NIBBLE: f32 = 15.0;
 
 pub(super) fn decode(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     let [d0, d1, m0, m1, rest @ ..] = block;
-    let (unit, min_unit) = (read_f16([*d0, *d1]), read_f16([*m0, *m1]));
+    let unit = read_f16([*d0, *d1]);
+    let min_unit = read_f16([*m0, *m1]);
     let (packed, nibbles) = rest.split_first_chunk().expect("12 bytes of scales");
     let scales = unpack(packed);
     let pairs = out.as_chunks_mut::<{ 2 * GROUP }>().0.iter_mut();
@@ -49,13 +50,15 @@ pub(super) fn encode(values: &[f32; LEN], block: &mut [u8; BYTES]) {
         *fit = k_quant::fit_affine(values, MAX_NIBBLE);
     }
     let largest = |pick: fn(&AffineFit) -> f32| fits.iter().map(pick).fold(0.0_f32, f32::max);
-    let (max_scale, max_min) = (largest(|fit| fit.scale), largest(|fit| fit.min));
+    let max_scale = largest(|fit| fit.scale);
+    let max_min = largest(|fit| fit.min);
     let [d0, d1, m0, m1, rest @ ..] = block;
     let unit;
     let min_unit;
     ([*d0, *d1], unit) = to_f16(max_scale / MAX_SCALE);
     ([*m0, *m1], min_unit) = to_f16(max_min / MAX_SCALE);
-    let (to_scale, to_min) = (MAX_SCALE * inverse(max_scale), MAX_SCALE * inverse(max_min));
+    let to_scale = MAX_SCALE * inverse(max_scale);
+    let to_min = MAX_SCALE * inverse(max_min);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 63")]
     let six_bits = |value: f32| ties_to_even(value).clamp(0.0, MAX_SCALE) as u8;
     let scales = fits.map(|fit| (six_bits(fit.scale * to_scale), six_bits(fit.min * to_min)));
@@ -88,7 +91,9 @@ pub(super) fn encode(values: &[f32; LEN], block: &mut [u8; BYTES]) {
 fn unpack(packed: &[u8; 12]) -> [(u8, u8); GROUPS] {
     std::array::from_fn(|group| {
         let at = group % 4;
-        let (scale, min, nibbles) = (packed[at], packed[at + 4], packed[at + 8]);
+        let scale = packed[at];
+        let min = packed[at + 4];
+        let nibbles = packed[at + 8];
         if group < 4 {
             (scale & 63, min & 63)
         } else {
@@ -101,7 +106,8 @@ fn unpack(packed: &[u8; 12]) -> [(u8, u8); GROUPS] {
 fn pack(scales: &[(u8, u8); GROUPS]) -> [u8; 12] {
     let mut packed = [0; 12];
     for at in 0..4 {
-        let ((scale, min), (high_scale, high_min)) = (scales[at], scales[at + 4]);
+        let (scale, min) = scales[at];
+        let (high_scale, high_min) = scales[at + 4];
         packed[at] = scale | high_scale >> 4 << 6;
         packed[at + 4] = min | high_min >> 4 << 6;
         packed[at + 8] = high_scale & 15 | high_min << 4;

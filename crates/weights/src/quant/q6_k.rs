@@ -28,7 +28,7 @@ pub(super) fn decode(block: &[u8; BYTES], out: &mut [f32; LEN]) {
     for (half, (low, high)) in halves.enumerate() {
         for quarter in 0..4 {
             // Quarters 0 and 1 have the low nibbles of the first and the last 32 bytes of `low`,
-            // quarters 2 and 3 the high nibbles. Each has two bits of every byte of `high`.
+            // quarters 2 and 3 the high nibbles. Each quarter has two bits of every byte of `high`.
             let nibbles = &low[quarter % 2 * 32..][..32];
             let first = half * 128 + quarter * 32;
             for group in 0..2 {

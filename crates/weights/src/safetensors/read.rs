@@ -137,7 +137,8 @@ impl TensorFile {
     }
 
     fn view<'a>(&'a self, name: &'a str, entry: &'a TensorEntry) -> StoredTensor<'a> {
-        let (start, end) = (self.data_start + entry.start, self.data_start + entry.end);
+        let start = self.data_start + entry.start;
+        let end = self.data_start + entry.end;
         let data = match &self.source {
             TensorFileBytes::File(file) => {
                 StoredBytes::File { file, offset: start as u64, len: end - start }

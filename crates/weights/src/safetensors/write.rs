@@ -94,7 +94,8 @@ pub fn write_tensors(
     for tensor in &order {
         let count = tensor.shape.iter().try_fold(1_usize, |n, &side| n.checked_mul(side));
         if count != Some(tensor.values.len()) {
-            let (count, shape) = (tensor.values.len(), tensor.shape);
+            let count = tensor.values.len();
+            let shape = tensor.shape;
             let reason = format!("it has {count} elements, but its shape is {shape:?}");
             return Err(Error::invalid_tensor(tensor.name, reason));
         }

@@ -10,7 +10,9 @@ use crate::golden::folder;
 #[test]
 fn configurations_differ_by_architecture() {
     let config = |name| ModelConfig::read(folder(name).join("config.json")).unwrap();
-    let (llama, qwen2, qwen3) = (config("llama"), config("qwen2"), config("qwen3"));
+    let llama = config("llama");
+    let qwen2 = config("qwen2");
+    let qwen3 = config("qwen3");
     assert_eq!(llama.architecture, Architecture::Llama);
     assert!(!llama.tied && !llama.qk_norm && !llama.qkv_bias);
     let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
@@ -171,7 +173,7 @@ fn missing_fields_and_fields_of_the_wrong_type_are_named() {
     }
 }
 
-/// The expected values are those of the configurations that `transformers` creates.
+/// The configurations that `transformers` creates have the expected values.
 #[test]
 fn missing_fields_have_the_defaults_of_their_architecture() {
     let read = |kind: &str, changes: &Value| parse(&with(minimal(kind), changes)).unwrap();

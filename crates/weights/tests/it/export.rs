@@ -56,7 +56,8 @@ fn expected(model: &ModelFolder, adapter: &AdapterFile, source: &str, module: &s
     let rank = adapter.config.rank;
     if let Some(pair) = adapter.pairs.iter().find(|pair| pair.module == module) {
         for (i, value) in values.iter_mut().enumerate() {
-            let (row, column) = (i / pair.inputs, i % pair.inputs);
+            let row = i / pair.inputs;
+            let column = i % pair.inputs;
             let term = |k: usize| {
                 f64::from(pair.b[row * rank + k]) * f64::from(pair.a[k * pair.inputs + column])
             };
@@ -69,7 +70,8 @@ fn expected(model: &ModelFolder, adapter: &AdapterFile, source: &str, module: &s
 #[test]
 fn every_tensor_is_merged_and_rounded_once() {
     for name in MODELS {
-        let (base, adapter) = (folder(name), folder(name).join("adapter"));
+        let base = folder(name);
+        let adapter = folder(name).join("adapter");
         let model = ModelFolder::open(&base).unwrap();
         let file = AdapterFile::load(&adapter).unwrap();
         for (dtype, stored, relative) in [
@@ -148,9 +150,11 @@ fn a_folder_has_the_files_of_the_base_model_and_a_card() {
 
 #[test]
 fn the_configuration_of_an_untied_model_changes_only_with_the_element_type() {
-    let (base, adapter) = (folder("llama"), folder("llama").join("adapter"));
+    let base = folder("llama");
+    let adapter = folder("llama").join("adapter");
     let out = TempDir::new().unwrap();
-    let (same, half) = (out.path().join("same"), out.path().join("half"));
+    let same = out.path().join("same");
+    let half = out.path().join("half");
     let exported = run(AdapterExport::new(&adapter, &same).base(&base)).unwrap();
     assert_eq!(exported.dtype, Some(ExportDType::F32));
     let config = |folder: &Path| fs::read(folder.join("config.json")).unwrap();
@@ -212,9 +216,11 @@ fn a_separate_unembedding_of_a_tied_model_is_merged_and_stays_separate() {
 
 #[test]
 fn large_models_are_split_and_indexed() {
-    let (base, adapter) = (folder("qwen2"), folder("qwen2").join("adapter"));
+    let base = folder("qwen2");
+    let adapter = folder("qwen2").join("adapter");
     let out = TempDir::new().unwrap();
-    let (whole, split) = (out.path().join("whole"), out.path().join("split"));
+    let whole = out.path().join("whole");
+    let split = out.path().join("split");
     run(AdapterExport::new(&adapter, &whole).base(&base)).unwrap();
     let exported = run(AdapterExport::new(&adapter, &split).base(&base).shard_bytes(9000)).unwrap();
     let shards: Vec<String> =
@@ -223,7 +229,8 @@ fn large_models_are_split_and_indexed() {
     assert!(count > 2, "{shards:?}");
     assert_eq!(shards[1], format!("model-00002-of-{count:05}.safetensors"));
     let index = read_json(&split.join("model.safetensors.index.json"));
-    let (whole, split) = (ModelFolder::open(whole).unwrap(), ModelFolder::open(split).unwrap());
+    let whole = ModelFolder::open(whole).unwrap();
+    let split = ModelFolder::open(split).unwrap();
     let mut size = 0;
     for (name, _) in whole.config().tensors() {
         let tensor = whole.tensor(&name).unwrap();
@@ -289,7 +296,8 @@ fn replace_value(path: &Path, tensor: &str, index: usize, value: f32) {
 
 #[test]
 fn a_full_disk_is_found_before_anything_is_written() {
-    let (base, adapter) = (folder("qwen3"), folder("qwen3").join("adapter"));
+    let base = folder("qwen3");
+    let adapter = folder("qwen3").join("adapter");
     let out = TempDir::new().unwrap();
     let to = out.path().join("not/yet/there");
     let export =
@@ -370,7 +378,8 @@ fn everything_but_the_adapter_is_checked_without_it() {
 
 #[test]
 fn faults_are_found_before_anything_is_written() {
-    let (base, adapter) = (folder("llama"), folder("llama").join("adapter"));
+    let base = folder("llama");
+    let adapter = folder("llama").join("adapter");
     let out = TempDir::new().unwrap();
     let to = out.path().join("merged");
     let export = || AdapterExport::new(&adapter, &to);
@@ -478,14 +487,14 @@ fn values_that_the_element_type_cannot_hold_are_refused_by_tensor() {
 
 #[test]
 fn a_cancelled_export_leaves_nothing() {
-    let (base, adapter) = (folder("llama"), folder("llama").join("adapter"));
+    let base = folder("llama");
+    let adapter = folder("llama").join("adapter");
     let out = TempDir::new().unwrap();
     let to = out.path().join("a/b/merged");
     for limit in [0, 1000, 100_000] {
         let prepared = AdapterExport::new(&adapter, &to).base(&base).prepare().unwrap();
-        let error = prepared.write(|now| match now.bytes >= limit {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        let error = prepared.write(|now| {
+            if now.bytes >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         assert!(matches!(error, Err(Error::Cancelled)), "{error:?}");
         assert_eq!(names_in(out.path()), Vec::<String>::new());
@@ -494,7 +503,8 @@ fn a_cancelled_export_leaves_nothing() {
 
 #[test]
 fn a_target_that_appears_during_the_export_is_kept() {
-    let (base, adapter) = (folder("llama"), folder("llama").join("adapter"));
+    let base = folder("llama");
+    let adapter = folder("llama").join("adapter");
     let out = TempDir::new().unwrap();
     let to = out.path().join("merged");
     let prepared = AdapterExport::new(&adapter, &to).base(&base).prepare().unwrap();

@@ -76,7 +76,8 @@ fn gguf_files_contain_the_merged_model() {
             if let RopeScaling::Llama3 { .. } = merged.config().rope.scaling {
                 config.rope = merged.config().rope.clone();
             }
-            (config.eos, config.bos) = (merged.config().eos.clone(), merged.config().bos);
+            config.eos = merged.config().eos.clone();
+            config.bos = merged.config().bos;
             config.rope.theta = merged.config().rope.theta;
             assert_eq!(config, *merged.config());
 
@@ -188,7 +189,8 @@ fn context_extensions_are_stored() {
         for (got, want) in frequencies.iter().zip(want.rope.frequencies(want.head_dim)) {
             assert!(is_close(*got, want), "{name} {settings}: {got} for {want}");
         }
-        let (got, want) = (&got.rope, &want.rope);
+        let got = &got.rope;
+        let want = &want.rope;
         assert!(is_close(got.attention_factor(), want.attention_factor()), "{name} {settings}");
         // Llama 3's extension is stored as factors of the frequencies.
         if !matches!(want.scaling, RopeScaling::Llama3 { .. }) {
@@ -206,7 +208,8 @@ fn models_that_llama_cpp_refuses_are_refused() {
         add_tokenizer(base.path(), ModelFolder::open(base.path()).unwrap().config().vocab_size);
         let export = AdapterExport::new(folder(name).join("adapter"), &to).base(base.path());
         let export = export.format(ExportFormat::Gguf);
-        let (checked, error) = (export.check(None).unwrap_err(), export.prepare().unwrap_err());
+        let checked = export.check(None).unwrap_err();
+        let error = export.prepare().unwrap_err();
         assert!(matches!(error, Error::InvalidExport { .. }), "{error:?}");
         assert_eq!(checked.to_string(), error.to_string());
         error.to_string()

@@ -63,8 +63,10 @@ fn write_adapter(folder: &Path) {
         base_model: "zeros".to_owned(),
         target_modules: vec!["lm_head".to_owned()],
     };
-    let (a, b) = (vec![0.5; RANK * WIDTH], vec![0.25; VOCABULARY * RANK]);
-    let (inputs, outputs) = (WIDTH, VOCABULARY);
+    let a = vec![0.5; RANK * WIDTH];
+    let b = vec![0.25; VOCABULARY * RANK];
+    let inputs = WIDTH;
+    let outputs = VOCABULARY;
     let pair = LoraPairRef { module: "lm_head", inputs, outputs, a: &a, b: &b };
     AdapterFile::save(folder, &config, &[pair]).unwrap();
 }
@@ -72,7 +74,8 @@ fn write_adapter(folder: &Path) {
 #[test]
 fn an_export_holds_a_part_of_one_tensor_in_memory() {
     let folder = TempDir::new().unwrap();
-    let (base, adapter) = (folder.path().join("base"), folder.path().join("adapter"));
+    let base = folder.path().join("base");
+    let adapter = folder.path().join("adapter");
     fs::create_dir(&base).unwrap();
     fs::create_dir(&adapter).unwrap();
     write_model(&base);
@@ -105,7 +108,8 @@ fn the_export_of_an_adapter_holds_a_part_of_one_matrix_in_memory() {
         "peft_type": "LORA", "r": HIGH_RANK, "lora_alpha": 32, "target_modules": ["lm_head"],
     });
     fs::write(adapter.join("adapter_config.json"), config.to_string()).unwrap();
-    // A file with the names of `peft` is copied, one with those of the hosted service is rewritten.
+    // A file with the names of `peft` is copied; a file with the names of the hosted service is
+    // rewritten.
     for module in ["lm_head", "model.unembed_tokens"] {
         let name = |matrix: &str| format!("base_model.model.{module}.lora_{matrix}.weight");
         let tensors =

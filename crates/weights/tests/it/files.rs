@@ -27,7 +27,8 @@ fn adapters_of_peft_are_read_and_written_identically() {
         let config = |folder: &Path| -> serde_json::Map<String, serde_json::Value> {
             serde_json::from_slice(&fs::read(folder.join("adapter_config.json")).unwrap()).unwrap()
         };
-        let (own, peft) = (config(ours.path()), config(&theirs));
+        let own = config(ours.path());
+        let peft = config(&theirs);
         for key in ["peft_type", "r", "lora_alpha", "target_modules", "task_type", "bias"] {
             assert!(own.contains_key(key), "{key}");
         }
@@ -36,7 +37,8 @@ fn adapters_of_peft_are_read_and_written_identically() {
         }
 
         let file = |folder: &Path| TensorFile::open(folder.join("adapter_model.safetensors"));
-        let (ours, theirs) = (file(ours.path()).unwrap(), file(&theirs).unwrap());
+        let ours = file(ours.path()).unwrap();
+        let theirs = file(&theirs).unwrap();
         assert_eq!(ours.names().collect::<Vec<_>>(), theirs.names().collect::<Vec<_>>());
         for tensor in theirs.tensors() {
             let own = ours.tensor(tensor.name()).unwrap();
@@ -140,7 +142,8 @@ fn incomplete_pairs_and_non_finite_values_are_refused() {
     };
     let name =
         |matrix| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{matrix}.weight");
-    let (a, b) = (name("A"), name("B"));
+    let a = name("A");
+    let b = name("B");
     let k = a.replace("q_proj", "k_proj");
     let embedding = "base_model.model.model.embed_tokens.lora_embedding_A";
     let out = |name, values| NamedTensor { name, shape: &[1, 1], values: TensorSlice::F32(values) };
@@ -288,7 +291,8 @@ proptest! {
         write_tensors(&path, &tensors, &[]).unwrap();
         let file = TensorFile::open(&path).unwrap();
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-        let (w, n) = (file.tensor("w").unwrap(), file.tensor("n").unwrap());
+        let w = file.tensor("w").unwrap();
+        let n = file.tensor("n").unwrap();
         prop_assert_eq!(bits(&w.to_f32().unwrap()), bits(&values));
         let stored = n.bytes().unwrap();
         prop_assert!(stored.as_chunks().0.iter().zip(&narrow).all(|(a, b)| *a == b.to_le_bytes()));

@@ -81,7 +81,7 @@ fn different_tied_tensors_are_both_used_with_a_warning() {
     assert!(ModelFolder::inspect(copy.path()).unwrap().config().tied);
 }
 
-/// Sets the values of the unembedding to those of the embedding.
+/// Copies the values of the embedding to the unembedding.
 fn copy_embedding(tensors: &mut [OwnedTensor]) {
     let values = find(tensors, "model.embed_tokens.weight").values.clone();
     find(tensors, "lm_head.weight").values = values;
@@ -144,7 +144,8 @@ fn an_untied_model_needs_its_unembedding() {
 fn a_tied_unembedding_of_the_wrong_shape_is_refused() {
     let copy = copy_of("qwen3");
     change_tensors(&copy, |tensors| {
-        let (name, shape) = ("lm_head.weight".to_owned(), vec![1, 36]);
+        let name = "lm_head.weight".to_owned();
+        let shape = vec![1, 36];
         tensors.push(OwnedTensor { name, shape, values: vec![0.0; 36] });
     });
     let error = open_error(copy.path()).to_string();

@@ -297,7 +297,8 @@ fn mutate(rng: &mut Rng, seed: &[u8]) -> Vec<u8> {
                 bytes[at..at + 8].copy_from_slice(&rng.choice(edges).unwrap().to_le_bytes());
             }
             5 => {
-                let (a, b) = (rng.usize(..=bytes.len()), rng.usize(..=bytes.len()));
+                let a = rng.usize(..=bytes.len());
+                let b = rng.usize(..=bytes.len());
                 let piece = bytes[a.min(b)..a.max(b)].to_vec();
                 bytes.splice(at..at, piece);
             }

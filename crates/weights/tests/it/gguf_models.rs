@@ -85,7 +85,8 @@ fn metadata(writer: &mut GgufWriter, model: &str, config: &ModelConfig) {
     for (i, text, kind) in
         [(0, "a", 1), (1, "<s>", 3), (3, "<|im_end|>", 3), (4, "tool", 4), (5, "[PAD]", 5)]
     {
-        (tokens[i], types[i]) = (text.to_owned(), kind);
+        tokens[i] = text.to_owned();
+        types[i] = kind;
     }
     writer
         .metadata("tokenizer.ggml.tokens", tokens)
@@ -108,15 +109,18 @@ fn interleave(values: &[f32], cols: usize, head_dim: usize) -> Vec<f32> {
 }
 
 #[test]
-fn models_equal_those_in_folders() {
+fn models_equal_models_in_folders() {
     for model in MODELS {
         let copy = tempfile::tempdir().unwrap();
         let found = GgufModel::open(GgufCopy::new(model).write(copy.path())).unwrap();
         let source = ModelFolder::open(folder(model)).unwrap();
-        let (got, want) = (found.config(), source.config());
+        let got = found.config();
+        let want = source.config();
         let dimensions = |config: &ModelConfig| {
             let mut config = config.clone();
-            (config.rope.scaling, config.eos, config.bos) = (RopeScaling::None, vec![], None);
+            config.rope.scaling = RopeScaling::None;
+            config.eos = Vec::new();
+            config.bos = None;
             config
         };
         assert_eq!(dimensions(got), dimensions(want), "{model}");
@@ -126,7 +130,8 @@ fn models_equal_those_in_folders() {
             assert!((got - want).abs() <= 1e-7 * want, "{model}: {got}, {want}");
         }
         for (name, _) in want.tensors() {
-            let (got, want) = (found.tensor(&name).unwrap(), source.tensor(&name).unwrap());
+            let got = found.tensor(&name).unwrap();
+            let want = source.tensor(&name).unwrap();
             assert!(got.has_values_of(&want).unwrap(), "{model} {name}");
             let len = got.row_len();
             let mut rows = vec![0; 4 * len * 2];
@@ -305,7 +310,8 @@ fn elements_that_are_too_large_to_quantize_are_errors() {
             // The factors of the scales extend the range of f16, whose largest number is 65,504.
             BlockFormat::Q4K | BlockFormat::Q6K => result.unwrap(),
             _ => {
-                let (error, format) = (result.unwrap_err(), format.name());
+                let error = result.unwrap_err();
+                let format = format.name();
                 let want = format!("tensor x has elements that are too large for {format}");
                 assert!(error.contains(&want), "{error}");
             }

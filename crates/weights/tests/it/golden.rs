@@ -46,7 +46,8 @@ pub(crate) struct OwnedTensor {
 
 impl OwnedTensor {
     fn new(tensor: StoredTensor<'_>) -> Self {
-        let (name, shape) = (tensor.name().to_owned(), tensor.shape().to_vec());
+        let name = tensor.name().to_owned();
+        let shape = tensor.shape().to_vec();
         Self { name, shape, values: tensor.to_f32().unwrap() }
     }
 }

@@ -58,7 +58,7 @@ fn simple_formats_encode_to_the_bytes_of_gguf() {
 }
 
 /// The searches for scales break ties of the weighted error by rounding, so that single rows may
-/// be better or worse than those of llama.cpp.
+/// be better or worse than the rows of llama.cpp.
 #[test]
 fn k_quants_are_as_accurate_as_those_of_llama_cpp() {
     for (format, bound) in [(BlockFormat::Q4K, 0.1), (BlockFormat::Q6K, 0.04)] {
@@ -66,7 +66,8 @@ fn k_quants_are_as_accurate_as_those_of_llama_cpp() {
         let ours = decode(format, &encode(format, &source));
         let theirs = decode(format, &encoded);
         let rows = source.chunks(256).zip(ours.chunks(256)).zip(theirs.chunks(256));
-        let (mut own_total, mut peer_total) = (0.0, 0.0);
+        let mut own_total = 0.0;
+        let mut peer_total = 0.0;
         for (row, ((source, ours), theirs)) in rows.enumerate() {
             // All zeros, and weights whose scales are below the range of f16.
             if [2, 7].contains(&row) {

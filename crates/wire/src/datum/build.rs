@@ -82,7 +82,8 @@ impl Datum {
         tokens: impl Into<Tokens>,
         weights: impl Into<PerTokenValues>,
     ) -> Result<Self, InvalidInput> {
-        let (tokens, weights) = (tokens.into(), weights.into());
+        let tokens = tokens.into();
+        let weights = weights.into();
         let len = tokens.len();
         if len < 2 {
             return Err(InvalidInput::new("tokens", "a sequence must have at least two tokens"));
@@ -195,7 +196,8 @@ impl DatumBuilder {
         name: impl Into<Cow<'static, str>>,
         tensor: impl Into<TensorData>,
     ) -> Self {
-        let (name, tensor) = (name.into(), tensor.into());
+        let name = name.into();
+        let tensor = tensor.into();
         let inputs = &mut self.datum.loss_inputs;
         match inputs.iter_mut().find(|(key, _)| *key == name) {
             Some((_, old)) => *old = tensor,
@@ -325,7 +327,8 @@ mod tests {
 
     #[test]
     fn rollout_shares_the_memory_of_prompt_and_completion() {
-        let (prompt, completion) = (Tokens::from([1, 2]), Tokens::from([3, 4, 5]));
+        let prompt = Tokens::from([1, 2]);
+        let completion = Tokens::from([3, 4, 5]);
         let datum =
             Datum::rollout(&prompt, &completion, vec![-1.0; 3], vec![1.0, 2.0, 3.0]).unwrap();
         let chunks = &datum.model_input().chunks;

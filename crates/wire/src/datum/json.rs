@@ -1,4 +1,4 @@
-//! JSON form of a [`Datum`]: that of the API, with the provenance added if it is set.
+//! JSON form of a [`Datum`], as the API defines it, with the provenance added if it is set.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -122,12 +122,10 @@ impl UsageEvent {
 setters!(UsageEvent {
     base_model: Option<String>;
     user_id: Option<String>;
-    user_name: Option<String>;
     session_id: Option<SessionId>;
     project_id: Option<String>;
     estimated_cost_usd: Option<f64>;
     effective_rate_usd_per_million_tokens: Option<f64>;
-    effective_rate_usd_per_gigabyte_month: Option<f64>;
 });
 
 /// Kind and amount of usage.
@@ -220,10 +218,7 @@ pub struct StorageItem {
 }
 
 setters!(StorageItem {
-    project_id: Option<String>;
     org_user_urn: Option<String>;
-    user_email: Option<String>;
-    user_name: Option<String>;
     checkpoint_count: u64;
     size_bytes: u64;
     size_gigabytes: f64;

@@ -181,7 +181,7 @@ pub struct CheckpointTtl {
 #[non_exhaustive]
 pub struct ExternalWeightsUrlsRequest {
     /// Path of the checkpoint, of kind [`CheckpointKind::External`] or [`CheckpointKind::Sampler`].
-    /// The hosted service accepts only the former.
+    /// The hosted service accepts external checkpoints only.
     pub path: TinkerPath,
 }
 

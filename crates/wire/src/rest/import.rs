@@ -16,8 +16,8 @@ use crate::{InvalidInput, ModelId, RequestBody, Route, TinkerPath};
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ImportAdapter {
-    /// Id that the client chooses: 1 to 64 letters, digits and dashes. It becomes part of the run
-    /// id.
+    /// Id that the client chooses, which becomes part of the run id: 1 to 64 letters, digits and
+    /// dashes.
     pub import_id: String,
     /// Base model and name.
     pub options: ImportOptions,
@@ -31,7 +31,7 @@ pub struct ImportAdapter {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ImportOptions {
-    /// Base model of the server. `None` uses the one that the adapter's configuration names.
+    /// Base model of the server. `None` uses the base model that the adapter's configuration names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_model: Option<String>,
     /// Name of the checkpoints. Defaults to `imported`.
@@ -43,7 +43,7 @@ pub struct ImportOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AdapterImported {
-    /// The new training run. It cannot be trained itself.
+    /// The new training run, which cannot be trained itself.
     pub training_run_id: ModelId,
     /// Path of the checkpoint to continue training from, without optimizer state.
     pub weights_path: TinkerPath,
@@ -64,7 +64,7 @@ impl ImportAdapter {
         Self { import_id: import_id.into(), options, files, tensors: None }
     }
 
-    /// Sets the file whose content follows `files` in the body. It is read while it is sent.
+    /// Sets the file whose content follows `files` in the body. The file is read while it is sent.
     #[must_use]
     pub fn tensors(mut self, file: impl Into<PathBuf>) -> Self {
         self.tensors = Some(file.into());
@@ -105,7 +105,8 @@ impl AdapterImported {
     /// Sets the base model and the rank.
     #[must_use]
     pub fn adapter(mut self, base_model: impl Into<String>, lora_rank: u32) -> Self {
-        (self.base_model, self.lora_rank) = (base_model.into(), lora_rank);
+        self.base_model = base_model.into();
+        self.lora_rank = lora_rank;
         self
     }
 
@@ -176,8 +177,8 @@ impl AdapterFiles {
         [&(config.len() as u64).to_le_bytes(), config].concat()
     }
 
-    /// Returns the length of the configuration, from the first bytes of a body. It may exceed the
-    /// length of the body.
+    /// Returns the length of the configuration, from the first bytes of a body. A malformed body may
+    /// declare a length that exceeds the length of the body.
     #[must_use]
     pub fn config_length(prefix: &[u8; Self::PREFIX]) -> u64 {
         u64::from_le_bytes(*prefix)

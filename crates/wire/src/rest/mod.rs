@@ -1,6 +1,6 @@
 //! Requests and responses for listing and managing training runs, checkpoints, sessions and usage.
 //!
-//! Requests without a body are structs of their path parameters and query. They implement
+//! Requests without a body are structs of their path parameters and query, and implement
 //! [`ApiRequest`](crate::ApiRequest) like every other request.
 
 mod admin;
@@ -27,7 +27,7 @@ pub enum AccessScope {
     /// Only objects that the caller owns.
     #[default]
     Owned,
-    /// All objects that the caller may read, including those of other users.
+    /// All objects that the caller may read, including objects of other users.
     Accessible,
 }
 

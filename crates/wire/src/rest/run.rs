@@ -202,7 +202,9 @@ pub struct SamplerInfo {
 impl SamplerInfo {
     /// Describes a sampling session of the base model itself.
     pub fn new(sampler_id: SamplerId, base_model: impl Into<String>) -> Self {
-        let (model_path, tokenizer_id, base_model_path) = (None, None, None);
+        let model_path = None;
+        let tokenizer_id = None;
+        let base_model_path = None;
         let base_model = base_model.into();
         Self { sampler_id, base_model, model_path, tokenizer_id, base_model_path }
     }

@@ -59,7 +59,7 @@ impl<'de> Deserialize<'de> for TensorData {
                 let csr = Csr { row_starts: row_starts.into(), columns: columns.into() };
                 Self::from_csr(values, csr, shape).map_err(|error| D::Error::custom(error.reason()))
             }
-            // A tensor with only one of the index lists is dense.
+            // A tensor with a single index list is dense.
             _ => Self::new(values, shape).map_err(D::Error::custom),
         }
     }

@@ -134,9 +134,8 @@ impl TensorData {
     /// Returns an error if the dense form has more than `max_elements` elements, which can be far
     /// more than the sparse form has.
     pub fn to_dense(&self, max_elements: usize) -> Result<Self, InvalidInput> {
-        let (Some(csr), &[rows, width]) = (&self.sparse, self.shape.dims()) else {
-            return Ok(self.clone());
-        };
+        let Some(csr) = &self.sparse else { return Ok(self.clone()) };
+        let &[rows, width] = self.shape.dims() else { return Ok(self.clone()) };
         if self.shape.element_count().is_none_or(|elements| elements > max_elements) {
             let reason = format!("{:?} has more than {max_elements} elements", self.shape);
             return Err(InvalidInput::new("shape", reason));
@@ -205,7 +204,9 @@ impl Csr {
 
     #[expect(clippy::cast_possible_wrap, reason = "no slice has more than i64::MAX elements")]
     fn gather<T: Copy>(cells: &[T], width: usize, keep: impl Fn(T) -> bool) -> (Self, Vec<T>) {
-        let (mut starts, mut columns, mut values) = (vec![0], Vec::new(), Vec::new());
+        let mut starts = vec![0];
+        let mut columns = Vec::new();
+        let mut values = Vec::new();
         for row in cells.chunks(width) {
             for (column, cell) in row.iter().enumerate() {
                 if keep(*cell) {

@@ -76,7 +76,8 @@ fn paths_are_parsed_like_the_reference(file: &Value) {
     for case in cases(file) {
         let text = case["path"].as_str().unwrap();
         let path = text.parse::<TinkerPath>();
-        let (run, id) = (case["training_run_id"].as_str(), case["checkpoint_id"].as_str());
+        let run = case["training_run_id"].as_str();
+        let id = case["checkpoint_id"].as_str();
         // Unlike the reference, this crate rejects an empty run or name.
         let empty = run == Some("") || id.is_some_and(|id| id.ends_with('/'));
         if case["ok"] == false || empty {
@@ -156,7 +157,8 @@ fn optimizer_parameters_are_encoded_and_validated(file: &Value) {
         serde_json::to_value(step).unwrap()
     };
     for case in cases(file) {
-        let (wire, params) = (&case["wire"], &case["params"]);
+        let wire = &case["wire"];
+        let params = &case["params"];
         match case["id"].as_str().unwrap() {
             "adam_default" => assert_eq!(&request(adam.into())["adam_params"], wire),
             "dimuon" => assert_eq!(&request(dimuon.into())["optimizer_params"], wire),

@@ -350,7 +350,8 @@ fn decoding_allocates_only_arrays_and_lists() {
     assert_eq!(read.unwrap().unwrap(), request);
     // First datum: prompt, completion, targets, log-probabilities and advantages, in two lists.
     // Second datum: prompt, weights, and a sparse matrix of three arrays in a box.
-    let (dense, sparse) = (5 + 2, 1 + 1 + 4 + 2);
+    let dense = 5 + 2;
+    let sparse = 1 + 1 + 4 + 2;
     // Plus the list of datums and the model id.
     assert_eq!(used.count_total, 20 * (dense + sparse) + 2, "{used:?}");
 

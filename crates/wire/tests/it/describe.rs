@@ -217,7 +217,8 @@ pub(crate) fn normalized(recorded: &Value) -> Value {
 }
 
 fn topk_rows(topk: &Value) -> Value {
-    let (k, length) = (topk["k"].as_u64().unwrap(), topk["length"].as_u64().unwrap());
+    let k = topk["k"].as_u64().unwrap();
+    let length = topk["length"].as_u64().unwrap();
     let cell = |at: u64| {
         let at = usize::try_from(at).unwrap();
         json!([topk["token_ids_int32"][at], topk["logprobs_float32"][at]])

@@ -80,14 +80,16 @@ fn mutate(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
             }
             // Insert a copy of a part of the input.
             7 => {
-                let (a, b) = (rng.usize(..=bytes.len()), rng.usize(..=bytes.len()));
+                let a = rng.usize(..=bytes.len());
+                let b = rng.usize(..=bytes.len());
                 let piece = bytes[a.min(b)..a.max(b)].to_vec();
                 bytes.splice(at..at, piece);
             }
             // Replace the end by a part of another seed.
             8 => {
                 let other = rng.choice(seeds).unwrap();
-                let (a, b) = (rng.usize(..=other.len()), rng.usize(..=other.len()));
+                let a = rng.usize(..=other.len());
+                let b = rng.usize(..=other.len());
                 bytes.splice(at.., other[a.min(b)..a.max(b)].iter().copied());
             }
             _ => {

@@ -54,7 +54,8 @@ impl Exchange {
             })
         };
         let request = Recorded(read("request").unwrap());
-        let (method, path) = (request.0["method"].as_str(), request.0["path"].as_str());
+        let method = request.0["method"].as_str();
+        let path = request.0["path"].as_str();
         let found = Route::find(method.unwrap(), path.unwrap())
             .unwrap_or_else(|| panic!("{name}: no route for {path:?}"));
         Self {

@@ -48,7 +48,8 @@ fn sparse() -> impl Strategy<Value = TensorData> {
                     for row in &columns {
                         starts.push(starts.last().unwrap() + row.len() as i64);
                     }
-                    let (columns, shape) = (columns.concat(), [rows, width]);
+                    let columns = columns.concat();
+                    let shape = [rows, width];
                     if float {
                         let floats: Vec<f64> = values.iter().map(|x| *x as f64).collect();
                         TensorData::sparse(floats, starts, columns, shape).unwrap()
@@ -101,7 +102,8 @@ fn input() -> impl Strategy<Value = ModelInput> {
 fn span() -> impl Strategy<Value = ProvenanceSpan> {
     (any::<bool>(), "[a-z:0-9]{0,8}", any::<u32>(), any::<u32>()).prop_map(
         |(sampled, id, offset, length)| {
-            let (offset, length) = (offset.into(), length.into());
+            let offset = offset.into();
+            let length = length.into();
             if sampled {
                 ProvenanceSpan::sampled(id, offset, length)
             } else {

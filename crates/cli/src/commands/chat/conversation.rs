@@ -1,6 +1,8 @@
 //! [`Conversation`]: messages exchanged with a model.
 
-use tinkex::{Chat, Message, SampleStream, SamplingClient, SamplingParams, StopCondition};
+use tinkex::{
+    Chat, Message, SampleStream, SampleStreamOptions, SamplingClient, SamplingParams, StopCondition,
+};
 
 use crate::error::CommandError;
 
@@ -19,14 +21,15 @@ impl Conversation {
         system.chain(self.messages.iter().cloned()).collect()
     }
 
-    /// Returns the stream of a response to the last message. Sampling starts when it is polled.
+    /// Starts sampling a response to the last message, and returns the stream of its tokens.
     pub(super) fn complete(&self, params: SamplingParams) -> Result<SampleStream, CommandError> {
         let stop: StopCondition = match params.stop.clone() {
             Some(stop) => stop,
             None => self.chat.stop()?,
         };
         let prompt = self.chat.prompt(&self.all_messages())?;
-        let stream = self.sampler.sample_stream(prompt, params.stop(stop));
-        Ok(stream.tokenizer(self.chat.tokenizer().clone()))
+        let options =
+            SampleStreamOptions::new(params.stop(stop)).tokenizer(self.chat.tokenizer().clone());
+        Ok(self.sampler.sample_stream(prompt, options))
     }
 }

@@ -1,8 +1,9 @@
 //! [`LineReader`]: input lines of a chat, with editing and history on a terminal.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use tokio::sync::oneshot;
@@ -83,7 +84,7 @@ async fn edit(
     let (sender, receiver) = oneshot::channel();
     // The read blocks until the user types, so it runs on a detached thread.
     std::thread::spawn(move || {
-        let mut editor = editor.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut editor = editor.lock();
         let line = editor.readline(prompt);
         let interruptions = interrupt.count();
         if let Ok(text) = &line

@@ -142,7 +142,9 @@ async fn respond(
     params: SamplingParams,
 ) -> Result<String, CommandError> {
     let mut completion = conversation.complete(params)?;
-    let (mut response, mut tokens, json) = (String::new(), 0, context.is_json());
+    let mut response = String::new();
+    let mut tokens = 0;
+    let json = context.is_json();
     while let Some(token) = completion.next().await {
         let text = token?.text;
         tokens += 1;
@@ -196,7 +198,8 @@ async fn run_chat_command(
         ("model", name) => {
             let name = context.serve_model(name).await?.unwrap_or_else(|| name.to_owned());
             let (new, name) = open(context, service, &weights.with_model(name)).await?;
-            (conversation.sampler, conversation.chat) = (new.sampler, new.chat);
+            conversation.sampler = new.sampler;
+            conversation.chat = new.chat;
             context.notice(&format!("(chatting with {name})"));
         }
         _ => {

@@ -103,7 +103,8 @@ async fn select_targets(
 ) -> Result<ControlFlow<Exit, Vec<DeletionTarget>>, CommandError> {
     let targets = match &args.run_id {
         None => {
-            let (mut targets, mut seen) = (Vec::new(), HashSet::new());
+            let mut targets = Vec::new();
+            let mut seen = HashSet::new();
             for reference in &args.paths {
                 let path = reference.resolve(context, CheckpointUse::Any).await?;
                 if seen.insert(path.clone()) {
@@ -118,7 +119,9 @@ async fn select_targets(
             DeletionTarget::from_list(found)?
         }
     };
-    if let (true, Some(run)) = (targets.is_empty(), &args.run_id) {
+    if targets.is_empty()
+        && let Some(run) = &args.run_id
+    {
         let text = format!("No checkpoints found for run {run} matching filters");
         context.text(&text, &json!({ "deleted_count": 0, "failed": [] }))?;
         return Ok(ControlFlow::Break(Exit::Success));
@@ -253,7 +256,9 @@ pub(super) async fn delete_all(
         progress.advance(1);
     }
     drop(progress);
-    let (mut deleted, mut failed, mut remaining) = (Vec::new(), Vec::new(), Vec::new());
+    let mut deleted = Vec::new();
+    let mut failed = Vec::new();
+    let mut remaining = Vec::new();
     for (target, result) in targets.iter().zip(results) {
         let path = &target.path;
         match result {
@@ -294,7 +299,7 @@ pub(super) async fn delete_all(
     }
 }
 
-/// Combines the failed deletions into one error. The exit status is that of the failures if they
+/// Combines the failed deletions into one error. The exit status is the status of the failures if they
 /// agree and nothing was deleted.
 fn deletion_error(deleted: usize, mut failed: Vec<FailedDeletion>) -> CommandError {
     if failed.len() == 1

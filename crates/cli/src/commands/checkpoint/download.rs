@@ -69,7 +69,7 @@ pub(super) async fn download(
         ));
     }
     let mut download = context.client().await?.rest().download(path.clone(), target);
-    download = download.replace(args.force).parallel(usize::from(args.parallel)).raw(args.raw);
+    download = download.replace(args.force).parallel(usize::from(args.parallel)).peft(!args.raw);
     download = args.include.into_iter().fold(download, tinkex::CheckpointDownload::include);
     download = args.exclude.into_iter().fold(download, tinkex::CheckpointDownload::exclude);
     let download = progress::show_download(context, &name, |report| {

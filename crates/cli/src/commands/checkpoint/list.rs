@@ -158,7 +158,8 @@ pub(super) async fn fetch(
     })
     .await?;
     // A checkpoint created between two requests shifts others to the next page, where they repeat.
-    let (mut rows, mut seen) = (fetched.rows, HashSet::new());
+    let mut rows = fetched.rows;
+    let mut seen = HashSet::new();
     rows.retain(|checkpoint| seen.insert(checkpoint.tinker_path.clone()));
     Ok((rows, fetched.total))
 }

@@ -7,8 +7,9 @@ use clap::Args;
 use clap_complete::ArgValueCandidates;
 use serde_json::{Map, Value, json};
 use tinkex::wire::{CheckpointKind, WeightsInfo};
-use tinkex::{Commit, Hub, HubRepo, TinkerPath};
+use tinkex::{Hub, TinkerPath};
 use tinkex_files::NameFilter;
+use tinkex_hub::{Commit, HubRepo};
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
@@ -84,7 +85,7 @@ pub(super) async fn push(
     let files = folder.path().join("checkpoint");
     context.notice(&format!("downloading {path}"));
     // The adapter is converted as a whole, so the patterns select only what is uploaded.
-    let downloaded = service.rest().download(path.clone(), &files).await?;
+    let downloaded = service.rest().download(path.clone(), &files).peft(true).await?;
     let mut names = select(&filter, downloaded.files, path)?;
     if filter.is_empty() {
         check_adapter(&files)?;

@@ -67,11 +67,14 @@ fn version() -> Finding {
 /// Checks and reports the base URL. Flags and profile are valid, otherwise the command would not
 /// run, but `TINKER_BASE_URL` may be invalid.
 fn configuration(context: &CommandContext<'_>, env: &Env) -> Finding {
-    let url = match context.settings.local {
-        true => "the local server".to_owned(),
-        false => context.settings.server(context.environment),
+    let url = if context.settings.local {
+        "the local server".to_owned()
+    } else {
+        context.settings.server(context.environment)
     };
-    if let (false, Err(error)) = (context.settings.local, url.parse::<BaseUrl>()) {
+    if !context.settings.local
+        && let Err(error) = url.parse::<BaseUrl>()
+    {
         return Finding::new("configuration", Verdict::Wrong, format!("TINKER_BASE_URL: {error}"))
             .advice("Set it to a URL such as http://localhost:8080.");
     }

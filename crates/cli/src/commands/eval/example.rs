@@ -1,9 +1,9 @@
 //! [`EvalExample`]: the tokens of an example, separated into the prompt and the expected answer.
 
 use tinkex::Tokens;
-use tinkex::recipes::TrainExample;
 use tinkex::wire::loss_input::{TARGET_TOKENS, WEIGHTS};
 use tinkex::wire::{Logprobs, TensorData};
+use tinkex_recipes::TrainExample;
 
 use crate::error::{CommandError, Exit};
 
@@ -11,7 +11,7 @@ use crate::error::{CommandError, Exit};
 #[derive(Debug)]
 pub(super) struct EvalExample {
     pub(super) tokens: Tokens,
-    /// Weight of each token in the loss; that of the first one is 0, because nothing predicts it.
+    /// Weight of each token in the loss. The first token has weight 0, because nothing predicts it.
     weights: Vec<f32>,
     /// Sum of the weights.
     pub(super) weight: f64,

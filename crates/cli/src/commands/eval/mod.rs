@@ -18,22 +18,23 @@ use clap::Args;
 use clap_complete::ArgValueCandidates;
 use futures_util::future::{OptionFuture, try_join};
 use futures_util::{StreamExt as _, TryFutureExt as _, TryStreamExt as _, stream};
-use tinkex::recipes::{RewardProgram, TrainExample};
-use tinkex::{SamplingClient, SamplingParams, Tokenizer, TooLong};
+use tinkex::{SamplingClient, SamplingParams, TinkerPath, Tokenizer, TooLong};
+use tinkex_recipes::{RewardProgram, TrainExample};
+use tinkex_runs::RunFolder;
 
 use crate::args::{positive, timeout};
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::progress::{Progress, ProgressUnit};
-use crate::reference;
+use crate::reference::{self, LocalRun, folder_of_checkpoint};
 
 use super::sample::SamplingArgs;
-use super::train::args::number;
-use super::train::data::{self, FileExamples};
-use super::train::examples;
-use super::train::source::{DataFile, RunInputs};
-use super::train::state::LearnFrom;
+use super::train::settings::LearnFrom;
+use super::training::args::number;
+use super::training::data::{self, FileExamples};
+use super::training::source::{DataFile, RunInputs};
+use super::training::start::context_length;
 use super::weights::WeightsArgs;
 use example::EvalExample;
 use prompt_format::PromptFormat;
@@ -117,10 +118,16 @@ pub(super) async fn run(
     let mut weights = WeightsArgs::of_name(args.model.clone(), args.tokenizer.clone());
     let service = weights.connect(context).await?;
     let (sampler, model) = weights.open(context, &service).await?;
+    let run = find_run(context, &model);
+    if weights.tokenizer.is_none() {
+        // A run keeps the tokenizer that its examples were encoded with.
+        weights.tokenizer =
+            run.as_ref().and_then(|run| run.folder.record.settings.tokenizer.clone());
+    }
     let tokenizer = weights.tokenizer(&context.environment.variables, &sampler).await?;
     let chat = tokenizer.chat()?;
     let base_model = sampler.get_sampler().await?.base_model;
-    let context_length = examples::context_length(&service, &base_model).await?;
+    let context_length = context_length(&service, &base_model).await?;
     let limit = context_length.map(|tokens| (tokens, TooLong::Truncate));
     let FileExamples { examples, truncated, .. } =
         data::read(&chat, file, args.learn.into(), limit)?;
@@ -159,6 +166,9 @@ pub(super) async fn run(
     };
     let evaluated = evaluation.run(context, &examples, args.concurrency).await?;
     let report = EvalReport::new(args.model, model, file.name.clone(), &scorer, evaluated);
+    if let Some(run) = run {
+        run.record(context, &report);
+    }
     context.table(&report.table(), &report)?;
     match (args.min_score, report.score) {
         (Some(wanted), Some(score)) if score < wanted => {
@@ -170,6 +180,31 @@ pub(super) async fn run(
             Err(CommandError::new(Exit::Failed, message))
         }
         _ => Ok(Exit::Success),
+    }
+}
+
+/// Evaluated checkpoint of a run whose folder is on this machine.
+struct EvaluatedRun {
+    folder: LocalRun,
+    checkpoint: TinkerPath,
+}
+
+/// Returns the run of an evaluated checkpoint, if its folder is on this machine.
+fn find_run(context: &CommandContext<'_>, model: &str) -> Option<EvaluatedRun> {
+    let checkpoint: TinkerPath = model.parse().ok()?;
+    let environment = &*context.environment;
+    let folder = folder_of_checkpoint(&environment.variables, &environment.folder, &checkpoint)?;
+    Some(EvaluatedRun { folder, checkpoint })
+}
+
+impl EvaluatedRun {
+    /// Adds the result to the run folder. A folder that cannot be written is no error: the result is
+    /// printed anyway.
+    fn record(&self, context: &mut CommandContext<'_>, report: &EvalReport) {
+        let line = report.line(self.checkpoint.clone());
+        if let Err(error) = RunFolder::add_evaluation(&self.folder.path, &line) {
+            context.notice(&format!("warning: {error}"));
+        }
     }
 }
 
@@ -218,7 +253,8 @@ impl Evaluation<'_> {
         let answer = OptionFuture::from(answer.map(|scorer| self.answer(example, scorer)));
         let (logprobs, answer) = try_join(logprobs, async { answer.await.transpose() }).await?;
         let loss = example.loss(&logprobs)?;
-        let (tokens, weight) = (example.learned(), example.weight);
+        let tokens = example.learned();
+        let weight = example.weight;
         Ok(EvaluatedExample { number, tokens, loss, weight, answer })
     }
 
@@ -234,7 +270,7 @@ impl Evaluation<'_> {
             let room = u32::try_from(room).unwrap_or(u32::MAX);
             params.max_tokens = params.max_tokens.map(|tokens| tokens.min(room));
         }
-        let response = self.sampler.sample(prompt.clone(), params).send().await?;
+        let response = self.sampler.sample(prompt.clone(), params).await?;
         let Some(sampled) = response.sequences.first() else {
             return Err(CommandError::new(Exit::Failed, "the server returned no answer"));
         };

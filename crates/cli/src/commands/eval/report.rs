@@ -1,6 +1,8 @@
 //! [`EvalReport`]: the result of an evaluation, as a table and as JSON.
 
 use serde::Serialize;
+use tinkex::{Timestamp, TinkerPath};
+use tinkex_runs::EvaluationLine;
 
 use crate::format;
 use crate::style::{GREEN, RED};
@@ -40,7 +42,7 @@ pub(super) struct EvaluatedExample {
     pub(super) tokens: u64,
     /// Mean loss per token.
     pub(super) loss: f64,
-    /// Weight of the loss in that of the file.
+    /// Weight of the loss in the mean loss of the file.
     #[serde(skip)]
     pub(super) weight: f64,
     #[serde(flatten)]
@@ -86,6 +88,21 @@ impl EvalReport {
         }
     }
 
+    /// Returns the line of the run folder for an evaluation of `checkpoint`.
+    pub(super) fn line(&self, checkpoint: TinkerPath) -> EvaluationLine {
+        EvaluationLine {
+            time: Timestamp::now(),
+            checkpoint,
+            file: self.file.clone(),
+            examples: self.examples as u64,
+            tokens: self.tokens,
+            loss: self.loss,
+            scored_by: self.score.map(|_| self.scored_by.to_owned()),
+            answers: self.answers as u64,
+            score: self.score,
+        }
+    }
+
     pub(super) fn table(&self) -> Table {
         let mut title = format!(
             "{}: {}, loss {:.4}",
@@ -95,15 +112,14 @@ impl EvalReport {
         );
         let is_judged = self.scored_by == "judge";
         if let Some(score) = self.score {
-            title += &match is_judged {
-                true => format!(", mean score {score:.3}"),
-                false => {
-                    let answers = self.results.iter().filter_map(|one| one.answer.as_ref());
-                    let matched = answers.filter(|answer| answer.score > 0.0).count();
-                    let all = format::count(self.answers, "answer");
-                    format!(", {matched} of {all} match ({})", self.scored_by)
-                }
-            };
+            if is_judged {
+                title += &format!(", mean score {score:.3}");
+            } else {
+                let answers = self.results.iter().filter_map(|one| one.answer.as_ref());
+                let matched = answers.filter(|answer| answer.score > 0.0).count();
+                let all = format::count(self.answers, "answer");
+                title += &format!(", {matched} of {all} match ({})", self.scored_by);
+            }
         }
         let mut headers = vec!["#", "Loss"];
         if self.score.is_some() {
@@ -120,9 +136,10 @@ impl EvalReport {
             };
             let mut row = vec![TableCell::from(one.number.to_string()), number(one.loss, 4)];
             if let Some(answer) = &one.answer {
-                row.push(match is_judged {
-                    true => number(answer.score, 3),
-                    false => format::yes_no(answer.score > 0.0).into(),
+                row.push(if is_judged {
+                    number(answer.score, 3)
+                } else {
+                    format::yes_no(answer.score > 0.0).into()
                 });
                 let texts = [&answer.prompt, &answer.expected, &answer.answer];
                 row.extend(texts.map(|text| text.trim().into()));

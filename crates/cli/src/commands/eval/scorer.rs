@@ -3,8 +3,8 @@
 use std::str::FromStr;
 
 use regex::Regex;
-use tinkex::recipes::RewardProgram;
-use tinkex::recipes::rl::{Completion, RlPrompt};
+use tinkex_recipes::RewardProgram;
+use tinkex_recipes::rl::{Completion, RlPrompt};
 
 use crate::commands::rl::rewards::last_number;
 use crate::error::{CommandError, Exit};
@@ -56,7 +56,8 @@ impl AnswerMatch {
     /// Returns whether the answer matches. White space around both texts is ignored, and so is the
     /// reasoning before an answer.
     fn matches(&self, expected: &str, answer: &str) -> Result<bool, CommandError> {
-        let (expected, answer) = (final_answer(expected), final_answer(answer));
+        let expected = final_answer(expected);
+        let answer = final_answer(answer);
         Ok(match self {
             Self::Exact => answer == expected,
             Self::Contains => answer.contains(expected),

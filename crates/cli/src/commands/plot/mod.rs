@@ -3,10 +3,12 @@
 //! | Module | Contents |
 //! |---|---|
 //! | `scale` | ticks, the range of the vertical axis, and smoothing |
-//! | `svg` | the image |
-//! | `png` | the image as pixels, rendered from the SVG |
+//! | `layout` | the shapes of the image |
+//! | `svg` | the image as text |
+//! | `png` | the image as pixels |
 //! | `terminal` | the plot made of characters |
 
+mod layout;
 mod png;
 mod scale;
 mod svg;
@@ -53,10 +55,10 @@ impl Plot {
 
     /// Replaces the image file atomically. The extension selects the format; the default is SVG.
     pub(crate) fn write(&self, path: &Path) -> Result<(), CommandError> {
-        let svg = svg::render(self);
+        let shapes = layout::shapes(self);
         let image = match ImageKind::of(path) {
-            Some(ImageKind::Png) => png::render(&svg),
-            Some(ImageKind::Svg) | None => Ok(svg.into_bytes()),
+            Some(ImageKind::Png) => png::render(&shapes),
+            Some(ImageKind::Svg) | None => Ok(svg::render(&shapes).into_bytes()),
         };
         let written = image.and_then(|bytes| tinkex_files::write(path, bytes));
         written.map_err(|error| CommandError::file("write", path.display(), &error))

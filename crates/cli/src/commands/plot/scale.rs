@@ -68,17 +68,19 @@ fn ticks_between(first: f64, last: f64, step: f64) -> Vec<f64> {
     ticks
 }
 
-/// Returns the range of the vertical axis: that of the values, without outliers. `lines` are the
+/// Returns the range of the vertical axis: the range of the values without outliers. `lines` are the
 /// values of each line in order.
 ///
 /// An outlier is a value far outside the range of the running medians. A single extreme value does
 /// not change the median of its neighbourhood; a steep beginning or a divergence does, and so stays
 /// visible. The range starts at 0 if the lowest value is at most half of the highest.
 pub(super) fn robust_range(lines: &[&[PlotPoint]]) -> (f64, f64) {
-    let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+    let mut low = f64::INFINITY;
+    let mut high = f64::NEG_INFINITY;
     for line in lines {
         for median in running_median(line) {
-            (low, high) = (low.min(median), high.max(median));
+            low = low.min(median);
+            high = high.max(median);
         }
     }
     if low > high {
@@ -126,7 +128,8 @@ pub(super) fn smooth(points: &[PlotPoint], (low, high): (f64, f64)) -> Option<Ve
     let mean = |(at, (step, value)): (usize, &PlotPoint)| {
         let half = half.min(at).min(points.len() - 1 - at);
         let neighbours = &points[at - half..=at + half];
-        let (mut sum, mut count) = (0.0, 0.0);
+        let mut sum = 0.0;
+        let mut count = 0.0;
         for (_, value) in neighbours.iter().filter(|(_, value)| (low..=high).contains(value)) {
             sum += value;
             count += 1.0;

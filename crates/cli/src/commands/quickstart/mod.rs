@@ -7,11 +7,11 @@ use std::io::Cursor;
 
 use clap::Args;
 use serde::Serialize;
-use tinkex::recipes::{Schedule, TrainEvent, TrainExample, TrainLoop, TrainPlan};
 use tinkex::{
-    Chat, Message, ModelInput, SamplingClient, SamplingParams, SaveOptions, ServiceClient, TooLong,
-    TrainingClient,
+    Chat, LoraOptions, Message, ModelInput, SamplingClient, SamplingParams, SaveOptions,
+    ServiceClient, TooLong, TrainingClient,
 };
+use tinkex_recipes::{Schedule, TrainEvent, TrainExample, TrainLoop, TrainPlan};
 
 use crate::args::positive;
 use crate::context::CommandContext;
@@ -23,7 +23,7 @@ use crate::reference::{RunName, choose_name, run_metadata};
 use crate::style::{BOLD, GREEN, RED};
 
 use super::plot;
-use super::train::progress::{TrainProgress, thousands};
+use super::training::progress::{TrainProgress, thousands};
 
 /// Training data: short answers in the voice of a pirate.
 const TRAINING_DATA: &str = include_str!("../../../data/pirate.jsonl");
@@ -124,15 +124,19 @@ pub(super) async fn run(
     let before = respond(&base, &chat, prompts.clone(), &params).await?;
     let train = examples(&chat, TRAINING_DATA)?;
     let eval = examples(&chat, HELD_OUT_DATA)?;
-    let (count, steps) = (train.len(), args.steps.unwrap_or(STEPS));
+    let count = train.len();
+    let steps = args.steps.unwrap_or(STEPS);
     context.notice(&format!(
         "Fine-tuning {} to talk like a pirate: {count} examples, {}",
         tinkex_server::BUILT_IN,
         format::count(steps, "step")
     ));
-    let new = service.create_lora_training_client(tinkex_server::BUILT_IN).rank(16).seed(0);
     let name = run_name(context, &service, "quickstart").await?;
-    let model = new.user_metadata(run_metadata(Some(name.as_str()))).create().await?;
+    let options = LoraOptions::new(tinkex_server::BUILT_IN)
+        .rank(16)
+        .seed(0)
+        .user_metadata(run_metadata(Some(name.as_str())));
+    let model = service.create_lora_training_client(options).await?;
     let metrics = train_model(context, &model, (train, eval), steps).await?;
 
     let checkpoint = model.save_state(SaveOptions::new("quickstart")).await?;
@@ -195,7 +199,7 @@ async fn respond(
     prompts: Vec<ModelInput>,
     params: &SamplingParams,
 ) -> Result<Vec<String>, CommandError> {
-    let requests = prompts.into_iter().map(|prompt| sampler.sample(prompt, params.clone()).send());
+    let requests = prompts.into_iter().map(|prompt| sampler.sample(prompt, params.clone()));
     // Submit all requests before awaiting the first, so that the server batches them.
     let requests: Vec<_> = requests.collect();
     let mut responses = Vec::new();
@@ -233,7 +237,9 @@ async fn train_model(
     };
     let mut progress = TrainProgress::new(context, steps, 0);
     let mut training = TrainLoop::new(model.clone(), plan, data.0).eval(data.1);
-    let (mut losses, mut held_out, mut tokens) = (Vec::new(), Vec::new(), 0);
+    let mut losses = Vec::new();
+    let mut held_out = Vec::new();
+    let mut tokens = 0;
     while let Some(event) = training.next().await? {
         match event {
             TrainEvent::Step(result) => {

@@ -1,8 +1,8 @@
 //! `tinkex quickstart --rl`: reinforcement learning of the built-in model.
 
 use serde::Serialize;
-use tinkex::recipes::rl::{Completion, Rl};
 use tinkex::{Chat, SamplingClient, SamplingParams, ServiceClient};
+use tinkex_recipes::rl::{Completion, Rl};
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
@@ -11,7 +11,7 @@ use crate::reference::run_metadata;
 use crate::style::{BOLD, GREEN, RED};
 
 use crate::commands::plot;
-use crate::commands::train::progress::{TrainProgress, thousands};
+use crate::commands::training::progress::{TrainProgress, thousands};
 
 use super::BeforeAfter;
 
@@ -99,7 +99,9 @@ pub(super) async fn run(
         .steps(steps);
     let mut run = rl.start(service).await?;
     let mut progress = TrainProgress::new(context, steps, 0).label("reward");
-    let (mut rewards, mut tokens, mut completions) = (Vec::new(), 0, 0);
+    let mut rewards = Vec::new();
+    let mut tokens = 0;
+    let mut completions = 0;
     while let Some(report) = run.next().await {
         let report = report?;
         rewards.push(report.reward);
@@ -149,7 +151,8 @@ async fn stories(sampler: &SamplingClient, chat: &Chat) -> Result<Vec<String>, C
 impl RlQuickstartReport {
     fn text(&self, context: &CommandContext<'_>) -> String {
         let bold = |text: &str| context.style().paint(BOLD, text);
-        let (first, last) = (self.rewards.first(), self.rewards.last());
+        let first = self.rewards.first();
+        let last = self.rewards.last();
         let shown =
             |reward: Option<&f64>| format::or_na(reward.map(|reward| format!("{reward:.2}")));
         let mut text = format!(

@@ -1,19 +1,13 @@
 //! Arguments of `tinkex rl`.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use clap_complete::ArgValueCandidates;
-use serde::{Deserialize, Serialize};
-use tinkex::recipes::rl::Advantage;
-use tinkex::{LossConfig, LossFn, LossSpec};
+use tinkex::LossFn;
+use tinkex_runs::{Advantage, LossOption, LossSettings};
 
 use crate::args::{positive, timeout, whole_number};
-use crate::commands::run_args::{ModelArgs, RunFolderArgs};
-use crate::commands::train::args::{learning_rate, number};
-use crate::commands::train::source::one_or_many;
-use crate::reference;
+use crate::commands::training::args::{ResumeArgs, RunArgs, number};
 
 use super::rewards::RewardOption;
 
@@ -32,8 +26,8 @@ Rewards:
   COMMAND           a program: reads lines {\"prompt\", \"completion\", \"metadata\"} and prints
                     {\"reward\": NUMBER, \"metrics\": {…}} for each
 
-The run folder contains run.json (settings), resume.json (state for --resume), metrics.jsonl (one
-line per step) and rollouts.jsonl (one line per completion).
+The run folder contains run.json (state for --resume), metrics.jsonl (one line per step),
+samples.jsonl (one line per completion) and plot.svg.
 Ctrl-C saves a checkpoint and stops; a second Ctrl-C stops immediately.
 
 Examples:
@@ -41,18 +35,32 @@ Examples:
   tinkex rl prompts.jsonl --local --reward number --group-size 16
   tinkex rl prompts.jsonl --model Qwen/Qwen3-8B --reward 'python3 reward.py' --off-policy 1
   tinkex rl --resume prompts --local                                  resume an interrupted run")]
+#[command(mut_arg("resume", |argument| argument.conflicts_with_all(FIXED_ARGS)))]
+#[command(mut_arg("files", |argument| {
+    argument.help("Prompts: JSON Lines or a JSON array, also compressed; - is standard input")
+}))]
+#[command(mut_arg("learning_rate", |argument| {
+    argument.help("Learning rate [default: depends on the model]")
+}))]
+#[command(mut_arg("eval_file", |argument| {
+    argument.help("Evaluate on the prompts of this file, at temperature 0")
+}))]
+#[command(mut_arg("eval_every", |argument| {
+    argument.help("Evaluation interval; 0 evaluates only before and after [default: 10]")
+}))]
+#[command(mut_arg("save_every", |argument| {
+    argument.help("Checkpoint interval; a crash loses the steps since the last checkpoint [default: 1]")
+}))]
+#[command(mut_arg("keep", |argument| {
+    argument.help("Number of checkpoints to keep, besides the one with the highest reward")
+}))]
 pub(crate) struct RlArgs {
     #[command(flatten)]
-    pub(super) run: RlRunArgs,
-    /// Resume a run with its original options; with --steps, extend it
-    #[arg(
-        long,
-        value_name = "RUN",
-        conflicts_with_all = FIXED_ARGS,
-        help_heading = "Run",
-        add = ArgValueCandidates::new(reference::run_candidates)
-    )]
-    pub(super) resume: Option<String>,
+    pub(super) policy: PolicyArgs,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+    #[command(flatten)]
+    pub(super) resume: ResumeArgs,
     /// Total number of steps; with --resume, the new total [default: 100]
     #[arg(
         long,
@@ -81,16 +89,10 @@ pub(crate) struct RlArgs {
     pub(super) reward_timeout: Duration,
 }
 
-/// Arguments that a resumed run cannot change.
-const FIXED_ARGS: [&str; 25] = [
-    "files",
+/// Arguments of [`PolicyArgs`], which a resumed run cannot change.
+const FIXED_ARGS: [&str; 12] = [
     "reward",
     "chat",
-    "model",
-    "from",
-    "tokenizer",
-    "rank",
-    "learning_rate",
     "group_size",
     "groups_per_batch",
     "loss",
@@ -99,24 +101,13 @@ const FIXED_ARGS: [&str; 25] = [
     "advantage",
     "kl_coef",
     "off_policy",
-    "seed",
     "max_tokens",
     "temperature",
-    "eval_file",
-    "eval_every",
-    "save_every",
-    "keep",
-    "name",
-    "dir",
 ];
 
-/// Arguments that determine a run. Stored in `run.json`.
-#[derive(Clone, Debug, Args, Serialize, Deserialize)]
-pub(super) struct RlRunArgs {
-    /// Prompts: JSON Lines or a JSON array, also compressed; - is standard input
-    #[arg(value_name = "FILE", required_unless_present = "resume")]
-    #[serde(rename = "file", with = "one_or_many")]
-    pub(super) files: Vec<PathBuf>,
+/// Arguments that determine a run with rewards, besides the arguments that all runs have.
+#[derive(Clone, Debug, Args)]
+pub(super) struct PolicyArgs {
     /// Reward: exact, number, regex[:PATTERN], length[:N], or a shell command
     #[arg(
         long,
@@ -128,18 +119,6 @@ pub(super) struct RlRunArgs {
     /// Send the text of "prompt" as a chat message instead of continuing it
     #[arg(long, help_heading = "Data")]
     pub(super) chat: bool,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(super) model: ModelArgs,
-    /// Learning rate [default: depends on the model]
-    #[arg(
-        long,
-        visible_alias = "lr",
-        value_name = "RATE",
-        value_parser = learning_rate,
-        help_heading = "Optimization"
-    )]
-    pub(super) learning_rate: Option<f64>,
     /// Number of completions per prompt
     #[arg(
         long,
@@ -201,18 +180,6 @@ pub(super) struct RlRunArgs {
         help_heading = "Optimization"
     )]
     pub(super) off_policy: u64,
-    /// Number of steps.
-    #[arg(skip)]
-    pub(super) steps: u64,
-    /// Seed of the prompt order, the samples and the initial weights
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        value_parser = whole_number::<u64>,
-        help_heading = "Optimization"
-    )]
-    pub(super) seed: u64,
     /// Maximum number of tokens per completion
     #[arg(
         long,
@@ -232,44 +199,10 @@ pub(super) struct RlRunArgs {
         help_heading = "Sampling"
     )]
     pub(super) temperature: f64,
-    /// Evaluate on the prompts of this file, at temperature 0
-    #[arg(long, value_name = "FILE", help_heading = "Evaluation and checkpoints")]
-    pub(super) eval_file: Option<PathBuf>,
-    /// Evaluation interval; 0 evaluates only before and after
-    #[arg(
-        long,
-        value_name = "STEPS",
-        default_value_t = 10,
-        value_parser = whole_number::<u64>,
-        help_heading = "Evaluation and checkpoints"
-    )]
-    pub(super) eval_every: u64,
-    /// Checkpoint interval; a crash loses the steps since the last checkpoint
-    #[arg(
-        long,
-        value_name = "STEPS",
-        default_value_t = 1,
-        value_parser = positive::<u64>,
-        help_heading = "Evaluation and checkpoints"
-    )]
-    pub(super) save_every: u64,
-    /// Number of checkpoints to keep, besides the one with the highest reward
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 2,
-        value_parser = positive::<usize>,
-        help_heading = "Evaluation and checkpoints"
-    )]
-    pub(super) keep: usize,
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub(super) folder: RunFolderArgs,
 }
 
 /// Value of `--loss`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(super) enum RlLoss {
     /// Policy gradient with importance sampling
@@ -283,8 +216,7 @@ pub(super) enum RlLoss {
 }
 
 /// Value of `--advantage`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub(super) enum AdvantageOption {
     /// Reward minus the mean of the group
@@ -295,26 +227,27 @@ pub(super) enum AdvantageOption {
     LeaveOneOut,
 }
 
-impl RlRunArgs {
+impl PolicyArgs {
     /// Returns the loss with its options.
-    pub(super) fn loss(&self) -> LossSpec {
+    pub(super) fn loss(&self) -> LossSettings {
         let function = match self.loss {
             RlLoss::ImportanceSampling => LossFn::ImportanceSampling,
             RlLoss::Ppo | RlLoss::Grpo => LossFn::Ppo,
             RlLoss::Cispo => LossFn::Cispo,
         };
-        let mut config = LossConfig::new();
+        let mut loss = LossSettings::new(function.as_str());
         if self.loss != RlLoss::ImportanceSampling {
-            if let Some(low) = self.clip_low {
-                config = config.set("clip_low_threshold", low);
-            }
-            if let Some(high) = self.clip_high {
-                config = config.set("clip_high_threshold", high);
+            let bounds =
+                [("clip_low_threshold", self.clip_low), ("clip_high_threshold", self.clip_high)];
+            for (name, bound) in bounds {
+                let option = bound.map(|bound| (name.to_owned(), LossOption::Number(bound)));
+                loss.options.extend(option);
             }
         }
-        LossSpec::new(function, config)
+        loss
     }
 
+    /// Returns the estimator of the advantages.
     pub(super) fn advantage(&self) -> Advantage {
         match (self.advantage, self.loss) {
             (Some(AdvantageOption::Normalized), _) | (None, RlLoss::Grpo) => {
@@ -349,7 +282,7 @@ mod tests {
 
     #[test]
     fn resume_conflicts_with_every_argument_that_determines_a_run() {
-        let command = RlRunArgs::augment_args(clap::Command::new("rl"));
+        let command = PolicyArgs::augment_args(clap::Command::new("rl"));
         let all: Vec<_> =
             command.get_arguments().map(|argument| argument.get_id().as_str()).collect();
         assert_eq!(all, FIXED_ARGS);

@@ -1,210 +1,52 @@
 //! `tinkex rl`: reinforcement learning from a file of prompts and a reward.
 //!
-//! [`Rl`](tinkex::recipes::Rl) of the client library has the loop. This command reads the files,
-//! chooses the reward and records the run in its folder.
+//! [`Rl`](tinkex_recipes::Rl) of the client library has the loop and writes the run folder. This
+//! command reads the files, chooses the reward and shows the progress.
 //!
 //! | Module | Contents |
 //! |---|---|
 //! | `args` | the arguments |
 //! | `rewards` | the built-in rewards |
-//! | `logs` | metrics and rollouts |
-//! | `state` | the settings of the run, in `run.json` |
-//! | `summary` | the result |
 
 mod args;
-mod logs;
 pub(super) mod rewards;
-mod state;
-mod summary;
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tinkex::recipes::RewardProgram;
-use tinkex::recipes::rl::{Rl, RlPrompt, RlRun};
-use tinkex::{SamplingParams, ServiceClient, Tokenizer};
-use tinkex_files::FileLock;
+use tinkex::{AdamParams, LossConfig, LossFn, LossSpec, SamplingParams, ServiceClient, Tokenizer};
+use tinkex_recipes::RewardProgram;
+use tinkex_recipes::rl::{Rl, RlPrompt, RlRun};
+use tinkex_runs::{
+    EvaluationSettings, LossOption, LossSettings, MethodSettings, RlSettings, RunFolder, RunMethod,
+    RunRecord, RunSettings, StartCheckpoint,
+};
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
-use crate::reference::{
-    CheckpointReference, CheckpointUse, RunFolderKind, find_folder, remember_folder, run_metadata,
-};
+use crate::reference::{remember_folder, run_metadata};
 
-use super::run_args::resume_text;
-use super::train::data;
-use super::train::progress::TrainProgress;
-use super::train::source::{DataFile, RunInputs, STDIN_COPY};
-use super::train::state::SettingChange;
-use super::train::{RETRY_FOR, examples, state as train_state};
+use super::training::data;
+use super::training::log::RunLog;
+use super::training::progress::TrainProgress;
+use super::training::report::{self, FinishedRun, TruncatedCounts};
+use super::training::start::{RunStart, TrainingCommand, explain_rank};
 pub(crate) use args::RlArgs;
-use logs::RunLogs;
 use rewards::RewardOption;
-use state::RlRunState;
-use summary::EndedRun;
+
+/// Default number of steps.
+const STEPS: u64 = 100;
+/// Default evaluation interval in steps.
+const EVAL_EVERY: u64 = 10;
 
 /// Run that is ready to start.
 struct PreparedRun {
     service: ServiceClient,
-    rl: Rl,
-    state: RlRunState,
-    folder: PathBuf,
-    /// Prevents other processes from resuming the run.
-    _lock: FileLock,
-    /// Whether this command has created the run.
-    is_new: bool,
-}
-
-pub(super) async fn run(
-    context: &mut CommandContext<'_>,
-    args: RlArgs,
-) -> Result<Exit, CommandError> {
-    context.settings.default_retry_for(RETRY_FOR);
-    let interrupt = context.environment.interrupt.clone();
-    let prepared = interrupt.run_until(1, Box::pin(prepare(context, args))).await?;
-    let name = prepared.state.name.as_deref();
-    let run = resume_text(context, RunFolderKind::Rl, &prepared.folder, name);
-    let resume = format!("tinkex rl --resume {run}{}", context.server_flags());
-    let executed = execute(context, &prepared.folder, &prepared.service, prepared.rl);
-    let done = match Box::pin(executed).await {
-        Ok(done) => done,
-        Err(error) if prepared.is_new && error.exit() == Exit::Rejected => {
-            remove_unstarted(&prepared.folder);
-            return Err(error);
-        }
-        Err(error) => {
-            return Err(error.add_hint(format!("Resume from the last checkpoint with: {resume}")));
-        }
-    };
-    if !done.outcome.finished {
-        prepared.service.abort().await;
-        let message = format!("stopped at step {} and saved a checkpoint", done.outcome.step);
-        return Err(
-            CommandError::new(Exit::Interrupted, message).hint(format!("Resume with: {resume}"))
-        );
-    }
-    prepared.service.finish(&Ok::<(), CommandError>(())).await;
-    summary::report(context, &prepared.state, &prepared.folder, &done)?;
-    Ok(Exit::Success)
-}
-
-/// Checks the arguments and the data and creates the run folder.
-async fn prepare(
-    context: &mut CommandContext<'_>,
-    args: RlArgs,
-) -> Result<PreparedRun, CommandError> {
-    let find = |text: &String| {
-        let (variables, here) = (&context.environment.variables, &context.environment.folder);
-        find_folder(variables, here, text, RunFolderKind::Rl)
-    };
-    let resume = args.resume.as_ref().map(find).transpose()?;
-    let mut new = args.run.clone();
-    if let Some(dir) = &mut new.folder.dir {
-        let resolved = context.environment.path(dir);
-        *dir = std::path::absolute(&resolved).unwrap_or(resolved);
-    }
-    let (mut config, inputs, old, lock) = match &resume {
-        Some(folder) => {
-            let lock = train_state::lock(folder)?;
-            let state = RlRunState::load(folder)?;
-            state.check_files()?;
-            let config = state.settings.clone();
-            let eval = config.eval_file.as_deref();
-            let inputs = RunInputs::of_paths(DataFile::Prompts, &config.files, eval);
-            (config, inputs, Some(state), Some(lock))
-        }
-        None => {
-            let eval = new.eval_file.as_mut();
-            let inputs = RunInputs::open(context, DataFile::Prompts, &mut new.files, eval).await?;
-            (new, inputs, None, None)
-        }
-    };
-    let old_steps = config.steps;
-    config.steps = args.steps.unwrap_or(if old.is_some() { old_steps } else { 100 });
-    let mut prompts = Vec::new();
-    for file in &inputs.train {
-        prompts.extend(data::read_prompts(file, config.chat)?);
-    }
-    let eval = match &inputs.eval {
-        Some(file) => data::read_prompts(file, config.chat)?,
-        None => Vec::new(),
-    };
-    let reward = config.reward.clone();
-    let reward = reward.ok_or_else(|| CommandError::usage("no reward given"))?;
-    if let RewardOption::BuiltIn(reward) = &reward {
-        reward.check(&prompts)?;
-        reward.check(&eval)?;
-    }
-
-    if old.is_none() {
-        config.model.serve_path(context).await?;
-    }
-    let service = context.client().await?;
-    let start = &mut config.model;
-    let model = match (&mut start.from, &old) {
-        (_, Some(state)) => state.model.clone(),
-        (Some(from), None) => {
-            let path = from.resolve(context, CheckpointUse::Train).await?;
-            let info = service.rest().get_weights_info(&path).await?;
-            *from = CheckpointReference::Path(path);
-            start.rank = info.lora_rank.unwrap_or(start.rank);
-            info.base_model
-        }
-        (None, None) => examples::base_model(context, start.model.as_deref())?,
-    };
-    let named = config.model.tokenizer.as_deref();
-    let tokenizer = examples::find_tokenizer(context, &service, &model, named).await?;
-    config.learning_rate.get_or_insert_with(|| default_learning_rate(&model));
-
-    let is_new = old.is_none();
-    let (folder, state) = match (resume, old) {
-        (Some(folder), Some(mut state)) => {
-            if config.steps != old_steps {
-                let steps = config.steps;
-                let at = RlRunState::finished_steps(&folder);
-                train_state::check_steps(steps, at)?;
-                context.notice(&format!("changing the run from {old_steps} to {steps} steps"));
-                state.changes.push(SettingChange::of_steps(at, old_steps, steps));
-            }
-            state.settings = config;
-            (folder, state)
-        }
-        _ => {
-            let file = inputs.first_path();
-            let (name, folder) = config.folder.choose(context, &service, &file).await?;
-            train_state::new_folder(&folder)?;
-            inputs.keep_stdin(&folder, config.files.iter_mut().chain(&mut config.eval_file))?;
-            (folder, RlRunState::new(&name, config, model)?)
-        }
-    };
-    let lock = match lock {
-        Some(lock) => lock,
-        None => train_state::lock(&folder)?,
-    };
-    state.store(&folder)?;
-    remember_folder(&context.environment.variables, &folder);
-    let reward =
-        RewardSource { reward, workers: args.reward_workers, timeout: args.reward_timeout };
-    let rl = build(context, &state, reward, (prompts, eval), tokenizer, &folder);
-    Ok(PreparedRun { service, rl, state, folder, _lock: lock, is_new })
-}
-
-/// Removes the files of a run that the server rejected, and the folder if nothing else is in it.
-/// Keeps a run that has started: it has a file to resume from.
-fn remove_unstarted(folder: &Path) {
-    if folder.join("resume.json").exists() {
-        return;
-    }
-    for name in ["run.json", STDIN_COPY, "lock"] {
-        let _ = std::fs::remove_file(folder.join(name));
-    }
-    let _ = std::fs::remove_dir(folder);
-}
-
-/// Returns the default learning rate. The built-in model is small and needs a high one.
-fn default_learning_rate(model: &str) -> f64 {
-    if model == tinkex_server::BUILT_IN { 3e-3 } else { 4e-5 }
+    folder: RunFolder,
+    reward: RewardSource,
+    prompts: Vec<RlPrompt>,
+    eval_prompts: Vec<RlPrompt>,
+    tokenizer: Tokenizer,
 }
 
 /// Reward, and how a program computes it.
@@ -214,75 +56,227 @@ struct RewardSource {
     timeout: Duration,
 }
 
-/// Builds the run from the settings.
-fn build(
-    context: &CommandContext<'_>,
-    state: &RlRunState,
-    source: RewardSource,
-    (prompts, eval): (Vec<RlPrompt>, Vec<RlPrompt>),
-    tokenizer: Tokenizer,
-    folder: &Path,
-) -> Rl {
-    let config = &state.settings;
-    let sampling =
-        SamplingParams::new().max_tokens(config.max_tokens).temperature(config.temperature);
-    let mut rl = Rl::new(&*state.model)
-        .rank(config.model.rank)
-        .user_metadata(run_metadata(state.name.as_deref()))
-        .prompts(prompts)
-        .eval_prompts(eval, config.eval_every)
-        .tokenizer(tokenizer)
-        .steps(config.steps)
-        .group_size(config.group_size)
-        .groups_per_batch(config.groups_per_batch)
-        .loss(config.loss())
-        .advantage(config.advantage())
-        .kl_coef(config.kl_coef)
-        .learning_rate(config.learning_rate.unwrap_or_default())
-        .sampling(sampling)
-        .off_policy(config.off_policy)
-        .seed(config.seed)
-        .save_every(config.save_every)
-        .keep(config.keep)
-        .resume_file(folder.join("resume.json"));
-    if let Some(CheckpointReference::Path(from)) = &config.model.from {
-        rl = rl.from_checkpoint(from.clone());
+pub(super) async fn run(
+    context: &mut CommandContext<'_>,
+    args: RlArgs,
+) -> Result<Exit, CommandError> {
+    let interrupt = context.environment.interrupt.clone();
+    let prepared = interrupt.run_until(1, Box::pin(prepare(context, args))).await?;
+    let Some(prepared) = prepared else { return Ok(Exit::Success) };
+    let command = TrainingCommand::Rl;
+    let path = prepared.folder.path().to_owned();
+    let service = prepared.service.clone();
+    let (log, progress) = match Box::pin(execute(context, prepared)).await {
+        Ok(ended) => ended,
+        Err(error) => return Err(report::failed(context, command, &path, error)),
+    };
+    let record = RunFolder::read(&path)?;
+    if !record.progress.finished {
+        service.abort().await;
+        return Err(report::stopped(context, command, &path, &record));
     }
-    match source.reward {
-        RewardOption::BuiltIn(reward) => rl.reward(reward.function()),
-        RewardOption::Program(command) => {
-            let program = RewardProgram::new(command)
-                .current_dir(&context.environment.folder)
-                .workers(source.workers)
-                .timeout(source.timeout)
-                .on_stderr(context.line_writer("reward"));
-            rl.reward_program(program)
+    service.finish().await;
+    let finished = FinishedRun {
+        folder: &path,
+        record: &record,
+        log: &log,
+        progress: &progress,
+        truncated: TruncatedCounts::default(),
+    };
+    finished.report(context)?;
+    Ok(Exit::Success)
+}
+
+/// Checks the arguments and the data and prepares the run folder. Returns `None` if the resumed run
+/// is finished.
+async fn prepare(
+    context: &mut CommandContext<'_>,
+    mut args: RlArgs,
+) -> Result<Option<PreparedRun>, CommandError> {
+    let command = TrainingCommand::Rl;
+    let extends = args.steps.is_some();
+    let opened = RunStart::open(context, command, &mut args.run, &args.resume, extends, false);
+    let Some(mut start) = opened.await? else { return Ok(None) };
+    let mut settings = match &start.old {
+        Some(record) => record.settings.clone(),
+        None => configure(&args, &start)?,
+    };
+    if let Some(steps) = args.steps {
+        settings.steps = steps;
+    }
+    let rl = rl_settings(&settings)?;
+    let mut prompts = Vec::new();
+    for file in &start.inputs.train {
+        prompts.extend(data::read_prompts(file, rl.prompts_are_messages)?);
+    }
+    let eval_prompts = match &start.inputs.eval {
+        Some(file) => data::read_prompts(file, rl.prompts_are_messages)?,
+        None => Vec::new(),
+    };
+    let reward = RewardOption::try_from(&rl.reward)?;
+    if let RewardOption::BuiltIn(reward) = &reward {
+        reward.check(&prompts)?;
+        reward.check(&eval_prompts)?;
+    }
+    if start.change_steps(context, settings.steps)? {
+        return Ok(None);
+    }
+    let folder = start.folder(context, &args.run, &args.resume, settings).await?;
+    let reward =
+        RewardSource { reward, workers: args.reward_workers, timeout: args.reward_timeout };
+    Ok(Some(PreparedRun {
+        service: start.service,
+        folder,
+        reward,
+        prompts,
+        eval_prompts,
+        tokenizer: start.tokenizer,
+    }))
+}
+
+/// Builds the settings of a new run from the arguments.
+fn configure(args: &RlArgs, start: &RunStart) -> Result<RunSettings, CommandError> {
+    let RlArgs { run, policy, .. } = args;
+    let reward = policy.reward.as_ref();
+    let reward = reward.ok_or_else(|| CommandError::usage("no reward given"))?;
+    let method = MethodSettings::Rl(RlSettings {
+        reward: reward.into(),
+        prompts_are_messages: policy.chat,
+        group_size: policy.group_size,
+        groups_per_batch: policy.groups_per_batch,
+        loss: policy.loss(),
+        advantage: policy.advantage(),
+        kl_coefficient: policy.kl_coef,
+        max_policy_age: policy.off_policy,
+        sampling: SamplingParams::new()
+            .max_tokens(policy.max_tokens)
+            .temperature(policy.temperature),
+    });
+    let learning_rate =
+        run.learning_rate.unwrap_or_else(|| default_learning_rate(&start.base_model));
+    let mut settings = RunSettings::new(&*start.base_model, method);
+    settings.start =
+        start.from.clone().map(|checkpoint| StartCheckpoint { checkpoint, with_optimizer: false });
+    settings.tokenizer.clone_from(&run.model.tokenizer);
+    settings.rank = start.rank;
+    settings.seed = run.seed;
+    settings.steps = STEPS;
+    settings.optimizer = AdamParams::with_learning_rate(learning_rate);
+    // The start of the run sets the file and its checksum.
+    settings.evaluation = run.eval_file.is_some().then(|| EvaluationSettings {
+        every: run.eval_every.unwrap_or(EVAL_EVERY),
+        ..EvaluationSettings::default()
+    });
+    settings.checkpoints.every = run.save_every.unwrap_or(1);
+    settings.checkpoints.keep = run.keep;
+    settings.event_log = run.log_to.map(Into::into);
+    Ok(settings)
+}
+
+/// Returns the default learning rate. The built-in model is small and needs a high one.
+fn default_learning_rate(model: &str) -> f64 {
+    if model == tinkex_server::BUILT_IN { 3e-3 } else { 4e-5 }
+}
+
+/// Returns the settings that only runs with rewards have.
+fn rl_settings(settings: &RunSettings) -> Result<&RlSettings, CommandError> {
+    match &settings.method {
+        MethodSettings::Rl(rl) => Ok(rl),
+        other => {
+            let method: RunMethod = other.method();
+            Err(CommandError::usage(format!("the method of the run is {method}")))
         }
     }
 }
 
-/// Starts the run and records its reports until it ends.
+/// Returns the loss of a run with its options.
+fn loss_spec(loss: &LossSettings) -> LossSpec {
+    let mut config = LossConfig::new();
+    for (name, option) in &loss.options {
+        config = match option {
+            LossOption::Number(number) => config.set(name.clone(), *number),
+            LossOption::Text(text) => config.set(name.clone(), text.as_str()),
+        };
+    }
+    LossSpec::new(LossFn::from(loss.function.as_str()), config)
+}
+
+/// Builds the run from its settings.
+fn build(context: &CommandContext<'_>, prepared: PreparedRun) -> Result<Rl, CommandError> {
+    let record = &prepared.folder.record;
+    let settings = &record.settings;
+    let rl = rl_settings(settings)?;
+    let eval_every = settings.evaluation.as_ref().map_or(0, |evaluation| evaluation.every);
+    let mut builder = Rl::new(&*settings.base_model)
+        .rank(settings.rank)
+        .user_metadata(run_metadata(Some(&record.name)))
+        .prompts(prepared.prompts)
+        .eval_prompts(prepared.eval_prompts, eval_every)
+        .tokenizer(prepared.tokenizer)
+        .steps(settings.steps)
+        .group_size(rl.group_size)
+        .groups_per_batch(rl.groups_per_batch)
+        .loss(loss_spec(&rl.loss))
+        .advantage(rl.advantage)
+        .kl_coef(rl.kl_coefficient)
+        .adam(settings.optimizer)
+        .sampling(rl.sampling.clone())
+        .off_policy(rl.max_policy_age)
+        .seed(settings.seed)
+        .save_every(settings.checkpoints.every)
+        .keep(settings.checkpoints.keep);
+    if let Some(start) = &settings.start {
+        builder = builder.from_checkpoint(start.checkpoint.clone());
+    }
+    let builder = match prepared.reward.reward {
+        RewardOption::BuiltIn(reward) => builder.reward(reward.function()),
+        RewardOption::Program(command) => builder.reward_program(
+            RewardProgram::new(command)
+                .current_dir(&context.environment.folder)
+                .workers(prepared.reward.workers)
+                .timeout(prepared.reward.timeout)
+                .on_stderr(context.line_writer("reward")),
+        ),
+    };
+    Ok(builder.opened_folder(prepared.folder))
+}
+
+/// Starts the run and follows its reports until it ends. Returns its metrics.
 async fn execute(
     context: &mut CommandContext<'_>,
-    folder: &Path,
-    service: &ServiceClient,
-    rl: Rl,
-) -> Result<EndedRun, CommandError> {
+    prepared: PreparedRun,
+) -> Result<(RunLog, TrainProgress), CommandError> {
     let interrupt = context.environment.interrupt.clone();
-    let steps = rl.total_steps();
-    let start = Box::pin(async { Ok(rl.start(service).await?) });
-    let mut run: RlRun = interrupt.run_until(1, start).await?;
-    let from = run.resumed_from();
-    let mut logs = RunLogs::open(folder, from)?;
-    context.notice(&format!(
-        "{} by reinforcement learning: {}, folder {}",
-        if from > 0 { "resuming" } else { "training" },
-        format::count(steps.saturating_sub(from), "step"),
-        folder.display()
-    ));
+    let path = prepared.folder.path().to_owned();
+    let record = prepared.folder.record.clone();
+    let prompts = format::count(prepared.prompts.len(), "prompt");
+    let service = prepared.service.clone();
+    let rl = build(context, prepared)?;
+    let start = Box::pin(async { rl.start(&service).await.map_err(|error| error.into()) });
+    let mut run: RlRun = interrupt.run_until(1, start).await.map_err(explain_rank)?;
+    remember_folder(&context.environment.variables, &path);
+    let mut log = RunLog::follow(&path, &record)?;
+    // Draw the empty plot now, to fail before training if the file cannot be written.
+    log.plot()?;
+    report::announce(context, &path, &record, &prompts);
     context.announce_dashboard();
-    let mut progress = TrainProgress::new(context, steps, from).label("reward");
-    let (mut tokens, mut stopping) = (0, false);
+    let progress = follow(context, &record, &mut run, &mut log).await?;
+    log.plot()?;
+    Ok((log, progress))
+}
+
+/// Shows the reports of a run until it ends.
+async fn follow(
+    context: &mut CommandContext<'_>,
+    record: &RunRecord,
+    run: &mut RlRun,
+    log: &mut RunLog,
+) -> Result<TrainProgress, CommandError> {
+    let interrupt = context.environment.interrupt.clone();
+    let from = run.resumed_from();
+    let mut progress =
+        TrainProgress::new(context, record.settings.steps, from).label(log.main.name);
+    let mut stopping = false;
     loop {
         let next = match interrupt.race(1 + u32::from(stopping), run.next()).await {
             Some(next) => next,
@@ -301,22 +295,15 @@ async fn execute(
             progress.set_eval_loss(context, report.step, reward);
         }
         if report.step > from {
-            tokens += report.tokens;
             progress.finish_step(context, report.step, report.tokens, report.reward);
         }
-        logs.add(report)?;
+        for line in report.metrics_lines() {
+            log.add(line)?;
+        }
+        if report.checkpoint.is_some() {
+            log.plot()?;
+        }
     }
     progress.clear(context);
-    let Some(outcome) = run.outcome() else {
-        return Err(CommandError::new(Exit::Failed, "the run ended without an outcome"));
-    };
-    Ok(EndedRun {
-        outcome,
-        run_id: run.run_id().to_owned(),
-        first: logs.first,
-        last: logs.last,
-        evals: logs.evals,
-        tokens,
-        seconds: progress.seconds(),
-    })
+    Ok(progress)
 }

@@ -1,18 +1,16 @@
 //! Built-in rewards, and the choice between them and a program.
 
-use std::fmt;
 use std::str::FromStr;
 
 use regex::Regex;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tinkex::recipes::rl::{Completion, RlPrompt};
+use tinkex_recipes::rl::{Completion, RlPrompt};
+use tinkex_runs::RewardSettings;
 
 use crate::error::CommandError;
 
 /// Value of `--reward`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum RewardOption {
     BuiltIn(BuiltInReward),
     /// Shell command.
@@ -28,8 +26,8 @@ pub(super) enum BuiltInReward {
     Regex(Option<String>),
     /// 1 if the last number of the completion equals the field `answer`.
     Number,
-    /// 1 for this number of characters, or else for that in the field `length`; less the further
-    /// the length is from it, and 0 from twice the length on.
+    /// 1 for this number of characters, or else for the number in the field `length`; less the
+    /// further the length is from the number, and 0 from twice the number on.
     Length(Option<u32>),
 }
 
@@ -37,10 +35,9 @@ impl FromStr for RewardOption {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, value) = match text.split_once(':') {
-            Some((name, value)) => (name, Some(value)),
-            None => (text, None),
-        };
+        let mut parts = text.splitn(2, ':');
+        let name = parts.next().unwrap_or_default();
+        let value = parts.next();
         Ok(Self::BuiltIn(match (name, value) {
             ("exact", None) => BuiltInReward::Exact,
             ("number", None) => BuiltInReward::Number,
@@ -60,31 +57,42 @@ impl FromStr for RewardOption {
     }
 }
 
-impl TryFrom<String> for RewardOption {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<RewardOption> for String {
-    fn from(reward: RewardOption) -> Self {
-        reward.to_string()
-    }
-}
-
-impl fmt::Display for RewardOption {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BuiltIn(BuiltInReward::Exact) => f.write_str("exact"),
-            Self::BuiltIn(BuiltInReward::Number) => f.write_str("number"),
-            Self::BuiltIn(BuiltInReward::Regex(None)) => f.write_str("regex"),
-            Self::BuiltIn(BuiltInReward::Regex(Some(pattern))) => write!(f, "regex:{pattern}"),
-            Self::BuiltIn(BuiltInReward::Length(None)) => f.write_str("length"),
-            Self::BuiltIn(BuiltInReward::Length(Some(length))) => write!(f, "length:{length}"),
-            Self::Program(command) => f.write_str(command),
+impl From<&RewardOption> for RewardSettings {
+    fn from(reward: &RewardOption) -> Self {
+        match reward {
+            RewardOption::BuiltIn(BuiltInReward::Exact) => Self::Exact,
+            RewardOption::BuiltIn(BuiltInReward::Number) => Self::Number,
+            RewardOption::BuiltIn(BuiltInReward::Regex(pattern)) => {
+                Self::Regex { pattern: pattern.clone() }
+            }
+            RewardOption::BuiltIn(BuiltInReward::Length(characters)) => {
+                Self::Length { characters: *characters }
+            }
+            RewardOption::Program(command) => Self::Program { command: command.clone() },
         }
+    }
+}
+
+impl TryFrom<&RewardSettings> for RewardOption {
+    type Error = CommandError;
+
+    fn try_from(reward: &RewardSettings) -> Result<Self, CommandError> {
+        Ok(match reward {
+            RewardSettings::Exact => Self::BuiltIn(BuiltInReward::Exact),
+            RewardSettings::Number => Self::BuiltIn(BuiltInReward::Number),
+            RewardSettings::Regex { pattern } => {
+                Self::BuiltIn(BuiltInReward::Regex(pattern.clone()))
+            }
+            RewardSettings::Length { characters } => {
+                Self::BuiltIn(BuiltInReward::Length(*characters))
+            }
+            RewardSettings::Program { command } => Self::Program(command.clone()),
+            _ => {
+                let message = "the reward of the run is a function of the program that started it";
+                return Err(CommandError::usage(message)
+                    .hint("Resume the run with that program, or start a new run with --from."));
+            }
+        })
     }
 }
 
@@ -222,11 +230,14 @@ mod tests {
     }
 
     #[test]
-    fn rewards_are_parsed_and_printed() {
+    fn rewards_are_parsed_and_survive_the_run_folder() {
         for text in ["exact", "number", "regex", "regex:^a:b$", "length", "length:80", "./r.py -x"]
         {
-            assert_eq!(text.parse::<RewardOption>().unwrap().to_string(), text);
+            let reward: RewardOption = text.parse().unwrap();
+            let stored = RewardSettings::from(&reward);
+            assert_eq!(RewardOption::try_from(&stored).unwrap(), reward, "{text}");
         }
+        assert!(RewardOption::try_from(&RewardSettings::Custom).is_err());
         assert_eq!("./r.py".parse(), Ok(RewardOption::Program("./r.py".to_owned())));
         for text in ["regex:(", "length:x", "length:0", " "] {
             assert!(text.parse::<RewardOption>().is_err(), "{text}");

@@ -118,11 +118,11 @@ async fn delete_run(rest: &RestClient, run: &TrainingRun) -> Result<(), CommandE
     }
     let in_use = error.kind() == ErrorKind::Conflict;
     let error = CommandError::from(error).context(&format!("cannot delete run {shown}"));
-    Err(match in_use {
-        true => error.hint(
+    if in_use {
+        return Err(error.hint(
             "Stop the program that trains the run, or wait: its session ends after 15 minutes \
              without a request.",
-        ),
-        false => error,
-    })
+        ));
+    }
+    Err(error)
 }

@@ -4,22 +4,18 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap_complete::ArgValueCandidates;
-use tinkex::recipes::Schedule;
+use tinkex_runs::Schedule;
 
 use crate::args::{positive, whole_number};
-use crate::commands::plot;
-use crate::commands::run_args::{ModelArgs, RunFolderArgs};
-use crate::reference;
+use crate::commands::training::args::{ResumeArgs, RunArgs, number};
 
-use super::state::{LearnFrom, LogTarget, TrainMethod};
+use super::settings::{LearnFrom, TrainMethod};
 
 /// Arguments of `tinkex train`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 FILE is JSON Lines or a JSON array, plain or compressed with gzip or Zstandard; - is standard input.
-All examples of a file have one of these formats:
+All examples of a file have the same format, out of these:
   {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"Hello!\"}]}
   {\"prompt\": \"The capital of France is\", \"completion\": \" Paris.\"}
   {\"text\": \"All of this text is learned.\"}
@@ -28,7 +24,7 @@ All examples of a file have one of these formats:
 With --method dpo, each line is a prompt with a chosen and a rejected completion:
   {\"prompt\": \"The capital of France is\", \"chosen\": \" Paris.\", \"rejected\": \" Rome.\"}
 
-The run folder contains run.json (state for --resume), metrics.jsonl (one line per step) and loss.svg.
+The run folder contains run.json (state for --resume), metrics.jsonl (one line per step) and plot.svg.
 Ctrl-C saves a checkpoint and stops; a second Ctrl-C stops immediately.
 
 Examples:
@@ -43,23 +39,20 @@ Examples:
   tinkex train more.jsonl --from examples --local       start from the weights of the run examples
   tinkex train --resume examples --local                resume an interrupted run
   tinkex train --resume examples --steps 300 --local    extend a finished run to 300 steps")]
+#[command(mut_arg("resume", |argument| {
+    argument
+        .conflicts_with_all(FIXED_ARGS)
+        .help("Resume a run with its original options; with --steps or --epochs, extend it")
+}))]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(super) run: RunArgs,
     #[command(flatten)]
+    pub(super) examples: ExampleArgs,
+    #[command(flatten)]
     pub(super) length: LengthArgs,
-    /// Resume a run with its original options; with --steps or --epochs, extend it
-    #[arg(
-        long,
-        value_name = "RUN",
-        conflicts_with_all = FIXED_ARGS,
-        help_heading = "Run",
-        add = ArgValueCandidates::new(reference::run_candidates)
-    )]
-    pub(super) resume: Option<String>,
-    /// Plot of the loss, as .svg or .png [default: loss.svg in the run folder]
-    #[arg(long, value_name = "FILE", value_parser = plot::parse_file, help_heading = "Run")]
-    pub(super) plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) resume: ResumeArgs,
     /// Show what the run would do without starting it; on this machine, measure a step
     #[arg(long, help_heading = "Run")]
     pub(super) dry_run: bool,
@@ -74,58 +67,21 @@ pub(crate) struct TrainArgs {
     pub(super) price: Option<f64>,
 }
 
-/// Arguments that a resumed run cannot change. They are listed one by one, not as a group, so that
-/// an error names only the ones that were given.
-const FIXED_ARGS: [&str; 26] = [
-    "files",
+/// Arguments of [`ExampleArgs`], which a resumed run cannot change.
+const FIXED_ARGS: [&str; 12] = [
     "method",
     "beta",
-    "model",
-    "from",
-    "tokenizer",
-    "rank",
     "with_optimizer",
-    "learning_rate",
     "schedule",
     "warmup",
     "batch_size",
-    "seed",
     "max_tokens",
     "refuse_long",
     "learn",
-    "eval_file",
     "eval_split",
-    "eval_every",
-    "save_every",
     "sample_prompts",
     "sample_every",
-    "keep",
-    "log_to",
-    "name",
-    "dir",
 ];
-
-/// Returns a hint for a conflict of `--resume` with an argument that the run cannot change.
-pub(crate) fn usage_hint(error: &clap::Error) -> Option<String> {
-    if error.kind() != ErrorKind::ArgumentConflict {
-        return None;
-    }
-    let arguments = |kind| match error.get(kind) {
-        Some(ContextValue::String(one)) => vec![one.clone()],
-        Some(ContextValue::Strings(all)) => all.clone(),
-        _ => Vec::new(),
-    };
-    let both = [arguments(ContextKind::InvalidArg), arguments(ContextKind::PriorArg)].concat();
-    let (resume, others): (Vec<_>, Vec<_>) =
-        both.into_iter().partition(|argument| argument.starts_with("--resume"));
-    (!resume.is_empty()).then(|| {
-        format!(
-            "Omit {} to resume the run with its original options, or omit --resume to start a new \
-             run.",
-            others.join(" and ")
-        )
-    })
-}
 
 /// Length of a run. A resumed run can change it.
 #[derive(Clone, Copy, Debug, Args)]
@@ -168,12 +124,9 @@ impl LengthArgs {
     }
 }
 
-/// Arguments that determine a run.
+/// Arguments that determine a run on examples, besides the arguments that all runs have.
 #[derive(Clone, Debug, Args)]
-pub(super) struct RunArgs {
-    /// Training data: JSON Lines or a JSON array, also compressed; - is standard input
-    #[arg(value_name = "FILE", required_unless_present = "resume")]
-    pub(super) files: Vec<PathBuf>,
+pub(super) struct ExampleArgs {
     /// Training method: sft (supervised), or dpo (preference pairs)
     #[arg(
         long,
@@ -186,20 +139,9 @@ pub(super) struct RunArgs {
     /// Strength of the preferences: how close DPO stays to the starting weights [default: 0.1]
     #[arg(long, value_name = "BETA", value_parser = beta, help_heading = "Optimization")]
     pub(super) beta: Option<f64>,
-    #[command(flatten)]
-    pub(super) model: ModelArgs,
     /// With --from, also load the optimizer state of the checkpoint
     #[arg(long, requires = "from", help_heading = "Model")]
     pub(super) with_optimizer: bool,
-    /// Peak learning rate [default: depends on the model]
-    #[arg(
-        long,
-        visible_alias = "lr",
-        value_name = "RATE",
-        value_parser = learning_rate,
-        help_heading = "Optimization"
-    )]
-    pub(super) learning_rate: Option<f64>,
     /// Learning-rate schedule: constant, linear or cosine
     #[arg(
         long,
@@ -230,15 +172,6 @@ pub(super) struct RunArgs {
         help_heading = "Optimization"
     )]
     pub(super) batch_size: usize,
-    /// Seed of the example order and the initial weights
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        value_parser = whole_number::<u64>,
-        help_heading = "Optimization"
-    )]
-    pub(super) seed: u64,
     /// Maximum length of an example [default: the context length of the model]
     #[arg(long, value_name = "TOKENS", value_parser = positive::<usize>, help_heading = "Data")]
     pub(super) max_tokens: Option<usize>,
@@ -255,39 +188,16 @@ pub(super) struct RunArgs {
         help_heading = "Data"
     )]
     pub(super) learn: LearnFrom,
-    /// Evaluate on this file
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with = "eval_split",
-        help_heading = "Evaluation and checkpoints"
-    )]
-    pub(super) eval_file: Option<PathBuf>,
     /// Hold out this fraction of the data for evaluation
     #[arg(
         long,
         value_name = "FRACTION",
         default_value_t = 0.0,
         value_parser = fraction,
+        conflicts_with = "eval_file",
         help_heading = "Evaluation and checkpoints"
     )]
     pub(super) eval_split: f64,
-    /// Evaluation interval; 0 evaluates only before and after [default: one tenth of the run]
-    #[arg(
-        long,
-        value_name = "STEPS",
-        value_parser = whole_number::<u64>,
-        help_heading = "Evaluation and checkpoints"
-    )]
-    pub(super) eval_every: Option<u64>,
-    /// Checkpoint interval; 0 disables [default: one tenth of the run]
-    #[arg(
-        long,
-        value_name = "STEPS",
-        value_parser = whole_number::<u64>,
-        help_heading = "Evaluation and checkpoints"
-    )]
-    pub(super) save_every: Option<u64>,
     /// Answer the prompts of this file during training; JSON Lines as for `tinkex rl`
     #[arg(long, value_name = "FILE", help_heading = "Evaluation and checkpoints")]
     pub(super) sample_prompts: Option<PathBuf>,
@@ -300,39 +210,6 @@ pub(super) struct RunArgs {
         help_heading = "Evaluation and checkpoints"
     )]
     pub(super) sample_every: Option<u64>,
-    /// Number of checkpoints to keep
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 2,
-        value_parser = positive::<usize>,
-        help_heading = "Evaluation and checkpoints"
-    )]
-    pub(super) keep: usize,
-    /// Also log the metrics for another program: tensorboard
-    #[arg(
-        long,
-        value_enum,
-        value_name = "PROGRAM",
-        hide_possible_values = true,
-        help_heading = "Run"
-    )]
-    pub(super) log_to: Option<LogTarget>,
-    #[command(flatten)]
-    pub(super) folder: RunFolderArgs,
-}
-
-pub(crate) fn number(
-    text: &str,
-    is_valid: impl Fn(f64) -> bool,
-    expected: &str,
-) -> Result<f64, String> {
-    let parsed = text.parse().ok().filter(|number| is_valid(*number));
-    parsed.ok_or_else(|| format!("expected {expected}"))
-}
-
-pub(crate) fn learning_rate(text: &str) -> Result<f64, String> {
-    number(text, |rate| rate > 0.0 && rate < 1.0, "a number above 0 and below 1, such as 2e-4")
 }
 
 fn beta(text: &str) -> Result<f64, String> {
@@ -361,7 +238,7 @@ mod tests {
 
     #[test]
     fn resume_conflicts_with_every_argument_that_determines_a_run() {
-        let command = RunArgs::augment_args(clap::Command::new("train"));
+        let command = ExampleArgs::augment_args(clap::Command::new("train"));
         let all: Vec<_> =
             command.get_arguments().map(|argument| argument.get_id().as_str()).collect();
         assert_eq!(all, FIXED_ARGS);

@@ -1,8 +1,9 @@
 //! [`RunEstimate`]: time and cost of a run, for `--dry-run`.
 
 use serde::Serialize;
-use tinkex::recipes::{TrainExample, dpo};
-use tinkex::{AdamParams, LossFn, ServiceClient, TrainingClient};
+use tinkex::{LossFn, ServiceClient, TrainingClient};
+use tinkex_recipes::{TrainExample, dpo};
+use tinkex_runs::{MethodSettings, RunSettings};
 use tokio::time::Instant;
 
 use crate::context::CommandContext;
@@ -13,7 +14,6 @@ use crate::table::Table;
 
 use super::examples::Examples;
 use super::run;
-use super::state::RunConfig;
 
 /// A first step of at most this many seconds is repeated, because it also allocates memory.
 const REPEAT_BELOW: f64 = 10.0;
@@ -46,19 +46,19 @@ impl RunEstimate {
     pub(super) async fn new(
         context: &mut CommandContext<'_>,
         service: &ServiceClient,
-        config: &RunConfig,
+        settings: &RunSettings,
         examples: &Examples,
         price: Option<f64>,
         from: u64,
     ) -> Result<Self, CommandError> {
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-        let remaining = examples.remaining_tokens(config, from) as f64;
+        let remaining = examples.remaining_tokens(settings, from) as f64;
         let cost_usd = price.map(|price| remaining / 1e6 * price);
         let mut estimate = Self { cost_usd, price_per_million_tokens: price, ..Self::default() };
-        if !is_loopback(service.base_url().as_str()) || from >= config.steps {
+        if !is_loopback(service.base_url().as_str()) || from >= settings.steps {
             return Ok(estimate);
         }
-        let step = measure(context, service, config, examples, from).await?;
+        let step = measure(context, service, settings, examples, from).await?;
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let seconds = step.seconds / step.tokens.max(1) as f64 * remaining;
         estimate.seconds = Some(seconds);
@@ -76,7 +76,8 @@ impl RunEstimate {
                     format::short_duration(seconds)
                 };
                 let examples = format::count(step.examples, "example");
-                let (tokens, seconds) = (step.tokens, step.seconds);
+                let tokens = step.tokens;
+                let seconds = step.seconds;
                 table.property(
                     "Estimated time",
                     format!("{time}, without evaluations and checkpoints"),
@@ -113,18 +114,18 @@ impl RunEstimate {
 async fn measure(
     context: &mut CommandContext<'_>,
     service: &ServiceClient,
-    config: &RunConfig,
+    settings: &RunSettings,
     examples: &Examples,
     from: u64,
 ) -> Result<MeasuredStep, CommandError> {
-    let batch = config.plan(examples.train.len()).batch(from);
+    let batch = examples.settings.plan(settings, examples.train.len()).batch(from);
     let batch: Vec<_> = batch.into_iter().map(|index| &examples.train[index]).collect();
     let tokens = batch.iter().map(|example| example.tokens).sum();
-    let model = run::create_model(context, service, config, None, None).await?;
-    let seconds = time_step(&model, config, &batch).await;
+    let model = run::create_model(context, service, settings, None, None).await?;
+    let seconds = time_step(&model, settings, &batch).await;
     // The server does not delete the run of an open session. Ending the session closes `service`,
     // so the deletion needs another client. Servers that cannot delete runs keep an empty one.
-    service.finish(&Ok::<(), CommandError>(())).await;
+    service.finish().await;
     if let Ok(client) = context.client().await {
         let _ = client.rest().delete_training_run(model.model_id().clone()).await;
     }
@@ -134,16 +135,16 @@ async fn measure(
 /// Returns the seconds of a training step on `batch`.
 async fn time_step(
     model: &TrainingClient,
-    config: &RunConfig,
+    settings: &RunSettings,
     batch: &[&TrainExample],
 ) -> Result<f64, CommandError> {
     let step = || {
         let data = batch.iter().flat_map(|example| example.data.clone()).collect();
-        let loss = match config.beta {
-            Some(beta) => dpo::loss(beta),
-            None => LossFn::CrossEntropy.into(),
+        let loss = match &settings.method {
+            MethodSettings::Dpo(settings) => dpo::loss(settings.beta),
+            _ => LossFn::CrossEntropy.into(),
         };
-        model.step(data, loss, AdamParams::with_learning_rate(config.learning_rate))
+        model.step(data, loss, settings.optimizer)
     };
     let mut seconds = f64::INFINITY;
     for _ in 0..2 {

@@ -1,27 +1,22 @@
-//! [`TrainingSamples`]: answers of the model during training.
-
-use std::path::Path;
+//! [`TrainingSamples`]: completions of the model during training.
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use serde::Serialize;
-use tinkex::recipes::StepLog;
-use tinkex::recipes::rl::RlPrompt;
 use tinkex::{Chat, ModelInput, SamplingClient, SamplingParams};
+use tinkex_recipes::rl::RlPrompt;
+use tinkex_runs::{RunFolder, SAMPLES_FILE, SampleLine, StepLog};
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
 use crate::format;
 
-/// Name of the file in the run folder.
-pub(super) const SAMPLES_FILE: &str = "samples.jsonl";
-/// Maximum number of tokens of an answer.
+/// Maximum number of tokens of a completion.
 const MAX_TOKENS: u32 = 100;
-/// Maximum number of answers that are sampled at the same time.
+/// Maximum number of completions that are sampled at the same time.
 const CONCURRENT: usize = 16;
-/// Maximum number of characters of a prompt and of an answer on the terminal.
+/// Maximum number of characters of a prompt and of a completion on the terminal.
 const SHOWN: usize = 300;
 
-/// Prompts that are answered during training, and the file with the answers.
+/// Prompts that the model completes during training, and the file with the completions.
 pub(super) struct TrainingSamples {
     prompts: Vec<(String, ModelInput)>,
     chat: Chat,
@@ -30,69 +25,63 @@ pub(super) struct TrainingSamples {
     shown: String,
 }
 
-/// Line of `samples.jsonl`.
-#[derive(Debug, Serialize)]
-struct SampleLine {
-    /// Number of finished steps.
-    step: u64,
-    prompt: String,
-    answer: String,
-    stop_reason: &'static str,
-}
-
 impl TrainingSamples {
-    /// Encodes the prompts and opens the file of a run that continues after `from` steps.
+    /// Encodes the prompts and opens the file of a run.
     pub(super) fn new(
         prompts: Vec<RlPrompt>,
         chat: Chat,
-        path: &Path,
-        from: u64,
+        folder: &RunFolder,
     ) -> Result<Self, CommandError> {
         let encode = |prompt: RlPrompt| -> Result<(String, ModelInput), CommandError> {
-            let input = match prompt.messages.is_empty() {
-                true => chat.tokenizer().input(&prompt.text)?,
-                false => chat.prompt(&prompt.messages)?,
+            let input = if prompt.messages.is_empty() {
+                chat.tokenizer().input(&prompt.text)?
+            } else {
+                chat.prompt(&prompt.messages)?
             };
             Ok((prompt.text, input))
         };
         let prompts = prompts.into_iter().map(encode).collect::<Result<_, _>>()?;
-        let shown = path.display().to_string();
-        let log = StepLog::open(path, from, |_| ())
-            .map_err(|error| CommandError::file("write", &shown, &error))?;
+        let shown = folder.path().join(SAMPLES_FILE).display().to_string();
+        let log = folder.samples(folder.record.progress.step())?;
         Ok(Self { prompts, chat, log, shown })
     }
 
-    /// Samples an answer to every prompt, shows them and adds them to the file.
+    /// Samples a completion of every prompt, shows the completions and adds them to the file.
     pub(super) async fn add(
         &mut self,
         context: &mut CommandContext<'_>,
         sampler: &SamplingClient,
         step: u64,
     ) -> Result<(), CommandError> {
-        // The most likely answer: those of different steps differ only by what was learned.
+        // The most likely completion: completions of different steps differ only by what the model
+        // has learned.
         let mut params = SamplingParams::new().max_tokens(MAX_TOKENS).temperature(0.0);
         params.stop = self.chat.stop().ok();
-        let (params, tokenizer) = (&params, self.chat.tokenizer());
-        let answers: Vec<SampleLine> = stream::iter(&self.prompts)
+        let params = &params;
+        let tokenizer = self.chat.tokenizer();
+        let samples: Vec<SampleLine> = stream::iter(&self.prompts)
             .map(|(prompt, input)| async move {
-                let response = sampler.sample(input.clone(), params.clone()).send().await?;
+                let response = sampler.sample(input.clone(), params.clone()).await?;
                 let Some(sampled) = response.sequences.first() else {
-                    return Err(CommandError::new(Exit::Failed, "the server returned no answer"));
+                    return Err(CommandError::new(
+                        Exit::Failed,
+                        "the server returned no completion",
+                    ));
                 };
-                Ok(SampleLine {
-                    step,
-                    prompt: prompt.clone(),
-                    answer: tokenizer.decode_text(&sampled.tokens)?,
-                    stop_reason: sampled.stop_reason.as_str(),
-                })
+                let completion = tokenizer.decode_text(&sampled.tokens)?;
+                let mut line = SampleLine::new(step, prompt, completion);
+                line.tokens = sampled.tokens.len() as u64;
+                line.stop_reason = sampled.stop_reason;
+                Ok(line)
             })
             .buffered(CONCURRENT)
             .try_collect()
             .await?;
-        for answer in &answers {
-            let (prompt, text) = (shorten(&answer.prompt), shorten(&answer.answer));
-            context.notice(&format!("step {step}: {prompt} → {text}"));
-            let written = self.log.append(answer);
+        for sample in &samples {
+            let prompt = shorten(&sample.prompt);
+            let completion = shorten(&sample.completion);
+            context.notice(&format!("step {step}: {prompt} → {completion}"));
+            let written = self.log.append(sample);
             written.map_err(|error| CommandError::file("write", &self.shown, &error))?;
         }
         Ok(())

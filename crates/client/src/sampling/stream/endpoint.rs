@@ -1,4 +1,4 @@
-//! Reads the tokens of a completion from the OpenAI-compatible endpoint.
+//! [`TokenEvents`]: reads the tokens of a completion from the server's OpenAI-compatible endpoint.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,25 +12,29 @@ use tinkex_wire::{
     header as wire_header,
 };
 
+use crate::call_options::ApplyOptions as _;
 use crate::dispatch::Permit;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hint::Hint;
 use crate::sampling::SamplingView;
 use crate::session::Session;
-use crate::transport::backoff::RequestBackoff;
-use crate::transport::call_progress::CallProgress;
+use crate::transport::RequestOptions;
 use crate::transport::http::{HttpFailure, ResponseBody};
-use crate::transport::{RequestOptions, header};
+use crate::transport::request::header;
+use crate::transport::retry::call_progress::CallProgress;
+use crate::transport::retry::shared_backoff::RequestBackoff;
 
 use super::StreamedToken;
 
 const EVENT_STREAM: &str = "text/event-stream";
-/// Maximum size of an event, in bytes. An event has one token, or a few.
+/// Maximum size of an event, in bytes. Events hold a few tokens at most, so a larger event is
+/// invalid.
 const MAX_EVENT: usize = 1 << 20;
 
 /// Response to the request for a stream.
 pub(super) enum OpenedEndpoint {
-    /// The tokens, of which the first has arrived, and the permit of a concurrent sample.
+    /// The stream of tokens, whose first token has arrived, and the concurrency permit of the
+    /// sample.
     Stream(Box<TokenEvents>, Option<Permit>),
     /// The server does not have the endpoint.
     Unsupported,
@@ -41,7 +45,7 @@ pub(super) struct TokenEvents {
     body: ResponseBody,
     decoder: SseDecoder,
     ready: VecDeque<StreamedToken>,
-    /// Number of tokens so far.
+    /// Number of tokens received so far.
     received: usize,
     /// Whether the last token was received.
     complete: bool,
@@ -92,7 +96,7 @@ async fn send(
     let active = view.active.start().await.into_permit();
     let bytes = size_of_val(&request.prompt[..]) as u64;
     let admission = session.admission();
-    // Held until the server has accepted the request, as for other samples.
+    // Hold the admission permit until the server has accepted the request, as for other samples.
     let _permit = admission.acquire(bytes).await;
     call.admit();
     let backoff = RequestBackoff { backoff: Arc::clone(admission.backoff()), bytes };
@@ -104,8 +108,8 @@ async fn send(
     Ok((sent?, active))
 }
 
-/// Returns whether the error says that the server does not have the endpoint. A 404 in the shape of
-/// the OpenAI API is about the model: the endpoint exists.
+/// Returns whether the error says that the server does not have the endpoint. A 404 whose body is
+/// an OpenAI error object means that the model is unknown: the endpoint exists.
 fn is_missing_endpoint(error: &Error) -> bool {
     match error.status() {
         Some(405 | 501) => true,
@@ -114,9 +118,11 @@ fn is_missing_endpoint(error: &Error) -> bool {
     }
 }
 
-/// Returns whether the server may have the endpoint but not the extensions that the request uses.
-/// If the request is invalid instead, the sample in pieces fails with the error of the Tinker API.
-/// A prompt that is too long is reported at once: its first pieces may be short enough to succeed.
+/// Returns whether the server may have the endpoint but not support this model or the extensions
+/// that the request uses. If the request is invalid instead, sampling in pieces also fails, with
+/// the error of the Tinker API. The exception is a prompt that exceeds the context length together
+/// with `max_tokens`: this error is returned at once, because the first pieces could be short
+/// enough to succeed.
 fn may_be_unsupported(error: &Error) -> bool {
     matches!(error.status(), Some(400 | 404 | 422)) && error.hint() != Some(Hint::ShortenPrompt)
 }
@@ -131,7 +137,7 @@ fn is_event_stream(response: &Response<ResponseBody>) -> bool {
 
 /// Failure to read a token.
 enum ReadError {
-    /// The first tokens have no ids: the server does not know `return_token_ids`.
+    /// The first tokens have no ids: the server does not support the option `return_token_ids`.
     NoTokenIds,
     Failed(Error),
 }
@@ -178,7 +184,7 @@ impl TokenEvents {
             let part = session.run_until_closed(async { Ok(self.body.next().await) }).await?;
             match part {
                 Some(Ok(bytes)) => self.decoder.push(&bytes).map_err(Error::from)?,
-                // All tokens were received; only the end of the stream is missing.
+                // All tokens were received, so a missing end of the stream is not an error.
                 Some(Err(_)) | None if self.complete => self.done = true,
                 Some(Err(failure)) => return Err(self.interrupted(failure).into()),
                 None => return Err(self.interrupted(HttpFailure::connect("end of body")).into()),
@@ -202,13 +208,14 @@ impl TokenEvents {
                     self.add(choice)?;
                 }
             }
-            // The type may be extended by events that a client need not know.
+            // Ignore other events: the type is non-exhaustive, and a client need not know all
+            // events.
             _ => {}
         }
         Ok(())
     }
 
-    /// Adds the tokens of an event. The text belongs to the last of them.
+    /// Adds the tokens of an event. The text of the event belongs to its last token.
     fn add(&mut self, choice: SampleStreamChoice) -> ReadResult {
         let SampleStreamChoice { text, token_ids, logprobs, finish_reason, .. } = choice;
         let Some(tokens) = token_ids else {
@@ -220,16 +227,16 @@ impl TokenEvents {
             };
         };
         if self.complete {
-            return match tokens.is_empty() {
-                true => Ok(()),
-                false => Err(invalid("it follows the last token").into()),
-            };
+            if tokens.is_empty() {
+                return Ok(());
+            }
+            return Err(invalid("it follows the last token").into());
         }
         let Some(last) = tokens.len().checked_sub(1) else {
-            return match text.is_empty() && finish_reason.is_none() {
-                true => Ok(()),
-                false => Err(invalid("it has text without a token").into()),
-            };
+            if text.is_empty() && finish_reason.is_none() {
+                return Ok(());
+            }
+            return Err(invalid("it has text without a token").into());
         };
         let logprobs = logprobs.map(|logprobs| logprobs.token_logprobs).unwrap_or_default();
         let mut text = Some(text);

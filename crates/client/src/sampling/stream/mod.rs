@@ -1,7 +1,7 @@
 //! [`SampleStream`]: a completion that arrives token by token.
 //!
-//! [`endpoint`] reads the tokens from the server's OpenAI-compatible endpoint. A server without it
-//! is sampled in [`pieces`].
+//! [`endpoint`] reads the tokens from the server's OpenAI-compatible endpoint. For a server without
+//! the endpoint, [`pieces`] samples the completion in several requests.
 
 mod endpoint;
 mod piece_text;
@@ -16,21 +16,20 @@ use futures_util::stream::{self, BoxStream, Stream, StreamExt};
 use tinkex_wire::{ModelInput, SampleRequest, SampleStreamRequest, SamplingParams, StopReason};
 use tokio::time::{Instant, timeout_at};
 
-use crate::call_options::CallOptions;
 use crate::dispatch::Permit;
 use crate::error::{Error, Result};
+use crate::future::RequestFuture;
 #[cfg(feature = "tokenizer")]
 use crate::tokenizer::Tokenizer;
-use crate::transport::call_progress::CallProgress;
 use crate::transport::http::Lane;
-use crate::transport::retry_policy::RetryPolicy;
+use crate::transport::retry::call_progress::CallProgress;
 use crate::validated::Validated;
 
 use super::{SamplingClient, SamplingShared};
 use endpoint::{OpenedEndpoint, TokenEvents};
 use pieces::Pieces;
 
-/// Default of [`SampleStream::idle_timeout`].
+/// Default of [`SampleStreamOptions::idle_timeout`].
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Token of a [`SampleStream`].
@@ -51,8 +50,7 @@ pub struct StreamedToken {
 
 /// Stream of the tokens of one completion, returned by [`SamplingClient::sample_stream`].
 ///
-/// Nothing is sent before the stream is polled for the first time; set options before that. The
-/// stream ends after the token with a [`stop_reason`](StreamedToken::stop_reason), or after the
+/// The stream ends after the token with a [`stop_reason`](StreamedToken::stop_reason), or after the
 /// first error.
 ///
 /// ```no_run
@@ -70,44 +68,52 @@ pub struct StreamedToken {
 /// # How the tokens arrive
 ///
 /// A `tinkex` server sends each token when it is sampled, through its OpenAI-compatible endpoint.
-/// The tokens and log-probabilities are those of [`SamplingClient::sample`] with the same seed and
-/// parameters.
+/// The tokens and log-probabilities equal the result of [`SamplingClient::sample`] with the same
+/// seed and parameters.
 ///
 /// A server without that endpoint (status 404, 405 or 501, or no token ids in its events) or
 /// without its extensions (400 or 422), and any server for a prompt with images, is sampled in
-/// pieces: 8 tokens first, then as many as take about 0.3 seconds, each continuing the previous
-/// ones. Then the prompt is sent and charged with every piece, tokens with a seed differ from those
-/// of `sample`, and the text is decoded on the client, which needs the feature `tokenizer`: it is
-/// empty without the feature.
+/// pieces: 8 tokens first, then as many tokens per piece as take about 0.3 seconds. Each piece
+/// continues the previous pieces. Sampling in pieces has three consequences: the prompt is sent and
+/// charged with every piece; with a seed, the tokens differ from the tokens of
+/// [`SamplingClient::sample`]; and the client decodes the text, which needs the feature `tokenizer`
+/// (without the feature, the text is empty).
 ///
 /// # Failures
 ///
-/// The request is retried like any other until the first byte of the response. After it, a lost
-/// connection or the [idle timeout](Self::idle_timeout) ends the stream with an error: the tokens
-/// of a retried request may differ from those that the program has used.
+/// The request is retried like any other until the first byte of the response. Afterwards, a lost
+/// connection or the [idle timeout](SampleStreamOptions::idle_timeout) ends the stream with an
+/// error: the tokens of a retried request may differ from the tokens that the program has used.
 ///
 /// # Cancel safety
 ///
 /// Dropping the stream closes its connection, which cancels the sample on the server.
 /// [`next`](Self::next) is cancel safe: no token is lost if its future is dropped.
-#[must_use = "nothing is sent until the stream is polled"]
-pub struct SampleStream {
-    /// Set until the first poll.
-    unstarted: Option<Box<UnstartedStream>>,
-    /// Set from the first poll on.
-    tokens: Option<BoxStream<'static, Result<StreamedToken>>>,
-}
+#[must_use = "dropping a SampleStream cancels the sample; poll it"]
+pub struct SampleStream(BoxStream<'static, Result<StreamedToken>>);
 
-/// A stream that has not been started.
-struct UnstartedStream {
-    client: SamplingClient,
-    prompt: ModelInput,
+/// Sampling parameters with the optional settings of a stream, for
+/// [`SamplingClient::sample_stream`].
+///
+/// [`SamplingParams`] convert into options without further settings.
+///
+/// ```
+/// use std::time::Duration;
+/// use tinkex::{SampleStreamOptions, SamplingParams};
+///
+/// let params = SamplingParams::new().max_tokens(64);
+/// let options = SampleStreamOptions::new(params).idle_timeout(Duration::from_secs(60));
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until they are passed to `SamplingClient::sample_stream`"]
+pub struct SampleStreamOptions {
     params: SamplingParams,
     idle_timeout: Duration,
     text: TextSource,
 }
 
-/// Where the text of pieces comes from.
+/// Source of the tokenizer that decodes pieces.
+#[derive(Clone, Debug)]
 enum TextSource {
     /// The tokenizer of the base model, loaded when the first piece has arrived.
     BaseModel,
@@ -117,118 +123,41 @@ enum TextSource {
     None,
 }
 
-impl SamplingClient {
-    /// Samples one completion of `prompt` and streams its tokens.
-    ///
-    /// Poll the returned [`SampleStream`], or call its [`next`](SampleStream::next) method; nothing
-    /// is sent before that.
-    pub fn sample_stream(
-        &self,
-        prompt: impl Into<ModelInput>,
-        params: SamplingParams,
-    ) -> SampleStream {
-        let unstarted = UnstartedStream {
-            client: self.clone(),
-            prompt: prompt.into(),
-            params,
-            idle_timeout: IDLE_TIMEOUT,
-            text: TextSource::BaseModel,
-        };
-        SampleStream { unstarted: Some(Box::new(unstarted)), tokens: None }
-    }
-}
-
-impl SampleStream {
-    /// Returns the next token, or `None` at the end.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if a parameter is invalid;
-    /// otherwise fails if the request fails, or if the connection breaks before the last token.
-    /// `None` follows an error.
-    ///
-    /// # Cancel safety
-    /// Cancel safe: no token is lost if the future is dropped.
-    pub async fn next(&mut self) -> Option<Result<StreamedToken>> {
-        StreamExt::next(self).await
+impl SampleStreamOptions {
+    /// Creates options with the sampling parameters.
+    pub fn new(params: SamplingParams) -> Self {
+        Self { params, idle_timeout: IDLE_TIMEOUT, text: TextSource::BaseModel }
     }
 
     /// Sets the longest time without data from the server, also before the first token. Defaults to
     /// 5 minutes.
-    pub fn idle_timeout(self, timeout: Duration) -> Self {
-        self.set(|options| options.idle_timeout = timeout)
-    }
-
-    /// Sets how often and how long the request is retried before the response begins. Defaults to
-    /// the policy of the client.
-    pub fn retry(self, policy: RetryPolicy) -> Self {
-        self.set_call(|options| options.retry(policy))
-    }
-
-    /// Sets the maximum duration of the stream, from the first poll to the last token. Unlimited by
-    /// default.
-    pub fn timeout(self, timeout: Duration) -> Self {
-        self.set_call(|options| options.timeout(timeout))
-    }
-
-    /// Sets the tokenizer that decodes the text if the server is sampled in pieces. By default that
-    /// of the base model is loaded then, as by [`SamplingClient::tokenizer`].
-    #[cfg(feature = "tokenizer")]
-    pub fn tokenizer(self, tokenizer: Tokenizer) -> Self {
-        self.set(|options| options.text = TextSource::Tokenizer(tokenizer))
-    }
-
-    /// Leaves the text empty if the server is sampled in pieces, so that no tokenizer is needed.
-    pub fn without_text(self) -> Self {
-        self.set(|options| options.text = TextSource::None)
-    }
-
-    fn set(mut self, change: impl FnOnce(&mut UnstartedStream)) -> Self {
-        if let Some(options) = &mut self.unstarted {
-            change(options);
-        }
+    pub fn idle_timeout(mut self, timeout: Duration) -> Self {
+        self.idle_timeout = timeout;
         self
     }
 
-    fn set_call(self, change: impl FnOnce(CallOptions) -> CallOptions) -> Self {
-        self.set(|options| {
-            let changed = change(options.client.options());
-            options.client = options.client.with_options(changed);
-        })
+    /// Sets the tokenizer that decodes the text if the server is sampled in pieces. By default the
+    /// client then loads the tokenizer of the base model, as [`SamplingClient::tokenizer`] does.
+    #[cfg(feature = "tokenizer")]
+    pub fn tokenizer(mut self, tokenizer: Tokenizer) -> Self {
+        self.text = TextSource::Tokenizer(tokenizer);
+        self
     }
-}
 
-impl Stream for SampleStream {
-    type Item = Result<StreamedToken>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if let Some(unstarted) = self.unstarted.take() {
-            self.tokens = Some(unstarted.start());
-        }
-        match &mut self.tokens {
-            Some(tokens) => tokens.poll_next_unpin(context),
-            None => Poll::Ready(None),
-        }
-    }
-}
-
-impl fmt::Debug for SampleStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SampleStream")
-    }
-}
-
-impl UnstartedStream {
-    fn start(self: Box<Self>) -> BoxStream<'static, Result<StreamedToken>> {
-        stream::unfold(StreamProgress::New(self), StreamProgress::next).fuse().boxed()
+    /// Leaves the text empty if the server is sampled in pieces, so that no tokenizer is needed.
+    pub fn without_text(mut self) -> Self {
+        self.text = TextSource::None;
+        self
     }
 
     /// Sends the request to the endpoint and waits for the first token, or prepares the stream for
     /// pieces if the server does not have the endpoint.
-    async fn open(self: Box<Self>) -> Result<OpenStream> {
-        let Self { client, prompt, params, idle_timeout, text } = *self;
+    async fn open(self, client: SamplingClient, prompt: ModelInput) -> Result<OpenStream> {
+        let Self { params, idle_timeout, text } = self;
         let limit = client.options().call_limit();
         let deadline = limit.and_then(|limit| Some((limit, Instant::now().checked_add(limit)?)));
-        // Check the parameters as `sample` does, so that both sources of tokens reject the same.
+        // Check the parameters as `sample` does, so that the endpoint and sampling in pieces reject
+        // the same parameters.
         Validated::new(SampleRequest::new(prompt.clone(), params.clone()))
             .map_err(|error| Error::from(error).during("sample_stream"))?;
         let connection = client.0.shared.session.connection();
@@ -266,17 +195,68 @@ impl UnstartedStream {
     }
 }
 
-/// A stream whose source of tokens is known.
+impl From<SamplingParams> for SampleStreamOptions {
+    fn from(params: SamplingParams) -> Self {
+        Self::new(params)
+    }
+}
+
+impl SamplingClient {
+    /// Samples one completion of `prompt` and streams its tokens.
+    ///
+    /// The request starts [at once](crate#calls); later tokens are read when the stream is polled.
+    pub fn sample_stream(
+        &self,
+        prompt: impl Into<ModelInput>,
+        options: impl Into<SampleStreamOptions>,
+    ) -> SampleStream {
+        let opening = Box::pin(options.into().open(self.clone(), prompt.into()));
+        let start = StreamProgress::Opening(RequestFuture::start(opening));
+        SampleStream(stream::unfold(start, StreamProgress::next).fuse().boxed())
+    }
+}
+
+impl SampleStream {
+    /// Returns the next token, or `None` at the end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if a parameter is invalid;
+    /// otherwise fails if the request fails, or if the connection breaks before the last token.
+    /// `None` follows an error.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: no token is lost if the future is dropped.
+    pub async fn next(&mut self) -> Option<Result<StreamedToken>> {
+        StreamExt::next(self).await
+    }
+}
+
+impl Stream for SampleStream {
+    type Item = Result<StreamedToken>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_next_unpin(context)
+    }
+}
+
+impl fmt::Debug for SampleStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SampleStream")
+    }
+}
+
+/// A stream after the choice between the endpoint and sampling in pieces.
 struct OpenStream {
     client: SamplingClient,
     source: TokenSource,
-    /// Maximum duration, and its end.
+    /// Maximum duration of the call, and the time at which it is over.
     deadline: Option<(Duration, Instant)>,
     call: CallProgress,
 }
 
+/// Source of the tokens of a stream.
 enum TokenSource {
-    /// Holds the permit of a concurrent sample.
+    /// Tokens from the endpoint, with the concurrency permit of the sample.
     Endpoint(Box<TokenEvents>, #[expect(dead_code, reason = "released on drop")] Option<Permit>),
     Pieces(Box<Pieces>),
 }
@@ -298,7 +278,7 @@ impl OpenStream {
 
 /// State of the stream between two tokens.
 enum StreamProgress {
-    New(Box<UnstartedStream>),
+    Opening(RequestFuture<OpenStream>),
     Open(Box<OpenStream>),
     /// The last token was returned; the response has not been read to its end.
     Finished(Box<OpenStream>),
@@ -308,7 +288,7 @@ enum StreamProgress {
 impl StreamProgress {
     async fn next(self) -> Option<(Result<StreamedToken>, Self)> {
         let mut open = match self {
-            Self::New(options) => match Box::pin(options.open()).await {
+            Self::Opening(opening) => match opening.await {
                 Ok(open) => Box::new(open),
                 Err(error) => return Some((Err(error), Self::Failed)),
             },

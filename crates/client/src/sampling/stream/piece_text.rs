@@ -1,16 +1,38 @@
-//! Text of a completion that is sampled in pieces, decoded on the client.
+//! [`PieceDecoder`]: decodes the text of a completion that is sampled in pieces.
 
 use tinkex_wire::{InputChunk, ModelInput, SamplingParams, StopCondition};
 
 use crate::error::Result;
 use crate::sampling::SamplingClient;
+#[cfg(feature = "tokenizer")]
+use crate::tokenizer::text_error;
 
 use super::TextSource;
 
+/// Decoder of the tokens of all pieces.
 #[cfg(feature = "tokenizer")]
-pub(super) use tinkex_text::TextDecoder as PieceDecoder;
+pub(super) struct PieceDecoder(tinkex_text::TextDecoder);
 
-/// Without the feature `tokenizer`, pieces have no text.
+#[cfg(feature = "tokenizer")]
+impl PieceDecoder {
+    pub(super) fn after(self, token: u32) -> Self {
+        Self(self.0.after(token))
+    }
+
+    pub(super) fn push(&mut self, token: u32) -> Result<String> {
+        self.0.push(token).map_err(text_error)
+    }
+
+    pub(super) fn finish(&mut self) -> Result<String> {
+        self.0.finish().map_err(text_error)
+    }
+
+    pub(super) fn matched_stop(&self) -> Option<&str> {
+        self.0.matched_stop()
+    }
+}
+
+/// Uninhabited: without the feature `tokenizer`, pieces have no text and no decoder exists.
 #[cfg(not(feature = "tokenizer"))]
 pub(super) enum PieceDecoder {}
 
@@ -54,7 +76,8 @@ pub(super) async fn decoder(
         Some(StopCondition::Texts(texts)) => texts,
         _ => &[],
     };
-    Ok(Some(PieceDecoder::new(tokenizer.inner()).stop_strings(stops.iter().cloned())))
+    let decoder = tinkex_text::TextDecoder::new(tokenizer.inner());
+    Ok(Some(PieceDecoder(decoder.stop_strings(stops.iter().cloned()))))
 }
 
 #[cfg(not(feature = "tokenizer"))]
@@ -67,8 +90,9 @@ pub(super) async fn decoder(
     Ok(None)
 }
 
-/// Sets the token that precedes the text: the last one of the prompt. Some tokenizers write the first
-/// word of a text without the space before it.
+/// Sets the token that precedes the text: the last token of the prompt. Some tokenizers omit the
+/// space before the first word of a text, so the decoder must know that the completion is not the
+/// start of a text.
 pub(super) fn after_prompt(decoder: PieceDecoder, prompt: &ModelInput) -> PieceDecoder {
     match prompt.chunks.last() {
         Some(InputChunk::EncodedText { tokens }) => match tokens.last() {

@@ -14,11 +14,11 @@ use crate::sampling::SamplingClient;
 use super::piece_text::{self, PieceDecoder, is_stop_token};
 use super::{StreamedToken, TextSource};
 
-/// Tokens in the first piece: few, so that they arrive soon.
+/// Number of tokens in the first piece. Small, so that the first tokens arrive soon.
 const FIRST_PIECE: u32 = 8;
-/// Fewest tokens in a later piece, unless fewer may still be sampled.
+/// Minimum number of tokens in a later piece, unless `max_tokens` leaves fewer.
 const MIN_PIECE: u32 = 4;
-/// Most tokens in a piece.
+/// Maximum number of tokens in a piece.
 const MAX_PIECE: u32 = 128;
 /// Target duration of a piece. The size of the next piece follows from the speed of the last.
 const PIECE_DURATION: Duration = Duration::from_millis(300);
@@ -28,15 +28,16 @@ pub(super) struct Pieces {
     client: SamplingClient,
     prompt: ModelInput,
     params: SamplingParams,
-    /// Set until the first piece has arrived.
+    /// Source of the tokenizer. Taken when the first piece arrives and the decoder is created.
     text: Option<TextSource>,
     decoder: Option<PieceDecoder>,
     tokens: Vec<u32>,
-    /// Tokens that may still be sampled.
+    /// Number of tokens that may still be sampled.
     remaining: u32,
-    /// Tokens in the next piece.
+    /// Number of tokens in the next piece.
     piece: u32,
-    /// Last token of the last piece, which is the last of the completion if the next piece is empty.
+    /// Last token of the last piece. Held back until the next piece: if that piece is empty, this
+    /// token is the last one of the completion and gets the stop reason.
     held: Option<StreamedToken>,
     ready: VecDeque<StreamedToken>,
     finished: bool,
@@ -75,7 +76,8 @@ impl Pieces {
     async fn sample_piece(&mut self) -> Result<()> {
         let size = self.piece.min(self.remaining);
         let mut params = self.params.clone().max_tokens(size);
-        // With an unchanged seed, every piece would use the same random numbers.
+        // Derive a seed for each piece: with an unchanged seed, every piece would use the same
+        // random numbers.
         params.seed = params.seed.map(|seed| seed.wrapping_add(self.tokens.len() as u64));
         let mut prompt = self.prompt.clone();
         if !self.tokens.is_empty() {
@@ -129,21 +131,23 @@ impl Pieces {
         Ok(())
     }
 
-    /// Adds the text of a token, and its reason if it completes a stop string.
+    /// Adds the text of a token, and the stop reason if the token completes a stop string.
     fn decode(&mut self, mut streamed: StreamedToken) -> Result<StreamedToken> {
         let Some(decoder) = &mut self.decoder else { return Ok(streamed) };
         let stopped = streamed.stop_reason == Some(StopReason::Stop);
         if !(stopped && is_stop_token(&self.params, streamed.token)) {
             streamed.text = decoder.push(streamed.token)?;
         }
-        // The server does not see a stop string that begins in an earlier piece.
+        // The server cannot detect a stop string that begins in an earlier piece, so the client
+        // does.
         if decoder.matched_stop().is_some() {
             streamed.stop_reason = Some(StopReason::Stop);
         }
         Ok(streamed)
     }
 
-    /// Releases the last token, with the reason and the text that waited for more tokens.
+    /// Makes the held token ready as the last one, with the stop reason and the text that the
+    /// decoder held back for more tokens.
     fn end(&mut self, reason: Option<StopReason>) -> Result<()> {
         let Some(mut last) = self.held.take() else { return Ok(()) };
         last.stop_reason = last.stop_reason.or(reason);
@@ -155,7 +159,7 @@ impl Pieces {
     }
 }
 
-/// Returns the size of the piece after one of `count` tokens that took `elapsed`.
+/// Returns the size of the next piece, after a piece of `count` tokens that took `elapsed`.
 fn next_piece(piece: u32, count: u32, elapsed: Duration) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,

@@ -27,8 +27,8 @@ const BLOCK_DEPTH: usize = 256;
 /// Reduction steps per pass if there are few rows. Such products are limited by memory bandwidth,
 /// not by the size of the cache.
 const FEW_ROWS_DEPTH: usize = 512;
-/// Maximum number of panels in a tile, which the panels of a tile have in common with a group of
-/// packed weights.
+/// Maximum number of panels in a tile: as many as a group of packed weights has, so that a tile reads
+/// one group.
 pub(super) const MAX_TILE_PANELS: usize = GROUP_PANELS;
 
 /// Maximum number of elements in a tile.
@@ -108,10 +108,12 @@ fn ranges_of(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usiz
 /// panels or in their group of packed weights: 11 panels in tiles of 4 give tiles of 4, 4, 1, 1 and
 /// 1 panels. The micro-kernel has tiles of these sizes only.
 fn tiles_of(segment: &RhsSegment, count: usize) -> impl Iterator<Item = PanelGroup> {
-    let (mut next, end) = (segment.panels.start, segment.panels.end);
+    let mut next = segment.panels.start;
+    let end = segment.panels.end;
     let mut position = segment.position_in_group;
     std::iter::from_fn(move || {
-        let (first, left) = (next, end - next);
+        let first = next;
+        let left = end - next;
         let count = if left.min(GROUP_PANELS - position) >= count { count } else { 1 };
         next += count;
         position = (position + count) % GROUP_PANELS;
@@ -199,7 +201,7 @@ impl CheckedGemm<'_> {
         }
     }
 
-    /// Computes one tile, whose last panel may be partial. `operands` must be those of `area`.
+    /// Computes one tile, whose last panel may be partial. `operands` must be the operands of `area`.
     fn compute_tile(&self, area: &TileArea, operands: TileOperands<'_>) {
         let TileArea { rows, group, .. } = area;
         if self.cols_from(*group) < group.count * PANEL {
@@ -277,7 +279,7 @@ impl CheckedGemm<'_> {
         // SAFETY: `check_bounds` proved that the left operand holds every element of these rows and
         // steps; a copy holds the same elements. `with_panels` provides these panels, with the
         // distances between panels and blocks, for at least these steps. Steps start with a block,
-        // and end with one or with the last input. The number of inputs of quantized weights is a
+        // and end with a block or with the last input. The number of inputs of quantized weights is a
         // multiple of their block, which `Panels::stack` checked. The caller promises that `out` is
         // valid.
         unsafe {

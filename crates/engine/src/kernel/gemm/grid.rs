@@ -7,8 +7,8 @@ use super::super::tile::MAX_ROWS;
 use super::block::MAX_TILE_PANELS;
 use super::{GemmShape, Rhs};
 
-/// Maximum number of left-hand rows per task. Their part of the left operand stays in the
-/// second-level cache while the task reads one panel after the other.
+/// Maximum number of left-hand rows per task. The part of the left operand with these rows stays in
+/// the second-level cache while the task reads one panel after the other.
 const BLOCK_ROWS: usize = 192;
 /// Maximum number of left-hand rows per task if the panels must be transposed first. More rows
 /// amortize the cost of transposing.
@@ -62,7 +62,8 @@ impl BlockGrid {
 
     /// Returns the rows and panels of block `index`.
     pub(super) fn block(&self, index: usize) -> (Range<usize>, Range<usize>) {
-        let (row_block, panel_block) = (index / self.panel_blocks(), index % self.panel_blocks());
+        let row_block = index / self.panel_blocks();
+        let panel_block = index % self.panel_blocks();
         let first_panel = panel_block * self.panels_per_block;
         (
             chunk_of(&(0..self.rows), self.row_blocks, row_block),

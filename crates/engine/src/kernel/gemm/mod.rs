@@ -11,7 +11,7 @@ use std::ops::Range;
 use self::block::CheckedGemm;
 use self::grid::BlockGrid;
 use super::task_pool::SharedMut;
-use super::{Kernel, PANEL, Panels};
+use super::{ActivationBuffer, Kernel, PANEL, Panels};
 
 mod block;
 mod grid;
@@ -148,6 +148,28 @@ impl Kernel {
         }
     }
 
+    /// Computes `out = lhs · rhs` and accumulates the `fused` products into it. Replaces all values
+    /// of `out`, whose rows are adjacent.
+    ///
+    /// # Panics
+    /// As [`gemm_fused`](Self::gemm_fused).
+    #[expect(unsafe_code, reason = "replaces the values of a buffer without clearing it first")]
+    pub(crate) fn gemm_into(
+        &self,
+        size: (usize, usize, usize),
+        operands: (Lhs<'_>, Rhs<'_>),
+        fused: &[FusedGemm<'_>],
+        out: &mut ActivationBuffer,
+    ) {
+        let GemmShape { rows, cols, .. } = GemmShape::from(size);
+        let write = |out: &mut [f32]| self.gemm_fused(size, operands, fused, out, cols);
+        // SAFETY: the blocks of the product cover all rows and columns of the output. The first
+        // reduction steps of a block start from zero and write every element; later steps and the
+        // fused products read elements that these steps wrote. A product of depth 0 fills the output
+        // with zeros before anything is added.
+        unsafe { out.overwrite(rows * cols, write) }
+    }
+
     /// Computes `out += lhs · rhs`, continuing the accumulation from the current values of `out`.
     ///
     /// # Panics
@@ -222,7 +244,8 @@ impl Kernel {
             );
             let size = GemmShape { rows, depth, cols: cols.len() };
             check_bounds(size, lhs, rhs, out_len - cols.start, stride);
-            let (first_col, initial) = (cols.start, InitialSum::Output);
+            let first_col = cols.start;
+            let initial = InitialSum::Output;
             epilogue.push(CheckedGemm { size, lhs, rhs, first_col, initial, ..product });
         }
         // Multiply-adds per row.

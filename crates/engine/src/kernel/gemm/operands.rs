@@ -14,7 +14,7 @@ use super::super::{Isa, PANEL, WeightFormat, row_ops};
 use super::block::{CheckedGemm, MAX_TILE_PANELS, PanelGroup};
 use super::{Lhs, Rhs};
 
-/// Distance in reduction steps between the weights that a single tile reads and those that it
+/// Distance in reduction steps between the weights that a single tile reads and the weights that it
 /// prefetches.
 const PREFETCH_STEPS: usize = 128;
 /// Minimum number of panels that a block of a row-major left operand must be multiplied by, so that
@@ -179,7 +179,8 @@ impl CheckedGemm<'_> {
             // The first step is a multiple of `BLOCK_DEPTH`, and so of the number of inputs in a
             // block of any format.
             let start = blocks.starting_at(steps.start / format.block_inputs()).as_ptr();
-            let (panel_stride, block_stride) = (format.block_bytes(), blocks.stride);
+            let panel_stride = format.block_bytes();
+            let block_stride = blocks.stride;
             return then(RhsPanels { format, start, panel_stride, block_stride });
         }
         PANEL_BUFFER.with_borrow_mut(|buffer| {

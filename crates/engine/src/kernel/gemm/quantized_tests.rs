@@ -21,7 +21,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 /// Checks rows, products and transposed products of `weights` against the row-major matrix `w`.
 fn check(kernel: &Kernel, weights: &Panels, w: &[f32], counts: &[usize], label: &str) {
-    let (cols, depth) = (weights.rows(), weights.cols());
+    let cols = weights.rows();
+    let depth = weights.cols();
     let mut row = vec![0.0; depth];
     for (i, want) in w.chunks_exact(depth).enumerate() {
         weights.row(i, &mut row);
@@ -29,7 +30,8 @@ fn check(kernel: &Kernel, weights: &Panels, w: &[f32], counts: &[usize], label: 
     }
     for &count in counts {
         let size = (count, depth, cols);
-        let (a, start) = (noise(count * depth, 1), noise(count * cols, 3));
+        let a = noise(count * depth, 1);
+        let start = noise(count * cols, 3);
         let expected = reference(size, |i, k| a[i * depth + k], |k, j| w[j * depth + k], &start);
         let mut out = start;
         let lhs = Lhs::rows(&a, depth);
@@ -37,7 +39,8 @@ fn check(kernel: &Kernel, weights: &Panels, w: &[f32], counts: &[usize], label: 
         assert_eq!(bits(&out), bits(&expected), "{label} {size:?}");
 
         let size = (count, cols, depth);
-        let (a, zeros) = (noise(count * cols, 4), vec![0.0; count * depth]);
+        let a = noise(count * cols, 4);
+        let zeros = vec![0.0; count * depth];
         let expected = reference(size, |i, k| a[i * cols + k], |k, j| w[k * depth + j], &zeros);
         let mut out = vec![9.0; count * depth];
         kernel.gemm(size, Lhs::rows(&a, cols), Rhs::transposed(weights), &mut out, depth);
@@ -71,7 +74,8 @@ fn quantized_weights_give_the_bits_of_their_decoded_values() {
 #[test]
 fn blocks_of_32_weights_need_no_multiple_of_256() {
     for format in [WeightFormat::Q8_0, WeightFormat::Q4_0] {
-        let (rows, cols) = (50, 96);
+        let rows = 50;
+        let cols = 96;
         let blocks = block_rows(format, rows, cols, 9);
         for isa in Isa::available() {
             let kernel = Kernel::with_isa(isa, 1);
@@ -93,17 +97,16 @@ fn stacked_matrices_keep_their_formats() {
             noise(rows[2] * cols, 3).into_iter().map(|x| f16::from_f32(x).to_f32()).collect();
         let q8 = block_rows(WeightFormat::Q8_0, rows[3], cols, 4);
         let read = |format: WeightFormat, blocks: &[u8]| {
-            let (blocks, row_bytes) = (blocks.to_vec(), format.row_bytes(cols));
+            let blocks = blocks.to_vec();
+            let row_bytes = format.row_bytes(cols);
             move |first: usize, out: &mut [u8]| {
                 out.copy_from_slice(&blocks[first * row_bytes..][..out.len()]);
                 Ok::<_, Error>(())
             }
         };
-        let (read_q4, read_q6, read_q8) = (
-            read(WeightFormat::Q4K, &q4),
-            read(WeightFormat::Q6K, &q6),
-            read(WeightFormat::Q8_0, &q8),
-        );
+        let read_q4 = read(WeightFormat::Q4K, &q4);
+        let read_q6 = read(WeightFormat::Q6K, &q6);
+        let read_q8 = read(WeightFormat::Q8_0, &q8);
         let read_f16 = |first: usize, out: &mut [f32]| {
             out.copy_from_slice(&f16[first * cols..][..out.len()]);
             Ok::<_, Error>(())
@@ -136,7 +139,8 @@ fn stacked_matrices_keep_their_formats() {
 
 #[test]
 fn stored_bf16_rows_and_bf16_values_are_stacked() {
-    let (rows, cols) = ([20, 21, 32], 67);
+    let rows = [20, 21, 32];
+    let cols = 67;
     let values: Vec<Vec<f32>> = rows
         .iter()
         .zip(1..)
@@ -148,7 +152,8 @@ fn stored_bf16_rows_and_bf16_values_are_stacked() {
     let stored = |values: &[f32]| -> Vec<u8> {
         values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect()
     };
-    let (first_rows, last_rows) = (stored(&values[0]), stored(&values[2]));
+    let first_rows = stored(&values[0]);
+    let last_rows = stored(&values[2]);
     let read_first = |first: usize, out: &mut [u8]| {
         out.copy_from_slice(&first_rows[first * 2 * cols..][..out.len()]);
         Ok::<_, Error>(())

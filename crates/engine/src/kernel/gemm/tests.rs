@@ -107,7 +107,9 @@ fn every_instruction_set_gives_the_bits_of_one_chain_per_element() {
 #[test]
 fn a_range_of_outputs_has_the_bits_of_the_whole_product() {
     let kernel = Kernel::new(2).unwrap();
-    let (rows, depth, cols) = (5, 37, 100);
+    let rows = 5;
+    let depth = 37;
+    let cols = 100;
     let a = noise(rows * depth, 1);
     let weights = Panels::from_rows(&noise(cols * depth, 2), cols, depth, Precision::F32);
     let mut whole = vec![0.0; rows * cols];
@@ -154,7 +156,8 @@ fn fused_products_have_the_bits_of_separate_accumulation() {
                 (30, 70, 99, 37),
                 (5, 0, 40, 16),
             ] {
-                let (x, w) = (noise(rows * depth, 1), noise(cols * depth, 2));
+                let x = noise(rows * depth, 1);
+                let w = noise(cols * depth, 2);
                 let weights = Panels::from_rows(&w, cols, depth, Precision::F32);
                 let down = noise(rows * 10, 3);
                 let parts = [0..split, split..cols];
@@ -169,7 +172,8 @@ fn fused_products_have_the_bits_of_separate_accumulation() {
                         cols: parts[i].clone(),
                     })
                     .collect();
-                let (size, lhs) = ((rows, depth, cols), Lhs::rows(&x, depth));
+                let size = (rows, depth, cols);
+                let lhs = Lhs::rows(&x, depth);
                 let rhs = Rhs::packed(&weights);
                 let mut separate = vec![7.0; rows * cols];
                 kernel.gemm(size, lhs, rhs, &mut separate, cols);

@@ -1,4 +1,4 @@
-//! [`FolderDashboard`]: serves the dashboard of run folders.
+//! [`FolderDashboard`]: a web server for the dashboard of run folders.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,18 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
+use tinkex_dashboard::Documents;
+use tinkex_store::executor::{Executor, spawn};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use super::{Dashboard, DashboardRequest, add_security_headers};
-use crate::dashboard::{DashboardSource, FolderSource};
 use crate::routes::{IncomingBody, ResponseBody};
 use crate::stream::WriteTimeoutStream;
-use crate::task::{self, Executor};
 
 /// Maximum time for which a browser may take to send headers or to read a response.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Delay after a failed `accept`.
+/// Delay before the next `accept` after a failed one.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
 /// A web server that shows the run folders of `tinkex train` and follows them while they grow.
@@ -33,7 +33,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// # Ok(()) }
 /// ```
 ///
-/// Dropping it stops the server.
+/// Dropping the value stops the web server.
 pub struct FolderDashboard {
     address: SocketAddr,
     shared: Arc<SharedFolders>,
@@ -49,7 +49,7 @@ impl std::fmt::Debug for FolderDashboard {
 /// State of all connections.
 struct SharedFolders {
     dashboard: Dashboard,
-    source: Arc<dyn DashboardSource>,
+    documents: Documents,
     executor: Executor,
     started: Instant,
 }
@@ -62,16 +62,17 @@ impl FolderDashboard {
     pub async fn start(folders: Vec<PathBuf>, address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        // The key that signs sessions is random and not shown: only the printed URL gives access.
+        // The key that signs sessions is random and never shown: only the URL with a code gives
+        // access.
         let random = [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].map(uuid::Uuid::simple);
         let key = format!("{}{}", random[0], random[1]);
         let shared = Arc::new(SharedFolders {
             dashboard: Dashboard::new(Some(key)),
-            source: Arc::new(FolderSource::new(folders)),
-            executor: Executor::Threads,
+            documents: Documents::of_folders(folders),
+            executor: Executor::threads(),
             started: Instant::now(),
         });
-        let accept_task = task::spawn(accept(listener, Arc::clone(&shared)));
+        let accept_task = spawn(accept(listener, Arc::clone(&shared)));
         Ok(Self { address, shared, accept_task })
     }
 
@@ -92,7 +93,7 @@ impl Drop for FolderDashboard {
 async fn accept(listener: TcpListener, shared: Arc<SharedFolders>) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => drop(task::spawn(serve(stream, Arc::clone(&shared)))),
+            Ok((stream, _)) => drop(spawn(serve(stream, Arc::clone(&shared)))),
             Err(_) => tokio::time::sleep(ACCEPT_RETRY).await,
         }
     }
@@ -117,7 +118,7 @@ impl SharedFolders {
         let (parts, mut body) = request.into_parts();
         let request = DashboardRequest {
             dashboard: &self.dashboard,
-            source: Arc::clone(&self.source),
+            documents: self.documents.clone(),
             executor: &self.executor,
             now: self.started.elapsed().as_secs(),
             state: None,

@@ -2,7 +2,6 @@
 //!
 //! The paths are not part of the API: they can change in any version, together with the page.
 
-mod events;
 mod folder_server;
 mod session;
 
@@ -18,6 +17,14 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body_util::{BodyExt as _, Either, Full};
 use serde_json::{Value, json};
+use tinkex_dashboard::{
+    Asset, CODE_LIFETIME, DashboardAccess, Documents, FiguresDocument, LiveSource, QueryParams,
+    ServerView,
+};
+use tinkex_store::error::ServerError;
+use tinkex_store::executor::Executor;
+use tinkex_text::Tokenizer;
+use tinkex_wire::JSON;
 use tokio::sync::watch;
 
 pub use self::folder_server::FolderDashboard;
@@ -26,21 +33,17 @@ use self::session::{authorize, check_origin, cookie, expired_cookie};
 use super::error::HttpError;
 use super::event_body::EventBody;
 use super::{IncomingBody, ResponseBody, RouteResult, respond, to_json};
-use crate::dashboard::{
-    Asset, CODE_LIFETIME, ChangeCursor, DashboardAccess, DashboardSource, LiveSource, QueryParams,
-};
-use crate::error::ServerError;
 use crate::state::ServerState;
-use crate::task::Executor;
 
 /// Path of the page.
 const PAGE: &str = "/";
-/// Prefix of the paths of its files and documents.
+/// Prefix of the paths of the page's files and documents.
 const PREFIX: &str = "/ui/";
 /// Maximum size of a request body in bytes.
 const MAX_BODY: usize = 16 << 10;
 
-/// Everything comes from the server itself, and nothing may be evaluated or embedded.
+/// Content security policy: the page loads everything from this server, evaluates no text as code,
+/// and must not be embedded in another page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; \
                       frame-ancestors 'none'";
@@ -48,7 +51,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 /// The dashboard of a server or of run folders.
 pub(crate) struct Dashboard {
     pub(crate) access: DashboardAccess,
-    /// Becomes true when the streams of changes must end.
+    /// Becomes true when all event streams must end.
     closed: watch::Sender<bool>,
 }
 
@@ -57,7 +60,7 @@ impl Dashboard {
         Self { access: DashboardAccess::new(api_key), closed: watch::Sender::new(false) }
     }
 
-    /// Ends all streams of changes: open ones would delay the shutdown of the server.
+    /// Ends all event streams. Open streams would delay the shutdown of the server.
     pub(crate) fn close(&self) {
         self.closed.send_replace(true);
     }
@@ -66,11 +69,11 @@ impl Dashboard {
 /// A request to a dashboard.
 struct DashboardRequest<'a> {
     dashboard: &'a Dashboard,
-    source: Arc<dyn DashboardSource>,
+    documents: Documents,
     executor: &'a Executor,
-    /// Time in seconds.
+    /// Current time in seconds since the Unix epoch.
     now: u64,
-    /// The server, if the dashboard belongs to one.
+    /// The server; `None` for a dashboard of run folders.
     state: Option<&'a Arc<ServerState>>,
     parts: &'a Parts,
 }
@@ -80,9 +83,29 @@ pub(super) fn is_path(path: &str) -> bool {
     path == PAGE || path == "/favicon.ico" || path.starts_with(PREFIX)
 }
 
-/// Returns the time of a server in seconds.
+/// Returns the current time of a server in seconds since the Unix epoch.
 fn now(state: &ServerState) -> u64 {
     u64::try_from(state.clock.now() / 1_000_000).unwrap_or(0)
+}
+
+/// Returns the documents of a server.
+fn documents(state: &Arc<ServerState>) -> Documents {
+    let history = Arc::clone(&state.history_reader);
+    Documents::of_server(LiveSource::new(state.store.clone(), history, Arc::clone(state) as _))
+}
+
+impl ServerView for ServerState {
+    fn base_models(&self) -> Vec<String> {
+        self.models.names()
+    }
+
+    fn tokenizer(&self, base_model: &str) -> Option<Tokenizer> {
+        self.models.get(base_model).and_then(|base| base.tokenizer())
+    }
+
+    fn figures(&self) -> FiguresDocument {
+        crate::metrics::figures(self)
+    }
 }
 
 /// Handles a request to the dashboard of a server.
@@ -93,7 +116,7 @@ pub(super) async fn handle(
 ) -> RouteResult {
     let request = DashboardRequest {
         dashboard: &state.dashboard,
-        source: Arc::new(LiveSource(Arc::clone(state))),
+        documents: documents(state),
         executor: &state.executor,
         now: now(state),
         state: Some(state),
@@ -105,7 +128,8 @@ pub(super) async fn handle(
 impl DashboardRequest<'_> {
     async fn handle(&self, body: &mut impl IncomingBody) -> RouteResult {
         let path = self.parts.uri.path();
-        let (method, headers) = (&self.parts.method, &self.parts.headers);
+        let method = &self.parts.method;
+        let headers = &self.parts.headers;
         let response = match path.strip_prefix("/ui/api/") {
             Some(name) => self.api(method, name, body).await?,
             None if method != Method::GET => {
@@ -121,8 +145,8 @@ impl DashboardRequest<'_> {
         Ok(response)
     }
 
-    /// Sends the page, or exchanges the code in its URL for a session and redirects to the page
-    /// without it.
+    /// Sends the page. If the URL contains a code, exchanges the code for a session and redirects
+    /// to the page without the code.
     fn page(&self) -> RouteResult {
         let query = QueryParams::parse(self.parts.uri.query().unwrap_or_default());
         let Some(code) = query.text("code") else {
@@ -182,33 +206,23 @@ impl DashboardRequest<'_> {
     /// Sends a document, which is read on the blocking pool.
     async fn document(&self, name: &str) -> RouteResult {
         let query = QueryParams::parse(self.parts.uri.query().unwrap_or_default());
-        let (source, name) = (Arc::clone(&self.source), name.to_owned());
-        let read = move || -> Result<Value, ServerError> {
-            let id = || query.text("id").unwrap_or_default();
-            match name.as_str() {
-                "info" => source.info(),
-                "runs" => source.runs(),
-                "run" => source.run(id()),
-                "metrics" => source.metrics(id(), &query.metrics()?),
-                "requests" => source.requests(id()),
-                "samples" => source.samples(&query),
-                "server" => source.server(),
-                _ => Err(ServerError::not_found(format!("{PREFIX}api/{name} does not exist"))),
-            }
+        let documents = self.documents.clone();
+        let name = name.to_owned();
+        let read = move || -> Result<Bytes, ServerError> {
+            let missing = || ServerError::not_found(format!("{PREFIX}api/{name} does not exist"));
+            documents.read(&name, &query)?.ok_or_else(missing)
         };
-        let document = self.executor.run_job(read).await??;
-        to_json(&document)
+        Ok(respond(JSON, self.executor.run_job(read).await??))
     }
 
-    /// Sends changes as they happen, after those since the `Last-Event-ID` of the request.
+    /// Streams the changes since the `Last-Event-ID` of the request, and then every new change.
     fn events(&self) -> RouteResult {
         let query = QueryParams::parse(self.parts.uri.query().unwrap_or_default());
         let header = self.parts.headers.get("last-event-id").and_then(|id| id.to_str().ok());
-        let cursor = header.or(query.text("last")).and_then(ChangeCursor::parse);
+        let last_event = header.or(query.text("last"));
         let closed = self.dashboard.closed.subscribe();
-        let source = Arc::clone(&self.source);
-        let events = events::start(source, self.executor, cursor, closed);
-        let body = EventBody::new(Box::new(events));
+        let mut events = self.documents.changes(self.executor, last_event, closed);
+        let body = EventBody::new(move |context| events.poll_events(context));
         let mut response = Response::new(Either::Right(Either::Right(body)));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -221,7 +235,8 @@ impl DashboardRequest<'_> {
 /// Returns relative URLs of the files of a checkpoint.
 async fn download(state: &Arc<ServerState>, path: &str) -> RouteResult {
     let path: tinkex_wire::TinkerPath = path.parse().map_err(ServerError::from)?;
-    let (run, kind) = (path.run().as_str(), path.kind().segment());
+    let run = path.run().as_str();
+    let kind = path.kind().segment();
     // A relative URL has the host and the scheme of the page, also behind a reverse proxy.
     super::checkpoint::download_urls(state, run, kind, path.name(), None).await
 }

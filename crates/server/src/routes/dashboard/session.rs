@@ -1,16 +1,16 @@
-//! Who may use the dashboard: cookies, and the origin of requests.
+//! Access control of the dashboard: session cookies, and the origin of requests.
 
 use http::header::{COOKIE, HOST, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method};
+use tinkex_dashboard::{DashboardAccess, SESSION_LIFETIME};
+use tinkex_store::error::ServerError;
 
 use super::super::error::HttpError;
 use super::super::{is_local_host, sent_key};
-use crate::dashboard::{DashboardAccess, SESSION_LIFETIME};
-use crate::error::ServerError;
 use crate::state::ServerState;
 
 /// Returns the name of the session cookie. Browsers send a cookie to all ports of a host: without
-/// the port in its name, two servers on one machine would replace each other's cookie.
+/// the port in the name, two servers on one machine would replace each other's cookies.
 fn cookie_name(headers: &HeaderMap) -> String {
     let host = headers.get(HOST).and_then(|host| host.to_str().ok());
     let authority = host.and_then(|host| host.parse::<http::uri::Authority>().ok());
@@ -55,7 +55,7 @@ fn has_own_origin(headers: &HeaderMap) -> Option<bool> {
     Some(name.is_some() && name == host)
 }
 
-/// Returns whether a browser says that another site sent the request.
+/// Returns whether the `sec-fetch-site` header of the browser names another site as the sender.
 fn is_from_another_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
     site.is_some_and(|site| site != b"same-origin" && site != b"none")
@@ -73,30 +73,29 @@ pub(super) fn check_origin(headers: &HeaderMap, method: &Method) -> Result<(), H
     Ok(())
 }
 
-/// Checks the session or the API key of a request, or its host if the server has no key.
+/// Checks the session or the API key of a request. If the server has no key, checks the `host`
+/// header instead.
 pub(super) fn authorize(
     access: &DashboardAccess,
     headers: &HeaderMap,
     now: u64,
 ) -> Result<(), HttpError> {
     if !access.needs_login() {
-        return match is_local_host(headers) {
-            true => Ok(()),
-            false => Err(ServerError::forbidden(
-                "this server has no API key and accepts requests for localhost only",
-            )
-            .into()),
-        };
+        if is_local_host(headers) {
+            return Ok(());
+        }
+        let message = "this server has no API key and accepts requests for localhost only";
+        return Err(ServerError::forbidden(message).into());
     }
     let has_key = sent_key(headers).is_some_and(|key| access.accepts_key(key));
-    match has_key || has_session(access, headers, now) {
-        true => Ok(()),
-        false => Err(HttpError::login_required()),
+    if has_key || has_session(access, headers, now) {
+        return Ok(());
     }
+    Err(HttpError::login_required())
 }
 
-/// Returns whether the page of this server sends the request with a valid session, so that it may
-/// use the inference endpoints.
+/// Returns whether the dashboard page of this server sent the request with a valid session. Such a
+/// request may use the inference endpoints without a key.
 pub(in crate::routes) fn permits_inference(state: &ServerState, headers: &HeaderMap) -> bool {
     let same_origin = headers.get("sec-fetch-site").is_some_and(|site| site == "same-origin");
     let own = match has_own_origin(headers) {
@@ -104,9 +103,13 @@ pub(in crate::routes) fn permits_inference(state: &ServerState, headers: &Header
         None => same_origin,
     };
     let access = &state.dashboard.access;
-    own && match access.needs_login() {
-        true => has_session(access, headers, super::now(state)),
-        false => is_local_host(headers),
+    if !own {
+        return false;
+    }
+    if access.needs_login() {
+        has_session(access, headers, super::now(state))
+    } else {
+        is_local_host(headers)
     }
 }
 

@@ -3,8 +3,8 @@
 //! A limit inside of the test is not enough: it does not end a thread that blocks.
 
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ static LAST_COMMAND: Mutex<String> = Mutex::new(String::new());
 
 /// Remembers what a test waits for.
 pub(super) fn note(command: &str) {
-    command.clone_into(&mut LAST_COMMAND.lock().unwrap_or_else(PoisonError::into_inner));
+    command.clone_into(&mut LAST_COMMAND.lock().unwrap());
 }
 
 /// Ends a process.
@@ -40,7 +40,7 @@ impl TestLimit {
                     Err(RecvTimeoutError::Timeout) => break,
                 }
             }
-            let last = LAST_COMMAND.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let last = LAST_COMMAND.lock().unwrap().clone();
             eprintln!("{test} has not ended within {LIMIT:?}; it waits for: {last}");
             processes.into_iter().for_each(kill);
             std::process::exit(1);

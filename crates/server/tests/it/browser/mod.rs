@@ -4,6 +4,7 @@
 mod access;
 mod inference;
 mod limit;
+mod navigation;
 mod screenshots;
 mod speed;
 mod training;
@@ -12,7 +13,7 @@ mod webdriver;
 use std::path::Path;
 
 use serde_json::json;
-use tinkex::{AdamParams, Datum, LossFn, TrainingClient};
+use tinkex::{AdamParams, Datum, LoraOptions, LossFn, TrainingClient};
 use tinkex_server::{BUILT_IN, Server, ServerOptions};
 
 use self::webdriver::Browser;
@@ -48,8 +49,8 @@ impl KeyServer {
         let metadata = [("name".to_owned(), json!(name))].into_iter().collect();
         // Other weights for every name: equal curves would hide each other.
         let seed = name.len() as u64;
-        let create = service.create_lora_training_client(BUILT_IN).rank(4).seed(seed);
-        create.user_metadata(metadata).create().await.unwrap()
+        let options = LoraOptions::new(BUILT_IN).rank(4).seed(seed).user_metadata(metadata);
+        service.create_lora_training_client(options).await.unwrap()
     }
 
     /// Starts a browser that is logged in.

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use tinkex::recipes::rl::{Completion, Rl};
 use tinkex::{AdamParams, Datum, LossFn, SaveOptions, TrainingClient};
+use tinkex_recipes::rl::{Completion, Rl};
 use tinkex_server::BUILT_IN;
 
 use super::access::open_view;

@@ -62,7 +62,7 @@ fn write_runs(data: &Path, count: u32) {
 async fn many_runs_and_long_runs_are_fast() {
     let KeyServer { server, data } = KeyServer::start().await;
     let service = service(&server.base_url());
-    service.create_lora_training_client(BUILT_IN).rank(4).create().await.unwrap();
+    service.create_lora_training_client(tinkex::LoraOptions::new(BUILT_IN).rank(4)).await.unwrap();
     server.stop().await;
     write_runs(data.path(), 1_000);
     let server = Server::start(options(data.path())).await.unwrap();
@@ -90,7 +90,8 @@ async fn many_runs_and_long_runs_are_fast() {
     let long = "return (await (await fetch('/ui/api/runs')).json()).runs \
                 .filter(r => r.steps > 9).map(r => r.id)";
     let long = browser.run(long).await;
-    let (mut runs, mut requests) = (Vec::new(), Vec::new());
+    let mut runs = Vec::new();
+    let mut requests = Vec::new();
     for id in long.as_array().unwrap() {
         let id = id.as_str().unwrap().replace(':', "%3A");
         let start = Instant::now();

@@ -1,5 +1,6 @@
 //! Runs and their curves.
 
+use tinkex_runs::{MethodSettings, RunFolder, RunRecord, RunSettings, SftSettings};
 use tinkex_server::{FolderDashboard, Server};
 
 use super::webdriver::Browser;
@@ -38,7 +39,7 @@ async fn a_curve_grows_while_a_run_is_trained() {
     for chart in ["loss per token", "learning rate", "gradient norm", "tokens/s"] {
         assert!(charts.contains(chart), "{chart}: {charts}");
     }
-    // The values under the crosshair are those of the API.
+    // The values under the crosshair are the values that the API returns.
     let shown = browser
         .run(
             "const id = decodeURIComponent(location.hash.split('/').at(-1)); \
@@ -70,7 +71,8 @@ const PIXELS: &str = "const c = document.querySelector('.chart canvas'); \
 #[ignore = "needs chromium and chromedriver; `cargo xtask browser` runs it"]
 async fn two_runs_are_drawn_over_each_other() {
     let test = KeyServer::start().await;
-    let (first, second) = (test.model("pirate").await, test.model("<b>second</b>").await);
+    let first = test.model("pirate").await;
+    let second = test.model("<b>second</b>").await;
     train(&first, 12).await;
     train(&second, 4).await;
     let browser = test.browser().await;
@@ -128,9 +130,8 @@ async fn the_page_reconnects_after_a_restart_and_loses_nothing() {
 async fn run_folders_are_followed() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("math-run");
-    std::fs::create_dir(&folder).unwrap();
-    let state = r#"{"settings":{"model":"tiny","rank":4,"steps":9},"finished":false,"saved":[]}"#;
-    std::fs::write(folder.join("run.json"), state).unwrap();
+    let settings = RunSettings::new("tiny", MethodSettings::Sft(SftSettings::default()));
+    RunFolder::new(&folder, RunRecord::new("math", settings)).unwrap().store().unwrap();
     let metrics = folder.join("metrics.jsonl");
     let lines = |count: u32| -> String {
         let line = |step| format!("{{\"step\":{step},\"loss\":{}}}\n", 3.0 / f64::from(step));

@@ -158,7 +158,8 @@ impl Browser {
     /// Waits until an element of a selector contains `text`.
     pub(super) async fn wait_text(&self, selector: &str, text: &str) {
         let what = format!("{text:?} in {selector}");
-        let (selector, text) = (json!(selector), json!(text));
+        let selector = json!(selector);
+        let text = json!(text);
         let script = format!(
             "return [...document.querySelectorAll({selector})].some(e => e.textContent.includes({text}))"
         );

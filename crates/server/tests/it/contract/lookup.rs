@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tinkex::rest::{AccessScope, ListSessions, ListTrainingRuns};
-use tinkex::{Env, ErrorKind, SaveOptions, ServiceClient, TinkerPath};
+use tinkex::{Env, ErrorKind, LoraOptions, SaveOptions, ServiceClient, TinkerPath};
 
 use super::Subject;
 use super::training::{model, train};
@@ -12,7 +12,8 @@ pub(super) async fn models_and_runs_are_found(subject: Subject) {
     let models = subject.service.server_capabilities().await.unwrap().supported_models;
     assert!(models.iter().any(|m| m.model_name.as_deref() == Some(&*subject.model)), "{models:?}");
     let model = model(&subject).await;
-    let (rest, id) = (subject.service.rest(), model.model_id().clone());
+    let rest = subject.service.rest();
+    let id = model.model_id().clone();
     let run = rest.get_training_run(id.clone(), AccessScope::Owned).await.unwrap();
     assert_eq!((&*run.base_model, run.lora_rank), (&*subject.model, Some(8)));
     let newest = rest.list_training_runs(&ListTrainingRuns::default()).await.unwrap();
@@ -21,7 +22,8 @@ pub(super) async fn models_and_runs_are_found(subject: Subject) {
 
 pub(super) async fn sessions_are_found(subject: Subject) {
     let model = model(&subject).await;
-    let (rest, id) = (subject.service.rest(), model.model_id().clone());
+    let rest = subject.service.rest();
+    let id = model.model_id().clone();
     let session = id.as_str().split(':').next().unwrap().to_owned();
     let shown = rest.get_session(&*session, AccessScope::Owned).await.unwrap();
     assert!(shown.training_run_ids.contains(&id));
@@ -92,12 +94,10 @@ pub(super) async fn missing_objects_are_not_found(subject: Subject) {
         subject.service.rest().delete_checkpoint(&path).await.unwrap_err(),
         subject.service.create_sampling_client_from(&weights).await.unwrap_err(),
         subject.service.create_sampling_client("no/such-model").await.unwrap_err(),
-        subject.service.create_lora_training_client("no/such-model").create().await.unwrap_err(),
+        subject.service.create_lora_training_client("no/such-model").await.unwrap_err(),
         subject
             .service
-            .create_lora_training_client(&*subject.model)
-            .rank(3)
-            .create()
+            .create_lora_training_client(LoraOptions::new(&*subject.model).rank(3))
             .await
             .unwrap_err(),
         subject

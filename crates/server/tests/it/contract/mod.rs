@@ -28,7 +28,8 @@ pub(crate) struct Subject {
 impl Subject {
     /// Returns a test server as the server under test. It has no API key and accepts any.
     fn of(test_server: &TestServer) -> Self {
-        let (api_key, model) = ("tml-test".to_owned(), MODEL.to_owned());
+        let api_key = "tml-test".to_owned();
+        let model = MODEL.to_owned();
         Self { service: test_server.client(), api_key, model }
     }
 
@@ -40,7 +41,7 @@ impl Subject {
     }
 }
 
-/// A check, its name, and the endpoints that it needs besides those of training and sampling.
+/// A check, its name, and the endpoints that it needs besides training and sampling.
 struct Check {
     name: &'static str,
     needs: &'static [Route],
@@ -114,7 +115,8 @@ async fn run_checks(subject: Subject, differences: &[&str]) -> Vec<(&'static str
     let mut outcomes = Vec::new();
     for Check { name, needs, run } in CHECKS {
         let outcome = if let Some(route) = endpoints::first_missing(&subject, needs).await {
-            let (method, path) = (route.method(), route.template());
+            let method = route.method();
+            let path = route.template();
             eprintln!("{name}: the server does not implement {method} {path}");
             CheckOutcome::Skipped
         } else {

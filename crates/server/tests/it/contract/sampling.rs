@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tinkex::{Datum, ErrorKind, LossFn, SamplingParams, SaveOptions, StopCondition, StopReason};
+use tinkex::{
+    Datum, ErrorKind, LossFn, SampleOptions, SampleStreamOptions, SamplingParams, SaveOptions,
+    StopCondition, StopReason,
+};
 
 use super::Subject;
 use super::training::{model, train};
@@ -13,7 +16,8 @@ fn params(tokens: u32) -> SamplingParams {
 
 pub(super) async fn samples_have_the_requested_length_and_number(subject: Subject) {
     let sampler = subject.service.create_sampling_client(&*subject.model).await.unwrap();
-    let result = sampler.sample([3, 4, 5], params(6)).num_samples(3).send().await.unwrap();
+    let result =
+        sampler.sample([3, 4, 5], SampleOptions::new(params(6)).num_samples(3)).await.unwrap();
     assert_eq!(result.sequences.len(), 3);
     for sequence in &result.sequences {
         assert_eq!((sequence.tokens.len(), sequence.stop_reason), (6, StopReason::Length));
@@ -27,15 +31,19 @@ pub(super) async fn samples_have_the_requested_length_and_number(subject: Subjec
 pub(super) async fn equal_seeds_repeat_and_samples_differ(subject: Subject) {
     let sampler = subject.service.create_sampling_client(&*subject.model).await.unwrap();
     let draw = async |seed| {
-        let result = sampler.sample([3, 4, 5], params(16).seed(seed)).num_samples(2).send().await;
+        let result = sampler
+            .sample([3, 4, 5], SampleOptions::new(params(16).seed(seed)).num_samples(2))
+            .await;
         result.unwrap().sequences.into_iter().map(|s| s.tokens.to_vec()).collect::<Vec<_>>()
     };
-    let (one, again, other) = (draw(7).await, draw(7).await, draw(8).await);
+    let one = draw(7).await;
+    let again = draw(7).await;
+    let other = draw(8).await;
     assert_eq!(one, again);
     assert_ne!(one, other);
     assert_ne!(one[0], one[1]);
     let greedy = async || {
-        let result = sampler.sample([3, 4, 5], params(8).temperature(0.0)).send().await.unwrap();
+        let result = sampler.sample([3, 4, 5], params(8).temperature(0.0)).await.unwrap();
         result.sequences[0].tokens.to_vec()
     };
     assert_eq!(greedy().await, greedy().await);
@@ -45,9 +53,11 @@ pub(super) async fn equal_seeds_repeat_and_samples_differ(subject: Subject) {
 pub(super) async fn a_stream_has_the_tokens_of_a_sample(subject: Subject) {
     let sampler = subject.service.create_sampling_client(&*subject.model).await.unwrap();
     let greedy = params(12).temperature(0.0);
-    let whole = sampler.sample([3, 4, 5], greedy.clone()).send().await.unwrap();
-    let mut stream = sampler.sample_stream([3, 4, 5], greedy).without_text();
-    let (mut tokens, mut reasons) = (Vec::new(), Vec::new());
+    let whole = sampler.sample([3, 4, 5], greedy.clone()).await.unwrap();
+    let options = SampleStreamOptions::new(greedy).without_text();
+    let mut stream = sampler.sample_stream([3, 4, 5], options);
+    let mut tokens = Vec::new();
+    let mut reasons = Vec::new();
     while let Some(token) = stream.next().await {
         let token = token.unwrap();
         tokens.push(token.token);
@@ -59,10 +69,10 @@ pub(super) async fn a_stream_has_the_tokens_of_a_sample(subject: Subject) {
 
 pub(super) async fn a_stop_token_ends_a_sample_and_is_included(subject: Subject) {
     let sampler = subject.service.create_sampling_client(&*subject.model).await.unwrap();
-    let free = sampler.sample([3, 4, 5], params(8).temperature(0.0)).send().await.unwrap();
+    let free = sampler.sample([3, 4, 5], params(8).temperature(0.0)).await.unwrap();
     let tokens = free.sequences[0].tokens.to_vec();
     let stopped = SamplingParams::new().max_tokens(8).temperature(0.0).stop(vec![tokens[2]]);
-    let result = sampler.sample([3, 4, 5], stopped).send().await.unwrap();
+    let result = sampler.sample([3, 4, 5], stopped).await.unwrap();
     let first = tokens.iter().position(|token| *token == tokens[2]).unwrap();
     assert_eq!(result.sequences[0].tokens.to_vec(), tokens[..=first]);
     assert_eq!(result.sequences[0].stop_reason, StopReason::Stop);
@@ -86,10 +96,12 @@ pub(super) async fn prompt_logprobs_equal_those_of_training(subject: Subject) {
 pub(super) async fn the_most_likely_tokens_are_reported(subject: Subject) {
     let sampler = subject.service.create_sampling_client(&*subject.model).await.unwrap();
     let result = sampler
-        .sample([9, 8, 7], params(4).temperature(0.0))
-        .topk_prompt_logprobs(3)
-        .topk_sample_logprobs(2)
-        .send()
+        .sample(
+            [9, 8, 7],
+            SampleOptions::new(params(4).temperature(0.0))
+                .topk_prompt_logprobs(3)
+                .topk_sample_logprobs(2),
+        )
         .await
         .unwrap();
     let prompt = result.topk_prompt_logprobs.unwrap();
@@ -116,7 +128,8 @@ pub(super) async fn saved_weights_can_be_sampled(subject: Subject) {
         let scored = sampler.compute_logprobs([5, 6, 7, 8, 9, 10]).await.unwrap();
         scored.as_slice()[3..].iter().sum::<f32>()
     };
-    let (a, b) = (score(&named).await, score(&ephemeral).await);
+    let a = score(&named).await;
+    let b = score(&ephemeral).await;
     assert!((a - b).abs() < 0.1, "later training must not change saved weights: {a} {b}");
     let later = score(&model.save_weights_and_get_sampling_client().await.unwrap()).await;
     assert!(later > a, "{later} {a}");
@@ -126,9 +139,9 @@ pub(super) async fn saved_weights_can_be_sampled(subject: Subject) {
 pub(super) async fn dropped_samples_do_not_block_others(subject: Subject) {
     let sampler = subject.service.create_sampling_client(&*subject.model).await.unwrap();
     for _ in 0..8 {
-        drop(sampler.sample([3, 4, 5], params(64)).send());
+        drop(sampler.sample([3, 4, 5], params(64)));
     }
-    let result = sampler.sample([3, 4, 5], params(2)).send().await.unwrap();
+    let result = sampler.sample([3, 4, 5], params(2)).await.unwrap();
     assert_eq!(result.sequences[0].tokens.len(), 2);
 }
 
@@ -138,7 +151,7 @@ pub(super) async fn a_handle_restores_the_sampling_client(subject: Subject) {
     let futures: Vec<_> = (0..20_u32)
         .map(|i| {
             let client = if i % 2 == 0 { &sampler } else { &other };
-            client.sample([i + 1], params(3).seed(5)).send()
+            client.sample([i + 1], params(3).seed(5))
         })
         .collect();
     for future in futures {
@@ -152,15 +165,15 @@ pub(super) async fn a_handle_restores_the_sampling_client(subject: Subject) {
 pub(super) async fn invalid_samples_are_rejected(subject: Subject) {
     let sampler = subject.service.create_sampling_client(&*subject.model).await.unwrap();
     for result in [
-        sampler.sample([3], params(u32::MAX / 2)).send().await,
-        sampler.sample([u32::MAX - 1], params(1)).send().await,
+        sampler.sample([3], params(u32::MAX / 2)).await,
+        sampler.sample([u32::MAX - 1], params(1)).await,
     ] {
         let error = result.unwrap_err();
         let kinds = [ErrorKind::Rejected, ErrorKind::WorkFailed, ErrorKind::InvalidInput];
         assert!(kinds.contains(&error.kind()), "{error:?}");
     }
     assert_eq!(
-        sampler.sample([3], params(1)).send().await.unwrap().sequences[0].tokens.len(),
+        sampler.sample([3], params(1)).await.unwrap().sequences[0].tokens.len(),
         1,
         "the sampler still works"
     );

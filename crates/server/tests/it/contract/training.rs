@@ -2,7 +2,8 @@
 
 use tinkex::loss::{CustomLoss, LossValue};
 use tinkex::{
-    AdamParams, BatchOutput, Datum, ErrorKind, LossFn, RestoreMode, SaveOptions, TrainingClient,
+    AdamParams, BatchOutput, Datum, ErrorKind, LoraOptions, LossFn, RestoreMode, SaveOptions,
+    TrainingClient,
 };
 
 use super::Subject;
@@ -17,10 +18,7 @@ fn batch() -> Vec<Datum> {
 pub(super) async fn model(subject: &Subject) -> TrainingClient {
     subject
         .service
-        .create_lora_training_client(&*subject.model)
-        .rank(8)
-        .seed(1)
-        .create()
+        .create_lora_training_client(LoraOptions::new(&*subject.model).rank(8).seed(1))
         .await
         .unwrap()
 }
@@ -64,12 +62,13 @@ pub(super) async fn requests_run_in_call_order(subject: Subject) {
     let mut calls = Vec::new();
     for _ in 0..4 {
         let before = model.forward(batch(), LossFn::CrossEntropy);
-        calls.push((before, model.step(batch(), LossFn::CrossEntropy, adam()).send()));
+        calls.push((before, model.step(batch(), LossFn::CrossEntropy, adam())));
     }
     // Do not require a decrease: that depends on how a server scales gradients.
     let sequential = train(&self::model(&subject).await, 4).await;
     for ((before, step), expected) in calls.into_iter().zip(sequential) {
-        let (before, pass) = (loss(&before.await.unwrap()), loss(&step.await.unwrap().pass));
+        let before = loss(&before.await.unwrap());
+        let pass = loss(&step.await.unwrap().pass);
         assert!(close(before, pass), "both passes see the same state: {before} {pass}");
         assert!(close(before, expected), "differs from sequential execution: {before} {expected}");
     }
@@ -85,7 +84,8 @@ pub(super) async fn a_forward_pass_changes_nothing(subject: Subject) {
 }
 
 pub(super) async fn batch_gradients_are_the_sum_over_datums(subject: Subject) {
-    let (whole, parts) = (model(&subject).await, model(&subject).await);
+    let whole = model(&subject).await;
+    let parts = model(&subject).await;
     whole.forward_backward(batch(), LossFn::CrossEntropy).await.unwrap();
     for datum in batch() {
         parts.forward_backward(vec![datum], LossFn::CrossEntropy).await.unwrap();
@@ -117,8 +117,9 @@ pub(super) async fn custom_losses_train_like_the_built_in_one(subject: Subject) 
     })
     .unwrap();
     let traced = subject.service.create_custom_loss(&traced).await.unwrap();
-    let (built_in, on_server, on_client) =
-        (model(&subject).await, model(&subject).await, model(&subject).await);
+    let built_in = model(&subject).await;
+    let on_server = model(&subject).await;
+    let on_client = model(&subject).await;
     for _ in 0..3 {
         let expected = built_in.forward_backward(batch(), LossFn::CrossEntropy).await.unwrap();
         let given = on_server.forward_backward(batch(), &traced).await.unwrap();
@@ -149,8 +150,7 @@ pub(super) async fn training_continues_from_a_saved_state(subject: Subject) {
     let ttl = std::time::Duration::from_secs(3_600);
     let path = first.save_state(SaveOptions::new("contract-state").ttl(ttl)).await.unwrap();
     for (restore, steps) in [(RestoreMode::WithOptimizer, 2), (RestoreMode::WeightsOnly, 1)] {
-        let resumed =
-            subject.service.create_training_client_from(&path, restore).create().await.unwrap();
+        let resumed = subject.service.create_training_client_from(&path, restore).await.unwrap();
         let losses = train(&resumed, steps).await;
         for (a, b) in losses.iter().zip(&whole[3..]) {
             assert!(close(*a, *b), "{losses:?} {whole:?}");

@@ -44,7 +44,8 @@ impl Tally {
     /// accepted and a tenth rejected.
     fn check_coverage(&self) {
         let total = |routes: &BTreeMap<String, usize>| routes.values().sum::<usize>();
-        let (accepted, rejected) = (total(&self.accepted), total(&self.rejected));
+        let accepted = total(&self.accepted);
+        let rejected = total(&self.rejected);
         eprintln!("{accepted} cases accepted, {rejected} rejected");
         let is_missing = |route: &String| {
             !self.accepted.contains_key(route) && !self.rejected.contains_key(route)

@@ -107,7 +107,7 @@ impl FuzzRequest {
     }
 }
 
-/// Replaces the recorded session and base model by those of the server.
+/// Replaces the recorded session and base model by the session and base model of the server.
 fn with_objects_of(session: &str, recorded: &Value) -> Value {
     let text = recorded.to_string().replace(RECORDED_SESSION, session);
     let mut value: Value = serde_json::from_str(&text).unwrap();

@@ -4,14 +4,17 @@ mod proxy;
 mod start;
 mod upstream_faults;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use tempfile::TempDir;
 use tinkex::loss::CustomLoss;
 use tinkex::{
-    AdamParams, Datum, LossFn, RestoreMode, SamplingParams, ServiceClient, TrainingClient,
+    AdamParams, Datum, LoraOptions, LossFn, RestoreMode, SampleOptions, SamplingParams,
+    ServiceClient, TrainingClient,
 };
+use tinkex_gateway::UpstreamServer;
 use tinkex_server::{Server, ServerOptions};
 
 use crate::harness::{Http, MODEL, TestServer, client, create_model, http_client, options};
@@ -30,14 +33,16 @@ fn gateway_options(data: &TempDir, upstreams: &[(&str, String)]) -> ServerOption
     options.checkpoint_every = 3;
     options.timeouts.poll_hold = Duration::from_secs(5);
     for (name, url) in upstreams {
-        options = options.upstream(*name, url.clone(), None);
+        let upstream = UpstreamServer::new(url.clone(), None);
+        options = options.upstream(*name, Arc::new(upstream));
     }
     options
 }
 
 impl Gateway {
     async fn new() -> Self {
-        let (data, upstream) = (tempfile::tempdir().unwrap(), TestServer::new().await);
+        let data = tempfile::tempdir().unwrap();
+        let upstream = TestServer::new().await;
         let server = Self::start(&data, &upstream, 0).await;
         Self { server, data, upstream }
     }
@@ -92,7 +97,7 @@ async fn wait_for_metric(server: &Server, name: &str, least: u64) {
 }
 
 async fn model(service: &ServiceClient) -> TrainingClient {
-    service.create_lora_training_client(MODEL).rank(4).seed(7).await.unwrap()
+    service.create_lora_training_client(LoraOptions::new(MODEL).rank(4).seed(7)).await.unwrap()
 }
 
 fn batch(n: u32) -> Vec<Datum> {
@@ -155,7 +160,8 @@ async fn weights_are_downloaded_through_the_gateway() {
         let path = model.save_weights_for_sampler("weights").await.unwrap();
         let target = tempfile::tempdir().unwrap();
         let folder = target.path().join("adapter");
-        let downloaded = service.rest().download(path.to_string(), &folder).await.unwrap();
+        let downloaded =
+            service.rest().download(path.to_string(), &folder).peft(true).await.unwrap();
         let weights = std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
         files.push((downloaded.files, weights));
         service.rest().delete_checkpoint(path).await.unwrap();
@@ -220,10 +226,11 @@ async fn work_waits_for_an_upstream_that_is_down() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_a_sample_failed_after_a_restart_if_its_upstream_had_not_responded() {
+async fn a_sample_waits_after_a_restart_until_its_upstream_responds() {
     let Gateway { server, data, upstream } = Gateway::new().await;
     let sampler = client(&server.base_url()).create_sampling_client(MODEL).await.unwrap();
-    let (port, url) = (server.address().port(), upstream.server.base_url());
+    let port = server.address().port();
+    let url = upstream.server.base_url();
     let up_port = upstream.server.address().port();
     let TestServer { server: up, data: up_data } = upstream;
     drop(up);
@@ -244,7 +251,7 @@ async fn bug_a_sample_failed_after_a_restart_if_its_upstream_had_not_responded()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_models_of_an_upstream_that_had_not_responded_yet_did_not_exist() {
+async fn models_of_an_upstream_that_has_not_responded_yet_are_unavailable_and_not_unknown() {
     let Gateway { server, data, upstream } = Gateway::new().await;
     let up_port = upstream.server.address().port();
     let upstreams = [("up", upstream.server.base_url())];
@@ -268,7 +275,7 @@ async fn bug_models_of_an_upstream_that_had_not_responded_yet_did_not_exist() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_a_request_in_flight_had_no_outcome_if_its_session_ended() {
+async fn a_request_in_flight_has_an_outcome_if_its_session_ends() {
     let Gateway { server, data, upstream } = Gateway::new().await;
     let model = model(&client(&server.base_url())).await;
     drop(upstream);
@@ -305,12 +312,14 @@ async fn a_custom_loss_is_computed_by_the_gateway() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_of_one_model_are_shared_by_load_and_one_upstream_does_not_delay_another() {
-    let (first, second) = (TestServer::new().await, TestServer::new().await);
+    let first = TestServer::new().await;
+    let second = TestServer::new().await;
     let data = tempfile::tempdir().unwrap();
     let upstreams = [("a", first.server.base_url()), ("b", second.server.base_url())];
     let gateway = Server::start(gateway_options(&data, &upstreams)).await.unwrap();
     let service = client(&gateway.base_url());
-    let (one, two) = (model(&service).await, model(&service).await);
+    let one = model(&service).await;
+    let two = model(&service).await;
     for upstream in [&first, &second] {
         let (_, runs) = upstream.http().get("/api/v1/training_runs").await;
         assert_eq!(runs["training_runs"].as_array().unwrap().len(), 1);
@@ -335,7 +344,10 @@ async fn the_dashboard_shows_runs_and_samples_of_an_upstream() {
     let mut tokens = Vec::new();
     for sampler in [named, unnamed] {
         let params = SamplingParams::new().max_tokens(3).seed(3);
-        let sampled = sampler.sample([5, 6, 7], params).topk_sample_logprobs(2).await.unwrap();
+        let sampled = sampler
+            .sample([5, 6, 7], SampleOptions::new(params).topk_sample_logprobs(2))
+            .await
+            .unwrap();
         tokens.push(json!(sampled.sequences[0].tokens.to_vec()));
     }
     let http = Http::new(&gateway.server.base_url());

@@ -63,14 +63,17 @@ impl Proxy {
         let state = Arc::new(State { upstream: upstream.to_owned(), ..State::default() });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let (owner, client) = (Arc::clone(&state), http_client());
+        let owner = Arc::clone(&state);
+        let client = http_client();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let (state, client) = (Arc::clone(&owner), client.clone());
+                let state = Arc::clone(&owner);
+                let client = client.clone();
                 let service = hyper::service::service_fn(move |request| {
-                    let (state, client) = (Arc::clone(&state), client.clone());
+                    let state = Arc::clone(&state);
+                    let client = client.clone();
                     async move { Ok::<_, Infallible>(state.relay(&client, request).await) }
                 });
                 let io = hyper_util::rt::TokioIo::new(stream);
@@ -142,7 +145,8 @@ impl State {
             }
         }
         let Ok(response) = relayed.send().await else { return reply(502, "no upstream") };
-        let (status, headers) = (response.status(), response.headers().clone());
+        let status = response.status();
+        let headers = response.headers().clone();
         let Ok(body) = response.bytes().await else { return reply(502, "no upstream") };
         if status == 200 {
             self.record(&endpoint, &body);

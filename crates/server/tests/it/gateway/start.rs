@@ -1,6 +1,6 @@
 //! Starts of a gateway whose data folder needs a backend that is not configured.
 
-use tinkex_server::{DropUndone, Server, StartError};
+use tinkex_server::{PendingOnStart, Server, StartError};
 
 use super::{Gateway, gateway_options, model};
 use crate::harness::{Http, create_model, golden, step};
@@ -18,7 +18,7 @@ async fn a_gateway_does_not_start_without_the_upstream_of_an_open_run() {
         if name == "up" && *run == id);
     assert!(is_named && error.to_string().contains("upstream \"up\" is not configured"), "{error}");
     let mut dropped = renamed();
-    dropped.drop_undone = DropUndone::Missing;
+    dropped.pending_on_start = PendingOnStart::Missing;
     Server::start(dropped).await.unwrap().stop().await;
     let kept = gateway_options(&data, &[("up", upstream.server.base_url())]);
     Server::start(kept).await.unwrap().stop().await;

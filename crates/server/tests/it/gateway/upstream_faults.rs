@@ -21,7 +21,8 @@ struct ProxiedGateway {
 
 impl ProxiedGateway {
     async fn new() -> Self {
-        let (data, upstream) = (tempfile::tempdir().unwrap(), TestServer::new().await);
+        let data = tempfile::tempdir().unwrap();
+        let upstream = TestServer::new().await;
         let proxy = Proxy::new(&upstream.server.base_url()).await;
         let server = Self::start(&data, &proxy).await;
         Self { server, proxy, data, upstream }
@@ -75,7 +76,7 @@ async fn a_request_that_the_upstream_rejects_fails_with_its_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_a_request_for_which_the_upstream_always_fails_blocked_its_run() {
+async fn a_request_for_which_the_upstream_always_fails_does_not_block_its_run() {
     let expected = undisturbed(4).await;
     let gateway = ProxiedGateway::new().await;
     let model = model(&gateway.client()).await;
@@ -100,7 +101,7 @@ async fn bug_a_request_for_which_the_upstream_always_fails_blocked_its_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_a_step_was_applied_although_its_result_could_not_be_decoded() {
+async fn a_step_whose_result_cannot_be_decoded_is_not_applied() {
     let expected = undisturbed(4).await;
     let gateway = ProxiedGateway::new().await;
     let model = model(&gateway.client()).await;
@@ -138,7 +139,7 @@ async fn a_sample_that_cannot_be_decoded_fails_after_three_attempts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bug_only_the_first_request_failed_if_a_model_could_not_be_restored() {
+async fn all_requests_fail_if_a_model_cannot_be_restored() {
     let gateway = ProxiedGateway::new().await;
     let model = model(&gateway.client()).await;
     train(&model, 0..2).await;

@@ -19,6 +19,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::time::{Instant, interval, sleep};
 
+use crate::child_server::ChildOptions;
 use crate::harness::{Http, setting};
 use crate::process::Process;
 use program::StreamCounts;
@@ -31,7 +32,13 @@ const WARM_UP: f64 = 0.2;
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 /// A snapshot after each second of compute time, so that kills find snapshots; and a KV cache that
 /// is full after seconds, because it is meant to grow up to its limit.
-const ARGUMENTS: [&str; 4] = ["--snapshot-after", "1", "--cache-memory", "8MiB"];
+fn child_options() -> ChildOptions {
+    ChildOptions {
+        snapshot_after: Some(Duration::from_secs(1)),
+        cache_bytes: Some(8 << 20),
+        ..ChildOptions::default()
+    }
+}
 
 /// Number of programs that have ended, and what happened to their streams.
 #[derive(Default)]
@@ -89,7 +96,7 @@ async fn disturb(process: &Mutex<Process>, data: &Path, seed: u64, end: Instant)
             let mut process = process.lock().unwrap();
             let port = process.port();
             process.kill_now();
-            *process = Process::with(data, port, &ARGUMENTS);
+            *process = Process::with(data, port, child_options());
         });
         done.kills += 1;
     }
@@ -133,11 +140,12 @@ async fn resources_stay_flat_while_a_server_is_killed() {
     let seed = number("TINKEX_SOAK_SEED", 1);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let folders = folders.each_ref().map(tempfile::TempDir::path);
-    let processes = folders.map(|folder| Process::with(folder, 0, &ARGUMENTS));
+    let processes = folders.map(|folder| Process::with(folder, 0, child_options()));
     let urls = processes.each_ref().map(|process| process.url.clone());
     let urls = urls.each_ref().map(String::as_str);
     let processes = processes.map(Mutex::new);
-    let (counts, histories) = (Counts::default(), Mutex::new(<[UsageHistory; 3]>::default()));
+    let counts = Counts::default();
+    let histories = Mutex::new(<[UsageHistory; 3]>::default());
     let start = Instant::now();
     let end = start + duration;
     let first = seed.wrapping_mul(1_000_000);

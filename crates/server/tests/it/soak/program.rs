@@ -3,8 +3,8 @@
 use futures_util::TryStreamExt as _;
 use futures_util::future::{join_all, try_join_all};
 use tinkex::{
-    AdamParams, Datum, LossFn, RestoreMode, SamplingClient, SamplingParams, ServiceClient,
-    StreamedToken,
+    AdamParams, Datum, LoraOptions, LossFn, RestoreMode, SamplingClient, SamplingParams,
+    ServiceClient, StreamedToken,
 };
 
 use crate::harness::{MODEL, client};
@@ -30,7 +30,10 @@ pub(super) struct StreamCounts {
 pub(super) async fn run(url: &str, seed: u64) -> tinkex::Result<(Computed, StreamCounts)> {
     let service = client(url);
     let result = program(&service, &mut fastrand::Rng::with_seed(seed)).await;
-    service.finish(&result).await;
+    match &result {
+        Ok(_) => service.finish().await,
+        Err(error) => service.finish_with_error(error).await,
+    }
     result
 }
 
@@ -39,15 +42,15 @@ async fn program(
     rng: &mut fastrand::Rng,
 ) -> tinkex::Result<(Computed, StreamCounts)> {
     let mut computed = Computed::default();
-    let model = service.create_lora_training_client(MODEL).rank(4).seed(rng.u32(..).into());
-    let mut model = model.create().await?;
+    let options = LoraOptions::new(MODEL).rank(4).seed(rng.u32(..).into());
+    let mut model = service.create_lora_training_client(options).await?;
     let mut saved = Vec::new();
     for _ in 0..rng.usize(1..4) {
         let steps: Vec<_> = (0..rng.usize(1..5))
             .map(|_| {
                 let batch = (0..rng.usize(1..4)).map(|_| datum(rng)).collect::<Vec<_>>();
                 let adam = AdamParams::with_learning_rate(1e-2);
-                model.step(batch, LossFn::CrossEntropy, adam).send()
+                model.step(batch, LossFn::CrossEntropy, adam)
             })
             .collect();
         let path = model.save_state(&*format!("state-{}", saved.len())).await?;
@@ -57,7 +60,7 @@ async fn program(
         // A later model continues from a checkpoint, as after an interruption of the program.
         if rng.bool() {
             let restore = RestoreMode::WithOptimizer;
-            model = service.create_training_client_from(&path, restore).create().await?;
+            model = service.create_training_client_from(&path, restore).await?;
         }
         saved.push(path);
     }
@@ -65,7 +68,7 @@ async fn program(
     let sampler = service.create_sampling_client_from(&weights).await?;
     let samples = (0..rng.usize(1..40)).map(|_| {
         let params = SamplingParams::new().max_tokens(rng.u32(1..24)).seed(rng.u32(..).into());
-        sampler.sample(vec![3, 4, rng.u32(5..20)], params).send()
+        sampler.sample(vec![3, 4, rng.u32(5..20)], params)
     });
     // Submit all requests before awaiting the first.
     let samples: Vec<_> = samples.collect();
@@ -97,6 +100,7 @@ fn datum(rng: &mut fastrand::Rng) -> Datum {
     let mut tokens = |count: std::ops::Range<usize>| -> Vec<u32> {
         (0..rng.usize(count)).map(|_| rng.u32(3..60)).collect()
     };
-    let (prompt, completion) = (tokens(1..8), tokens(1..12));
+    let prompt = tokens(1..8);
+    let completion = tokens(1..12);
     Datum::completion(prompt, completion).unwrap()
 }

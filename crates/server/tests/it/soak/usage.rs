@@ -87,11 +87,13 @@ impl UsageHistory {
             let range = from..=to;
             self.0.iter().filter(|(at, _)| range.contains(at)).map(|(_, usage)| *usage).collect()
         };
-        let (early, late) = (between(warm_up, warm_up + third), between(end - third, end));
+        let early = between(warm_up, warm_up + third);
+        let late = between(end - third, end);
         let mut growing = Vec::new();
         for (index, resource) in RESOURCES.iter().enumerate() {
             let value = |usage: &Usage| usage.values()[index];
-            let (before, after) = (median(&early, value), median(&late, value));
+            let before = median(&early, value);
+            let after = median(&late, value);
             let maximum = self.0.iter().map(|(_, usage)| value(usage)).max().unwrap_or(0);
             #[expect(
                 clippy::cast_precision_loss,

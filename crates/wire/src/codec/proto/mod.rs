@@ -25,7 +25,8 @@ const MAX_ENTRIES: usize = 256;
 
 /// Returns the key and the value of a map entry; a missing key is the empty string.
 fn entry(message: &[u8]) -> Result<(&str, Option<Field<'_>>), DecodeError> {
-    let (mut key, mut value) = ("", None);
+    let mut key = "";
+    let mut value = None;
     let mut fields = Fields::new(message, &["key", "value"]);
     while let Some(field) = fields.next()? {
         match field.number {

@@ -201,8 +201,10 @@ fn decode_record(message: &[u8]) -> Result<RawRecord, DecodeError> {
 }
 
 fn decode_column(name: &str, message: &[u8]) -> Result<OutputColumn, DecodeError> {
-    let (mut data, mut offsets) = (&[][..], SharedSlice::default());
-    let (mut wire_type, mut trailing) = (0, Shape::SCALAR);
+    let mut data = &[][..];
+    let mut offsets = SharedSlice::default();
+    let mut wire_type = 0;
+    let mut trailing = Shape::SCALAR;
     let mut fields = Fields::new(message, BATCHED);
     while let Some(field) = fields.next()? {
         match field.number {

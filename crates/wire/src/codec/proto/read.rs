@@ -209,7 +209,7 @@ pub(crate) fn take_varint(rest: &mut &[u8]) -> Result<u64, DecodeError> {
     Err(DecodeError::new(DecodeErrorKind::Varint, "integer of more than ten bytes"))
 }
 
-/// Decoders of raw little-endian arrays. Each makes one allocation and one pass, which compiles to
+/// Decoders of raw little-endian arrays. A decoder makes one allocation and one pass, which compiles to
 /// a plain copy on little-endian targets.
 macro_rules! arrays {
     ($($(#[$doc:meta])* $name:ident: $wire:ty => $type:ty, $convert:expr;)*) => {$(

@@ -175,8 +175,10 @@ fn decode_logprobs(bytes: &[u8]) -> Result<Option<Logprobs>, DecodeError> {
 }
 
 fn decode_topk(message: &[u8]) -> Result<Option<TopkLogprobs>, DecodeError> {
-    let (mut token_ids, mut logprobs) = (Tokens::default(), SharedSlice::default());
-    let (mut k, mut length) = (0_u32, 0_u32);
+    let mut token_ids = Tokens::default();
+    let mut logprobs = SharedSlice::default();
+    let mut k = 0_u32;
+    let mut length = 0_u32;
     let mut fields = Fields::new(message, TOPK);
     while let Some(field) = fields.next()? {
         match field.number {
@@ -201,7 +203,8 @@ fn decode_topk(message: &[u8]) -> Result<Option<TopkLogprobs>, DecodeError> {
 }
 
 fn decode_alt_tokens(message: &[u8]) -> Result<PromptAltTokens, DecodeError> {
-    let (mut tokens, mut logprobs) = (None, None);
+    let mut tokens = None;
+    let mut logprobs = None;
     let mut fields = Fields::new(message, ALT_TOKENS);
     while let Some(field) = fields.next()? {
         match field.number {

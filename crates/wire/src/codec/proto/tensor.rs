@@ -111,7 +111,9 @@ fn dense(wire_type: WireType, bytes: &[u8], shape: Shape) -> Result<TensorData, 
 }
 
 fn sparse(wire_type: WireType, message: &[u8]) -> Result<(TensorValues, Csr), DecodeError> {
-    let (mut values, mut row_starts, mut columns) = (&[][..], &[][..], &[][..]);
+    let mut values = &[][..];
+    let mut row_starts = &[][..];
+    let mut columns = &[][..];
     let mut fields = Fields::new(message, SPARSE_CSR);
     while let Some(field) = fields.next()? {
         match field.number {

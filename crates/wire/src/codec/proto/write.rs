@@ -12,7 +12,8 @@ const FIXED64: u8 = 1;
 const BYTES: u8 = 2;
 
 pub(super) fn varint_size(number: u64) -> usize {
-    // Fast path for lengths below 2 MiB: nearly all of them, computed many times per message.
+    // Fast path for lengths below 2 MiB: nearly all lengths, which are computed many times per
+    // message.
     match number {
         ..0x80 => 1,
         0x80..0x4000 => 2,

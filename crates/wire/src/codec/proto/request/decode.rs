@@ -35,9 +35,13 @@ const SETTING: Names = &["number", "text"];
 
 pub(crate) fn decode(body: &Bytes) -> Result<ForwardBackward, DecodeError> {
     let [datums] = count(body, REQUEST, [3])?;
-    let (mut model_id, mut seq_id, mut loss_fn) = ("", None, "");
-    let (mut data, mut mode) = (Vec::with_capacity(datums), PassMode::ForwardBackward);
-    let (mut numbers, mut settings) = (LossConfig::new(), LossConfig::new());
+    let mut model_id = "";
+    let mut seq_id = None;
+    let mut loss_fn = "";
+    let mut data = Vec::with_capacity(datums);
+    let mut mode = PassMode::ForwardBackward;
+    let mut numbers = LossConfig::new();
+    let mut settings = LossConfig::new();
     let mut fields = Fields::new(body, REQUEST);
     while let Some(field) = fields.next()? {
         match field.number {
@@ -194,7 +198,9 @@ fn decode_text(message: &[u8]) -> Result<InputChunk, DecodeError> {
 }
 
 fn decode_image(body: &Bytes, message: &[u8]) -> Result<InputChunk, DecodeError> {
-    let (mut data, mut format, mut expected_tokens) = (Bytes::new(), None, None);
+    let mut data = Bytes::new();
+    let mut format = None;
+    let mut expected_tokens = None;
     let mut fields = Fields::new(message, IMAGE);
     while let Some(field) = fields.next()? {
         match field.number {
@@ -242,7 +248,9 @@ fn decode_span(message: &[u8]) -> Result<ProvenanceSpan, DecodeError> {
 }
 
 fn decode_range(source: SpanSource, message: &[u8]) -> Result<ProvenanceSpan, DecodeError> {
-    let (mut sequence_id, mut offset, mut length) = ("", 0, 0);
+    let mut sequence_id = "";
+    let mut offset = 0;
+    let mut length = 0;
     let mut fields = Fields::new(message, SPAN_RANGE);
     while let Some(field) = fields.next()? {
         match field.number {

@@ -1,0 +1,443 @@
+//! Records: changes to the server's durable state. The state is stored as database rows.
+//!
+//! A record that describes an object replaces the stored row with the same id. The JSON form of the
+//! structs is the on-disk format: a field or variant that is renamed here must keep its stored name
+//! with `#[serde(rename)]`.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tinkex_wire::{
+    ErrorCategory, ErrorCode, FinishDetails, JsonObject, LossId, Metadata, ModelId,
+    OptimizerConfig, RequestId, SamplerId, SessionId, TinkerPath,
+};
+
+use crate::history::HistoryRecord;
+use crate::weights::{Backend, WeightsLocation};
+
+/// Microseconds since the Unix epoch.
+pub type UnixMicros = i64;
+
+/// Time in microseconds for which the deletion of a checkpoint is remembered: one day.
+pub const DELETION_RETENTION: UnixMicros = 24 * 3_600 * 1_000_000;
+
+/// One change to the durable state.
+#[derive(Clone, Debug)]
+pub enum Record {
+    Session(SessionRecord),
+    /// Removes ended sessions.
+    SessionsRemoved {
+        ids: Vec<SessionId>,
+    },
+    Run(ModelRunRecord),
+    /// Removes a run with its checkpoints and its history.
+    RunDeleted {
+        id: ModelId,
+    },
+    Sampler(SamplerRecord),
+    Checkpoint(CheckpointRecord),
+    CheckpointDeleted {
+        path: TinkerPath,
+        at: UnixMicros,
+    },
+    /// An admitted request.
+    Request(Arc<RequestRecord>),
+    /// Increments the number of starts of requests that were restored after a restart.
+    RequestsStarted {
+        ids: Vec<RequestId>,
+    },
+    /// The result of an admitted request.
+    Result(ResultRecord),
+    /// Amounts of a request that is not stored, to add to the hourly usage counters.
+    Usage(Vec<(UsageKey, u64)>),
+    /// Removes requests whose results were acknowledged or have expired.
+    RequestsRemoved {
+        ids: Vec<RequestId>,
+    },
+    /// History for the dashboard.
+    History(Arc<HistoryRecord>),
+    /// The current time.
+    Clock(ClockRecord),
+}
+
+/// Last time that the server stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockRecord {
+    pub time: UnixMicros,
+    /// Boot of the machine at that time; `None` if it was not known.
+    pub boot: Option<BootTime>,
+}
+
+/// A time, measured from a boot of the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootTime {
+    /// Id of the boot.
+    pub id: String,
+    /// Microseconds since the boot, including those for which the machine was suspended.
+    pub elapsed: UnixMicros,
+}
+
+/// A client session.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SessionRecord {
+    pub id: SessionId,
+    pub created_at: UnixMicros,
+    pub tags: Vec<String>,
+    pub user_metadata: Option<JsonObject>,
+    pub project_id: Option<String>,
+    pub display_name: Option<String>,
+    /// Reason for the end of the session; `None` while it is open.
+    pub end: Option<SessionEnd>,
+    pub ended_at: Option<UnixMicros>,
+}
+
+/// Reason for the end of a session.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionEnd {
+    /// The client finished it.
+    Finished(FinishDetails),
+    /// No request or heartbeat arrived within the session timeout.
+    Expired,
+}
+
+/// A model and its training run, which share one id.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ModelRunRecord {
+    pub id: ModelId,
+    pub session: SessionId,
+    /// The client's `model_seq_id`.
+    pub number: u32,
+    pub base_model: String,
+    pub lora: LoraSettings,
+    pub optimizer: OptimizerConfig,
+    pub user_metadata: Option<JsonObject>,
+    pub created_at: UnixMicros,
+    /// Reason why the model cannot be trained; `None` if it can.
+    pub closed: Option<String>,
+    /// Latest recovery point.
+    pub snapshot: Option<SnapshotRecord>,
+    /// Sequence number of the last executed request. Stored in a separate column, because it
+    /// changes with every request.
+    #[serde(skip)]
+    pub last_seq: Option<u64>,
+    /// Project that the run was copied into; `None` for a run that was trained on this server.
+    pub project_id: Option<String>,
+    /// Set if the model is on an upstream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<UpstreamRun>,
+}
+
+impl ModelRunRecord {
+    /// Returns whether the creation of the model failed. A copy, which has a project, and an
+    /// import, which has no session, are closed too, but their checkpoints can be used.
+    pub fn has_failed(&self) -> bool {
+        self.closed.is_some() && self.project_id.is_none() && !self.session.as_str().is_empty()
+    }
+
+    /// Returns the backend that executes the requests of the run.
+    pub fn backend(&self) -> Backend {
+        match &self.upstream {
+            None => Backend::Engine,
+            Some(upstream) => Backend::Upstream(upstream.name.as_str().into()),
+        }
+    }
+}
+
+/// A run whose model is on an upstream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpstreamRun {
+    /// Name of the upstream.
+    pub name: String,
+    /// The model on the upstream; `None` until the model is created, and after the upstream has
+    /// lost it.
+    pub model: Option<RemoteModel>,
+}
+
+/// A model on an upstream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteModel {
+    /// Session of this server on the upstream. Each session has only one model.
+    pub session: SessionId,
+    pub id: ModelId,
+    /// Sequence number of the next request to the upstream.
+    pub next_seq: u64,
+    /// Requests that the upstream has accepted and whose results are not stored, in order.
+    pub accepted: Vec<AcceptedRequest>,
+}
+
+/// A request that an upstream has accepted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceptedRequest {
+    /// Sequence number of the request at this server.
+    pub seq: u64,
+    /// Id of the request at the upstream.
+    pub id: RequestId,
+}
+
+/// Settings that determine the initial state of an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoraSettings {
+    pub rank: u32,
+    pub seed: u64,
+    pub train_unembed: bool,
+    pub train_mlp: bool,
+    pub train_attn: bool,
+}
+
+/// A model's saved state after request `seq`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SnapshotRecord {
+    pub seq: u64,
+    pub weights: WeightsLocation,
+}
+
+/// A sampling session: fixed weights to sample from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SamplerRecord {
+    pub id: SamplerId,
+    pub session: SessionId,
+    pub base_model: String,
+    pub model_path: Option<String>,
+    /// Weights of the adapter; `None` samples from the base model.
+    pub weights: Option<WeightsLocation>,
+    /// Run whose weights were saved for this sampling session only; `None` if the weights belong
+    /// to a base model or to a checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<ModelId>,
+    /// Number of clients that have joined, the creator included.
+    pub clients: u64,
+}
+
+/// A user-visible checkpoint.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CheckpointRecord {
+    pub path: TinkerPath,
+    pub weights: WeightsLocation,
+    /// The request that created the checkpoint; `None` for a copy or an autosave.
+    pub request: Option<RequestId>,
+    /// Sequence number of the saved state; `None` for a copy.
+    pub seq: Option<u64>,
+    pub created_at: UnixMicros,
+    pub expires_at: Option<UnixMicros>,
+    pub size_bytes: u64,
+    pub public: bool,
+    pub user_metadata: Option<Metadata>,
+    pub base_model: String,
+    pub lora: LoraSettings,
+    pub optimizer: OptimizerConfig,
+}
+
+/// Kind of a request that returns a future.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestKind {
+    CreateModel,
+    ForwardBackward,
+    OptimStep,
+    SaveWeights,
+    SaveWeightsForSampler,
+    SaveWeightsExternal,
+    LoadWeights,
+    CreateCustomLoss,
+    Sample,
+}
+
+/// Scope within which sequence numbers are unique.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SequenceScope {
+    /// Requests of a model, executed by sequence number; its creation is number 0.
+    Model(ModelId),
+    /// Samples of a sampling session, executed in any order.
+    Sampler(SamplerId),
+    /// Custom losses of a session.
+    #[serde(rename = "losses")]
+    CustomLosses(SessionId),
+}
+
+/// An admitted request.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RequestRecord {
+    /// Number of the payload with the request body. Numbers increase in order of admission.
+    #[serde(skip)]
+    pub number: u64,
+    pub id: RequestId,
+    pub kind: RequestKind,
+    pub session: SessionId,
+    #[serde(rename = "line")]
+    pub scope: SequenceScope,
+    pub seq: u64,
+    /// Digest of the body. A retry has the same digest; a different request under the same sequence
+    /// number has another digest.
+    pub digest: String,
+    /// Random seed chosen at admission, so that executing the request again gives the same result.
+    pub seed: u64,
+    /// Number of samples requested; 0 for other kinds of requests.
+    pub samples: u32,
+    /// Weights that the request loads. The weights are fixed at admission: the checkpoint may be
+    /// deleted or overwritten before the request is executed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<WeightsLocation>,
+    /// Time of admission.
+    pub at: UnixMicros,
+}
+
+/// Result of a request.
+#[derive(Clone, Debug)]
+pub struct ResultRecord {
+    pub request: Arc<RequestRecord>,
+    /// Number of the payload with the encoded result.
+    pub number: u64,
+    /// Size of that payload in bytes.
+    pub size: usize,
+    pub result: ResultKind,
+    /// Whether the request modified the model. Restoring the model from an older snapshot then
+    /// requires executing the request again.
+    pub model_changed: bool,
+    /// Time at which the execution finished.
+    pub at: UnixMicros,
+    /// Amounts to add to the hourly usage counters.
+    pub usage: Vec<(UsageKey, u64)>,
+}
+
+/// A request that modified a model after its last snapshot.
+#[derive(Clone, Copy, Debug)]
+pub struct ChangeRecord {
+    pub kind: RequestKind,
+    /// Number of the payload with the request body.
+    pub body: u64,
+}
+
+/// Encoding of a result, or the failure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResultKind {
+    Json,
+    Proto,
+    Failed { error: String, category: FailureCategory },
+}
+
+/// Whether the request or the server caused a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureCategory {
+    User,
+    /// The request caused the failure: the name of its checkpoint is taken.
+    Conflict,
+    Server,
+}
+
+impl From<FailureCategory> for ErrorCategory {
+    fn from(category: FailureCategory) -> Self {
+        match category {
+            FailureCategory::User | FailureCategory::Conflict => Self::User,
+            FailureCategory::Server => Self::Server,
+        }
+    }
+}
+
+impl FailureCategory {
+    /// Returns the error code that the client receives; `None` if the category has no code.
+    pub fn code(self) -> Option<ErrorCode> {
+        match self {
+            Self::Conflict => Some(ErrorCode::Conflict),
+            Self::User | Self::Server => None,
+        }
+    }
+}
+
+/// Session id under which the server counts the usage of inference requests that name no sampling
+/// session. It cannot be the id of a client's session, which is a UUID.
+pub const INFERENCE_SESSION: &str = "inference";
+
+/// Key of an hourly usage counter.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UsageKey {
+    /// Hours since the Unix epoch.
+    pub hour: i64,
+    pub session: SessionId,
+    pub base_model: String,
+    pub meter: UsageMeter,
+}
+
+/// Quantity that a usage counter counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UsageMeter {
+    /// Tokens trained on.
+    Training,
+    /// Prompt tokens computed.
+    Prefill,
+    /// Prompt tokens found in the prefix cache.
+    CachedPrefill,
+    /// Tokens sampled.
+    Sampled,
+    /// Checkpoints saved.
+    Checkpoints,
+}
+
+/// Returns the id of a session's custom loss with sequence number `seq`.
+pub fn loss_id(session: &SessionId, seq: u64) -> LossId {
+    format!("{}{seq}", loss_prefix(session)).into()
+}
+
+/// Returns the prefix of the ids of all custom losses of a session.
+pub fn loss_prefix(session: &SessionId) -> String {
+    format!("{session}:loss:")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A changed form would make data folders unreadable.
+    #[test]
+    fn the_stored_form_of_records_does_not_change() {
+        let request = |scope: SequenceScope| RequestRecord {
+            number: 7,
+            id: "r".into(),
+            kind: RequestKind::SaveWeightsForSampler,
+            session: "s".into(),
+            scope,
+            seq: 3,
+            digest: "d".to_owned(),
+            seed: u64::MAX,
+            samples: 2,
+            source: None,
+            at: 5,
+        };
+        let stored = |line: Value| {
+            json!({
+                "id": "r", "kind": "save_weights_for_sampler", "session": "s", "line": line,
+                "seq": 3, "digest": "d", "seed": u64::MAX, "samples": 2, "at": 5,
+            })
+        };
+        for (scope, line) in [
+            (SequenceScope::Model("m".into()), json!({"model": "m"})),
+            (SequenceScope::Sampler("p".into()), json!({"sampler": "p"})),
+            (SequenceScope::CustomLosses("s".into()), json!({"losses": "s"})),
+        ] {
+            let value = serde_json::to_value(request(scope.clone())).unwrap();
+            assert_eq!(value, stored(line));
+            let read: RequestRecord = serde_json::from_value(value).unwrap();
+            assert_eq!(read.scope, scope);
+        }
+        let failed = |category| ResultKind::Failed { error: "e".to_owned(), category };
+        let stored_failure =
+            |category: &str| json!({"failed": {"error": "e", "category": category}});
+        for (value, stored) in [
+            (serde_json::to_value(ResultKind::Json), json!("json")),
+            (serde_json::to_value(ResultKind::Proto), json!("proto")),
+            (serde_json::to_value(failed(FailureCategory::User)), stored_failure("user")),
+            (serde_json::to_value(failed(FailureCategory::Conflict)), stored_failure("conflict")),
+            (serde_json::to_value(failed(FailureCategory::Server)), stored_failure("server")),
+            (serde_json::to_value(SessionEnd::Expired), json!("expired")),
+            (serde_json::to_value(UsageMeter::CachedPrefill), json!("cached_prefill")),
+        ] {
+            assert_eq!(value.unwrap(), stored);
+        }
+    }
+}

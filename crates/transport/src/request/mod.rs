@@ -1,0 +1,11 @@
+//! One request: `encode` builds its URL, body and headers, `attempt` authenticates and sends it
+//! once, [`redirect`] follows redirects, and `receive` receives the body of its response, whole
+//! or as a stream. [`header`] has the default headers; [`sent_flag`] records whether the server may
+//! have read the request.
+
+mod attempt;
+mod encode;
+pub mod header;
+pub(crate) mod receive;
+pub mod redirect;
+pub mod sent_flag;
