@@ -161,8 +161,7 @@ pub use download::{CheckpointDownload, DownloadProgress, DownloadedCheckpoint, F
 pub use error::{Error, ErrorKind, Result};
 #[cfg(feature = "export")]
 pub use export::{
-    CheckpointExport, CheckpointExportProgress, ExportDType, ExportFormat, ExportStage,
-    ExportedModel,
+    CheckpointExport, ExportDType, ExportFormat, ExportProgress, ExportStage, ExportedModel,
 };
 pub use future::queue_log::{QueueStateChange, QueuedWork};
 pub use future::{ApiFuture, RequestFuture};

@@ -43,7 +43,7 @@ pub use config::{Architecture, ModelConfig};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use export::{
-    AdapterExport, ExportDType, ExportFormat, ExportProgress, ExportedModel, PreparedExport,
+    AdapterExport, ConversionProgress, ExportDType, ExportFormat, ExportedModel, PreparedExport,
     RemoteAdapter,
 };
 pub use gguf::{

@@ -10,8 +10,7 @@ use clap_complete::ArgValueCandidates;
 use futures_util::future::{Either, select};
 use serde_json::json;
 use tinkex::{
-    CheckpointExport, CheckpointExportProgress, ExportDType, ExportFormat, ExportStage,
-    ExportedModel,
+    CheckpointExport, ExportDType, ExportFormat, ExportProgress, ExportStage, ExportedModel,
 };
 use tinkex_runs::RunFolder;
 use tinkex_server::MemorySize;
@@ -138,7 +137,7 @@ async fn show_export(
     to: &Path,
     export: CheckpointExport,
 ) -> Result<ExportedModel, CommandError> {
-    let (report, mut reports) = watch::channel(CheckpointExportProgress::default());
+    let (report, mut reports) = watch::channel(ExportProgress::default());
     let interrupt = context.environment.interrupt.clone();
     let interrupted = interrupt.clone();
     let export = export

@@ -31,7 +31,7 @@ use base::BaseFinder;
 use file_error::file_error;
 use stop_flag::{StopFlag, StopOnDrop};
 
-type OnProgress = Arc<dyn Fn(&CheckpointExportProgress) + Send + Sync>;
+type OnProgress = Arc<dyn Fn(&ExportProgress) + Send + Sync>;
 type FindBase = Box<dyn FnOnce(&str) -> io::Result<Option<PathBuf>> + Send>;
 
 /// Builder for the export of a checkpoint; created by [`RestClient::export`] or
@@ -121,7 +121,7 @@ pub enum ExportStage {
 /// Progress of a [`CheckpointExport`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct CheckpointExportProgress {
+pub struct ExportProgress {
     /// Current stage.
     pub stage: ExportStage,
     /// Bytes of this stage that are on disk.
@@ -251,7 +251,7 @@ impl CheckpointExport {
     /// Calls `callback` whenever bytes were written to disk.
     pub fn on_progress(
         mut self,
-        callback: impl Fn(&CheckpointExportProgress) + Send + Sync + 'static,
+        callback: impl Fn(&ExportProgress) + Send + Sync + 'static,
     ) -> Self {
         self.on_progress = Some(Arc::new(callback));
         self
@@ -325,7 +325,7 @@ impl CheckpointExport {
                     let bytes = now.bytes;
                     let bytes_total = Some(now.bytes_total);
                     let stage = ExportStage::Writing;
-                    callback(&CheckpointExportProgress { stage, bytes, bytes_total });
+                    callback(&ExportProgress { stage, bytes, bytes_total });
                 }
                 if stop.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
@@ -360,7 +360,7 @@ impl CheckpointExport {
                 let stage = ExportStage::Downloading;
                 let bytes = now.bytes;
                 let bytes_total = now.bytes_total;
-                callback(&CheckpointExportProgress { stage, bytes, bytes_total });
+                callback(&ExportProgress { stage, bytes, bytes_total });
             });
         }
         download.await?;

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tinkex::testing::{Reply, Route};
 use tinkex::{
-    CheckpointExport, CheckpointExportProgress, Env, ErrorKind, ExportDType, ExportFormat,
-    ExportStage, ServiceClient,
+    CheckpointExport, Env, ErrorKind, ExportDType, ExportFormat, ExportProgress, ExportStage,
+    ServiceClient,
 };
 use tokio::sync::oneshot;
 
@@ -68,7 +68,7 @@ async fn a_checkpoint_is_downloaded_and_merged() {
     let server = server("qwen3");
     let home = TempDir::new().unwrap();
     let to = home.path().join("new/merged");
-    let stages: Arc<Mutex<Vec<CheckpointExportProgress>>> = Arc::default();
+    let stages: Arc<Mutex<Vec<ExportProgress>>> = Arc::default();
     let reports = Arc::clone(&stages);
     let exported = server
         .rest()

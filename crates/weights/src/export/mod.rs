@@ -26,7 +26,7 @@ use crate::{Error, Result, StoredAdapter};
 
 pub use dtype::ExportDType;
 pub use format::ExportFormat;
-pub use prepared::{ExportProgress, ExportedModel, PreparedExport};
+pub use prepared::{ConversionProgress, ExportedModel, PreparedExport};
 pub use remote_adapter::RemoteAdapter;
 
 use card::CardDetails;

@@ -26,7 +26,7 @@ pub struct PreparedExport {
 /// Progress of [`PreparedExport::write`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ExportProgress {
+pub struct ConversionProgress {
     /// Bytes that were written.
     pub bytes: u64,
     /// Size of all files in bytes.
@@ -76,14 +76,14 @@ impl PreparedExport {
     /// - [`Error::Io`] if a file cannot be read or written.
     pub fn write(
         self,
-        mut progress: impl FnMut(ExportProgress) -> ControlFlow<()>,
+        mut progress: impl FnMut(ConversionProgress) -> ControlFlow<()>,
     ) -> Result<ExportedModel> {
         let bytes = self.bytes();
         let staged = StagedFolder::with_parents(&self.to).map_err(Error::io("create", &self.to))?;
         let mut written = 0;
         let mut count = |more: u64| {
             written += more;
-            match progress(ExportProgress { bytes: written, bytes_total: bytes }) {
+            match progress(ConversionProgress { bytes: written, bytes_total: bytes }) {
                 ControlFlow::Continue(()) => Ok(()),
                 ControlFlow::Break(()) => Err(Error::Cancelled),
             }
