@@ -162,6 +162,7 @@ const RULES: &[CrateRule] = &[
             "tinkex-runs",
             "tinkex-server",
             "tinkex-store",
+            "tinkex-suggest",
             "tinkex-text",
             "tinkex-transport",
             "tinkex-weights",
@@ -286,6 +287,7 @@ const RULES: &[CrateRule] = &[
             "tinkex-inference",
             "tinkex-runs",
             "tinkex-store",
+            "tinkex-suggest",
             "tinkex-text",
             "tinkex-weights",
             "tinkex-wire",
@@ -311,6 +313,7 @@ const RULES: &[CrateRule] = &[
             "tinkex-runs",
             "tinkex-server",
             "tinkex-store",
+            "tinkex-suggest",
             "tinkex-text",
             "tinkex-transport",
             "tinkex-weights",
@@ -326,6 +329,14 @@ const RULES: &[CrateRule] = &[
         // No engine, and nothing that executes or answers requests.
         may_use: &["tinkex-autodiff", "tinkex-files", "tinkex-wire"],
         must_not_use: &["clap", "http", "hyper", "onig_sys", "openssl-sys", "reqwest", "rustls"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
+        package: "tinkex-suggest",
+        folder: "crates/suggest",
+        features: Features::All,
+        may_use: &[],
+        must_not_use: RUNTIMES_AND_NETWORK,
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {

@@ -1,14 +1,16 @@
 //! Metrics for `/metrics` in the Prometheus text format.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use tinkex_backend::metrics::{AtomicMetric, WorkMetrics};
 use tinkex_backend::queue::RequestQueue;
-use tinkex_dashboard::{FigureDocument, FiguresDocument, LimitsDocument, UpstreamDocument};
+use tinkex_dashboard::FigureDocument;
+use tinkex_store::store::Store;
 
+use crate::backends::Backends;
 use crate::limits::ServerLimits;
-use crate::state::ServerState;
 
 /// Counters of the server.
 #[derive(Debug)]
@@ -32,6 +34,9 @@ pub(crate) struct EngineMetrics {
 
 /// Name, description and value of a metric.
 type MetricRow = (&'static str, &'static str, u64);
+
+/// Documents of metrics, by the name of the metric.
+type MetricDocuments = BTreeMap<&'static str, FigureDocument>;
 
 /// Values that are read from the queue and the store when metrics are requested.
 pub(crate) struct GaugeValues {
@@ -94,6 +99,16 @@ impl ServerMetrics {
         ]
     }
 
+    /// Returns the counters as documents of the dashboard, by name.
+    pub(crate) fn counter_documents(&self, gauges: &GaugeValues) -> MetricDocuments {
+        documents(&self.counters(gauges))
+    }
+
+    /// Returns the gauges as documents of the dashboard, by name.
+    pub(crate) fn gauge_documents(&self, gauges: &GaugeValues) -> MetricDocuments {
+        documents(&self.gauges(gauges))
+    }
+
     /// Formats all metrics in the Prometheus text format.
     pub(crate) fn to_text(&self, gauges: &GaugeValues, limits: &ServerLimits) -> String {
         let mut out = String::new();
@@ -118,13 +133,16 @@ impl ServerMetrics {
     }
 }
 
+fn documents(rows: &[MetricRow]) -> MetricDocuments {
+    rows.iter().map(|&(name, help, value)| (name, FigureDocument { value, help })).collect()
+}
+
 impl GaugeValues {
-    /// Reads the values of a server.
-    pub(crate) fn of(state: &ServerState) -> Self {
-        let sizes = state.backends.queues().map(RequestQueue::size);
+    /// Reads the values from the queues and the store.
+    pub(crate) fn read(backends: &Backends, store: &Store) -> Self {
+        let sizes = backends.queues().map(RequestQueue::size);
         let (queued, queued_bytes) =
             sizes.fold((0, 0), |(count, bytes), (more, size)| (count + more, bytes + size));
-        let store = state.store();
         Self {
             queued,
             queued_bytes,
@@ -134,31 +152,5 @@ impl GaugeValues {
             payload_bytes: store.disk.payload_bytes(),
             commits: store.disk.commits(),
         }
-    }
-}
-
-/// Returns the values of `/metrics` and their limits, as a document for the dashboard.
-pub(crate) fn figures(state: &ServerState) -> FiguresDocument {
-    let gauges = GaugeValues::of(state);
-    let rows = |rows: &[MetricRow]| {
-        let row = |(name, help, value): &MetricRow| (*name, FigureDocument { value: *value, help });
-        rows.iter().map(row).collect()
-    };
-    let limits = &state.options.limits;
-    let upstreams = state.backends.upstreams().map(|upstream| UpstreamDocument {
-        name: upstream.name.to_string(),
-        up: upstream.status().down.is_none(),
-    });
-    FiguresDocument {
-        counters: rows(&state.metrics.counters(&gauges)),
-        gauges: rows(&state.metrics.gauges(&gauges)),
-        limits: LimitsDocument {
-            memory: limits.memory_limits().into_iter().collect(),
-            queued: limits.queued_requests,
-        },
-        upstreams: upstreams.collect(),
-        process_bytes: crate::memory::process_memory(),
-        disk_free_bytes: state.options.disk.available(&state.options.data_dir),
-        time: state.clock.now().div_euclid(1_000),
     }
 }

@@ -23,7 +23,7 @@ use crate::admit;
 use crate::api_key;
 use crate::environment::Environment;
 use crate::file_limit;
-use crate::inference::NamedModel;
+use crate::inference::{Inference, NamedModel};
 use crate::models::{BaseModels, check_text_files};
 use crate::options::{PendingOnStart, ServerOptions};
 use crate::routes;
@@ -110,7 +110,7 @@ impl Server {
         let address =
             listener.local_addr().map_err(StartError::io(StartAction::Listen, address))?;
         let handles = opened.start().await?;
-        check_text_files(&handles.state);
+        check_text_files(&handles.state.models);
         let (stop, stopped) = watch::channel(false);
         let state = Arc::clone(&handles.state);
         let accept_task = spawn(accept_connections(listener, state, stopped));
@@ -232,7 +232,7 @@ impl OpenedServer {
         let data_dir = state.options.data_dir.display().to_string();
         let waiting =
             restore_requests(&state).map_err(StartError::io(StartAction::Read, data_dir))?;
-        check_aliases(&state);
+        check_aliases(&state.inference);
         state.expiry.remove_expired().await;
         let engines = Engines::new(&state.options);
         let worker = Worker::start(state.worker_context(), engines)
@@ -274,7 +274,7 @@ impl ServerHandles {
     pub(crate) async fn stop(&mut self) -> ShutdownSummary {
         self.state.dashboard.close();
         self.state.backends.queues().for_each(RequestQueue::stop);
-        self.state.generations.fail_all(&ServerError::shutting_down());
+        self.state.inference.generations.fail_all(&ServerError::shutting_down());
         let mut models_saved = match self.worker.take() {
             Some(worker) => worker.finished().await.unwrap_or(0),
             None => 0,
@@ -299,7 +299,7 @@ impl Drop for ServerHandles {
     fn drop(&mut self) {
         self.state.dashboard.close();
         self.state.backends.queues().for_each(RequestQueue::stop);
-        self.state.generations.fail_all(&ServerError::shutting_down());
+        self.state.inference.generations.fail_all(&ServerError::shutting_down());
         self.expiry_task.abort();
         self.upstreams.clear();
         self.readmit_task.iter().for_each(TaskHandle::abort);
@@ -377,9 +377,9 @@ fn is_origin(text: &str) -> bool {
 
 /// Logs a warning about aliases that name no model. Not an error, because the checkpoint of an
 /// alias may be saved later.
-fn check_aliases(state: &ServerState) {
-    for (alias, target) in &state.options.aliases {
-        if let Err(error) = NamedModel::resolve(state, alias) {
+fn check_aliases(inference: &Inference) {
+    for (alias, target) in &inference.aliases {
+        if let Err(error) = NamedModel::resolve(inference, alias) {
             tracing::warn!(target: log::MODEL, alias, model = target, %error, "alias has no model");
         }
     }

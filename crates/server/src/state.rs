@@ -1,6 +1,6 @@
 //! [`ServerState`]: the shared state that the routes use.
 //!
-//! Other modules get only a part of the state: see [`Admission`], [`Expiry`],
+//! Other modules get only a part of the state: see [`Admission`], [`Inference`], [`Expiry`],
 //! [`WorkerContext`](crate::worker::WorkerContext) and [`BackendContext`].
 
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ use crate::backends::Backends;
 use crate::downloads::Downloads;
 use crate::environment::Environment;
 use crate::expiry::Expiry;
-use crate::inference::Generations;
+use crate::inference::Inference;
 use crate::metrics::{EngineMetrics, ServerMetrics};
 use crate::models::{BaseModel, BaseModels};
 use crate::options::ServerOptions;
@@ -44,8 +44,7 @@ pub(crate) struct ServerState {
     pub(crate) admission: Arc<Admission>,
     pub(crate) expiry: Arc<Expiry>,
     pub(crate) backends: Arc<Backends>,
-    /// Inference requests that are not finished.
-    pub(crate) generations: Arc<Generations>,
+    pub(crate) inference: Arc<Inference>,
     pub(crate) models: Arc<BaseModels>,
     pub(crate) history_reader: Arc<History>,
     pub(crate) dashboard: Dashboard,
@@ -95,6 +94,11 @@ impl ServerState {
             limits: options.limits.clone(),
             raw_logprobs: options.raw_logprobs,
         });
+        let inference = Arc::new(Inference {
+            admission: Arc::clone(&admission),
+            generations: Arc::default(),
+            aliases: options.aliases.clone(),
+        });
         let expiry = Arc::new(Expiry {
             context: context.clone(),
             backends: Arc::clone(&backends),
@@ -112,7 +116,7 @@ impl ServerState {
             admission,
             expiry,
             backends,
-            generations: Arc::default(),
+            inference,
             models,
             dashboard: Dashboard::new(options.api_key.as_ref().map(|key| key.expose().to_owned())),
             history_reader,
@@ -134,7 +138,7 @@ impl ServerState {
             backend: self.admission.context.clone(),
             backends: Arc::clone(&self.backends),
             models: Arc::clone(&self.models),
-            generations: Arc::clone(&self.generations),
+            generations: Arc::clone(&self.inference.generations),
             expiry: Arc::clone(&self.expiry),
             metrics: Arc::<EngineMetrics>::clone(&self.metrics.engine),
             weights_dir: self.weights_dir.clone(),

@@ -7,12 +7,12 @@ use tinkex::rest::{AccessScope, Checkpoint, TrainingRun};
 use tinkex::wire::CheckpointKind;
 use tinkex::{RestClient, TinkerPath};
 use tinkex_runs::{RunFolder, checkpoint_name};
+use tinkex_suggest::nearest_names;
 
 use crate::context::CommandContext;
 use crate::environment::Environment;
 use crate::error::{CommandError, Exit};
 
-use super::nearest::nearest_names;
 use super::run::{self, FoundRuns, RunReference, UnknownRun};
 use super::{LATEST, did_you_mean, name_of};
 

@@ -10,12 +10,12 @@ use tinkex::rest::{AccessScope, TrainingRun};
 use tinkex::{Env, RestClient, TinkerPath};
 use tinkex_files::AtomicWrite;
 use tinkex_runs::{RUN_FILE, RunError, RunFolder, RunMethod, RunRecord};
+use tinkex_suggest::nearest_names;
 
 use crate::commands::TrainingCommand;
 use crate::error::{CommandError, Exit};
 use crate::local;
 
-use super::nearest::nearest_names;
 use super::run::MIN_PREFIX;
 use super::{LATEST, did_you_mean};
 

@@ -12,7 +12,6 @@ mod checkpoint;
 mod completion;
 mod folder;
 mod name;
-mod nearest;
 mod run;
 
 pub(crate) use checkpoint::{CheckpointReference, CheckpointUse};

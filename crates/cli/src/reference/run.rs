@@ -15,8 +15,8 @@ use crate::id_cache::{self, IdKind};
 use crate::progress::Progress;
 
 use super::folder::{self, LocalRun};
-use super::nearest::nearest_names;
 use super::{LATEST, did_you_mean, is_unknown, name_of};
+use tinkex_suggest::nearest_names;
 
 /// Minimum length of the start of an id. Shorter texts would match by chance.
 pub(super) const MIN_PREFIX: usize = 4;

@@ -23,9 +23,10 @@ use tinkex_wire::{
     SessionId, TinkerPath,
 };
 
+use super::readmit::backend_of;
 use super::training::{ModelRequest, enqueue_restored, random_seed, validate_optimizer};
 use super::{
-    Admission, CREATION_SEQ, NextStep, Submission, backend_of, digest, find_original, next_seq,
+    Admission, CREATION_SEQ, NextStep, Submission, digest, find_original, next_seq,
     reject_seq_on_error, require_run, require_session, submit,
 };
 use crate::backends::RunBackend;

@@ -27,10 +27,9 @@ use tinkex_wire::{
     SaveWeightsForSampler, Seq, SessionId, TinkerPath,
 };
 
+use super::readmit::restore_common;
 use super::training::ModelRequest;
-use super::{
-    Admission, NextStep, digest, next_seq, reject_seq_on_error, require_run, restore_common,
-};
+use super::{Admission, NextStep, digest, next_seq, reject_seq_on_error, require_run};
 use crate::operation::RunOperation;
 
 /// Valid times to live in seconds: one hour to ten years.

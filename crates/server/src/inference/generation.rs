@@ -14,6 +14,7 @@ use tinkex_store::weights::{WeightsKey, WeightsLocation};
 use tinkex_text::Tokenizer;
 use tinkex_wire::RequestId;
 
+use super::Inference;
 use super::error::inference_error;
 use super::model_name::NamedModel;
 use super::sample_request::{PreparedGeneration, prepare, upstream_sample};
@@ -22,11 +23,10 @@ use crate::admit::{check_capacity, relay};
 use crate::operation::{
     EngineSampling, EngineWeights, Operation, QueuedGeneration, SampleOperation,
 };
-use crate::state::ServerState;
 
 /// A model that inference requests are sampled from.
 pub(crate) struct ModelGenerator {
-    pub(crate) state: Arc<ServerState>,
+    pub(crate) inference: Arc<Inference>,
     pub(crate) model: NamedModel,
 }
 
@@ -62,11 +62,11 @@ impl ModelGenerator {
     /// - [`ServerError::Busy`] if the queue is full or the server is shutting down.
     /// - [`ServerError::Unavailable`] if the worker has panicked.
     fn start(&self, request: GenerationRequest) -> Result<TokenStream, ServerError> {
-        let Self { state, model } = self;
+        let Self { inference, model } = self;
         let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
         let (sink, stream) = self.stream(&id);
         let session = model.session.clone();
-        let admission = &state.admission;
+        let admission = &inference.admission;
         let WeightsKey { base_model, location } = &model.weights;
         let upstream = relay::weights(admission, base_model, location.as_ref())?;
         let (operation, bytes) = match upstream {
@@ -93,12 +93,12 @@ impl ModelGenerator {
         };
         // Hold the store's lock from the check of the limits until the request is enqueued, as the
         // admission of other requests does: otherwise concurrent requests would exceed the limits.
-        let mut store = state.store();
-        check_capacity(&admission.limits, operation.queue(&state.backends), bytes)?;
-        state.generations.insert(&id, sink)?;
+        let mut store = admission.store();
+        check_capacity(&admission.limits, operation.queue(&admission.backends), bytes)?;
+        inference.generations.insert(&id, sink)?;
         store.touch(&model.session);
         // Only requests with a sequence number can be late, which generations do not have.
-        let _ = operation.enqueue(&state.backends, id, bytes, None);
+        let _ = operation.enqueue(&admission.backends, id, bytes, None);
         drop(store);
         Ok(stream)
     }
@@ -106,12 +106,16 @@ impl ModelGenerator {
     /// Creates the channel of a generation, which cancels the generation when its reader is dropped
     /// before the end.
     fn stream(&self, id: &RequestId) -> (TokenSink, TokenStream) {
-        let state = Arc::clone(&self.state);
+        let inference = Arc::clone(&self.inference);
         let request = id.clone();
         token_stream(id.to_string(), move |read| {
-            let was_enqueued = state.generations.remove(&request);
+            let was_enqueued = inference.generations.remove(&request);
             if was_enqueued && read == StreamDrop::Cancelled {
-                state.backends.queues().for_each(|queue| queue.cancel(request.clone()));
+                inference
+                    .admission
+                    .backends
+                    .queues()
+                    .for_each(|queue| queue.cancel(request.clone()));
             }
         })
     }

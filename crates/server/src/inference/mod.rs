@@ -16,7 +16,21 @@ mod model_name;
 mod observer;
 mod sample_request;
 mod upstream_response;
+
+use std::sync::Arc;
+
+use crate::admit::Admission;
+
 pub(crate) use self::error::inference_error;
 pub(crate) use self::generation::{Generations, ModelGenerator};
 pub(crate) use self::model_name::NamedModel;
 pub(crate) use self::observer::SampledTokens;
+
+/// State of the server that inference requests use.
+pub(crate) struct Inference {
+    pub(crate) admission: Arc<Admission>,
+    /// Inference requests that are not finished.
+    pub(crate) generations: Arc<Generations>,
+    /// Alternative names of models, each with the name that it stands for.
+    pub(crate) aliases: Vec<(String, String)>,
+}

@@ -8,12 +8,13 @@ use tinkex_store::error::ServerError;
 use tinkex_store::executor::Executor;
 use tinkex_store::store::{CheckpointRecord, INFERENCE_SESSION, Store, UnixMicros};
 use tinkex_store::weights::WeightsKey;
+use tinkex_suggest::nearest_names;
 use tinkex_wire::{CheckpointKind, ModelId, SamplerId, SessionId, TinkerPath};
 
+use super::Inference;
 use super::error::inference_error;
 use crate::admit::require_session;
 use crate::models::BaseModel;
-use crate::state::ServerState;
 
 /// Prefix of checkpoint paths.
 const TINKER: &str = "tinker://";
@@ -38,8 +39,8 @@ impl NamedModel {
     /// # Errors
     /// - [`ServerError::NotFound`] with the nearest names if there is no such model.
     /// - [`ServerError::Forbidden`] if the session of the sampling session has ended.
-    pub(crate) fn resolve(state: &ServerState, name: &str) -> Result<Self, InferenceError> {
-        Self::find(state, name).map_err(|error| inference_error(error).caused_by("model"))
+    pub(crate) fn resolve(inference: &Inference, name: &str) -> Result<Self, InferenceError> {
+        Self::find(inference, name).map_err(|error| inference_error(error).caused_by("model"))
     }
 
     /// Reads the tokenizer on the blocking pool, unless it is in memory. Also reads the chat
@@ -74,20 +75,21 @@ impl NamedModel {
         }
     }
 
-    fn find(state: &ServerState, name: &str) -> Result<Self, ServerError> {
-        let aliases = &state.options.aliases;
-        let target = aliases.iter().find(|(alias, _)| alias == name);
+    fn find(inference: &Inference, name: &str) -> Result<Self, ServerError> {
+        let admission = &inference.admission;
+        let target = inference.aliases.iter().find(|(alias, _)| alias == name);
         let target = target.map_or(name, |(_, target)| target);
-        let inference = SessionId::from(INFERENCE_SESSION);
+        let inference_session = SessionId::from(INFERENCE_SESSION);
         let found = |base_model: String, location, session, created_at| {
-            let base = state.base_model(&base_model)?;
+            let base = admission.base_model(&base_model)?;
             let weights = WeightsKey { base_model, location };
             Ok(Self { name: name.to_owned(), base, weights, session, created_at })
         };
-        if state.models.get(target).is_some() {
-            return found(target.to_owned(), None, inference, state.clock.now());
+        let store = admission.store();
+        let now = store.clock.now();
+        if admission.models.get(target).is_some() {
+            return found(target.to_owned(), None, inference_session, now);
         }
-        let store = state.store();
         let checkpoint = if target.starts_with(TINKER) {
             Some(find_checkpoint(&store, target)?)
         } else {
@@ -95,32 +97,32 @@ impl NamedModel {
         };
         if let Some(row) = checkpoint {
             let weights = Some(row.weights.clone());
-            return found(row.base_model.clone(), weights, inference, row.created_at);
+            return found(row.base_model.clone(), weights, inference_session, row.created_at);
         }
         if let Some(sampler) = store.samplers.get(&SamplerId::from(target)) {
             let row = sampler.row.clone();
             require_session(&store, &row.session)?;
-            return found(row.base_model, row.weights, row.session, state.clock.now());
+            return found(row.base_model, row.weights, row.session, now);
         }
         drop(store);
-        Err(unknown(state, name))
+        Err(unknown(inference, name))
     }
 
     /// Lists the models that requests can name: base models, aliases, and checkpoints, newest
     /// first. Names of training runs and sampling sessions are accepted too, but not listed.
-    pub(crate) fn list(state: &ServerState) -> Vec<Self> {
-        let mut names = state.models.names();
-        names.extend(state.options.aliases.iter().map(|(alias, _)| alias.clone()));
+    pub(crate) fn list(inference: &Inference) -> Vec<Self> {
+        let mut names = inference.admission.models.names();
+        names.extend(inference.aliases.iter().map(|(alias, _)| alias.clone()));
         let mut checkpoints: Vec<(UnixMicros, String)> = {
-            let store = state.store();
-            let now = state.clock.now();
+            let store = inference.admission.store();
+            let now = store.clock.now();
             let rows = store.checkpoints.values().map(|entry| &entry.row);
             let usable = rows.filter(|row| can_sample(row) && !row.is_expired(now));
             usable.map(|row| (row.created_at, row.path.to_string())).collect()
         };
         checkpoints.sort_by(|a, b| b.cmp(a));
         names.extend(checkpoints.into_iter().map(|(_, path)| path));
-        names.iter().filter_map(|name| Self::resolve(state, name).ok()).collect()
+        names.iter().filter_map(|name| Self::resolve(inference, name).ok()).collect()
     }
 }
 
@@ -172,13 +174,13 @@ fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// Creates the error for a name that no model has.
-fn unknown(state: &ServerState, name: &str) -> ServerError {
-    let aliases = state.options.aliases.iter().map(|(alias, _)| alias.as_str());
-    let models = state.models.names();
+fn unknown(inference: &Inference, name: &str) -> ServerError {
+    let aliases = inference.aliases.iter().map(|(alias, _)| alias.as_str());
+    let models = inference.admission.models.names();
     let names: Vec<&str> = models.iter().map(String::as_str).chain(aliases).collect();
     let mut runs: Vec<String> = Vec::new();
     if name.contains(":train:") {
-        runs.extend(state.store().runs.keys().map(|run| run.as_str().to_owned()));
+        runs.extend(inference.admission.store().runs.keys().map(|run| run.as_str().to_owned()));
     }
     let nearest = nearest(name, names.into_iter().chain(runs.iter().map(String::as_str)));
     let shown: String = name.chars().take(200).collect();
@@ -186,44 +188,4 @@ fn unknown(state: &ServerState, name: &str) -> ServerError {
         "model {shown:?} does not exist{nearest}; expected a base model, an alias, a tinker:// \
          path, a training run or a sampling session"
     ))
-}
-
-/// Maximum number of suggestions.
-const MAX_SUGGESTIONS: usize = 3;
-/// Maximum number of characters of a name that are compared. The time of a comparison is quadratic.
-const MAX_COMPARED: usize = 200;
-
-/// Returns the names that are most similar to `name`, nearest first: at most [`MAX_SUGGESTIONS`].
-/// Excludes names that differ in more than half of their characters. Ignores the case of letters.
-fn nearest_names<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let comparable = |name: &str| -> Vec<char> {
-        name.chars().take(MAX_COMPARED).flat_map(char::to_lowercase).collect()
-    };
-    let wanted = comparable(name);
-    let mut ranked: Vec<(usize, &str)> = names
-        .into_iter()
-        .filter_map(|other| {
-            let candidate = comparable(other);
-            let distance = strsim::generic_levenshtein(&wanted, &candidate);
-            let is_similar = distance <= wanted.len().max(candidate.len()) / 2;
-            is_similar.then_some((distance, other))
-        })
-        .collect();
-    ranked.sort_unstable();
-    ranked.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn similar_names_are_suggested_nearest_first() {
-        let names = ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "tinkex/tiny"];
-        let suggestions = |name: &str| nearest_names(name, names);
-        assert_eq!(suggestions("qwen/qwen3-8b"), ["Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"]);
-        assert!(suggestions("tiny").is_empty());
-        assert_eq!(suggestions("tinkex-tiny"), ["tinkex/tiny"]);
-        assert!(suggestions("gpt-4").is_empty());
-    }
 }

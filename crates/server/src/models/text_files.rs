@@ -12,8 +12,7 @@ use tinkex_inference::ChatModel;
 use tinkex_store::error::with_causes;
 use tinkex_text::Tokenizer;
 
-use super::{BaseModel, warn};
-use crate::state::ServerState;
+use super::{BaseModel, BaseModels, warn};
 
 /// Consequences of missing or malformed files, for warnings.
 const WITHOUT_TOKENIZER: &str = "chat requests are rejected, and other inference requests must send \
@@ -33,9 +32,9 @@ pub(super) struct TextFiles {
 
 /// Starts a thread that reads the tokenizers and chat templates of the engine's models, one after
 /// the other, and logs those that cannot be used. The thread ends early if the server stops.
-pub(crate) fn check_text_files(state: &Arc<ServerState>) {
-    let models = state.models.of_engine();
-    let running = Arc::downgrade(state);
+pub(crate) fn check_text_files(models: &Arc<BaseModels>) {
+    let running = Arc::downgrade(models);
+    let models = models.of_engine();
     let check = move || {
         for model in models {
             if Weak::strong_count(&running) == 0 {

@@ -154,11 +154,12 @@ pub(super) async fn dispatch(
     }
     let response = match endpoint {
         Endpoint::Models => {
-            let models = NamedModel::list(state).into_iter().map(NamedModel::description);
+            let models =
+                NamedModel::list(&state.inference).into_iter().map(NamedModel::description);
             return to_json(&models.collect::<openai::ModelList>());
         }
         Endpoint::Model(name) => {
-            let model = NamedModel::resolve(state, name)?.description();
+            let model = NamedModel::resolve(&state.inference, name)?.description();
             return to_json(&openai::ModelObject::from(model));
         }
         _ => {
@@ -208,9 +209,9 @@ async fn respond_to<R: EndpointRequest>(
     let size = body.len();
     let read = move || R::read(&body).map_err(HttpError::from);
     let request = state.decode_jobs.run(size, read).await?;
-    let model = NamedModel::resolve(state, request.model())?;
+    let model = NamedModel::resolve(&state.inference, request.model())?;
     model.load_text_files(&state.executor, R::USES_CHAT).await?;
-    let generator = ModelGenerator { state: Arc::clone(state), model };
+    let generator = ModelGenerator { inference: Arc::clone(&state.inference), model };
     let created = state.clock.now().div_euclid(1_000_000);
     let start = move || request.start(&generator, created).map_err(HttpError::from);
     let cost = size.saturating_mul(TOKENIZING_COST);

@@ -404,7 +404,8 @@ fn no_route(method: &str, path: &str) -> HttpError {
 }
 
 fn metrics(state: &ServerState) -> String {
-    let mut text = state.metrics.to_text(&GaugeValues::of(state), &state.options.limits);
+    let gauges = GaugeValues::read(&state.backends, &state.store());
+    let mut text = state.metrics.to_text(&gauges, &state.options.limits);
     let upstreams: Vec<_> = state.backends.upstreams().collect();
     if !upstreams.is_empty() {
         text.push_str(

@@ -18,8 +18,8 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body_util::{BodyExt as _, Either, Full};
 use serde_json::{Value, json};
 use tinkex_dashboard::{
-    Asset, CODE_LIFETIME, DashboardAccess, Documents, FiguresDocument, LiveSource, QueryParams,
-    ServerView,
+    Asset, CODE_LIFETIME, DashboardAccess, Documents, FiguresDocument, LimitsDocument, LiveSource,
+    QueryParams, ServerView, UpstreamDocument,
 };
 use tinkex_store::error::ServerError;
 use tinkex_store::executor::Executor;
@@ -33,6 +33,7 @@ use self::session::{authorize, check_origin, cookie, expired_cookie};
 use super::error::HttpError;
 use super::event_body::EventBody;
 use super::{IncomingBody, ResponseBody, RouteResult, respond, to_json};
+use crate::metrics::GaugeValues;
 use crate::state::ServerState;
 
 /// Path of the page.
@@ -104,7 +105,24 @@ impl ServerView for ServerState {
     }
 
     fn figures(&self) -> FiguresDocument {
-        crate::metrics::figures(self)
+        let gauges = GaugeValues::read(&self.backends, &self.store());
+        let limits = &self.options.limits;
+        let upstreams = self.backends.upstreams().map(|upstream| UpstreamDocument {
+            name: upstream.name.to_string(),
+            up: upstream.status().down.is_none(),
+        });
+        FiguresDocument {
+            counters: self.metrics.counter_documents(&gauges),
+            gauges: self.metrics.gauge_documents(&gauges),
+            limits: LimitsDocument {
+                memory: limits.memory_limits().into_iter().collect(),
+                queued: limits.queued_requests,
+            },
+            upstreams: upstreams.collect(),
+            process_bytes: crate::memory::process_memory(),
+            disk_free_bytes: self.options.disk.available(&self.options.data_dir),
+            time: self.clock.now().div_euclid(1_000),
+        }
     }
 }
 

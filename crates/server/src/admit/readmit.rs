@@ -1,0 +1,188 @@
+//! Readmission: enqueues the requests that were admitted before a restart and have no outcome.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tinkex_backend::operation::CommonOperation;
+use tinkex_backend::outcome::Outcome;
+use tinkex_store::error::ServerError;
+use tinkex_store::log;
+use tinkex_store::store::{
+    FailureCategory, RequestKind, RequestRecord, SequenceScope, UnfinishedRequest,
+};
+use tinkex_store::weights::WeightsLocation;
+use tinkex_wire::ModelId;
+
+use super::{Admission, NextStep, load, loss, proceed, sampling, save, training};
+use crate::backends::RunBackend;
+use crate::fault::is_transient;
+use crate::operation::{Operation, RunOperation};
+use crate::worker::{KILLED_THE_PROCESS, MAX_STARTS};
+
+/// Returns whether a stored request must wait for an upstream: the models and the protocol of an
+/// upstream are not known until it responds, and restoring a sample before that would fail the
+/// sample.
+pub(crate) fn waits_for_upstream(admission: &Admission, row: &RequestRecord) -> bool {
+    let SequenceScope::Sampler(sampler) = &row.scope else { return false };
+    let sampler = admission.store().samplers.get(sampler).map(|entry| entry.row.clone());
+    let Some(sampler) = sampler else { return false };
+    match &sampler.weights {
+        Some(WeightsLocation::Local(_)) => false,
+        Some(WeightsLocation::Upstream(remote)) => {
+            let upstream = admission.backends.upstream(&remote.upstream);
+            upstream.is_some_and(|upstream| !upstream.status().was_reached)
+        }
+        None => {
+            admission.models.get(&sampler.base_model).is_none()
+                && admission.backends.unreached().is_some()
+        }
+    }
+}
+
+/// Enqueues a request that was admitted before a restart.
+///
+/// # Errors
+/// Fails if the request cannot be read because of a temporary fault. The caller must not record a
+/// failed outcome for the request.
+pub(crate) fn readmit(
+    admission: &Arc<Admission>,
+    unfinished: UnfinishedRequest,
+) -> std::io::Result<()> {
+    let UnfinishedRequest { row, starts } = unfinished;
+    let reader = admission.store().reader();
+    let body = reader.payload(row.number);
+    let bytes = body.as_ref().map_or(0, Bytes::len);
+    let next = match body {
+        Ok(_) if starts >= MAX_STARTS => {
+            tracing::error!(
+                target: log::REQUEST,
+                request_id = %row.id,
+                "a request fails because the process ended each time it was executed"
+            );
+            Err((FailureCategory::Server, KILLED_THE_PROCESS.to_owned()))
+        }
+        Ok(body) => restore(admission, &row, &body)
+            .map_err(|error| (FailureCategory::User, error.to_string())),
+        Err(error) if is_transient(&error) => return Err(error),
+        Err(error) => {
+            tracing::warn!(
+                target: log::STORAGE,
+                request_id = %row.id,
+                %error,
+                "cannot read the body of an unfinished request; the request fails"
+            );
+            let message = format!("cannot read the stored request: {error}");
+            Err((FailureCategory::Server, message))
+        }
+    };
+    let next =
+        next.unwrap_or_else(|(category, message)| failure(admission, &row, category, message));
+    let bytes = bytes + next.extra_bytes();
+    proceed(admission, &mut admission.store(), row.id.clone(), bytes, Some(starts), next);
+    Ok(())
+}
+
+/// Fails a request that was admitted before a restart, without reading it.
+pub(crate) fn fail_pending(admission: &Arc<Admission>, row: &RequestRecord) {
+    let message = "the request was not executed: the server was started with --fail-pending=all";
+    let next = failure(admission, row, FailureCategory::Server, message.to_owned());
+    proceed(admission, &mut admission.store(), row.id.clone(), 0, None, next);
+}
+
+/// Returns the step that fails a stored request. A request of a model fails in sequence, after the
+/// requests before it, unless the upstream of the model is not configured any more: then all of its
+/// requests fail.
+fn failure(
+    admission: &Admission,
+    row: &RequestRecord,
+    category: FailureCategory,
+    message: String,
+) -> NextStep {
+    let backend = match &row.scope {
+        SequenceScope::Model(model) => backend_of(admission, model).ok(),
+        SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => None,
+    };
+    match (&row.scope, backend) {
+        (SequenceScope::Model(model), Some(backend)) => NextStep::Enqueue(Operation::Model {
+            model: model.clone(),
+            seq: row.seq,
+            operation: RunOperation::common(backend, CommonOperation::Fail(category, message)),
+        }),
+        _ => NextStep::Complete(Outcome::failed(category, message)),
+    }
+}
+
+/// Returns the backend of the run of a stored request.
+///
+/// # Errors
+/// If the run does not exist any more, or its upstream is not configured.
+pub(super) fn backend_of(
+    admission: &Admission,
+    model: &ModelId,
+) -> Result<RunBackend, ServerError> {
+    let run = admission.store().runs.get(model).map(|entry| entry.row.clone());
+    let run =
+        run.ok_or_else(|| ServerError::not_found(format!("model {model} no longer exists")))?;
+    admission.backends.of_run(&run)
+}
+
+/// Decodes and validates a stored request again.
+fn restore(
+    admission: &Arc<Admission>,
+    row: &RequestRecord,
+    body: &Bytes,
+) -> Result<NextStep, ServerError> {
+    match row.kind {
+        RequestKind::CreateModel => restore_common(admission, row, CommonOperation::Create),
+        RequestKind::ForwardBackward => training::restore_pass(admission, row, body),
+        RequestKind::OptimStep => training::restore_step(admission, row, body),
+        RequestKind::SaveWeights
+        | RequestKind::SaveWeightsForSampler
+        | RequestKind::SaveWeightsExternal => save::restore(admission, row, body),
+        RequestKind::LoadWeights => load::restore(admission, row, body),
+        RequestKind::CreateCustomLoss => loss::restore(admission, row, body),
+        RequestKind::Sample => sampling::restore(admission, row, body),
+    }
+}
+
+/// Returns the step that enqueues a stored request again. The operation of the request has the same
+/// form for all backends.
+pub(super) fn restore_common(
+    admission: &Admission,
+    row: &RequestRecord,
+    operation: CommonOperation,
+) -> Result<NextStep, ServerError> {
+    training::enqueue_restored(row, |model| {
+        Ok(RunOperation::common(backend_of(admission, model)?, operation))
+    })
+}
+
+/// Registers the stored custom losses again after a restart.
+pub(crate) fn restore_losses(admission: &Admission) {
+    let mut store = admission.store();
+    let reader = store.reader();
+    let stored: Vec<_> = store
+        .requests
+        .values()
+        .filter(|entry| {
+            entry.row.kind == RequestKind::CreateCustomLoss && entry.finished_at().is_some()
+        })
+        .map(|entry| Arc::clone(&entry.row))
+        .collect();
+    for row in stored {
+        let body = reader.payload(row.number).map_err(|error| ServerError::read_failed(&error));
+        match body.and_then(|body| loss::restore(admission, &row, &body)) {
+            Ok(NextStep::RegisterLoss(id, program)) => drop(store.losses.insert(id, program)),
+            Ok(_) => {}
+            Err(error) => {
+                let loss_id = tinkex_store::store::loss_id(&row.session, row.seq);
+                tracing::warn!(
+                    target: log::STORAGE,
+                    %loss_id,
+                    %error,
+                    "cannot restore a custom loss"
+                );
+            }
+        }
+    }
+}
