@@ -7,6 +7,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use crate::codec::json::positioned;
 use crate::secret::RedactedUrl;
 use crate::tokens::Tokens;
 
@@ -242,42 +243,46 @@ impl<'de> Deserialize<'de> for InputChunk {
             expected_tokens: Option<u32>,
         }
 
-        fn need<T, E: de::Error>(value: Option<T>, name: &'static str) -> Result<T, E> {
-            value.ok_or_else(|| E::missing_field(name))
+        fn need<T>(value: Option<T>, name: &str) -> Result<T, String> {
+            value.ok_or_else(|| format!("missing field `{name}`"))
         }
 
-        fn format<E: de::Error>(name: Option<String>) -> Result<ImageFormat, E> {
-            let name: String = need(name, "format")?;
-            ImageFormat::from_name(&name).ok_or_else(|| E::unknown_variant(&name, &["png", "jpeg"]))
+        fn format(name: Option<String>) -> Result<ImageFormat, String> {
+            let name = need(name, "format")?;
+            ImageFormat::from_name(&name)
+                .ok_or_else(|| format!("unknown variant `{name}`, expected `png` or `jpeg`"))
         }
 
-        let form = ChunkFields::deserialize(deserializer)?;
-        let expected_tokens = form.expected_tokens;
-        // The tag is optional; the fields identify a chunk without one.
-        let kind = match form.kind.as_deref() {
-            Some(kind) => kind,
-            None if form.dmel.is_some() => "dmel",
-            None if form.location.is_some() => "image_asset_pointer",
-            None if form.data.is_some() => "image",
-            None => "encoded_text",
-        };
-        Ok(match kind {
-            "encoded_text" => Self::EncodedText { tokens: need(form.tokens, "tokens")? },
-            "image" => Self::Image {
-                data: need(form.data, "data")?.0,
-                format: format(form.format)?,
-                expected_tokens,
-            },
-            "image_asset_pointer" => Self::ImageAssetPointer {
-                format: format(form.format)?,
-                location: need(form.location, "location")?,
-                expected_tokens,
-            },
-            "dmel" => Self::Dmel { dmel: need(form.dmel, "dmel")?.0 },
-            other => {
-                const KINDS: &[&str] = &["encoded_text", "image", "image_asset_pointer", "dmel"];
-                return Err(de::Error::unknown_variant(other, KINDS));
-            }
+        positioned::object(deserializer, |form: ChunkFields| {
+            let expected_tokens = form.expected_tokens;
+            // The tag is optional; the fields identify a chunk without one.
+            let kind = match form.kind.as_deref() {
+                Some(kind) => kind,
+                None if form.dmel.is_some() => "dmel",
+                None if form.location.is_some() => "image_asset_pointer",
+                None if form.data.is_some() => "image",
+                None => "encoded_text",
+            };
+            Ok(match kind {
+                "encoded_text" => Self::EncodedText { tokens: need(form.tokens, "tokens")? },
+                "image" => Self::Image {
+                    data: need(form.data, "data")?.0,
+                    format: format(form.format)?,
+                    expected_tokens,
+                },
+                "image_asset_pointer" => Self::ImageAssetPointer {
+                    format: format(form.format)?,
+                    location: need(form.location, "location")?,
+                    expected_tokens,
+                },
+                "dmel" => Self::Dmel { dmel: need(form.dmel, "dmel")?.0 },
+                other => {
+                    return Err(format!(
+                        "unknown variant `{other}`, expected one of `encoded_text`, `image`, \
+                         `image_asset_pointer`, `dmel`"
+                    ));
+                }
+            })
         })
     }
 }

@@ -1,8 +1,9 @@
 //! Optimizers and their hyperparameters.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
+use crate::codec::json::positioned;
 use crate::error::finite;
 use crate::future::SubmitResponse;
 use crate::ids::{ModelId, Seq};
@@ -176,12 +177,13 @@ impl<'de> Deserialize<'de> for DimuonParams {
             beta1: f64,
         }
 
-        let DimuonFields { kind, learning_rate, grad_clip_norm, beta1 } =
-            DimuonFields::deserialize(deserializer)?;
-        match kind.as_deref() {
-            None | Some(DIMUON) => Ok(Self { learning_rate, grad_clip_norm, beta1 }),
-            Some(other) => Err(de::Error::unknown_variant(other, &[DIMUON])),
-        }
+        positioned::object(deserializer, |form: DimuonFields| {
+            let DimuonFields { kind, learning_rate, grad_clip_norm, beta1 } = form;
+            match kind.as_deref() {
+                None | Some(DIMUON) => Ok(Self { learning_rate, grad_clip_norm, beta1 }),
+                Some(other) => Err(format!("unknown variant `{other}`, expected `{DIMUON}`")),
+            }
+        })
     }
 }
 
@@ -342,10 +344,11 @@ impl<'de> Deserialize<'de> for OptimStep {
             optim_params: JsonObject,
         }
 
-        let form = StepFields::deserialize(deserializer)?;
-        let params = OptimParams::from_fields(form.optim_params)
-            .map_err(|error| de::Error::custom(format!("optim_params: {error}")))?;
-        Ok(Self { model_id: form.model_id, seq_id: form.seq_id, params })
+        positioned::object(deserializer, |form: StepFields| {
+            let params = OptimParams::from_fields(form.optim_params)
+                .map_err(|error| format!("optim_params: {error}"))?;
+            Ok(Self { model_id: form.model_id, seq_id: form.seq_id, params })
+        })
     }
 }
 

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::InvalidInput;
+use crate::codec::json::positioned;
 use crate::ids::ModelId;
 
 const SCHEME: &str = "tinker://";
@@ -189,7 +190,8 @@ impl Serialize for TinkerPath {
 
 impl<'de> Deserialize<'de> for TinkerPath {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
+        positioned::string(deserializer, "a tinker:// path", |text| {
+            text.parse().map_err(|error: InvalidInput| error.to_string())
+        })
     }
 }

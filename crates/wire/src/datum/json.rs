@@ -8,6 +8,7 @@ use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Datum, Provenance, loss_input};
+use crate::codec::json::positioned;
 use crate::input::ModelInput;
 use crate::tensor::TensorData;
 
@@ -58,11 +59,12 @@ impl<'de> Deserialize<'de> for Datum {
             provenance: Option<Box<Provenance>>,
         }
 
-        let DecodedDatum { model_input, loss_fn_inputs, provenance } =
-            DecodedDatum::deserialize(deserializer)?;
-        let datum = Self::from_parts(model_input, loss_fn_inputs.0, provenance);
-        datum.validate().map_err(D::Error::custom)?;
-        Ok(datum)
+        positioned::object(deserializer, |form: DecodedDatum| {
+            let DecodedDatum { model_input, loss_fn_inputs, provenance } = form;
+            let datum = Self::from_parts(model_input, loss_fn_inputs.0, provenance);
+            datum.validate().map_err(|error| error.to_string())?;
+            Ok(datum)
+        })
     }
 }
 

@@ -4,11 +4,12 @@
 
 use std::fmt;
 
-use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::de::{SeqAccess, Visitor};
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Csr, DType, Shape, TensorData, TensorValues};
+use crate::codec::json::positioned;
 
 impl Serialize for TensorData {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -43,25 +44,25 @@ impl<'de> Deserialize<'de> for TensorData {
             sparse_col_indices: Option<Vec<i64>>,
         }
 
-        let form = TensorFields::deserialize(deserializer)?;
-        let values = match (form.dtype, form.data) {
-            (DType::Int64, NumberList::Ints(numbers)) => TensorValues::Int64(numbers.into()),
-            (DType::Int64, NumberList::Floats(_)) => {
-                return Err(D::Error::custom(
-                    "data: int64 values must be integers of at most 64 bits",
-                ));
+        positioned::object(deserializer, |form: TensorFields| {
+            let values = match (form.dtype, form.data) {
+                (DType::Int64, NumberList::Ints(numbers)) => TensorValues::Int64(numbers.into()),
+                (DType::Int64, NumberList::Floats(_)) => {
+                    let message = "data: int64 values must be integers of at most 64 bits";
+                    return Err(message.to_owned());
+                }
+                (DType::Float32, numbers) => TensorValues::Float32(numbers.into_floats().into()),
+            };
+            let shape = form.shape.map_or(Shape::UNSPECIFIED, Shape::from);
+            match (form.sparse_crow_indices, form.sparse_col_indices) {
+                (Some(row_starts), Some(columns)) => {
+                    let csr = Csr { row_starts: row_starts.into(), columns: columns.into() };
+                    Self::from_csr(values, csr, shape).map_err(|error| error.reason().to_owned())
+                }
+                // A tensor with a single index list is dense.
+                _ => Self::new(values, shape).map_err(|error| error.to_string()),
             }
-            (DType::Float32, numbers) => TensorValues::Float32(numbers.into_floats().into()),
-        };
-        let shape = form.shape.map_or(Shape::UNSPECIFIED, Shape::from);
-        match (form.sparse_crow_indices, form.sparse_col_indices) {
-            (Some(row_starts), Some(columns)) => {
-                let csr = Csr { row_starts: row_starts.into(), columns: columns.into() };
-                Self::from_csr(values, csr, shape).map_err(|error| D::Error::custom(error.reason()))
-            }
-            // A tensor with a single index list is dense.
-            _ => Self::new(values, shape).map_err(D::Error::custom),
-        }
+        })
     }
 }
 
@@ -166,10 +167,12 @@ impl<'de> Deserialize<'de> for JsonNumber {
 
 impl<'de> Deserialize<'de> for DType {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        [Self::Int64, Self::Float32]
-            .into_iter()
-            .find(|dtype| dtype.as_str() == name)
-            .ok_or_else(|| D::Error::unknown_variant(&name, &["int64", "float32"]))
+        positioned::string(deserializer, "int64 or float32", |name| {
+            let known = [Self::Int64, Self::Float32];
+            known
+                .into_iter()
+                .find(|dtype| dtype.as_str() == name)
+                .ok_or_else(|| format!("unknown variant `{name}`, expected `int64` or `float32`"))
+        })
     }
 }

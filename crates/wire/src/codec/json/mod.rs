@@ -1,7 +1,10 @@
 //! JSON bodies.
 //!
-//! Decoding ignores unknown fields. Only if decoding fails, the bytes are decoded a second time by
-//! a slower decoder, which determines the path of the invalid field.
+//! Decoding ignores unknown fields. Only if decoding fails, the bytes are scanned a second time to
+//! find the path of the invalid field.
+
+mod error_path;
+pub(crate) mod positioned;
 
 use std::borrow::Cow;
 
@@ -10,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
+use self::error_path::error_path;
 use crate::{DecodeError, DecodeErrorKind, InvalidInput};
 
 /// Encodes a value without validating it: NaN and infinities are encoded as null.
@@ -59,21 +63,18 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
 /// # Errors
 /// Returns an error that names the field if the bytes are not JSON of that type.
 pub fn decode_borrowed<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, DecodeError> {
-    serde_json::from_slice(body).map_err(|error| with_path::<T>(body, &error))
+    serde_json::from_slice(body).map_err(|error| with_path(body, &error))
 }
 
 #[cold]
-fn with_path<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) -> DecodeError {
+fn with_path(body: &[u8], error: &serde_json::Error) -> DecodeError {
     let kind = match error.classify() {
         Category::Eof => DecodeErrorKind::Truncated,
         _ => DecodeErrorKind::Json,
     };
-    let found = DecodeError::new(kind, error.to_string());
-    let mut reader = serde_json::Deserializer::from_slice(body);
-    match serde_path_to_error::deserialize::<_, T>(&mut reader) {
-        Err(slow) if slow.path().iter().len() > 0 => found.within(&slow.path().to_string()),
-        _ => found,
-    }
+    let path = error_path(body, error);
+    let error = DecodeError::new(kind, error.to_string());
+    if path.is_empty() { error } else { error.within(&path) }
 }
 
 /// Rejects a body whose `type` field has another value than `tag`. The field may be missing or
