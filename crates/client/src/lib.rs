@@ -145,6 +145,7 @@ pub mod upstream;
 mod validated;
 
 #[cfg(test)]
+#[path = "../../transport/src/fixture.rs"]
 mod fixture;
 
 // Imported at the crate root, so that `crate::config` or `crate::error` works in every module

@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tinkex_loss::{CustomLoss, LocalLoss, LossResult, forward_data, token_loss};
 use tinkex_wire::{
     Datum, FinishReason, ForwardBackward, ForwardBackwardOutput, JsonForwardBackward, LossFn,
     PassMode, RequestId, SessionHeartbeat, SessionId, SubmitRequest, SubmitResponse,
@@ -20,13 +21,10 @@ use crate::connection::PassEncoding;
 use crate::error::{Error, Result};
 use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::future::{Poller, Submitted};
-use crate::loss::CustomLoss;
 use crate::sampling::{SamplingClient, SamplingWeights};
 use crate::service::ServiceClient;
 use crate::session::Session;
-use crate::training::{
-    LocalLoss, LossResult, merge, probe_pass_encoding, token_loss, with_weights,
-};
+use crate::training::probe_pass_encoding;
 use crate::transport::CallOptions;
 use crate::transport::RequestOptions;
 use crate::transport::request::sent_flag::SentFlag;
@@ -273,7 +271,7 @@ impl UpstreamSession {
 /// let forward = CustomLossPass::forward(&pass)?;
 /// let accepted = session.submit_pass(&forward).await?;
 /// let output = session.pass_result(&accepted.request_id).await?;
-/// let computed = CustomLossPass::compute(loss, pass, output).await?;
+/// let computed = CustomLossPass::compute(loss, pass, &output).await?;
 /// let accepted = session.submit_pass(computed.backward()).await?;
 /// let output = session.pass_result(&accepted.request_id).await?;
 /// println!("{:?}", computed.output(output).metrics["loss:sum"]);
@@ -290,7 +288,7 @@ impl CustomLossPass {
     /// # Errors
     /// If a datum has no target tokens.
     pub fn forward(pass: &ForwardBackward) -> Result<ForwardBackward> {
-        let data = with_weights(&pass.data, None)?;
+        let data = forward_data(&pass.data)?;
         Ok(cross_entropy(pass, data, PassMode::Forward))
     }
 
@@ -301,11 +299,11 @@ impl CustomLossPass {
     pub async fn compute(
         loss: CustomLoss,
         mut pass: ForwardBackward,
-        forward: ForwardBackwardOutput,
+        forward: &ForwardBackwardOutput,
     ) -> Result<Self> {
         let data = std::mem::take(&mut pass.data);
         let local = LocalLoss::new(move |data, logprobs| Ok(loss.evaluate(data, logprobs)?));
-        let (loss, data) = local.compute(&merge(vec![forward]), data).await?;
+        let (loss, data) = local.compute(&forward.loss_fn_outputs, data).await?;
         Ok(Self { backward: cross_entropy(&pass, data, PassMode::ForwardBackward), loss })
     }
 
@@ -318,8 +316,9 @@ impl CustomLossPass {
     /// Returns the output of the pass with the custom loss, from that of the last pass that was
     /// made for it.
     #[must_use]
-    pub fn output(self, output: ForwardBackwardOutput) -> ForwardBackwardOutput {
-        self.loss.replace_in(output)
+    pub fn output(self, mut output: ForwardBackwardOutput) -> ForwardBackwardOutput {
+        self.loss.add_to(&mut output.metrics);
+        output
     }
 }
 

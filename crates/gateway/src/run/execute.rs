@@ -198,7 +198,7 @@ pub(super) async fn custom_loss_pass(
     let loss = CustomLoss::from_graph("custom", loss.inputs().to_vec(), loss.graph().clone())?;
     let id = handle.submit_pass(CustomLossPass::forward(&pass)?).await?;
     let output = pass_result(&handle.session, &id).await?;
-    let computed = CustomLossPass::compute(loss, pass, output.clone()).await?;
+    let computed = CustomLossPass::compute(loss, pass, &output).await?;
     if mode == PassMode::Forward {
         return Ok(computed.output(output));
     }

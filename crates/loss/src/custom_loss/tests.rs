@@ -1,11 +1,8 @@
 //! Tracing, and values and gradients of traced losses that the client executes.
 
-use serde_json::{Value, json};
-
-use tinkex_wire::loss_input;
-
 use super::*;
-use crate::fixture;
+use crate::{fixture, regularize};
+use serde_json::{Value, json};
 
 /// Creates a datum of `tokens` tokens with additional loss inputs.
 fn datum(inputs: &[(&'static str, TensorData)], tokens: usize) -> Datum {

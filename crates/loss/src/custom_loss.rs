@@ -1,18 +1,4 @@
-//! Custom losses.
-//!
-//! There are two kinds:
-//!
-//! - A *traced* loss, [`CustomLoss`], is described once by combining [`Term`]s. It is
-//!   differentiated automatically. The server executes it if it supports custom losses
-//!   ([`ServiceClient::create_custom_loss`](crate::ServiceClient::create_custom_loss)); otherwise
-//!   the client does, which takes a second pass. Value and gradient are the same on both sides:
-//!   client and server run the same interpreter, with PyTorch's subgradients.
-//! - A *computed* loss is a Rust function that returns a [`LossValue`], including the gradient. The
-//!   client always executes it; see
-//!   [`TrainingClient::forward_backward_custom`](crate::TrainingClient::forward_backward_custom).
-
-pub mod regularize;
-mod trace;
+//! [`CustomLoss`]: a loss that is traced once and then executed by the server or by the client.
 
 #[cfg(test)]
 mod tests;
@@ -29,9 +15,9 @@ use tinkex_wire::{
     CreateCustomLoss, Datum, LossId, SessionId, TensorData, TensorValues, codec::json, loss_input,
 };
 
-use crate::error::{Error, ErrorKind, Result};
+use tinkex_transport::error::{Error, ErrorKind, Result};
 
-pub use trace::{Mask, Operand, Term, Trace};
+use crate::trace::{Term, Trace};
 
 /// Name of the first input of every loss.
 pub(crate) const LOGPROBS: &str = "logprobs";
@@ -70,8 +56,8 @@ pub struct LossValue {
 /// # Ok::<_, tinkex::Error>(())
 /// ```
 ///
-/// Without [`ServiceClient::create_custom_loss`](crate::ServiceClient::create_custom_loss) the
-/// client executes the loss, which takes one more forward pass.
+/// Without `ServiceClient::create_custom_loss` the client executes the loss, which takes one more
+/// forward pass.
 #[derive(Clone)]
 pub struct CustomLoss {
     name: Arc<str>,
@@ -241,7 +227,11 @@ impl CustomLoss {
     }
 
     /// Checks that every datum has the inputs of the loss, with the declared ranks.
-    pub(crate) fn check(&self, data: &[Datum]) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if a datum lacks an input, or the input has another rank.
+    #[doc(hidden)]
+    pub fn check(&self, data: &[Datum]) -> Result<()> {
         for (i, datum) in data.iter().enumerate() {
             for (name, rank) in self.inputs() {
                 let tensor = if name == LOGPROBS { loss_input::TARGET_TOKENS } else { name };
@@ -257,7 +247,9 @@ impl CustomLoss {
     }
 
     /// Returns the request that registers the loss with the server.
-    pub(crate) fn registration(&self, session_id: SessionId, seq_id: u32) -> CreateCustomLoss {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn registration(&self, session_id: SessionId, seq_id: u32) -> CreateCustomLoss {
         CreateCustomLoss {
             session_id,
             custom_loss_seq_id: seq_id,
@@ -268,7 +260,9 @@ impl CustomLoss {
     }
 
     /// Returns a copy that the server executes, registered in `session_id` as `loss_id`.
-    pub(crate) fn on_server(&self, session_id: SessionId, loss_id: LossId) -> Self {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn on_server(&self, session_id: SessionId, loss_id: LossId) -> Self {
         Self { registered: Some((session_id, loss_id)), ..self.clone() }
     }
 
@@ -276,7 +270,8 @@ impl CustomLoss {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the loss was registered in another session.
-    pub(crate) fn id_in(&self, session: &SessionId) -> Result<Option<&LossId>> {
+    #[doc(hidden)]
+    pub fn id_in(&self, session: &SessionId) -> Result<Option<&LossId>> {
         match &self.registered {
             Some((owner, id)) if owner == session => Ok(Some(id)),
             Some((owner, _)) => {
@@ -292,7 +287,9 @@ impl CustomLoss {
     }
 
     /// Returns a hash of the graph and the inputs. The name of the loss is not part of it.
-    pub(crate) fn fingerprint(&self) -> [u8; 32] {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn fingerprint(&self) -> [u8; 32] {
         let text = json::encode(&(self.program.graph(), self.program.inputs())).unwrap_or_default();
         Sha256::digest(&text).into()
     }

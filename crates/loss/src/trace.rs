@@ -16,15 +16,15 @@ pub struct Trace {
 
 /// Operations recorded by a [`Trace`].
 #[derive(Debug, Default)]
-pub(super) struct TracedLoss {
-    pub(super) inputs: Vec<GraphInput>,
-    pub(super) nodes: Vec<GraphNode>,
+pub(crate) struct TracedLoss {
+    pub(crate) inputs: Vec<GraphInput>,
+    pub(crate) nodes: Vec<GraphNode>,
     /// Rank of the value of each node.
-    pub(super) ranks: Vec<u8>,
+    pub(crate) ranks: Vec<u8>,
     /// Pairs of metric name and node.
-    pub(super) metrics: Vec<(String, usize)>,
+    pub(crate) metrics: Vec<(String, usize)>,
     /// First mistake in the description.
-    pub(super) error: Option<String>,
+    pub(crate) error: Option<String>,
 }
 
 /// Scalar, vector or matrix that a loss computes for each datum.
@@ -124,12 +124,12 @@ impl Trace {
         traced.metrics.push((name.to_owned(), value.node));
     }
 
-    pub(super) fn into_traced(self) -> TracedLoss {
+    pub(crate) fn into_traced(self) -> TracedLoss {
         self.traced.into_inner()
     }
 
     /// Records a mistake. Only the first one is kept.
-    pub(super) fn reject(&self, reason: impl Into<String>) {
+    pub(crate) fn reject(&self, reason: impl Into<String>) {
         self.traced.borrow_mut().error.get_or_insert_with(|| reason.into());
     }
 
@@ -147,7 +147,7 @@ impl Trace {
 const FOREIGN_TERM: &str = "it uses a term of another trace";
 
 impl<'t> Term<'t> {
-    pub(super) fn node(self) -> usize {
+    pub(crate) fn node(self) -> usize {
         self.node
     }
 
