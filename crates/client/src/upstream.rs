@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tinkex_loss::{CustomLoss, LocalLoss, LossResult, forward_data, token_loss};
+use tinkex_session::pass_encoding::probe_pass_encoding;
 use tinkex_wire::{
     Datum, FinishReason, ForwardBackward, ForwardBackwardOutput, JsonForwardBackward, LossFn,
     PassMode, RequestId, SessionHeartbeat, SessionId, SubmitRequest, SubmitResponse,
@@ -24,7 +25,6 @@ use crate::future::{Poller, Submitted};
 use crate::sampling::{SamplingClient, SamplingWeights};
 use crate::service::ServiceClient;
 use crate::session::Session;
-use crate::training::probe_pass_encoding;
 use crate::transport::CallOptions;
 use crate::transport::RequestOptions;
 use crate::transport::request::sent_flag::SentFlag;

@@ -1,6 +1,7 @@
 //! [`ServiceClient`]: the entry point of the crate.
 
 mod builder;
+mod custom_loss;
 mod finish;
 
 use std::collections::HashMap;
@@ -35,6 +36,7 @@ use crate::transport::instrument::stats::ClientStats;
 use crate::transport::{Identity, Transport};
 
 pub use builder::ServiceClientBuilder;
+use custom_loss::create_custom_loss;
 
 /// Client of one server with one credential, from which all other clients are made.
 ///
@@ -277,7 +279,7 @@ impl ServiceClient {
             // sent, the id of the registered loss would be lost, and the next call would register
             // it again.
             ApiFuture::start(async move {
-                let created = session.create_custom_loss(&loss, &options);
+                let created = create_custom_loss(&session, &loss, &options);
                 let created = session.run_until_closed(created).await;
                 session.connection().record_failure(created)
             })
@@ -322,7 +324,7 @@ impl ServiceClient {
     /// If `HF_ENDPOINT` is not a URL.
     #[cfg(feature = "tokenizer")]
     pub fn hub(&self) -> Result<crate::tokenizer::Hub> {
-        self.0.settings.hub()
+        crate::tokenizer::hub(&self.0.settings)
     }
 
     /// Returns the user and organization of the credential, read from its token.

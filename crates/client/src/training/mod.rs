@@ -43,8 +43,6 @@ use save::SaveKind;
 
 pub use create::{LoraOptions, RestoreOptions};
 pub use merge::{BatchOutput, MetricValue};
-#[cfg(feature = "upstream")]
-pub(crate) use pass_encoding::probe_pass_encoding;
 pub use save::{ExternalWeights, SaveOptions};
 pub use step::{OptimOutput, StepOptions, StepOutput};
 

@@ -23,7 +23,7 @@ const MAX_AMOUNT: i64 = i64::MAX >> 3;
 
 /// Semaphore over bytes or requests.
 #[derive(Debug)]
-pub(crate) struct Limit {
+pub struct Limit {
     state: AtomicI64,
     waiters: Mutex<VecDeque<Waiter>>,
 }
@@ -36,7 +36,7 @@ struct Waiter {
 
 /// Amount acquired from a [`Limit`]. Dropping it returns the amount.
 #[derive(Debug)]
-pub(crate) struct Permit {
+pub struct Permit {
     limit: Arc<Limit>,
     amount: i64,
 }
@@ -52,13 +52,13 @@ enum Requester {
 
 impl Limit {
     /// Creates a limit with a budget of `bytes`.
-    pub(crate) fn bytes(bytes: u64) -> Arc<Self> {
+    pub fn bytes(bytes: u64) -> Arc<Self> {
         let state = AtomicI64::new(clamp_amount(bytes) << 1);
         Arc::new(Self { state, waiters: Mutex::new(VecDeque::new()) })
     }
 
     /// Creates a limit of `max` concurrent requests, each of which acquires 1.
-    pub(crate) fn concurrency(max: u32) -> Arc<Self> {
+    pub fn concurrency(max: u32) -> Arc<Self> {
         // One less: the request that makes the budget negative is admitted too.
         Self::bytes(u64::from(max.saturating_sub(1)))
     }
@@ -66,7 +66,7 @@ impl Limit {
     /// Waits until the budget is not negative, then subtracts `amount`.
     ///
     /// Cancel safe: dropping the future leaves the budget and the queue as they were.
-    pub(crate) async fn acquire(self: &Arc<Self>, amount: u64) -> Permit {
+    pub async fn acquire(self: &Arc<Self>, amount: u64) -> Permit {
         let amount = clamp_amount(amount);
         if self.try_subtract(amount, Requester::New) {
             return self.permit(amount);

@@ -2,13 +2,13 @@
 //! share.
 
 mod cancel;
-mod custom;
 mod dynamic;
 mod heartbeat;
 mod other_key;
 mod pending_calls;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -33,10 +33,10 @@ use crate::settings::ClientSettings;
 use crate::telemetry::TelemetryScope;
 use crate::transport::{RequestOptions, Transport};
 
-pub(crate) use cancel::CancelGuard;
+pub use cancel::CancelGuard;
 use dynamic::DynamicSettings;
-pub(crate) use other_key::OtherKeyConnection;
-pub(crate) use pending_calls::PendingCalls;
+pub use other_key::OtherKeyConnection;
+pub use pending_calls::{PendingCall, PendingCalls};
 
 /// Time without any response after which a client that finishes stops waiting for the server. Equal
 /// to the default retry timeout, so that finishing outlasts a restart of the server.
@@ -45,7 +45,7 @@ const MAX_SILENCE: Duration = Duration::from_secs(300);
 const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Open session. Heartbeats keep it alive until it is closed or dropped.
-pub(crate) struct Session {
+pub struct Session {
     connection: Arc<Connection>,
     id: SessionId,
     settings: Arc<ClientSettings>,
@@ -67,7 +67,10 @@ pub(crate) struct Session {
 
 impl Session {
     /// Creates a session on the server.
-    pub(crate) async fn open(
+    ///
+    /// # Errors
+    /// If the server cannot be reached or refuses the session.
+    pub async fn open(
         settings: &Arc<ClientSettings>,
         connection: Arc<Connection>,
     ) -> Result<Arc<Self>> {
@@ -92,10 +95,10 @@ impl Session {
     ///
     /// The session has a connection of its own, because the handle contains the server
     /// configuration to use.
-    pub(crate) fn restore(
-        settings: &Arc<ClientSettings>,
-        handle: &SamplerHandle,
-    ) -> Result<Arc<Self>> {
+    ///
+    /// # Errors
+    /// If the server does not accept the kind of the credential.
+    pub fn restore(settings: &Arc<ClientSettings>, handle: &SamplerHandle) -> Result<Arc<Self>> {
         let config = &handle.holder.client_config;
         let dynamic = &handle.holder.client_dynamic_config;
         let connection = Connection::restore(settings, config.clone(), dynamic.clone())?;
@@ -107,7 +110,10 @@ impl Session {
 
     /// Creates the session value and starts the background tasks: heartbeats, refresh of the
     /// dynamic settings, and cancellations.
-    pub(crate) fn start(
+    ///
+    /// # Errors
+    /// If no credential is found.
+    pub fn start(
         settings: &Arc<ClientSettings>,
         connection: Arc<Connection>,
         id: SessionId,
@@ -137,30 +143,34 @@ impl Session {
         }))
     }
 
-    pub(crate) fn id(&self) -> &SessionId {
+    /// Returns the id of the session.
+    pub fn id(&self) -> &SessionId {
         &self.id
     }
 
-    pub(crate) fn transport(&self) -> &Arc<Transport> {
+    /// Returns the transport of the connection.
+    pub fn transport(&self) -> &Arc<Transport> {
         self.connection.transport()
     }
 
-    pub(crate) fn connection(&self) -> &Connection {
+    /// Returns the connection.
+    pub fn connection(&self) -> &Connection {
         &self.connection
     }
 
     /// Returns the caller's function for changes of the queue state.
-    pub(crate) fn queue_observer(&self) -> Option<QueueObserver> {
+    pub fn queue_observer(&self) -> Option<QueueObserver> {
         self.settings.queue_observer.clone()
     }
 
-    pub(crate) fn settings(&self) -> &ClientSettings {
+    /// Returns the settings of the client.
+    pub fn settings(&self) -> &ClientSettings {
         &self.settings
     }
 
     /// Returns the server's address and configuration, for a handle with which another process can
     /// sample in this session.
-    pub(crate) fn holder(&self) -> HandleHolder {
+    pub fn holder(&self) -> HandleHolder {
         let config = self.config().clone();
         let dynamic = self.dynamic.get();
         let mut holder = HandleHolder::new(self.settings.base_url.as_str(), config, dynamic);
@@ -171,38 +181,39 @@ impl Session {
         holder
     }
 
-    #[cfg(feature = "tokenizer")]
-    pub(crate) fn hub(&self) -> Result<crate::tokenizer::Hub> {
-        self.settings.hub()
-    }
-
-    pub(crate) fn config(&self) -> &ClientConfig {
+    /// Returns the server's configuration as of opening the connection.
+    pub fn config(&self) -> &ClientConfig {
         self.connection.config()
     }
 
     /// Returns whether the next poll is delayed when the server responds "not ready" without
     /// holding the poll open.
-    pub(crate) fn adaptive_polling(&self) -> bool {
+    pub fn adaptive_polling(&self) -> bool {
         self.settings.adaptive_polling
     }
 
     /// Returns the sequence number of the next model.
-    pub(crate) fn next_model(&self) -> u32 {
+    pub fn next_model(&self) -> u32 {
         self.next_model.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Returns the sequence number of the next sampling session.
-    pub(crate) fn next_sampler(&self) -> u32 {
+    pub fn next_sampler(&self) -> u32 {
         self.next_sampler.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Returns the sequence number of the next custom loss.
-    fn next_loss(&self) -> u32 {
+    pub fn next_loss(&self) -> u32 {
         self.next_loss.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Returns the ids of the losses that are registered with the server, by fingerprint.
+    pub fn losses(&self) -> &tokio::sync::Mutex<HashMap<[u8; 32], LossId>> {
+        &self.losses
+    }
+
     /// Returns the admission control for sampling requests.
-    pub(crate) fn admission(&self) -> &Admission {
+    pub fn admission(&self) -> &Admission {
         &self.admission
     }
 
@@ -214,7 +225,7 @@ impl Session {
     }
 
     /// Returns the limit on bytes of training requests being sent.
-    pub(crate) fn upload_budget(&self) -> &Arc<Limit> {
+    pub fn upload_budget(&self) -> &Arc<Limit> {
         &self.upload_budget
     }
 
@@ -225,7 +236,7 @@ impl Session {
 
     /// Returns a tracker for the calls of a new model. [`drain`](Self::drain) waits for the tracked
     /// calls.
-    pub(crate) fn track_calls(&self) -> Arc<PendingCalls> {
+    pub fn track_calls(&self) -> Arc<PendingCalls> {
         let calls = Arc::new(PendingCalls::default());
         let mut models = self.models.lock();
         models.retain(|model| model.strong_count() > 0);
@@ -234,8 +245,8 @@ impl Session {
     }
 
     /// Waits until all queued calls of all models have ended, or until the server has not responded
-    /// for [`MAX_SILENCE`]. A reachable server responds at least to the heartbeats.
-    pub(crate) async fn drain(&self) {
+    /// for 300 seconds. A reachable server responds at least to the heartbeats.
+    pub async fn drain(&self) {
         let models: Vec<Arc<PendingCalls>> = {
             let models = self.models.lock();
             models.iter().filter_map(Weak::upgrade).collect()
@@ -253,8 +264,8 @@ impl Session {
     }
 
     /// Finishes the session on the server and closes the connection, even if the server does not
-    /// respond within [`FINISH_TIMEOUT`]. A second call has no effect.
-    pub(crate) async fn close(&self, reason: FinishReason, detail: Option<String>) {
+    /// respond within 30 seconds. A second call has no effect.
+    pub async fn close(&self, reason: FinishReason, detail: Option<String>) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -280,7 +291,7 @@ impl Session {
 
     /// Closes the connection without finishing the session, which another process created and may
     /// still use.
-    pub(crate) async fn leave(&self) {
+    pub async fn leave(&self) {
         self.stop_tasks();
         self.connection.close().await;
     }
@@ -290,7 +301,11 @@ impl Session {
     }
 
     /// Runs `work`, cancelling it if the client is closed.
-    pub(crate) fn run_until_closed<'a, T: 'a>(
+    ///
+    /// # Errors
+    /// An error of kind [`Closed`](tinkex_transport::ErrorKind::Closed) if the client is closed,
+    /// else the error of `work`.
+    pub fn run_until_closed<'a, T: 'a>(
         &'a self,
         work: impl Future<Output = Result<T>> + Send + 'a,
     ) -> impl Future<Output = Result<T>> + Send + 'a {
@@ -301,6 +316,12 @@ impl Session {
             Either::Left((result, _)) => result,
             Either::Right(_) => Err(Error::closed()),
         })
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("id", &self.id).finish_non_exhaustive()
     }
 }
 

@@ -13,20 +13,25 @@ use crate::transport::retry::call_progress::CallProgress;
 
 /// Request that the server has accepted.
 #[derive(Clone, Debug)]
-pub(crate) struct Submitted {
-    pub(crate) response: SubmitResponse,
-    pub(crate) request_type: &'static str,
+pub struct Submitted {
+    /// Acknowledgement of the server.
+    pub response: SubmitResponse,
+    /// Name of the type of the request, for logs and headers.
+    pub request_type: &'static str,
     /// Time that submitting the request took. Reported to the server with the first poll.
-    pub(crate) submit_duration: Duration,
+    pub submit_duration: Duration,
     /// When the call started.
-    pub(crate) call_start: Instant,
+    pub call_start: Instant,
     /// Number of times the request was sent.
-    pub(crate) attempts: u32,
+    pub attempts: u32,
 }
 
 impl Submitted {
     /// Sends a request and measures how long the server takes to accept it.
-    pub(crate) async fn send<S: SubmitRequest>(
+    ///
+    /// # Errors
+    /// If the server does not accept the request.
+    pub async fn send<S: SubmitRequest>(
         session: &Session,
         request: &S,
         options: &RequestOptions,
@@ -41,7 +46,7 @@ impl Submitted {
 
     /// Creates the record of a request that the server accepted in `call`. `start` is when its
     /// submission started.
-    pub(crate) fn new<S: SubmitRequest>(
+    pub fn new<S: SubmitRequest>(
         response: SubmitResponse,
         request: &S,
         start: Instant,

@@ -1,5 +1,6 @@
 //! [`CancelGuard`]: cancels a sample on the server when its caller no longer waits for the result.
 
+use std::fmt;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
@@ -52,18 +53,19 @@ fn take_batch(
 }
 
 /// Cancels a sample when dropped, unless it was [disarmed](Self::disarm).
-pub(crate) struct CancelGuard<'a> {
+pub struct CancelGuard<'a> {
     session: &'a Session,
     request_id: Option<RequestId>,
 }
 
 impl<'a> CancelGuard<'a> {
-    pub(crate) fn new(session: &'a Session, request_id: RequestId) -> Self {
+    /// Creates a guard for the request `request_id` of `session`.
+    pub fn new(session: &'a Session, request_id: RequestId) -> Self {
         Self { session, request_id: Some(request_id) }
     }
 
     /// Drops the guard without cancelling: the result has arrived.
-    pub(crate) fn disarm(mut self) {
+    pub fn disarm(mut self) {
         self.request_id = None;
     }
 }
@@ -73,6 +75,12 @@ impl Drop for CancelGuard<'_> {
         if let Some(request_id) = self.request_id.take() {
             self.session.cancel(request_id);
         }
+    }
+}
+
+impl fmt::Debug for CancelGuard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CancelGuard").field(&self.request_id).finish()
     }
 }
 

@@ -1,5 +1,6 @@
 //! [`ClientSettings`]: the resolved settings of a client.
 
+use std::fmt;
 use std::sync::Arc;
 
 use ::http::HeaderMap;
@@ -23,29 +24,34 @@ use crate::transport::retry::shared_backoff::SharedBackoff;
 /// Settings of a service client. Arguments take precedence over environment variables, and those
 /// over defaults. Immutable.
 #[derive(Clone)]
-pub(crate) struct ClientSettings {
-    pub(crate) base_url: BaseUrl,
+pub struct ClientSettings {
+    /// Base URL of the server.
+    pub base_url: BaseUrl,
     api_key: Option<String>,
     /// Whether `api_key` is the only credential allowed; a credential command is then ignored.
     key_only: bool,
     env: Env,
     headers: HeaderMap,
-    pub(crate) options: CallOptions,
+    /// Time limits and retries of calls.
+    pub options: CallOptions,
     http: Arc<dyn HttpService>,
     backoffs: Arc<BackoffRegistry>,
     /// Statistics of all transports of the client.
-    pub(crate) stats: Arc<RequestStats>,
+    pub stats: Arc<RequestStats>,
     pub(crate) queue_observer: Option<QueueObserver>,
-    pub(crate) project_id: Option<String>,
+    /// Project of new sessions and copied checkpoints.
+    pub project_id: Option<String>,
     pub(crate) display_name: Option<String>,
     pub(crate) user_metadata: JsonObject,
     pub(crate) tags: Vec<String>,
     pub(crate) adaptive_polling: bool,
-    pub(crate) telemetry: bool,
+    /// Whether events are reported to the server.
+    pub telemetry: bool,
     /// Maximum number of concurrent samples per sampling client; only the server limits them if
     /// `None`.
-    pub(crate) max_concurrent_samples: Option<u32>,
-    pub(crate) clock: WallClock,
+    pub max_concurrent_samples: Option<u32>,
+    /// Clock that the expiry of tokens and signed URLs is compared with.
+    pub clock: WallClock,
     /// Runtime that hosts background tasks; the runtime of the first call if `None`.
     runtime: Option<Handle>,
     /// Headers set by the caller, which a handle passes on to other processes.
@@ -53,24 +59,39 @@ pub(crate) struct ClientSettings {
 }
 
 /// Arguments of [`ClientSettings::new`].
-pub(crate) struct SettingsInput {
-    pub(crate) base_url: Option<BaseUrl>,
-    pub(crate) api_key: Option<String>,
-    pub(crate) env: Env,
-    pub(crate) headers: Vec<(String, String)>,
-    pub(crate) options: CallOptions,
-    pub(crate) http: Option<CustomHttp>,
-    pub(crate) project_id: Option<String>,
-    pub(crate) display_name: Option<String>,
-    pub(crate) user_metadata: JsonObject,
-    pub(crate) adaptive_polling: bool,
-    pub(crate) telemetry: bool,
+pub struct SettingsInput {
+    /// Base URL of the server; from the environment if `None`.
+    pub base_url: Option<BaseUrl>,
+    /// API key; from the environment or the credential store if `None`.
+    pub api_key: Option<String>,
+    /// Environment variables.
+    pub env: Env,
+    /// Headers of every request.
+    pub headers: Vec<(String, String)>,
+    /// Time limits and retries of calls.
+    pub options: CallOptions,
+    /// Service that sends HTTP requests; the network if `None`.
+    pub http: Option<CustomHttp>,
+    /// Project of new sessions and copied checkpoints; from the environment if `None`.
+    pub project_id: Option<String>,
+    /// Display name of new sessions.
+    pub display_name: Option<String>,
+    /// Metadata that the server stores with a session.
+    pub user_metadata: JsonObject,
+    /// Whether the next poll is delayed when the server responds "not ready" without holding the
+    /// poll open.
+    pub adaptive_polling: bool,
+    /// Whether events are reported to the server, unless the environment disables telemetry.
+    pub telemetry: bool,
     /// Maximum number of concurrent samples per sampling client; only the server limits them if
     /// `None`.
-    pub(crate) max_concurrent_samples: Option<u32>,
-    pub(crate) clock: WallClock,
-    pub(crate) runtime: Option<Handle>,
-    pub(crate) queue_observer: Option<QueueObserver>,
+    pub max_concurrent_samples: Option<u32>,
+    /// Clock that the expiry of tokens and signed URLs is compared with.
+    pub clock: WallClock,
+    /// Runtime that hosts background tasks; the runtime of the first call if `None`.
+    pub runtime: Option<Handle>,
+    /// Function that is called for changes of the queue state.
+    pub queue_observer: Option<QueueObserver>,
 }
 
 /// Splits a comma-separated list, without empty and repeated items.
@@ -88,7 +109,7 @@ fn parse_tags(text: &str) -> Vec<String> {
 ///
 /// # Errors
 /// [`ErrorKind::Config`] if no sample could ever run.
-pub(crate) fn validate_concurrency(samples: Option<u32>) -> Result<()> {
+pub fn validate_concurrency(samples: Option<u32>) -> Result<()> {
     if samples == Some(0) {
         let message = "invalid max_concurrent_samples 0: must be at least 1";
         return Err(Error::new(ErrorKind::Config, message));
@@ -107,7 +128,7 @@ impl ClientSettings {
     ///
     /// # Errors
     /// If no credential is found or a setting is invalid.
-    pub(crate) fn new(input: SettingsInput) -> Result<Self> {
+    pub fn new(input: SettingsInput) -> Result<Self> {
         input.options.validate()?;
         validate_concurrency(input.max_concurrent_samples)?;
         let (http, backoffs): (Arc<dyn HttpService>, _) = match input.http {
@@ -158,25 +179,21 @@ impl ClientSettings {
         Ok(self.backoffs.get(&self.base_url, &self.credential(false)?))
     }
 
-    /// Returns the model hub, reached through the same HTTP service.
-    #[cfg(feature = "tokenizer")]
-    pub(crate) fn hub(&self) -> Result<crate::tokenizer::Hub> {
-        Ok(crate::tokenizer::Hub::from_env(&self.env)?.shared_http(Arc::clone(&self.http)))
-    }
-
     /// Returns the environment variables.
-    #[cfg(feature = "export")]
-    pub(crate) fn env(&self) -> &Env {
+    pub fn env(&self) -> &Env {
         &self.env
     }
 
     /// Returns the HTTP service, for requests without a credential.
-    pub(crate) fn http(&self) -> &dyn HttpService {
-        &*self.http
+    pub fn http(&self) -> &Arc<dyn HttpService> {
+        &self.http
     }
 
     /// Creates a transport with its own billing and token state.
-    pub(crate) fn transport(&self) -> Result<Arc<Transport>> {
+    ///
+    /// # Errors
+    /// If no credential is found.
+    pub fn transport(&self) -> Result<Arc<Transport>> {
         let transport = Transport::new(
             Arc::clone(&self.http),
             self.base_url.clone(),
@@ -189,6 +206,26 @@ impl ClientSettings {
             transport.background().choose_host(runtime.clone());
         }
         Ok(transport)
+    }
+}
+
+/// Omits the API key and the headers, which may hold secrets.
+impl fmt::Debug for ClientSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientSettings")
+            .field("base_url", &self.base_url)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Omits the API key and the headers, which may hold secrets.
+impl fmt::Debug for SettingsInput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SettingsInput")
+            .field("base_url", &self.base_url)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
     }
 }
 

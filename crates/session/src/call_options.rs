@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::transport::{CallOptions, RequestOptions};
 
 /// Applies [`CallOptions`] to a request or to a whole call.
-pub(crate) trait ApplyOptions {
+pub trait ApplyOptions {
     /// Returns request options that carry these call options.
     fn request_options(&self) -> RequestOptions;
 
@@ -14,9 +14,12 @@ pub(crate) trait ApplyOptions {
     /// the duration is over, its future is dropped.
     ///
     /// # Errors
-    /// An error of kind [`Timeout`](crate::ErrorKind::Timeout) if `call` takes longer than the
-    /// maximum duration, else the error of `call`.
-    async fn limit<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T>;
+    /// An error of kind [`Timeout`](tinkex_transport::ErrorKind::Timeout) if `call` takes longer
+    /// than the maximum duration, else the error of `call`.
+    fn limit<T>(
+        &self,
+        call: impl Future<Output = Result<T>> + Send,
+    ) -> impl Future<Output = Result<T>> + Send;
 }
 
 impl ApplyOptions for CallOptions {
@@ -24,7 +27,7 @@ impl ApplyOptions for CallOptions {
         RequestOptions { call: Some(*self), ..RequestOptions::default() }
     }
 
-    async fn limit<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+    async fn limit<T>(&self, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
         match self.call_limit() {
             None => call.await,
             Some(limit) => match timeout(limit, call).await {

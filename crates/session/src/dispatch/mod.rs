@@ -6,5 +6,5 @@ mod limit;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use admission::Admission;
-pub(crate) use limit::{Limit, Permit};
+pub use admission::{Admission, SubmitPermit};
+pub use limit::{Limit, Permit};

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 /// Calls of one model without a result, so that a caller can wait for all of them.
 #[derive(Debug, Default)]
-pub(crate) struct PendingCalls(watch::Sender<CallNumbers>);
+pub struct PendingCalls(watch::Sender<CallNumbers>);
 
 /// Numbers of the calls of one model. Calls are numbered in the order in which they begin.
 #[derive(Debug, Default)]
@@ -20,14 +20,14 @@ struct CallNumbers {
 
 /// One pending call. Dropping it ends the call.
 #[derive(Debug)]
-pub(crate) struct PendingCall {
+pub struct PendingCall {
     calls: Arc<PendingCalls>,
     number: u64,
 }
 
 impl PendingCalls {
     /// Adds a call.
-    pub(crate) fn begin(self: &Arc<Self>) -> PendingCall {
+    pub fn begin(self: &Arc<Self>) -> PendingCall {
         let mut number = 0;
         self.0.send_modify(|calls| {
             number = calls.next;
@@ -39,7 +39,7 @@ impl PendingCalls {
 
     /// Returns a future that resolves once all calls that were added before this one have ended.
     /// Later calls do not prolong the wait.
-    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let next = self.0.borrow().next;
         let mut calls = self.0.subscribe();
         async move {

@@ -21,7 +21,7 @@ const BYTE_PENALTY_AFTER_BACKOFF: u64 = 20;
 
 /// Limits how many sampling requests, and how many bytes of them, are in flight.
 #[derive(Debug)]
-pub(crate) struct Admission {
+pub struct Admission {
     concurrency: Arc<Limit>,
     reduced_concurrency: Arc<Limit>,
     bytes_in_flight: Arc<Limit>,
@@ -30,7 +30,7 @@ pub(crate) struct Admission {
 
 /// Permission to submit one request. Dropping it releases the permits.
 #[derive(Debug)]
-pub(crate) struct SubmitPermit {
+pub struct SubmitPermit {
     _concurrency: Permit,
     _reduced_concurrency: Option<Permit>,
     _bytes_in_flight: Permit,
@@ -59,7 +59,7 @@ impl Admission {
     /// Waits until a request of `bytes` bytes may be submitted.
     ///
     /// Cancel safe: dropping the future releases everything it had acquired.
-    pub(crate) async fn acquire(&self, bytes: u64) -> SubmitPermit {
+    pub async fn acquire(&self, bytes: u64) -> SubmitPermit {
         let concurrency = self.concurrency.acquire(1).await;
         let reduced_concurrency = if self.backoff.is_recent() {
             Some(self.reduced_concurrency.acquire(1).await)
@@ -82,7 +82,7 @@ impl Admission {
     }
 
     /// Returns the backoff shared by all clients of this server and API key in the process.
-    pub(crate) fn backoff(&self) -> &Arc<SharedBackoff> {
+    pub fn backoff(&self) -> &Arc<SharedBackoff> {
         &self.backoff
     }
 }

@@ -1,5 +1,6 @@
 //! [`Connection`]: the state that all clients of one service share.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,10 +17,10 @@ use crate::transport::{RequestOptions, Transport};
 
 /// Transport, server configuration and telemetry of one service.
 ///
-/// A [`ServiceClient`](crate::ServiceClient) opens one connection and shares it with every client
-/// made from it, so that configuration is fetched once and token exchange, billing state and HTTP
-/// connections are common to all.
-pub(crate) struct Connection {
+/// A `ServiceClient` opens one connection and shares it with every client made from it, so that
+/// configuration is fetched once and token exchange, billing state and HTTP connections are common
+/// to all.
+pub struct Connection {
     transport: Arc<Transport>,
     config: ClientConfig,
     initial_dynamic_config: DynamicConfig,
@@ -33,16 +34,20 @@ pub(crate) struct Connection {
 
 /// Encoding in which a server accepts training passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PassEncoding {
+pub enum PassEncoding {
+    /// Protobuf.
     Proto,
-    /// For servers of the first protocol version.
+    /// JSON, for servers of the first protocol version.
     Json,
 }
 
 impl Connection {
     /// Fetches the server's configuration and applies its billing and authentication settings to
     /// the transport.
-    pub(crate) async fn open(settings: &ClientSettings) -> Result<Arc<Self>> {
+    ///
+    /// # Errors
+    /// If the server cannot be reached, or does not accept the kind of the credential.
+    pub async fn open(settings: &ClientSettings) -> Result<Arc<Self>> {
         let transport = settings.transport()?;
         let config = fetch_optional(&transport, &ClientConfigRequest::default()).await?;
         let config: ClientConfig = config.unwrap_or_default();
@@ -79,14 +84,15 @@ impl Connection {
     }
 
     /// Starts telemetry, or assigns it to a session if it was started without one.
-    pub(crate) fn start_telemetry(&self, scope: TelemetryScope<'_>) {
+    pub fn start_telemetry(&self, scope: TelemetryScope<'_>) {
         let reporter = self
             .reporter
             .get_or_init(|| Reporter::start(&self.transport, TelemetryScope::NoSession));
         reporter.events().begin_session(scope);
     }
 
-    pub(crate) fn transport(&self) -> &Arc<Transport> {
+    /// Returns the transport.
+    pub fn transport(&self) -> &Arc<Transport> {
         &self.transport
     }
 
@@ -97,42 +103,46 @@ impl Connection {
 
     /// Returns whether the server has a dynamic configuration. Servers without one implement only a
     /// part of the protocol.
-    pub(crate) fn has_dynamic_config(&self) -> bool {
+    pub fn has_dynamic_config(&self) -> bool {
         self.has_dynamic_config
     }
 
     /// Returns the encoding of training passes that the server accepts, if known.
-    pub(crate) fn pass_encoding(&self) -> Option<PassEncoding> {
+    pub fn pass_encoding(&self) -> Option<PassEncoding> {
         self.pass_encoding.get().copied()
     }
 
     /// Records which encoding of training passes the server accepts. The first call decides.
-    pub(crate) fn set_pass_encoding(&self, encoding: PassEncoding) {
+    pub fn set_pass_encoding(&self, encoding: PassEncoding) {
         let _ = self.pass_encoding.set(encoding);
     }
 
     /// Returns whether the server may be able to stream the tokens of a sample: true until a
     /// response shows the contrary.
-    pub(crate) fn streams_samples(&self) -> bool {
+    pub fn streams_samples(&self) -> bool {
         !self.no_sample_streams.load(Ordering::Relaxed)
     }
 
     /// Records that the server cannot stream the tokens of a sample.
-    pub(crate) fn set_no_sample_streams(&self) {
+    pub fn set_no_sample_streams(&self) {
         self.no_sample_streams.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn config(&self) -> &ClientConfig {
+    /// Returns the server's configuration as of opening the connection.
+    pub fn config(&self) -> &ClientConfig {
         &self.config
     }
 
     /// Returns the queue of telemetry events, if telemetry is enabled.
-    pub(crate) fn events(&self) -> Option<&EventQueue> {
+    pub fn events(&self) -> Option<&EventQueue> {
         self.reporter.get().map(Reporter::events)
     }
 
     /// Records a failed result in telemetry and returns the result unchanged.
-    pub(crate) fn record_failure<T>(&self, result: Result<T>) -> Result<T> {
+    ///
+    /// # Errors
+    /// Returns the error of `result`.
+    pub fn record_failure<T>(&self, result: Result<T>) -> Result<T> {
         if let (Err(error), Some(events)) = (&result, self.events()) {
             events.failure(error);
         }
@@ -140,18 +150,27 @@ impl Connection {
     }
 
     /// Waits until all recorded telemetry events have been sent, at most 30 seconds.
-    pub(crate) async fn drain(&self) {
+    pub async fn drain(&self) {
         if let Some(reporter) = self.reporter.get() {
             reporter.drain().await;
         }
     }
 
     /// Rejects new requests and sends the remaining telemetry. Idempotent.
-    pub(crate) async fn close(&self) {
+    pub async fn close(&self) {
         self.transport.close();
         if let Some(reporter) = self.reporter.get() {
             reporter.close().await;
         }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("config", &self.config)
+            .field("pass_encoding", &self.pass_encoding)
+            .finish_non_exhaustive()
     }
 }
 

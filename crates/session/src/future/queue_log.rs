@@ -42,7 +42,7 @@ impl fmt::Display for QueuedWork {
 }
 
 /// Change of the state of pending work in the server's queue; see
-/// [`ServiceClientBuilder::on_queue_state`](crate::ServiceClientBuilder::on_queue_state).
+/// `ServiceClientBuilder::on_queue_state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueStateChange {
@@ -59,10 +59,11 @@ pub struct QueueStateChange {
 
 /// The caller's function for changes of the queue state.
 #[derive(Clone)]
-pub(crate) struct QueueObserver(Arc<dyn Fn(&QueueStateChange) + Send + Sync>);
+pub struct QueueObserver(Arc<dyn Fn(&QueueStateChange) + Send + Sync>);
 
 impl QueueObserver {
-    pub(crate) fn new(callback: impl Fn(&QueueStateChange) + Send + Sync + 'static) -> Self {
+    /// Creates an observer that calls `callback` for each change.
+    pub fn new(callback: impl Fn(&QueueStateChange) + Send + Sync + 'static) -> Self {
         Self(Arc::new(callback))
     }
 
@@ -83,7 +84,7 @@ impl fmt::Debug for QueueObserver {
 
 /// Logs changes of the queue state of one client's work.
 #[derive(Debug)]
-pub(crate) struct QueueLog {
+pub struct QueueLog {
     work: QueuedWork,
     id: String,
     last_warning: Mutex<Option<Instant>>,
@@ -93,11 +94,8 @@ pub(crate) struct QueueLog {
 }
 
 impl QueueLog {
-    pub(crate) fn new(
-        work: QueuedWork,
-        id: impl Into<String>,
-        observer: Option<QueueObserver>,
-    ) -> Self {
+    /// Creates the log of the work `work` of the model, sampling session or loss `id`.
+    pub fn new(work: QueuedWork, id: impl Into<String>, observer: Option<QueueObserver>) -> Self {
         let last_warning = Mutex::new(None);
         let state = Mutex::default();
         Self { work, id: id.into(), last_warning, state, observer }

@@ -12,11 +12,15 @@ use super::Session;
 
 /// A connection to the session's server that uses another API key than the client, for checkpoints
 /// that only this key may read.
-pub(crate) struct OtherKeyConnection(Arc<Connection>);
+#[derive(Debug)]
+pub struct OtherKeyConnection(Arc<Connection>);
 
 impl Session {
     /// Creates a connection that uses `key`. Sends nothing.
-    pub(crate) fn with_other_key(&self, key: &Secret) -> Result<OtherKeyConnection> {
+    ///
+    /// # Errors
+    /// If the server does not accept the kind of the credential.
+    pub fn with_other_key(&self, key: &Secret) -> Result<OtherKeyConnection> {
         let settings = self.settings.with_key(key);
         let config = self.config().clone();
         let dynamic = self.dynamic.get();
@@ -27,11 +31,15 @@ impl Session {
 impl OtherKeyConnection {
     /// Returns the secret that grants access to the checkpoints of the key: the key itself, or the
     /// token that the server exchanged for the key.
-    pub(crate) async fn access_token(&self) -> Result<Secret> {
+    ///
+    /// # Errors
+    /// If the exchange fails.
+    pub async fn access_token(&self) -> Result<Secret> {
         self.0.transport().token().await
     }
 
-    pub(crate) fn transport(&self) -> &Arc<Transport> {
+    /// Returns the transport that uses the other key.
+    pub fn transport(&self) -> &Arc<Transport> {
         self.0.transport()
     }
 }

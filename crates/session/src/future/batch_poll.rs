@@ -43,7 +43,7 @@ const MAX_UNCLAIMED: usize = 10_000;
 
 /// Announces completed requests to the calls that wait for them. Dropping the value ends polling.
 #[derive(Debug)]
-pub(crate) struct BatchPoll {
+pub struct BatchPoll {
     shared: Arc<BatchPollShared>,
     _task: Arc<BackgroundTask>,
 }
@@ -200,11 +200,7 @@ impl Checks {
 
 impl BatchPoll {
     /// Starts the polling task. The task sends nothing until there is a waiter.
-    pub(crate) fn start(
-        transport: Arc<Transport>,
-        target: FuturesTarget,
-        adaptive_polling: bool,
-    ) -> Self {
+    pub fn start(transport: Arc<Transport>, target: FuturesTarget, adaptive_polling: bool) -> Self {
         let shared = Arc::new(BatchPollShared::default());
         let polled = Arc::clone(&shared);
         let task = transport.clone().background().start(move || {

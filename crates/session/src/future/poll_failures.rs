@@ -40,7 +40,7 @@ pub(super) const MAX_BAD_REQUESTS: u32 = 3;
 /// Maximum number of polls after failures of category `server`, and maximum number of resubmissions
 /// of a sample after such failures. Without the limit, a request whose content makes the server
 /// fail would be repeated for ever.
-pub(crate) const MAX_SERVER_FAILURES: u32 = 3;
+pub const MAX_SERVER_FAILURES: u32 = 3;
 
 /// Returns whether a failed poll is a 400 with a body, which ends polling if the policy does not
 /// [retry rejected polls](CallOptions::retry_rejected_polls). A 400 without a body comes from a

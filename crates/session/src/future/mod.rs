@@ -5,7 +5,7 @@ mod batch_poll;
 mod poll;
 mod poll_failures;
 mod poll_interval;
-pub(crate) mod queue_log;
+pub mod queue_log;
 mod report;
 mod submitted;
 
@@ -25,17 +25,17 @@ use tracing::Instrument as _;
 use crate::error::{Error, Result};
 use crate::task::{self, Task};
 
-pub(crate) use batch_poll::{Announcement, BatchPoll};
-pub(crate) use poll::Poller;
-pub(crate) use poll_failures::MAX_SERVER_FAILURES;
-pub(crate) use submitted::Submitted;
+use batch_poll::Announcement;
+pub use batch_poll::BatchPoll;
+pub use poll::Poller;
+pub use poll_failures::MAX_SERVER_FAILURES;
+pub use submitted::Submitted;
 
-/// Future of the result of a call that has [started](crate#calls) and continues if the future is
-/// dropped.
+/// Future of the result of a call that has started and continues if the future is dropped.
 ///
-/// All calls of a [`TrainingClient`](crate::TrainingClient) that have a position in the model's
-/// call order return an `ApiFuture`: later requests depend on earlier ones, so the calls always run
-/// to their end. [`detach`](Self::detach) drops the future explicitly. All other calls return a
+/// All calls of a `TrainingClient` that have a position in the model's call order return an
+/// `ApiFuture`: later requests depend on earlier ones, so the calls always run to their end.
+/// [`detach`](Self::detach) drops the future explicitly. All other calls return a
 /// [`RequestFuture`], which cancels the call if it is dropped.
 ///
 /// Results and errors are `Clone`, so several tasks can wait for one result:
@@ -60,8 +60,8 @@ pub(crate) use submitted::Submitted;
 /// not the request: the client still submits it, in call order and with all retries, and the server
 /// executes it. The same holds for a future that fails by its [`timeout`](Self::timeout).
 ///
-/// [`ErrorKind::Config`]: crate::ErrorKind::Config
-/// [`ErrorKind::Panicked`]: crate::ErrorKind::Panicked
+/// [`ErrorKind::Config`]: tinkex_transport::ErrorKind::Config
+/// [`ErrorKind::Panicked`]: tinkex_transport::ErrorKind::Panicked
 #[must_use = "dropping an ApiFuture loses the result while the request continues; await it or call `detach`"]
 pub struct ApiFuture<T> {
     result: oneshot::Receiver<Result<T>>,
@@ -86,19 +86,21 @@ impl<T> ApiFuture<T> {
     /// ```
     ///
     /// # Errors
-    /// The future resolves to an error of kind [`Timeout`](crate::ErrorKind::Timeout) once the time
-    /// is over.
+    /// The future resolves to an error of kind [`Timeout`](tinkex_transport::ErrorKind::Timeout)
+    /// once the time is over.
     pub fn timeout(self, timeout: Duration) -> Self {
         self.limit(Some(timeout))
     }
 
     /// Limits how long the future waits for the result, if a limit is given.
-    pub(crate) fn limit(self, limit: Option<Duration>) -> Self {
+    #[doc(hidden)]
+    pub fn limit(self, limit: Option<Duration>) -> Self {
         Self { deadline: limit.map(Deadline::new).or(self.deadline), ..self }
     }
 
     /// Creates a future that resolves to `error`.
-    pub(crate) fn failed(error: Error) -> Self {
+    #[doc(hidden)]
+    pub fn failed(error: Error) -> Self {
         Self { result: failed(error), deadline: None }
     }
 }
@@ -106,7 +108,8 @@ impl<T> ApiFuture<T> {
 impl<T: Send + 'static> ApiFuture<T> {
     /// Runs `work` in a task of its own, in the caller's span. The task continues if the future is
     /// dropped.
-    pub(crate) fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
+    #[doc(hidden)]
+    pub fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         if let Err(error) = task::require_runtime() {
             return Self::failed(error);
         }
@@ -121,12 +124,11 @@ impl<T: Send + 'static> ApiFuture<T> {
     }
 }
 
-/// Future of the result of a call that has [started](crate#calls) and is cancelled if the future is
-/// dropped.
+/// Future of the result of a call that has started and is cancelled if the future is dropped.
 ///
-/// All calls return a `RequestFuture`, except the calls of a
-/// [`TrainingClient`](crate::TrainingClient) that have a position in the model's call order, which
-/// return an [`ApiFuture`]. [`detach`](Self::detach) lets the call continue instead.
+/// All calls return a `RequestFuture`, except the calls of a `TrainingClient` that have a position
+/// in the model's call order, which return an [`ApiFuture`]. [`detach`](Self::detach) lets the call
+/// continue instead.
 ///
 /// # Errors
 /// Calls outside a tokio runtime resolve to an error of kind [`ErrorKind::Config`]. If the task of
@@ -137,8 +139,8 @@ impl<T: Send + 'static> ApiFuture<T> {
 /// server may have executed its request. A sample is also cancelled on the server, if the server
 /// supports that.
 ///
-/// [`ErrorKind::Config`]: crate::ErrorKind::Config
-/// [`ErrorKind::Panicked`]: crate::ErrorKind::Panicked
+/// [`ErrorKind::Config`]: tinkex_transport::ErrorKind::Config
+/// [`ErrorKind::Panicked`]: tinkex_transport::ErrorKind::Panicked
 #[must_use = "dropping a RequestFuture cancels the call; await it or call `detach`"]
 pub struct RequestFuture<T> {
     result: oneshot::Receiver<Result<T>>,
@@ -158,18 +160,19 @@ impl<T> RequestFuture<T> {
     /// Limits how long the future waits for the result, counted from now. The call is cancelled
     /// once the time is over, as if the future were dropped.
     ///
-    /// [`CallOptions::timeout`](crate::CallOptions::timeout) does the same for all calls of a
-    /// client. With that option, the error of a sample also contains the last failure.
+    /// [`CallOptions::timeout`](tinkex_transport::CallOptions::timeout) does the same for all calls
+    /// of a client. With that option, the error of a sample also contains the last failure.
     ///
     /// # Errors
-    /// The future resolves to an error of kind [`Timeout`](crate::ErrorKind::Timeout) once the time
-    /// is over.
+    /// The future resolves to an error of kind [`Timeout`](tinkex_transport::ErrorKind::Timeout)
+    /// once the time is over.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { deadline: Some(Deadline::new(timeout)), ..self }
     }
 
     /// Creates a future that resolves to `error`.
-    pub(crate) fn failed(error: Error) -> Self {
+    #[doc(hidden)]
+    pub fn failed(error: Error) -> Self {
         Self { result: failed(error), task: None, deadline: None }
     }
 }
@@ -177,7 +180,8 @@ impl<T> RequestFuture<T> {
 impl<T: Send + 'static> RequestFuture<T> {
     /// Runs `work` in a task of its own, in the caller's span. The task is aborted if the future is
     /// dropped.
-    pub(crate) fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
+    #[doc(hidden)]
+    pub fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         if let Err(error) = task::require_runtime() {
             return Self::failed(error);
         }

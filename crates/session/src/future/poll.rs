@@ -1,8 +1,9 @@
 //! [`Poller`]: retrieves the result of a submitted request.
 //!
 //! The results of all requests that the server executes asynchronously are retrieved here;
-//! [`BatchPoll`](super::BatchPoll) only announces that results are ready.
+//! [`BatchPoll`] only announces that results are ready.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ use super::queue_log::QueueLog;
 use super::{Announcement, BatchPoll, Submitted, report};
 
 /// Polls for the results of a session's requests.
-pub(crate) struct Poller<'a> {
+pub struct Poller<'a> {
     session: &'a Session,
     log: &'a QueueLog,
     batch_poll: Option<&'a BatchPoll>,
@@ -106,20 +107,20 @@ impl PollRequest {
 
 impl<'a> Poller<'a> {
     /// Creates a poller. `log` reports the queue state of pending requests.
-    pub(crate) fn new(session: &'a Session, log: &'a QueueLog) -> Self {
+    pub fn new(session: &'a Session, log: &'a QueueLog) -> Self {
         let options = &session.settings().options;
         Self { session, log, batch_poll: None, options, is_sample: false }
     }
 
     /// Sets the options of a call.
-    pub(crate) fn with_options(self, options: &'a CallOptions) -> Self {
+    pub fn with_options(self, options: &'a CallOptions) -> Self {
         Self { options, ..self }
     }
 
     /// Configures the poller for a sample. If `batch_poll` is set, the poller waits until it
     /// announces the result. After a failure of category `server` the poller does not poll again,
     /// because the caller resubmits the sample.
-    pub(crate) fn for_sample(self, batch_poll: Option<&'a BatchPoll>) -> Self {
+    pub fn for_sample(self, batch_poll: Option<&'a BatchPoll>) -> Self {
         Self { batch_poll, is_sample: true, ..self }
     }
 
@@ -128,10 +129,7 @@ impl<'a> Poller<'a> {
     /// # Errors
     /// If the request failed, its result expired, or the result did not arrive within the poll
     /// timeout.
-    pub(crate) async fn result<S: SubmitRequest>(
-        &self,
-        submitted: &Submitted,
-    ) -> Result<S::Output> {
+    pub async fn result<S: SubmitRequest>(&self, submitted: &Submitted) -> Result<S::Output> {
         let mut call = CallProgress::resume(submitted.call_start, submitted.attempts);
         let result = self.result_in_call::<S>(submitted, &mut call).await;
         self.session.transport().retry_log().ended(&call, Lane::Poll, &result);
@@ -143,7 +141,7 @@ impl<'a> Poller<'a> {
     ///
     /// # Errors
     /// Like [`result`](Self::result).
-    pub(crate) async fn result_in_call<S: SubmitRequest>(
+    pub async fn result_in_call<S: SubmitRequest>(
         &self,
         submitted: &Submitted,
         call: &mut CallProgress,
@@ -338,6 +336,15 @@ impl<'a> Poller<'a> {
             request.accept_payload(self.session.download_budget(), bytes).await;
         }
         Ok(false)
+    }
+}
+
+impl fmt::Debug for Poller<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poller")
+            .field("options", &self.options)
+            .field("is_sample", &self.is_sample)
+            .finish_non_exhaustive()
     }
 }
 
