@@ -83,8 +83,6 @@
 //!   `CheckpointDownload::peft`; `RestClient::import_adapter`.
 //! * `blocking`: the module `blocking`, clients for scripts and programs without async code.
 //! * `testing`: `testing::FakeServer`, a scripted server for the tests of your program.
-//! * `upstream`: interfaces for the gateway of `tinkex serve`. Not part of the public API: they may
-//!   change in any release.
 //! * `opentelemetry`: sends the trace context of the current span with every request.
 //!
 //! # Guarantees
@@ -133,9 +131,6 @@ pub mod testing;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
 mod training;
-#[cfg(feature = "upstream")]
-#[doc(hidden)]
-pub mod upstream;
 mod validated;
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 //! | [`settings`] | The resolved settings of a client |
 //! | [`connection`] | The server's configuration and the transport that all clients of a service share |
 //! | [`session`] | A session with its background tasks and limits |
+//! | [`SessionSettings`], [`SessionSampler`] | What the gateway uses of the clients of the SDK |
 //! | [`dispatch`] | Limits of the requests and bytes in flight |
 //! | [`future`] | Futures of calls, and the polls that retrieve the results of submitted requests |
 //! | [`pass_encoding`] | The encoding of training passes that a server accepts |
@@ -25,6 +26,8 @@ pub mod dispatch;
 pub mod future;
 pub mod pass_encoding;
 pub mod session;
+mod session_sampler;
+mod session_settings;
 pub mod settings;
 mod sync;
 
@@ -37,3 +40,6 @@ mod fixture;
 use tinkex_transport::{
     self as transport, background, clock, config, error, targets, task, telemetry,
 };
+
+pub use session_sampler::{SamplingWeights, SessionSampler};
+pub use session_settings::SessionSettings;

@@ -13,6 +13,7 @@ use std::time::SystemTime;
 
 use http::HeaderMap;
 use parking_lot::Mutex;
+use tinkex_session::{SamplingWeights, SessionSettings};
 use tinkex_wire::{
     CheckpointKind, FinishReason, SamplerHandle, ServerCapabilities, ServerCapabilitiesRequest,
     SessionId, Timestamp, TinkerPath,
@@ -26,7 +27,7 @@ use crate::error::{Error, ErrorKind, Result, convert};
 use crate::future::{ApiFuture, RequestFuture};
 use crate::loss::CustomLoss;
 use crate::rest_client::{AdminClient, RestClient};
-use crate::sampling::{SamplingClient, SamplingWeights};
+use crate::sampling::SamplingClient;
 use crate::session::Session;
 use crate::settings::ClientSettings;
 use crate::task;
@@ -396,14 +397,6 @@ impl ServiceClient {
         Ok(Arc::clone(session))
     }
 
-    /// Continues the session `id`, which another process created, as the session of this client.
-    #[cfg(feature = "upstream")]
-    pub(crate) async fn adopt_session(&self, id: SessionId) -> Result<Arc<Session>> {
-        let connection = self.0.connect().await?;
-        let start = async || Session::start(&self.0.settings, Arc::clone(connection), id.clone());
-        Ok(Arc::clone(self.0.session.get_or_try_init(start).await?))
-    }
-
     /// Returns the connection, opening it on first use. A failure is not cached.
     pub(crate) async fn connection(&self) -> Result<&Connection> {
         self.check_open()?;
@@ -462,6 +455,13 @@ fn response_time(headers: &HeaderMap) -> Option<Timestamp> {
     let since_epoch = date.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     let micros = i64::try_from(since_epoch.as_micros()).ok()?;
     Timestamp::from_unix_micros(micros).ok()
+}
+
+#[doc(hidden)]
+impl SessionSettings for ServiceClient {
+    fn session_settings(&self) -> &Arc<ClientSettings> {
+        &self.0.settings
+    }
 }
 
 impl fmt::Debug for ServiceClient {
