@@ -83,8 +83,6 @@
 //!   `CheckpointDownload::peft`; `RestClient::import_adapter`.
 //! * `blocking`: the module `blocking`, clients for scripts and programs without async code.
 //! * `testing`: `testing::FakeServer`, a scripted server for the tests of your program.
-//! * `upstream`: interfaces for the gateway of `tinkex serve`. Not part of the public API: they may
-//!   change in any release.
 //! * `opentelemetry`: sends the trace context of the current span with every request.
 //!
 //! # Guarantees
@@ -116,42 +114,33 @@ struct Guide;
 
 #[cfg(feature = "blocking")]
 pub mod blocking;
-mod call_options;
 #[cfg(feature = "chat")]
 mod chat;
-mod connection;
 #[cfg(feature = "console")]
 mod console;
-mod dispatch;
 mod download;
 #[cfg(feature = "export")]
 mod export;
-mod future;
 pub mod loss;
 mod rest_client;
 mod sampling;
 mod service;
-mod session;
-mod settings;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
 mod training;
-#[cfg(feature = "upstream")]
-#[doc(hidden)]
-pub mod upstream;
 mod validated;
 
 #[cfg(test)]
+#[path = "../../transport/src/fixture.rs"]
 mod fixture;
 
-// Imported at the crate root, so that `crate::config` or `crate::error` works in every module
-// although these modules are in the crate `tinkex_transport`.
-use tinkex_transport::{
-    self as transport, background, clock, config, error, hint, task, telemetry,
-};
+// Imported at the crate root, so that `crate::config` or `crate::session` works in every module
+// although these modules are in the crates `tinkex_transport` and `tinkex_session`.
+use tinkex_session::{call_options, connection, dispatch, future, session, settings};
+use tinkex_transport::{self as transport, clock, config, error, hint, task, telemetry};
 
 pub use ::{bytes, http};
 pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind};

@@ -1,7 +1,6 @@
-//! Locks and atomics of the code that is model-checked.
+//! Locks of the code that is model-checked.
 //!
 //! `tests/model` compiles the same source files with a `sync` module of its own, on `loom`, which
 //! explores all thread interleavings.
 
 pub(crate) use parking_lot::{Mutex, MutexGuard};
-pub(crate) use std::sync::atomic::{AtomicI64, Ordering};

@@ -15,6 +15,7 @@ use tokio::sync::OnceCell;
 
 use crate::config::{BaseUrl, Env};
 use crate::error::{Error, ErrorKind, Result};
+use crate::settings::ClientSettings;
 use crate::transport::download::resume::blocking;
 
 pub use tinkex_hub::{Hub, TokenizerId};
@@ -252,6 +253,11 @@ impl Tokenizer {
     pub(crate) fn inner(&self) -> &tinkex_text::Tokenizer {
         &self.0
     }
+}
+
+/// Returns the model hub in the environment of a client, reached through the client's HTTP service.
+pub(crate) fn hub(settings: &ClientSettings) -> Result<Hub> {
+    Ok(Hub::from_env(settings.env())?.shared_http(Arc::clone(settings.http())))
 }
 
 /// Reads a tokenizer, which is megabytes of text, on the blocking thread pool.

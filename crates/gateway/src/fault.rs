@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use tinkex::upstream::SubmitError;
 use tinkex::{Error, ErrorCategory, ErrorKind, Hint};
 use tinkex_backoff::Backoff;
 use tinkex_store::record::FailureCategory;
+
+use crate::upstream_session::SubmitError;
 
 /// Maximum number of [unexpected](Fault::Unexpected) responses to one request before it fails.
 pub(super) const MAX_UNEXPECTED: u32 = 3;
@@ -108,7 +109,7 @@ impl From<Error> for Fault {
 
 impl From<SubmitError> for Fault {
     fn from(failed: SubmitError) -> Self {
-        let SubmitError { error, in_doubt, .. } = failed;
+        let SubmitError { error, in_doubt } = failed;
         match Self::from(error) {
             fault @ Self::Unexpected(_) => fault,
             fault if in_doubt => Self::InDoubt(fault.reason().to_owned()),

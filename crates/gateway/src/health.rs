@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tinkex::upstream::UpstreamSession;
 use tinkex_store::log;
 
-use super::{LEGACY_LOSSES, Upstream};
+use crate::upstream_session::UpstreamSession;
+use crate::{LEGACY_LOSSES, Upstream};
 
 /// Interval between checks of an upstream that responds.
 const INTERVAL: Duration = Duration::from_secs(15);

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod custom_loss_pass;
 mod dispatch;
 mod download;
 mod fault;
@@ -21,6 +22,7 @@ mod remote_weights;
 mod run;
 mod sampling;
 mod slots;
+mod upstream_session;
 
 use std::sync::Arc;
 use std::time::Duration;

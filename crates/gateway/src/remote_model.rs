@@ -1,7 +1,6 @@
 //! [`ModelHandle`]: sends requests to one model on an upstream.
 
 use bytes::Bytes;
-use tinkex::upstream::UpstreamSession;
 use tinkex::wire::{
     CreateModel, ForwardBackward, LoadWeights, OptimStep, SaveWeights, SaveWeightsForSampler, Seq,
     SubmitRequest, UnloadModel,
@@ -15,6 +14,7 @@ use tinkex_wire::{ForwardBackwardOutput, ModelId, RequestId};
 
 use super::Upstream;
 use super::fault::Fault;
+use super::upstream_session::UpstreamSession;
 
 /// Distance from the next sequence number to a number that is certainly unused. It exceeds the
 /// number of requests that can have been sent to a model without being stored as accepted,

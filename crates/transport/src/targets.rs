@@ -1,8 +1,9 @@
 //! Targets of the [`tracing`] events that the SDK emits.
 //!
 //! Use them to filter or to recognize events; the names and the fields listed here are part of the
-//! public API. Other events have the target of their module (`tinkex::…`, `tinkex_transport::…` or
-//! `tinkex_hub::…`). No field holds a credential, a body, a header or a query string.
+//! public API. Other events have the target of their module (`tinkex::…`, `tinkex_session::…`,
+//! `tinkex_transport::…` or `tinkex_hub::…`). No field holds a credential, a body, a header or a
+//! query string.
 //!
 //! | Target | Message | Level | Fields |
 //! |---|---|---|---|

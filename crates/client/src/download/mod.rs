@@ -199,7 +199,7 @@ impl RestClient {
 }
 
 fn fetcher<'a>(service: &'a ServiceClient, space: &'a Arc<SpaceBudget>) -> FileFetcher<'a> {
-    FileFetcher { http: service.settings().http(), options: *service.options(), space }
+    FileFetcher { http: &**service.settings().http(), options: *service.options(), space }
 }
 
 impl FileDownload {

@@ -4,6 +4,7 @@ mod active_samples;
 mod options;
 mod resubmit;
 mod sequence_range;
+mod session_sampler;
 mod stream;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
+use tinkex_session::SamplingWeights;
 use tinkex_wire::rest::{GetSampler, SamplerInfo};
 use tinkex_wire::{
     CreateSamplingSession, Logprobs, ModelInput, SampleRequest, SampleResponse, SamplerHandle,
@@ -93,14 +95,6 @@ struct SamplingShared {
     /// Whether every sample requests data for numerical stability diagnostics.
     record_stability_info: bool,
     log: QueueLog,
-}
-
-/// Weights to create a sampling session for.
-pub(crate) enum SamplingWeights {
-    /// Name of a base model.
-    Base(String),
-    /// Path of a sampler checkpoint.
-    Checkpoint(String),
 }
 
 impl SamplingClient {
@@ -263,16 +257,6 @@ impl SamplingClient {
         if self.0.shared.record_stability_info {
             request.record_stability_info = Some(true);
         }
-        self.start("sample", request, self.resubmits_samples(), Ok)
-    }
-
-    /// Sends a request that another client sent, for a gateway. The session and the sequence number
-    /// of `request` are replaced by the session and a sequence number of this client.
-    #[cfg(feature = "upstream")]
-    pub fn relay(&self, mut request: SampleRequest) -> RequestFuture<SampleResponse> {
-        request.base_model = None;
-        request.model_path = None;
-        request.seq_id = None;
         self.start("sample", request, self.resubmits_samples(), Ok)
     }
 

@@ -4,7 +4,7 @@ use tinkex_hub::before_colon;
 
 use crate::error::Result;
 use crate::future::RequestFuture;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, hub};
 
 use super::SamplingClient;
 
@@ -26,7 +26,7 @@ impl SamplingClient {
     async fn load_tokenizer(&self) -> Result<Tokenizer> {
         let sampler = self.get_sampler().await?;
         let tokenizer_id = sampler.tokenizer_id.as_deref().map(before_colon);
-        let hub = self.0.shared.session.hub()?;
+        let hub = hub(self.0.shared.session.settings())?;
         Tokenizer::of_model(&hub, &sampler.base_model, tokenizer_id).await
     }
 }

@@ -1,6 +1,7 @@
 //! [`ServiceClient`]: the entry point of the crate.
 
 mod builder;
+mod custom_loss;
 mod finish;
 
 use std::collections::HashMap;
@@ -12,6 +13,7 @@ use std::time::SystemTime;
 
 use http::HeaderMap;
 use parking_lot::Mutex;
+use tinkex_session::{SamplingWeights, SessionSettings};
 use tinkex_wire::{
     CheckpointKind, FinishReason, SamplerHandle, ServerCapabilities, ServerCapabilitiesRequest,
     SessionId, Timestamp, TinkerPath,
@@ -25,7 +27,7 @@ use crate::error::{Error, ErrorKind, Result, convert};
 use crate::future::{ApiFuture, RequestFuture};
 use crate::loss::CustomLoss;
 use crate::rest_client::{AdminClient, RestClient};
-use crate::sampling::{SamplingClient, SamplingWeights};
+use crate::sampling::SamplingClient;
 use crate::session::Session;
 use crate::settings::ClientSettings;
 use crate::task;
@@ -35,6 +37,7 @@ use crate::transport::instrument::stats::ClientStats;
 use crate::transport::{Identity, Transport};
 
 pub use builder::ServiceClientBuilder;
+use custom_loss::create_custom_loss;
 
 /// Client of one server with one credential, from which all other clients are made.
 ///
@@ -277,7 +280,7 @@ impl ServiceClient {
             // sent, the id of the registered loss would be lost, and the next call would register
             // it again.
             ApiFuture::start(async move {
-                let created = session.create_custom_loss(&loss, &options);
+                let created = create_custom_loss(&session, &loss, &options);
                 let created = session.run_until_closed(created).await;
                 session.connection().record_failure(created)
             })
@@ -322,7 +325,7 @@ impl ServiceClient {
     /// If `HF_ENDPOINT` is not a URL.
     #[cfg(feature = "tokenizer")]
     pub fn hub(&self) -> Result<crate::tokenizer::Hub> {
-        self.0.settings.hub()
+        crate::tokenizer::hub(&self.0.settings)
     }
 
     /// Returns the user and organization of the credential, read from its token.
@@ -394,14 +397,6 @@ impl ServiceClient {
         Ok(Arc::clone(session))
     }
 
-    /// Continues the session `id`, which another process created, as the session of this client.
-    #[cfg(feature = "upstream")]
-    pub(crate) async fn adopt_session(&self, id: SessionId) -> Result<Arc<Session>> {
-        let connection = self.0.connect().await?;
-        let start = async || Session::start(&self.0.settings, Arc::clone(connection), id.clone());
-        Ok(Arc::clone(self.0.session.get_or_try_init(start).await?))
-    }
-
     /// Returns the connection, opening it on first use. A failure is not cached.
     pub(crate) async fn connection(&self) -> Result<&Connection> {
         self.check_open()?;
@@ -460,6 +455,13 @@ fn response_time(headers: &HeaderMap) -> Option<Timestamp> {
     let since_epoch = date.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     let micros = i64::try_from(since_epoch.as_micros()).ok()?;
     Timestamp::from_unix_micros(micros).ok()
+}
+
+#[doc(hidden)]
+impl SessionSettings for ServiceClient {
+    fn session_settings(&self) -> &Arc<ClientSettings> {
+        &self.0.settings
+    }
 }
 
 impl fmt::Debug for ServiceClient {

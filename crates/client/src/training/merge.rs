@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize};
+use tinkex_loss::token_loss;
 use tinkex_wire::{ForwardBackwardOutput, LossOutputs};
 
 /// Output of [`forward`](crate::TrainingClient::forward) or
@@ -33,17 +34,6 @@ impl BatchOutput {
         }
         token_loss(&self.outputs)
     }
-}
-
-/// Returns the sum of the losses of all tokens, or `None` if the server sent no token losses.
-pub(crate) fn token_loss(outputs: &LossOutputs) -> Option<f64> {
-    if outputs.is_empty() {
-        return None;
-    }
-    outputs.iter().try_fold(0.0, |sum, datum| {
-        let tokens = datum.f32("elementwise_loss")?;
-        Some(sum + tokens.iter().copied().map(f64::from).sum::<f64>())
-    })
 }
 
 /// Value of a metric.

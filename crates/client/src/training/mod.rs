@@ -42,13 +42,7 @@ use custom::{ComputedLoss, LossError};
 use save::SaveKind;
 
 pub use create::{LoraOptions, RestoreOptions};
-#[cfg(feature = "upstream")]
-pub(crate) use custom::{LocalLoss, LossResult, with_weights};
 pub use merge::{BatchOutput, MetricValue};
-#[cfg(feature = "upstream")]
-pub(crate) use merge::{merge, token_loss};
-#[cfg(feature = "upstream")]
-pub(crate) use pass_encoding::probe_pass_encoding;
 pub use save::{ExternalWeights, SaveOptions};
 pub use step::{OptimOutput, StepOptions, StepOutput};
 

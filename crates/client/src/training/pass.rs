@@ -1,12 +1,12 @@
 //! Forward and forward-backward passes over a batch, whose loss the server or the client computes.
 
+use tinkex_loss::{LocalLoss, LossResult};
 use tinkex_wire::{Datum, PassMode};
 
 use crate::error::{Error, Result};
 use crate::future::ApiFuture;
 
 use super::call_order::Reservation;
-use super::custom::{LocalLoss, LossResult};
 use super::forward_backward::{BatchRequests, SubmittedBatch};
 use super::merge::BatchOutput;
 use super::{LossSource, LossSpec, TrainingClient, TrainingShared};
@@ -90,10 +90,11 @@ impl TrainingShared {
             }
             PreparedPass::OnClient { mode, forward, data, loss } => {
                 let submitted = self.submit_batch(reservation, forward).await;
-                let output = self.poll_batch(submitted).await?;
-                let (result, data) = loss.compute(&output, data).await?;
+                let mut output = self.poll_batch(submitted).await?;
+                let (result, data) = loss.compute(&output.outputs, data).await?;
                 if mode == PassMode::Forward {
-                    return Ok(SubmittedPass::Evaluated(result.add_to(output)));
+                    result.add_to(&mut output.metrics);
+                    return Ok(SubmittedPass::Evaluated(output));
                 }
                 let backward = self.cross_entropy(PassMode::ForwardBackward, data)?;
                 let submitted = self.submit_batch(reservation, backward).await;
@@ -110,7 +111,9 @@ impl TrainingShared {
         match pass {
             SubmittedPass::Batch(batch) => self.poll_batch(batch).await,
             SubmittedPass::Gradient(batch, result) => {
-                Ok(result.add_to(self.poll_batch(batch).await?))
+                let mut output = self.poll_batch(batch).await?;
+                result.add_to(&mut output.metrics);
+                Ok(output)
             }
             SubmittedPass::Evaluated(output) => Ok(output),
         }

@@ -4,7 +4,7 @@ use tinkex_hub::before_colon;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::RequestFuture;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, hub};
 
 use super::TrainingClient;
 
@@ -42,6 +42,6 @@ impl TrainingClient {
             ));
         };
         let tokenizer_id = info.model_data.tokenizer_id.as_deref().map(before_colon);
-        Tokenizer::of_model(&self.0.session.hub()?, &name, tokenizer_id).await
+        Tokenizer::of_model(&hub(self.0.session.settings())?, &name, tokenizer_id).await
     }
 }

@@ -1,6 +1,6 @@
-//! Files of the crate under their module path.
+//! Files of the crate `tinkex_session` under their module path.
 
-#[path = "../../src/dispatch/admission.rs"]
+#[path = "../../../session/src/dispatch/admission.rs"]
 pub(crate) mod admission;
-#[path = "../../src/dispatch/limit.rs"]
+#[path = "../../../session/src/dispatch/limit.rs"]
 pub(crate) mod limit;

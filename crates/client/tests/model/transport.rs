@@ -1,4 +1,4 @@
-//! Files of the crate under their module path.
+//! Files of the crate `tinkex_transport` under their module path.
 
 #[path = "../../../transport/src/request/sent_flag.rs"]
 pub(crate) mod sent_flag;

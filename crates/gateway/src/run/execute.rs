@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tinkex::loss::CustomLoss;
-use tinkex::upstream::CustomLossPass;
 use tinkex_autodiff::LossProgram;
 use tinkex_backend::model_outcome::{
     already_saved, checkpoint_record, close_run, open_run, saved_outcome, usage_key,
@@ -11,6 +9,7 @@ use tinkex_backend::model_outcome::{
 use tinkex_backend::operation::{CheckpointLoad, CheckpointSave, ModelOperation};
 use tinkex_backend::outcome::Outcome;
 use tinkex_backend::upstream::CustomLossTraining;
+use tinkex_loss::CustomLoss;
 use tinkex_store::record::{
     CheckpointRecord, ModelRunRecord, Record, SamplerRecord, SnapshotRecord, UsageMeter,
 };
@@ -22,6 +21,7 @@ use tinkex_wire::{
 
 use super::outcome::pass_outcome;
 use super::{AloneOperation, RunTask};
+use crate::custom_loss_pass::CustomLossPass;
 use crate::fault::Fault;
 use crate::remote_model::{self, ModelHandle, pass_result, unreadable};
 
@@ -198,7 +198,7 @@ pub(super) async fn custom_loss_pass(
     let loss = CustomLoss::from_graph("custom", loss.inputs().to_vec(), loss.graph().clone())?;
     let id = handle.submit_pass(CustomLossPass::forward(&pass)?).await?;
     let output = pass_result(&handle.session, &id).await?;
-    let computed = CustomLossPass::compute(loss, pass, output.clone()).await?;
+    let computed = CustomLossPass::compute(loss, pass, &output).await?;
     if mode == PassMode::Forward {
         return Ok(computed.output(output));
     }

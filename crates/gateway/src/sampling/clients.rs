@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use tinkex::upstream::UpstreamSession;
 use tinkex::{SampleResponse, SamplingClient};
+use tinkex_session::SessionSampler as _;
 use tinkex_store::history::logged_folder;
 use tinkex_store::record::FailureCategory;
 use tinkex_wire::SampleRequest;
@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use crate::Upstream;
 use crate::fault::Fault;
 use crate::remote_model::ModelHandle;
+use crate::upstream_session::UpstreamSession;
 
 /// Number of models for sampling that are kept on an upstream of a legacy protocol, which has few
 /// slots for models. The pool exceeds this number only while requests sample from more models at
