@@ -4,6 +4,7 @@
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
@@ -25,7 +26,7 @@ impl Task {
     /// Outside a tokio runtime; see [`require_runtime`].
     #[expect(clippy::disallowed_methods, reason = "all tasks are spawned in this module")]
     pub fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self(Some(tokio::spawn(logging_panics(work))))
+        Self(Some(tokio::spawn(logging_panics(Box::pin(work)))))
     }
 
     /// Lets the task run to its end instead of aborting it on drop.
@@ -48,7 +49,7 @@ impl Drop for Task {
 /// Outside a tokio runtime; see [`require_runtime`].
 #[expect(clippy::disallowed_methods, reason = "all tasks are spawned in this module")]
 pub fn spawn_detached(work: impl Future<Output = ()> + Send + 'static) {
-    drop(tokio::spawn(logging_panics(work)));
+    drop(tokio::spawn(logging_panics(Box::pin(work))));
 }
 
 /// Spawns `work` on `runtime`. A panic is logged.
@@ -56,7 +57,7 @@ pub(crate) fn spawn_on(
     runtime: &Handle,
     work: impl Future<Output = ()> + Send + 'static,
 ) -> JoinHandle<()> {
-    runtime.spawn(logging_panics(work))
+    runtime.spawn(logging_panics(Box::pin(work)))
 }
 
 /// Spawns `work` as a task that nothing aborts, or drops it if there is no runtime.
@@ -78,9 +79,11 @@ pub fn catching_panics<T>(
         .map(|outcome| outcome.unwrap_or_else(|payload| Err(Error::panicked(&*payload))))
 }
 
-fn logging_panics(
-    work: impl Future<Output = ()> + Send + 'static,
-) -> impl Future<Output = ()> + Send + 'static {
+/// Logs a panic of `work`.
+///
+/// Takes a boxed future, so that the code of a tokio task is compiled once and not for every kind
+/// of task.
+fn logging_panics(work: BoxFuture<'static, ()>) -> impl Future<Output = ()> + Send + 'static {
     AssertUnwindSafe(work).catch_unwind().map(|outcome| {
         if let Err(payload) = outcome {
             tracing::error!(error = %Error::panicked(&*payload), "background task failed");

@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::http::{HttpService, ResponseBody};
 use crate::instrument::last_response::LastResponse;
 use crate::instrument::stats::RequestStats;
+use crate::request::encode::RequestParts;
 use crate::request::receive::{PartialBody, Receive, StreamedBody, WholeBody};
 use crate::request::sent_flag::SentFlag;
 use crate::retry::billing::BillingState;
@@ -220,9 +221,18 @@ impl Transport {
         request: &R,
         options: &RequestOptions,
     ) -> Result<Response<Bytes>> {
+        self.send_parts(R::ROUTE, RequestParts::new(request), options).await
+    }
+
+    async fn send_parts(
+        &self,
+        route: Route,
+        parts: Result<RequestParts>,
+        options: &RequestOptions,
+    ) -> Result<Response<Bytes>> {
         let mut call = CallProgress::new();
-        let response = self.send_raw_in_call(request, options, &mut call).await;
-        self.retry_log.ended(&call, RequestPolicy::for_route(R::ROUTE).lane, &response);
+        let response = self.send_parts_in_call(route, parts, options, &mut call).await;
+        self.retry_log.ended(&call, RequestPolicy::for_route(route).lane, &response);
         response
     }
 
@@ -246,9 +256,19 @@ impl Transport {
         options: &RequestOptions,
         call: &mut CallProgress,
     ) -> Result<Response<Bytes>> {
-        let span = tracing::debug_span!(target: targets::HTTP, "request", route = %R::ROUTE);
-        let sent = self.send_with_retries(request, options, call, WholeBody).instrument(span).await;
-        sent.map_err(|error| error.during(operation::<R>()))
+        self.send_parts_in_call(R::ROUTE, RequestParts::new(request), options, call).await
+    }
+
+    async fn send_parts_in_call(
+        &self,
+        route: Route,
+        parts: Result<RequestParts>,
+        options: &RequestOptions,
+        call: &mut CallProgress,
+    ) -> Result<Response<Bytes>> {
+        let span = tracing::debug_span!(target: targets::HTTP, "request", %route);
+        let sent = self.send_with_retries(parts, options, call, WholeBody).instrument(span).await;
+        sent.map_err(|error| error.during(operation(route)))
     }
 
     /// Sends a request that is part of a call with several requests, and returns its response once
@@ -265,30 +285,33 @@ impl Transport {
     ) -> Result<Response<ResponseBody>> {
         let span = tracing::debug_span!(target: targets::HTTP, "request", route = %R::ROUTE);
         let streamed = StreamedBody { idle_timeout };
-        let sent = self.send_with_retries(request, options, call, streamed).instrument(span).await;
-        let response = sent.map_err(|error| error.during(operation::<R>()))?;
+        let parts = RequestParts::new(request);
+        let sent = self.send_with_retries(parts, options, call, streamed).instrument(span).await;
+        let response = sent.map_err(|error| error.during(operation(R::ROUTE)))?;
         Ok(response.map(PartialBody::into_stream))
     }
 
     /// Sends the same bytes until an attempt succeeds or [`RetryState::wait_or_give_up`] returns an
     /// error. All retries of requests to the API server happen in this loop.
-    async fn send_with_retries<R: ApiRequest, B: Receive>(
+    async fn send_with_retries<B: Receive>(
         &self,
-        request: &R,
+        parts: Result<RequestParts>,
         options: &RequestOptions,
         call: &mut CallProgress,
         receive: B,
     ) -> Result<Response<B::Body>> {
         task::require_runtime()?;
         self.background.ensure_running();
-        let mut encoded = self.encode(request, options).await?;
+        let parts = parts?;
+        let route = parts.route;
+        let mut encoded = self.encode(parts, options).await?;
         encoded.policy.timeout = receive.timeout(encoded.policy.timeout);
         let backoff = options.backoff.clone();
         let key = options.idempotency_key.clone();
         let mut state = RetryState::new(encoded.policy, backoff, key, call);
         loop {
             state.before_attempt().await?;
-            self.check_open(R::ROUTE)?;
+            self.check_open(route)?;
             match self.attempt(&encoded, options, &state, receive).await {
                 Ok(response) => return Ok(response),
                 Err(failed) => {
@@ -343,10 +366,10 @@ impl Transport {
 /// Decodes a successful response.
 fn decode<R: ApiRequest>(response: &Response<Bytes>) -> Result<R::Response> {
     R::Response::from_body(response.body())
-        .map_err(|error| Error::from_body(error, response.body()).during(operation::<R>()))
+        .map_err(|error| Error::from_body(error, response.body()).during(operation(R::ROUTE)))
 }
 
 /// Returns the operation for error messages: the method and the path template.
-fn operation<R: ApiRequest>() -> String {
-    R::ROUTE.to_string()
+fn operation(route: Route) -> String {
+    route.to_string()
 }

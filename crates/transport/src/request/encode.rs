@@ -1,12 +1,13 @@
 //! Encodes requests: URL, body and headers.
 
 use std::io;
+use std::path::{Path, PathBuf};
 
 use ::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use bytes::Bytes;
 use tinkex_wire::codec::compress;
-use tinkex_wire::{ApiRequest, BodyCodec, Secret, header as wire_header};
+use tinkex_wire::{ApiRequest, BodyCodec, RequestBody, Route, Secret, header as wire_header};
 use url::Url;
 
 use crate::call_options::CallOptions;
@@ -19,6 +20,31 @@ use crate::{RequestOptions, Transport};
 
 /// Maximum number of headers that the transport adds to a request.
 const OWN_HEADERS: usize = 9;
+
+/// Route, target and body of a request.
+///
+/// The code that sends a request takes its parts instead of the request, so that it is compiled once
+/// and not for every type of request.
+pub(crate) struct RequestParts {
+    pub(crate) route: Route,
+    /// Path and query.
+    target: String,
+    body: RequestBody,
+    /// File whose content follows the body.
+    file: Option<PathBuf>,
+}
+
+impl RequestParts {
+    /// Validates and encodes a request.
+    pub(crate) fn new<R: ApiRequest>(request: &R) -> Result<Self> {
+        Ok(Self {
+            route: R::ROUTE,
+            target: request.target()?,
+            body: request.body()?,
+            file: request.body_file().map(Path::to_owned),
+        })
+    }
+}
 
 /// Encoded request. All attempts of a request send the same encoded request.
 pub(crate) struct EncodedRequest {
@@ -38,40 +64,40 @@ pub(crate) enum EncodedBody {
 }
 
 impl Transport {
-    /// Encodes a request once, for all its attempts.
-    pub(crate) async fn encode<R: ApiRequest>(
+    /// Completes a request once, for all its attempts.
+    pub(crate) async fn encode(
         &self,
-        request: &R,
+        parts: RequestParts,
         options: &RequestOptions,
     ) -> Result<EncodedRequest> {
-        let uri = parse_uri(&self.base_url.join(&request.target()?))?;
-        let method = match R::ROUTE.method() {
+        let RequestParts { route, target, body, file } = parts;
+        let uri = parse_uri(&self.base_url.join(&target))?;
+        let method = match route.method() {
             tinkex_wire::Method::Get => Method::GET,
             tinkex_wire::Method::Post => Method::POST,
             tinkex_wire::Method::Put => Method::PUT,
             tinkex_wire::Method::Delete => Method::DELETE,
         };
-        let body = request.body()?;
         let mut bytes = body.bytes();
         let call_options = if options.single_attempt {
             CallOptions::without_retries()
         } else {
             options.call.unwrap_or(self.options)
         };
-        let policy = call_options.apply(RequestPolicy::for_route(R::ROUTE));
-        debug_assert!(R::ROUTE.body() != BodyCodec::Empty || bytes.is_empty());
+        let policy = call_options.apply(RequestPolicy::for_route(route));
+        debug_assert!(route.body() != BodyCodec::Empty || bytes.is_empty());
         if options.compress {
             bytes = Box::pin(compress_off_thread(bytes)).await?;
         }
         let content_type = body.content_type();
-        let body = match request.body_file() {
+        let body = match file {
             None => EncodedBody::Bytes(bytes),
             Some(path) => {
                 let failed = |error: io::Error| {
                     let message = format!("cannot read {}: {error}", path.display());
                     Error::new(ErrorKind::InvalidInput, message)
                 };
-                let file = UploadFile::new(path.to_owned()).map_err(failed)?;
+                let file = UploadFile::new(path.clone()).map_err(failed)?;
                 EncodedBody::WithFile(Box::new((bytes, file)))
             }
         };

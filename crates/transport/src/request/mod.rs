@@ -4,7 +4,7 @@
 //! have read the request.
 
 mod attempt;
-mod encode;
+pub(crate) mod encode;
 pub mod header;
 pub(crate) mod receive;
 pub mod redirect;
