@@ -31,6 +31,7 @@ mod snapshot;
 mod tokenizer_id;
 
 #[cfg(test)]
+#[path = "../../transport/src/fixture.rs"]
 mod fixture;
 
 pub use hub::Hub;
