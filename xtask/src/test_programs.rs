@@ -25,12 +25,21 @@ struct TestProgram {
 }
 
 /// Builds and runs all test programs of the workspace, and returns the durations of their tests.
+///
+/// # Errors
+/// If a program fails. The remaining programs run first, so that one run shows all failures.
 pub(crate) fn run() -> Result<Vec<Timing>, XtaskError> {
     let mut tests = Vec::new();
+    let mut failures = Vec::new();
     for program in timed("tests: building", build)? {
         let title = format!("tests of {} ({})", program.package, program.target);
-        let timings = program.run(&title)?;
-        tests.extend(timings);
+        match program.run(&title) {
+            Ok(timings) => tests.extend(timings),
+            Err(error) => failures.push(error.to_string()),
+        }
+    }
+    if !failures.is_empty() {
+        return Err(XtaskError::new(failures.join("\n")));
     }
     cargo(
         "documentation examples",

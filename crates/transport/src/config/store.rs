@@ -106,8 +106,13 @@ impl CredentialStore {
         let (file, unknown) = match std::fs::read(path) {
             Ok(text) => {
                 // Do not use the parser's message, which might quote the key.
-                let file: CredentialFile = tinkex_wire::codec::json::decode(&text)
-                    .map_err(|error| failed(format!("unexpected value at {:?}", error.path())))?;
+                let file: CredentialFile =
+                    tinkex_wire::codec::json::decode(&text).map_err(|error| {
+                        failed(match error.path() {
+                            "" => "the file is not a JSON object of this format".to_owned(),
+                            path => format!("unexpected value at {path:?}"),
+                        })
+                    })?;
                 file.check().map_err(|cause| failed(cause.to_owned()))?;
                 let unknown = UnknownFields::of(&file, &text);
                 (file, unknown)
