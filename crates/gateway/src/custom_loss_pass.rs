@@ -40,9 +40,9 @@ impl CustomLossPass {
         &self.backward
     }
 
-    /// Returns the output of the pass with the custom loss, given the output of the last pass that
-    /// was sent for it: the [`backward`](Self::backward) pass, or the [`forward`](Self::forward)
-    /// pass of a pass without gradient.
+    /// Returns the output of the pass with the custom loss. `output` is the output of the last pass
+    /// that was sent to the upstream: the [`backward`](Self::backward) pass, or the
+    /// [`forward`](Self::forward) pass if the client requested no gradient.
     pub(crate) fn output(self, mut output: ForwardBackwardOutput) -> ForwardBackwardOutput {
         self.loss.add_to(&mut output.metrics);
         output

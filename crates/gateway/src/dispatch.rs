@@ -16,19 +16,20 @@ use super::Upstream;
 use super::remote_weights::delete_unreferenced;
 use super::run::RunTask;
 
-/// Maximum time between two checks of the queue. The queue does not notify the dispatcher when the
-/// gap timeout of a request ends, so the dispatcher must check regularly.
+/// Maximum time between two checks of the queue. The queue does not notify the dispatcher when a
+/// request has waited long enough for a missing sequence number (the gap timeout), so the
+/// dispatcher must check regularly.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum time for which a stopping server waits until the models are saved.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Task that drives a model. Dropping it aborts the task.
+/// Handle of the task that executes the requests of a model. Dropping the handle aborts the task.
 struct ModelTask {
     wake: Arc<Notify>,
-    /// Asks the task to save the model and to end.
+    /// Set to true to make the task save the model and end.
     stop: watch::Sender<bool>,
-    /// Receives whether the task has saved the model when it ended.
+    /// Receives whether the task has saved the model, once the task has ended.
     saved: oneshot::Receiver<bool>,
     task: TaskHandle,
 }

@@ -1,7 +1,7 @@
 //! Copies weights from an upstream into a folder of this server, from which clients download them.
 //!
 //! The files are written to disk while they arrive. An upstream of the current protocol has a URL
-//! for each file; a legacy upstream has an archive of the weights that it samples from.
+//! for each file. A legacy upstream has only an archive of the weights of a model for sampling.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -14,14 +14,15 @@ use tinkex_store::record::FailureCategory;
 use super::Upstream;
 use super::fault::Fault;
 
-/// Name of the archive while it is unpacked. Hidden files are not offered for download.
+/// Name of the archive file, which exists until it is unpacked. The name starts with a dot because
+/// hidden files are not offered for download.
 const ARCHIVE: &str = ".archive.tar.gz";
 
 /// Maximum size of one file of an adapter, in bytes.
 const MAX_FILE_BYTES: u64 = 64 << 30;
 
 impl Upstream {
-    /// Copies weights into a new folder.
+    /// Copies weights into a new folder, and sends the outcome to the waiting request.
     pub(super) async fn download(&self, download: WeightsDownload) {
         let WeightsDownload { base_model, path, folder, done } = download;
         let copied = match self.require_reached() {

@@ -8,13 +8,14 @@ use tinkex_store::record::FailureCategory;
 
 use crate::upstream_session::SubmitError;
 
-/// Maximum number of [unexpected](Fault::Unexpected) responses to one request before it fails.
+/// Number of [unexpected](Fault::Unexpected) responses to one request after which the request
+/// fails.
 pub(super) const MAX_UNEXPECTED: u32 = 3;
 /// Delays between attempts after a fault.
 pub(super) const BACKOFF: Backoff =
     Backoff::new(Duration::from_millis(200)).cap(Duration::from_secs(10));
 
-/// Why an upstream did not execute a request.
+/// Reason why an upstream did not execute a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The upstream does not respond, or cannot execute the request now.
@@ -25,8 +26,9 @@ pub(super) enum Fault {
     /// known.
     InDoubt(String),
     /// The upstream responded with status 500, does not have the endpoint, or sent a response that
-    /// cannot be decoded. It may have executed the request, as with [`InDoubt`](Self::InDoubt). It
-    /// may respond to every repetition in the same way, so the number of attempts is limited.
+    /// cannot be decoded. The upstream may have executed the request, as with
+    /// [`InDoubt`](Self::InDoubt). The upstream may respond to every repetition in the same way, so
+    /// the number of attempts is limited.
     Unexpected(String),
     /// The request failed, and would fail again.
     Failed(FailureCategory, String),
@@ -46,8 +48,11 @@ impl Fault {
         }
     }
 
-    /// Converts the fault of a request that the upstream has accepted: even if the upstream does
-    /// not respond now, it may execute the request.
+    /// Converts the fault of a request that the upstream has accepted: [`Unavailable`] becomes
+    /// [`InDoubt`], because the upstream may execute the request although it does not respond.
+    ///
+    /// [`Unavailable`]: Self::Unavailable
+    /// [`InDoubt`]: Self::InDoubt
     pub(super) fn into_doubt(self) -> Self {
         match self {
             Self::Unavailable(reason) => Self::InDoubt(reason),
@@ -56,8 +61,8 @@ impl Fault {
     }
 }
 
-/// Parts of the messages with which upstreams report that they do not have a model, a session or a
-/// future any more.
+/// Parts of the messages with which upstreams report that they no longer have a model, a session or
+/// a future.
 const LOST_MESSAGES: [&str; 5] =
     ["not loaded", "Model not found", "no longer exists", "does not exist", "has ended"];
 

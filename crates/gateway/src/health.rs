@@ -22,7 +22,7 @@ pub(super) async fn watch(upstream: Arc<Upstream>) {
     }
 }
 
-/// Asks the upstream for its base models, and records whether it responds.
+/// Requests the list of the upstream's base models, and records whether the upstream responds.
 pub(super) async fn check_once(upstream: &Upstream) {
     let checked = check(upstream).await;
     upstream.report(checked.err().map(|error| error.to_string()));
@@ -53,7 +53,8 @@ impl Upstream {
         !self.handle.status().was_reached
     }
 
-    /// Records whether the upstream responds, and logs a change.
+    /// Records whether the upstream responds, and logs a change. `down` is the error of the check;
+    /// `None` if the upstream responds.
     fn report(&self, down: Option<String>) {
         let mut status = self.handle.status();
         match (&status.down, &down) {

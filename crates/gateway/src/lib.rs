@@ -1,14 +1,18 @@
-//! The gateway of the Tinkex server. It sends requests to upstreams: other servers of the Tinker
-//! API, which train and sample on behalf of this server.
+//! The gateway of the Tinkex server: sends requests to upstreams, which are other servers of the
+//! Tinker API that train and sample on behalf of this server.
 //!
 //! The program that starts a server passes an [`UpstreamServer`] for each upstream, which the
-//! server uses as an [`UpstreamDriver`]. Each upstream has a dispatcher, which takes
-//! requests from the upstream's queue. Each model has its own task (`RunTask`),
-//! which sends the requests of the model to the upstream in order, each at most once, and stores
-//! the results like the results of the engine. If the upstream has lost a model, or if the state of
-//! a model is in doubt, the task creates the model again from its last checkpoint on the upstream
-//! and repeats the requests since that checkpoint. `remote_model` has the requests to one model.
-//! Samples need no order and may be repeated (`sampling`).
+//! server uses as an [`UpstreamDriver`]. Each upstream has a dispatcher, which takes requests from
+//! the upstream's queue. Each model has its own task (`RunTask`), which sends the requests of the
+//! model to the upstream in order, each at most once, and stores the results like the results of
+//! the engine. If the upstream has lost a model, or if the state of a model is in doubt, the task
+//! creates the model again from its last checkpoint on the upstream and repeats the requests since
+//! that checkpoint. `remote_model` has the requests to one model. Samples need no order and may be
+//! repeated (`sampling`).
+//!
+//! A *legacy* upstream, such as SkyRL, implements an older version of the protocol and has no
+//! dynamic configuration. Legacy upstreams execute a repeated request again. SkyRL also keeps each
+//! loaded model in one of a few slots (`slots`).
 
 #![forbid(unsafe_code)]
 
@@ -44,7 +48,7 @@ use self::fault::Fault;
 /// that sent the request decides whether to wait longer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Losses of legacy servers, such as SkyRL with its JAX backend.
+/// Names of the losses that legacy servers compute, such as SkyRL with its JAX backend.
 const LEGACY_LOSSES: &[&str] = &["cross_entropy", "importance_sampling", "ppo", "cispo"];
 
 /// A server of the Tinker API that executes requests on behalf of this server.
@@ -62,7 +66,8 @@ impl std::fmt::Debug for UpstreamServer {
 }
 
 impl UpstreamServer {
-    /// Describes the server at the base URL `url`. The gateway sends `api_key` to this server.
+    /// Describes the server at the base URL `url`. The gateway authenticates its requests to this
+    /// server with `api_key`; `None` is for servers that require no key.
     pub fn new(url: impl Into<String>, api_key: Option<Secret>) -> Self {
         Self { url: url.into(), api_key, http: None }
     }
@@ -74,7 +79,7 @@ impl UpstreamServer {
         self
     }
 
-    /// Creates the client. Sends nothing.
+    /// Creates the client of the upstream. Sends nothing.
     fn service(&self) -> tinkex::Result<ServiceClient> {
         // A server that requires no key accepts any key.
         let key = self.api_key.as_ref().map_or("tml-none", |key| key.expose());
@@ -110,7 +115,7 @@ impl UpstreamServer {
         let health = executor.spawn("upstream health", health::watch(Arc::clone(&upstream)));
         let (sender, stopped) = oneshot::channel();
         let dispatch = async move {
-            // Sending fails if the server does not wait for the models to be saved.
+            // Sending fails if the server stops without waiting until the models are saved.
             let _ = sender.send(dispatch::run(upstream).await);
         };
         let dispatch = executor.spawn("upstream", dispatch);
@@ -175,11 +180,12 @@ impl Upstream {
         if self.handle.status().was_reached {
             return Ok(());
         }
-        Err(Fault::Unavailable("it has not responded yet".to_owned()))
+        Err(Fault::Unavailable("the upstream has not responded yet".to_owned()))
     }
 
-    /// Returns whether the upstream has a legacy protocol: checkpoints are sampled with models of
-    /// their own, and models are unloaded on request. False until the upstream was reached.
+    /// Returns whether the upstream is a legacy server: the gateway creates a separate model for
+    /// each checkpoint that is sampled from, and unloads models by request. False until the
+    /// upstream was reached.
     fn is_legacy(&self) -> bool {
         self.handle.status().is_legacy()
     }

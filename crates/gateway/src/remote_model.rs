@@ -16,9 +16,9 @@ use super::Upstream;
 use super::fault::Fault;
 use super::upstream_session::UpstreamSession;
 
-/// Distance from the next sequence number to a number that is certainly unused. It exceeds the
-/// number of requests that can have been sent to a model without being stored as accepted,
-/// including the requests that a restore repeats.
+/// Distance from the next sequence number to a number that is certainly unused. The distance
+/// exceeds the number of requests that can have been sent to a model without being stored as
+/// accepted, including the requests that a restore repeats.
 const UNUSED_NUMBERS: u64 = 1_000_000;
 
 /// A model on an upstream. Each model has its own session on the upstream.
@@ -44,8 +44,8 @@ impl ModelHandle {
         Self::create_in_any_slot(upstream, base_model, lora, optimizer).await
     }
 
-    /// Creates a model that is only sampled from. Its slot may have gradients of an earlier model,
-    /// because no optimizer step will apply them.
+    /// Creates a model that is only sampled from. The model may take a slot with gradients of an
+    /// earlier model, because no optimizer step will apply them.
     pub(super) async fn create_for_sampling(
         upstream: &Upstream,
         base_model: &str,
@@ -57,8 +57,8 @@ impl ModelHandle {
         Self::create_in_any_slot(upstream, base_model, lora, &optimizer).await
     }
 
-    /// Creates a model like [`create`](Self::create), which may start with gradients of another
-    /// model.
+    /// Creates a model like [`create`](Self::create), in a slot that may have gradients of an
+    /// earlier model.
     pub(super) async fn create_in_any_slot(
         upstream: &Upstream,
         base_model: &str,
@@ -81,8 +81,8 @@ impl ModelHandle {
         let request = CreateModel::new(session.id().clone(), 0, base_model)
             .lora_config(Some(lora))
             .optimizer_config(optimizer.clone());
-        // If it is not known whether the upstream created the model, the model ends with its
-        // session.
+        // If it is not known whether the upstream created the model, finish the session, which
+        // removes the model.
         let created = async {
             let accepted = session.submit(&request).await?;
             result::<CreateModel>(&session, &accepted.request_id).await
@@ -109,8 +109,8 @@ impl ModelHandle {
         }
     }
 
-    /// Unloads a model that another model replaces. The model may have gradients of passes that are
-    /// not known to be accepted.
+    /// Unloads a model that another model replaces. Clears its gradients even if no pass is known
+    /// to be accepted, because the model may have gradients of passes whose acceptance is unknown.
     pub(super) async fn replace(mut self, upstream: &Upstream) {
         self.gradients_pending = true;
         self.unload(upstream).await;
@@ -135,14 +135,16 @@ impl ModelHandle {
         Seq::new(self.next_seq)
     }
 
-    /// Sends a request with the next number and waits for its result.
+    /// Sends a request and waits for its result. Increments the next sequence number once the
+    /// upstream has accepted the request.
     async fn execute<S: SubmitRequest>(&mut self, request: &S) -> Result<S::Output, Fault> {
         let accepted = self.session.submit(request).await?;
         self.next_seq += 1;
         result::<S>(&self.session, &accepted.request_id).await
     }
 
-    /// Sends a stored training pass or optimizer step. Returns its id on the upstream.
+    /// Sends a stored training pass or optimizer step. Returns the id of the request on the
+    /// upstream.
     pub(super) async fn submit(
         &mut self,
         kind: RelayedKind,
@@ -165,7 +167,7 @@ impl ModelHandle {
         }
     }
 
-    /// Sends a training pass. Returns its id on the upstream.
+    /// Sends a training pass. Returns the id of the request on the upstream.
     pub(super) async fn submit_pass(
         &mut self,
         mut pass: ForwardBackward,
@@ -178,7 +180,8 @@ impl ModelHandle {
         Ok(accepted.request_id)
     }
 
-    /// Loads a checkpoint of the upstream. Must be the first request.
+    /// Loads the checkpoint with the path `path` on the upstream, including the optimizer state if
+    /// `optimizer` is true. Must be the first request to the model.
     pub(super) async fn load(&mut self, path: &str, optimizer: bool) -> Result<(), Fault> {
         let seq = self.seq();
         let request = LoadWeights::into_model(self.id.clone(), seq, path).optimizer(optimizer);
@@ -197,7 +200,7 @@ impl ModelHandle {
         let seq = self.seq();
         let request = SaveWeightsForSampler::named(self.id.clone(), seq, name);
         let path = self.execute(&request).await?.path.unwrap_or_default();
-        // Servers of the first protocol omit a segment of the path.
+        // Legacy servers omit the segment `sampler_weights` of the path.
         let segments = path.strip_prefix("tinker://").and_then(|rest| rest.split_once('/'));
         Ok(match segments {
             Some((run, name)) if !name.contains('/') => {
@@ -214,9 +217,9 @@ impl ModelHandle {
             if self.gradients_pending && self.clear_gradients().await.is_err() {
                 upstream.slots.set_dirty();
             }
-            // Hold the lock: a slot that is released after another slot was cleared, and before a
-            // model is created there, may be the lowest free slot. The new model would take it with
-            // its gradients.
+            // Hold the lock: if this slot were released after `clear_slot` cleared another slot and
+            // before a model takes that slot, this slot could be the lowest free slot. The new
+            // model would take it with its gradients.
             let _slots = upstream.slots.lock().await;
             if self.release_slot().await.is_err() {
                 // A request that is not known to be accepted may arrive before the model expires.
@@ -240,7 +243,7 @@ impl ModelHandle {
     }
 
     /// Drops the handle of a model that the upstream has lost: the upstream was restarted, or has
-    /// unloaded the model with its gradients.
+    /// unloaded the model and kept its gradients in the slot.
     pub(super) async fn leave(self, upstream: &Upstream) {
         upstream.slots.set_dirty();
         self.session.leave().await;
@@ -257,8 +260,8 @@ impl ModelHandle {
         self.execute(&step).await.map(drop)
     }
 
-    /// Returns the record with which the next process can continue with the model, without its
-    /// accepted requests.
+    /// Returns the record with which the next process can continue to use the model. The list of
+    /// accepted requests is empty; the caller adds the requests.
     pub(super) fn record(&self) -> RemoteModel {
         RemoteModel {
             session: self.session.id().clone(),
@@ -285,10 +288,11 @@ pub(super) async fn pass_result(
     confirm(session, session.pass_result(id).await).await
 }
 
-/// Returns a result if it belongs to a request of this session.
+/// Returns `result` if it belongs to a request of this session.
 ///
 /// The request ids of a legacy server are numbers that start at 1 again if its database is lost.
-/// The result may then belong to a request to the new database, which does not have the session.
+/// The result may then belong to a request of another session with the same number. The new
+/// database does not contain this session, so a check of the session detects this case.
 pub(super) async fn confirm<T>(
     session: &UpstreamSession,
     result: tinkex::Result<T>,

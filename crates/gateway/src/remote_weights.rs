@@ -8,10 +8,11 @@ use tokio::sync::oneshot;
 use super::Upstream;
 use super::fault::Fault;
 
-/// Returns the path on the upstream of weights that a record of a run on the upstream refers to.
+/// Returns the path of `weights` on the upstream.
 ///
 /// # Errors
-/// If the weights are in a folder of this server: the record was changed by another program.
+/// If the weights are in a folder of this server. A record of a run on an upstream refers to such
+/// weights only if another program has changed the record.
 pub(super) fn remote_path(weights: &WeightsLocation) -> Result<&str, Fault> {
     match weights {
         WeightsLocation::Upstream(remote) => Ok(&remote.path),
@@ -22,8 +23,8 @@ pub(super) fn remote_path(weights: &WeightsLocation) -> Result<&str, Fault> {
     }
 }
 
-/// Deletes weights of an upstream if no record refers to them. A failure is only logged, because
-/// its only consequence is wasted space on the upstream.
+/// Deletes weights from an upstream if no record refers to them. A failure is only logged, because
+/// the only consequence is wasted space on the upstream.
 pub(super) async fn delete_unreferenced(upstream: &Upstream, weights: RemoteWeights) {
     let (sender, written) = oneshot::channel();
     let store = &upstream.context.store;

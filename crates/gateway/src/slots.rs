@@ -1,11 +1,13 @@
-//! Slots for models on an upstream of a legacy protocol.
+//! Slots for models on a legacy upstream: SkyRL has a fixed number of slots, and each loaded model
+//! occupies one.
 //!
-//! SkyRL keeps the accumulated gradients of a slot when its model is unloaded or expires, and a new
-//! model takes the lowest free slot: its first optimizer step would apply the gradients of the
-//! other model. The gateway therefore applies the gradients with a learning rate of 0 before it
-//! unloads a model. This step may fail, and it never runs for a model that expires or that another
-//! process created. Any free slot may then have gradients. In this case the gateway creates a model
-//! for training twice: the first model clears the slot, and the second model takes the same slot.
+//! SkyRL keeps the accumulated gradients in a slot when the model is unloaded or expires, and a new
+//! model takes the lowest free slot. The first optimizer step of the new model would therefore
+//! apply the gradients of the earlier model. To prevent this, the gateway applies the gradients
+//! with a learning rate of 0 before it unloads a model. This step may fail, and it never runs for a
+//! model that expires or that another process created. Any free slot may then have gradients. In
+//! this case the gateway creates a model for training twice: the first model clears the slot, and
+//! the second model takes the same slot.
 //!
 //! Models are not always created twice: SkyRL with FSDP stops its workers when the last model is
 //! unloaded, and starts them again for the next model.
@@ -23,15 +25,17 @@ use super::remote_model::ModelHandle;
 /// State of the slots of an upstream.
 #[derive(Default)]
 pub(super) struct Slots {
-    /// Whether a free slot may have gradients of an earlier model.
+    /// Whether a free slot may have gradients of an earlier model. Never reset, because
+    /// [`Upstream::clear_slot`] clears only the lowest free slot.
     may_be_dirty: AtomicBool,
-    /// Held while slots are taken or released. The slot that was cleared for a model thus stays the
-    /// lowest free slot until the model takes it.
+    /// Locked while slots are taken or released, so that the slot that was cleared for a model
+    /// stays the lowest free slot until the model takes it.
     changes: Mutex<()>,
 }
 
 impl Slots {
-    /// Waits until no slot is being taken or released.
+    /// Waits until no slot is being taken or released. No other task takes or releases a slot while
+    /// the guard is held.
     pub(super) async fn lock(&self) -> MutexGuard<'_, ()> {
         self.changes.lock().await
     }
@@ -53,11 +57,11 @@ impl Upstream {
         }
     }
 
-    /// Clears the slot that the next model will take, if it may have gradients of an earlier model.
-    /// Create the model while the returned guard is held.
+    /// Clears the slot that the next model will take, if the slot may have gradients of an earlier
+    /// model. Create the model while the returned guard is held.
     ///
     /// # Errors
-    /// If the slot may have gradients of another model.
+    /// If the slot could not be cleared.
     pub(super) async fn clear_slot(
         &self,
         base_model: &str,

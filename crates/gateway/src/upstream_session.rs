@@ -1,10 +1,10 @@
 //! [`UpstreamSession`]: single requests to an upstream.
 //!
 //! [`TrainingClient`](tinkex::TrainingClient) repeats a request until the server has accepted it,
-//! which relies on sequence numbers: the server executes a number once. Servers of older protocols
-//! execute a repeated request again. The gateway therefore sends each request at most once, stores
-//! the id under which the server accepted it, and creates the model again if it does not know
-//! whether the server accepted a request.
+//! which relies on sequence numbers: the server executes only one request with the same number.
+//! Legacy servers execute a repeated request again. The gateway therefore sends each request at
+//! most once and stores the id under which the server accepted it. If the gateway does not know
+//! whether the server accepted a request, it creates the model again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,20 +27,21 @@ use tokio::time::Instant;
 
 /// Session whose training requests are sent one by one, each at most once.
 ///
-/// Heartbeats keep the session alive until it is finished or dropped.
+/// Heartbeats keep the session alive until it is finished or left, or until the last clone is
+/// dropped.
 #[derive(Clone)]
 pub(crate) struct UpstreamSession {
     session: Arc<Session>,
     log: Arc<QueueLog>,
 }
 
-/// Error of a request that the server has not accepted, as far as is known.
+/// Error of a request for which the server has sent no acknowledgement.
 #[derive(Debug)]
 pub(crate) struct SubmitError {
     /// The failure of the only attempt.
     pub(crate) error: Error,
-    /// Whether the server may have accepted the request all the same: it may have read the request,
-    /// and did not reject it.
+    /// Whether the server may still have accepted the request: the server may have read the request
+    /// and has not rejected it.
     pub(crate) in_doubt: bool,
 }
 
@@ -58,8 +59,8 @@ impl UpstreamSession {
     /// Continues a session that another process created.
     ///
     /// # Errors
-    /// If the server cannot be reached. The server does not check here whether it still has the
-    /// session.
+    /// If the server cannot be reached. A session that the server no longer has is no error here;
+    /// [`check`](Self::check) reports it.
     pub(crate) async fn adopt(service: &ServiceClient, id: SessionId) -> Result<Self> {
         let settings = service.session_settings();
         let connection = Connection::open(settings).await?;
@@ -83,7 +84,7 @@ impl UpstreamSession {
     /// Sends a request at most once and returns the server's acknowledgement.
     ///
     /// # Errors
-    /// [`SubmitError`] tells whether the server may have accepted the request.
+    /// A [`SubmitError`], which tells whether the server may have accepted the request.
     ///
     /// # Cancel safety
     /// Not cancel safe: if the future is dropped, the server may have accepted the request.
@@ -94,7 +95,8 @@ impl UpstreamSession {
         self.send(request, false).await
     }
 
-    /// Sends a training pass like [`submit`](Self::submit), in the encoding that the server accepts.
+    /// Sends a training pass like [`submit`](Self::submit), in the encoding that the server
+    /// accepts.
     ///
     /// # Errors
     /// Like [`submit`](Self::submit).
@@ -134,12 +136,13 @@ impl UpstreamSession {
         })
     }
 
-    /// Waits for the result of a request that the server accepted, also from another process.
+    /// Waits for the result of a request that the server accepted from this process or an earlier
+    /// one.
     ///
-    /// Polls that get no response are repeated as the retry policy of the client says.
+    /// Polls that get no response are repeated according to the client's retry policy.
     ///
     /// # Errors
-    /// If the request failed, or the server does not know it any more.
+    /// If the request failed, or the server no longer has the request.
     ///
     /// # Cancel safety
     /// Cancel safe: the result can be fetched by a later call.
@@ -154,8 +157,8 @@ impl UpstreamSession {
         Poller::new(&self.session, &self.log).result::<S>(&submitted).await
     }
 
-    /// Waits for the result of a training pass, like [`result`](Self::result). A server of the first
-    /// protocol reports no total loss; it is computed from the losses of the tokens.
+    /// Waits for the result of a training pass, like [`result`](Self::result). A legacy server
+    /// reports no total loss; this method computes it from the losses of the tokens.
     ///
     /// # Errors
     /// Like [`result`](Self::result).
@@ -172,8 +175,8 @@ impl UpstreamSession {
         Ok(output)
     }
 
-    /// Creates a client that samples in this session from a base model, or from the checkpoint with
-    /// the path `path` on the server.
+    /// Creates a client that samples in this session from the checkpoint with the path `path` on
+    /// the server, or from the base model if `path` is `None`.
     ///
     /// # Errors
     /// If the server does not accept the weights.
@@ -192,15 +195,16 @@ impl UpstreamSession {
     /// Checks that the server still has the session.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](tinkex::ErrorKind::NotFound) if it does not; any other kind if the
-    /// server cannot be reached.
+    /// [`ErrorKind::NotFound`](tinkex::ErrorKind::NotFound) if the server does not have the
+    /// session; an error with status 410 if the session has ended; any other error if the server
+    /// cannot be reached or fails.
     pub(crate) async fn check(&self) -> Result<()> {
         let heartbeat = SessionHeartbeat::new(self.id().clone());
         self.session.transport().send(&heartbeat, &RequestOptions::default()).await.map(drop)
     }
 
-    /// Returns whether the server implements the current protocol. Servers of older protocols
-    /// (SkyRL, TuFT) have no dynamic configuration.
+    /// Returns whether the server implements the current protocol. Legacy servers (SkyRL, TuFT)
+    /// have no dynamic configuration.
     pub(crate) fn has_current_protocol(&self) -> bool {
         self.session.connection().has_dynamic_config()
     }
@@ -211,7 +215,7 @@ impl UpstreamSession {
     }
 
     /// Stops the heartbeats without ending the session, so that another process can
-    /// [`adopt`](Self::adopt) it.
+    /// [`adopt`](Self::adopt) the session.
     pub(crate) async fn leave(&self) {
         self.session.leave().await;
     }

@@ -56,13 +56,14 @@ pub struct LossValue {
 /// # Ok::<_, tinkex::Error>(())
 /// ```
 ///
-/// Without `ServiceClient::create_custom_loss` the client executes the loss, which takes one more
-/// forward pass.
+/// The server executes a loss that was registered with `ServiceClient::create_custom_loss`. The
+/// client executes any other loss, which takes an additional forward pass.
 #[derive(Clone)]
 pub struct CustomLoss {
     name: Arc<str>,
     program: Arc<LossProgram>,
-    /// Session and id under which the loss is registered with the server, if it is.
+    /// Session and id under which the loss is registered with the server; `None` if the client
+    /// executes the loss.
     registered: Option<(SessionId, LossId)>,
 }
 
@@ -73,8 +74,9 @@ impl CustomLoss {
     /// them, and returns the loss as a scalar term.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if the loss is not a scalar, or if an input or a metric has an
-    /// invalid name or rank.
+    /// [`ErrorKind::InvalidInput`] if the loss is not a scalar, if an input or a metric has an
+    /// invalid name or rank, or if the description contains another mistake, such as a term of
+    /// another trace.
     pub fn trace<F>(name: impl Into<String>, describe: F) -> Result<Self>
     where
         F: for<'t> FnOnce(&'t Trace) -> Term<'t>,
@@ -111,8 +113,8 @@ impl CustomLoss {
 
     /// Creates a loss from a graph, for example one that was traced in Python.
     ///
-    /// The graph may use any operation that `tinkex-autodiff` supports; [`Term`] has only some of
-    /// them.
+    /// The graph may use any operation that `tinkex-autodiff` supports; [`Term`] has methods for
+    /// only some of these operations.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the graph or the inputs are invalid.
@@ -226,7 +228,8 @@ impl CustomLoss {
         self.program.evaluate(&views).map_err(|error| error.to_string())
     }
 
-    /// Checks that every datum has the inputs of the loss, with the declared ranks.
+    /// Checks that every datum has the inputs of the loss, with the declared ranks. Checks the
+    /// target tokens in place of `logprobs`, which has the same rank and is computed later.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if a datum lacks an input, or the input has another rank.
@@ -259,14 +262,15 @@ impl CustomLoss {
         }
     }
 
-    /// Returns a copy that the server executes, registered in `session_id` as `loss_id`.
+    /// Returns a copy of a loss that is registered with the server in `session_id` as `loss_id`, so
+    /// that the server executes it.
     #[doc(hidden)]
     #[must_use]
     pub fn on_server(&self, session_id: SessionId, loss_id: LossId) -> Self {
         Self { registered: Some((session_id, loss_id)), ..self.clone() }
     }
 
-    /// Returns the id of the loss on the server, or `None` if the client executes it.
+    /// Returns the id of the loss on the server, or `None` if the client executes the loss.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the loss was registered in another session.
@@ -286,7 +290,8 @@ impl CustomLoss {
         }
     }
 
-    /// Returns a hash of the graph and the inputs. The name of the loss is not part of it.
+    /// Returns a SHA-256 hash of the graph and the inputs. The hash does not depend on the name of
+    /// the loss.
     #[doc(hidden)]
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
@@ -312,7 +317,8 @@ impl PartialEq for CustomLoss {
     }
 }
 
-/// Returns whether a tensor has this rank. Protobuf sends a scalar without a shape.
+/// Returns whether a tensor has the rank `rank`. A tensor without a shape can be a scalar, because
+/// protobuf encodes a scalar without a shape.
 fn has_rank(tensor: &TensorData, rank: u8) -> bool {
     tensor.rank() == usize::from(rank) || (rank == 0 && tensor.may_be_scalar())
 }

@@ -2,7 +2,8 @@
 //!
 //! A forward pass returns the log-probabilities, [`LocalLoss::compute`] evaluates the loss and its
 //! gradient, and a second pass trains with the server's cross entropy. Cross entropy is the sum of
-//! −logprob · weight; with −gradient as weights it has the gradient of the custom loss.
+//! −logprob · weight. With −gradient as the weights, its gradient equals the gradient of the custom
+//! loss.
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
@@ -38,7 +39,8 @@ pub struct LossResult {
 }
 
 impl LocalLoss {
-    /// Creates a loss that `loss` computes from the data and the log-probabilities of each datum.
+    /// Creates a loss from the function `loss`, which computes the value and the gradients from the
+    /// data and the log-probabilities of each datum.
     pub fn new<F>(loss: F) -> Self
     where
         F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError>
@@ -51,8 +53,8 @@ impl LocalLoss {
     /// Computes the loss from the outputs of a forward pass. Returns the loss, and the data of the
     /// second pass, which accumulates the gradient of the loss.
     ///
-    /// The loss function runs on the blocking thread pool: it may take long or panic, and must not
-    /// delay the tasks that do I/O.
+    /// The loss function runs on tokio's blocking thread pool, because it may take long or panic
+    /// and must not delay the tasks that do I/O.
     ///
     /// # Errors
     /// [`ErrorKind::Decode`] if `outputs` lacks the log-probabilities of a datum;
@@ -97,8 +99,8 @@ impl fmt::Debug for LocalLoss {
     }
 }
 
-/// Returns the data of the forward pass whose log-probabilities [`LocalLoss::compute`] needs: the
-/// target tokens, and the weights of each datum or zeros.
+/// Returns the data of the forward pass whose log-probabilities [`LocalLoss::compute`] needs. The
+/// loss inputs of each datum are its target tokens, and its weights or zeros.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidInput`] if a datum has no target tokens.
@@ -106,7 +108,8 @@ pub fn forward_data(data: &[Datum]) -> Result<Vec<Datum>> {
     with_weights(data, None)
 }
 
-/// Returns the sum of the losses of all tokens, or `None` if the server sent no token losses.
+/// Returns the sum of the losses of all tokens, or `None` if the output of a datum has no token
+/// losses.
 #[must_use]
 pub fn token_loss(outputs: &LossOutputs) -> Option<f64> {
     if outputs.is_empty() {
@@ -120,8 +123,8 @@ pub fn token_loss(outputs: &LossOutputs) -> Option<f64> {
 
 /// Returns the data with target tokens and weights as its only loss inputs.
 ///
-/// With a gradient, the weights are −gradient. Without one (for the forward pass, before the
-/// gradient is known), the weights are the datum's own weights, or zeros if it has none.
+/// With a gradient, the weights are −gradient. Without a gradient (for the forward pass, before the
+/// gradient is known), the weights are the datum's own weights, or zeros if the datum has none.
 fn with_weights(
     data: &[Datum],
     gradients: Option<(&LossValue, &[TensorData])>,
@@ -156,8 +159,8 @@ fn with_weights(
         .collect()
 }
 
-/// Returns weights of 0 in the shape of the targets. Their values do not matter, because a forward
-/// pass accumulates no gradient.
+/// Returns weights of 0 in the shape of the targets. The values of the weights do not matter,
+/// because a forward pass accumulates no gradient.
 fn zeros(targets: &TensorData) -> Result<TensorData> {
     let shape = targets.shape();
     let elements = shape.element_count().ok_or_else(|| {
@@ -169,7 +172,10 @@ fn zeros(targets: &TensorData) -> Result<TensorData> {
     if shape.dims().is_empty() { Ok(zeros) } else { Ok(zeros.reshape(shape.clone())?) }
 }
 
-/// Returns the log-probabilities of each datum.
+/// Returns the log-probabilities of each of `count` data.
+///
+/// # Errors
+/// [`ErrorKind::Decode`] if the output of a datum has no log-probabilities.
 fn logprobs(outputs: &LossOutputs, count: usize) -> Result<Vec<TensorData>> {
     let found: Vec<TensorData> =
         outputs.iter().filter_map(|output| output.tensor(LOGPROBS)).collect();

@@ -17,11 +17,11 @@
 
 use super::{Term, Trace};
 
-/// Probabilities up to this one contribute nothing to a divergence.
+/// Largest probability that contributes nothing to a divergence.
 const MIN_PROBABILITY: f64 = 1e-10;
 /// Bound of |ln p − ln q| in a divergence.
 const MAX_LOG_RATIO: f64 = 100.0;
-/// Lower bound of a norm that is divided by.
+/// Smallest divisor when a vector is divided by its norm.
 const MIN_NORM: f64 = 1e-8;
 
 /// Adds weighted terms to a base loss, and reports each unweighted term as the metric
@@ -44,14 +44,14 @@ pub fn add<'t>(trace: &'t Trace, base: Term<'t>, terms: &[(&str, f64, Term<'t>)]
     total
 }
 
-/// Returns the element-wise absolute value, |x|. Take its sum or mean.
+/// Returns the element-wise absolute value, |x|. The sum or mean of the result is a regularizer.
 #[must_use]
 pub fn l1(x: Term<'_>) -> Term<'_> {
     x.abs()
 }
 
-/// Returns the element-wise square, x². Take its sum or mean; subtract a target first to penalize
-/// the distance from it.
+/// Returns the element-wise square, x². The sum or mean of the result is a regularizer. Subtract a
+/// target from `x` first to penalize the distance from the target.
 #[must_use]
 pub fn l2(x: Term<'_>) -> Term<'_> {
     x.pow(2.0)
@@ -92,24 +92,25 @@ pub fn entropy(log_p: Term<'_>) -> Term<'_> {
     -log_p.gt(MIN_LOGPROB).choose(log_p.exp() * log_p, 0.0).sum_last().mean()
 }
 
-/// Returns the log-probabilities of a vector at another temperature, normalized again. Below 1 the
-/// distribution becomes sharper, above 1 flatter.
+/// Returns a vector of log-probabilities at another temperature, normalized again. A temperature
+/// below 1 makes the distribution sharper, and a temperature above 1 makes it flatter.
 #[must_use]
 pub fn with_temperature(log_p: Term<'_>, temperature: f64) -> Term<'_> {
     let scaled = log_p / temperature;
     scaled - scaled.log_sum_exp_last()
 }
 
-/// Returns 1 minus the cosine similarity of two vectors, as a scalar. Norms are at least 1e-8.
+/// Returns 1 minus the cosine similarity of two vectors, as a scalar. A norm below 1e-8 counts as
+/// 1e-8.
 #[must_use]
 pub fn cosine_distance<'t>(a: Term<'t>, b: Term<'t>) -> Term<'t> {
     let norm = |x: Term<'t>| l2(x).sum().sqrt().max(MIN_NORM);
     1.0 - (a * b).sum() / (norm(a) * norm(b))
 }
 
-/// Computes (‖gradient‖ − target)², where ‖gradient‖ is the norm over all data.
+/// Computes (‖gradient‖ − target)², where ‖gradient‖ is the Euclidean norm over all data.
 ///
-/// This is a value to report. It cannot be part of a loss, because second derivatives are not
+/// The value is for reporting only: a loss cannot contain it, because second derivatives are not
 /// available.
 #[must_use]
 pub fn gradient_penalty(gradients: &[Vec<f32>], target: f64) -> f64 {
@@ -117,10 +118,10 @@ pub fn gradient_penalty(gradients: &[Vec<f32>], target: f64) -> f64 {
     (squares.sum::<f64>().sqrt() - target).powi(2)
 }
 
-/// Computes how far the rows of a matrix are from being orthogonal: the sum of the squared products
-/// of all ordered pairs of different rows, plus what `mode` adds.
+/// Computes how far the rows of a matrix are from being orthogonal: the sum of the squared dot
+/// products of all ordered pairs of different rows, plus the penalty that `mode` adds.
 ///
-/// The product of two rows of different lengths uses the columns that both have.
+/// The dot product of two rows of different lengths uses the columns that both rows have.
 #[must_use]
 pub fn orthogonality(rows: &[Vec<f64>], mode: Orthogonality) -> f64 {
     let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();

@@ -5,10 +5,11 @@ use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 use tinkex_autodiff::{GraphArg, GraphInput, GraphNode};
 
-/// Records the operations of a loss while a closure describes it.
+/// Records the operations of a loss while a closure describes the loss.
 ///
-/// [`CustomLoss::trace`](super::CustomLoss::trace) passes one to its closure. Mistakes, such as an
-/// input declared too late, are recorded; `CustomLoss::trace` returns the first one.
+/// [`CustomLoss::trace`](super::CustomLoss::trace) passes a `Trace` to its closure. Mistakes in the
+/// description, such as an input declared too late, are recorded; `CustomLoss::trace` returns the
+/// first mistake as an error.
 #[derive(Debug, Default)]
 pub struct Trace {
     traced: RefCell<TracedLoss>,
@@ -31,11 +32,11 @@ pub(crate) struct TracedLoss {
 ///
 /// Terms are combined with `+`, `-`, `*` and `/` among themselves and with `f64`. Operands of
 /// different shapes are broadcast as in PyTorch: shapes are aligned at the last dimension, and a
-/// missing dimension, or a dimension of length 1, is repeated. Combining terms only records the operation;
-/// nothing is computed until the loss is executed.
+/// missing dimension, or a dimension of length 1, is repeated. Combining terms only records the
+/// operation; nothing is computed until the loss is executed.
 ///
-/// Every method is one PyTorch operation, with PyTorch's subgradient where it is not
-/// differentiable. [`clamp`](Self::clamp) and [`Mask::choose`] state where they differ.
+/// Every method is one PyTorch operation, with PyTorch's subgradient where the operation is not
+/// differentiable. The exceptions are documented at [`clamp`](Self::clamp) and [`Mask::choose`].
 ///
 /// ```
 /// use tinkex::loss::CustomLoss;
@@ -92,10 +93,10 @@ pub enum Operand<'t> {
 }
 
 impl Trace {
-    /// Declares a loss input and returns its value.
+    /// Declares a loss input and returns the term with its value.
     ///
     /// `rank` is the number of dimensions: 0 for a scalar, 1 for one number per token, 2 for one
-    /// row per token. Inputs are declared before anything is computed, `logprobs` first.
+    /// row per token. All inputs must be declared before the first operation, `logprobs` first.
     pub fn input(&self, name: &str, rank: u8) -> Term<'_> {
         let mut traced = self.traced.borrow_mut();
         if traced.nodes.len() > traced.inputs.len() {
@@ -128,12 +129,12 @@ impl Trace {
         self.traced.into_inner()
     }
 
-    /// Records a mistake. Only the first one is kept.
+    /// Records a mistake in the description. Only the first mistake is kept.
     pub(crate) fn reject(&self, reason: impl Into<String>) {
         self.traced.borrow_mut().error.get_or_insert_with(|| reason.into());
     }
 
-    /// Records a node whose value has this rank.
+    /// Records a node whose value has the rank `rank`. `node` creates the node from its name.
     fn push(&self, node: impl FnOnce(&str) -> GraphNode, rank: u8) -> Term<'_> {
         let mut traced = self.traced.borrow_mut();
         // Input names are lower case, so no input has this name.
@@ -161,19 +162,19 @@ impl<'t> Term<'t> {
         GraphArg::node(&self.trace.traced.borrow().nodes[self.node].name)
     }
 
-    /// Records a function of this term that keeps its shape.
+    /// Records a call of the PyTorch function `target`, whose result has the shape of this term.
     fn function(self, target: &str) -> Self {
         let arg = self.arg();
         self.trace.push(|name| GraphNode::function(name, target, [arg]), self.rank())
     }
 
-    /// Records a method of this term.
+    /// Records a call of the tensor method `target`, whose result has the rank `rank`.
     fn method(self, target: &str, rank: u8) -> Self {
         let arg = self.arg();
         self.trace.push(|name| GraphNode::method(name, target, [arg]), rank)
     }
 
-    /// Records a function of this term and another operand.
+    /// Records a call of the PyTorch function `target` with this term and another operand.
     fn binary(self, target: &str, other: impl Into<Operand<'t>>) -> Self {
         let this = self.arg();
         let (other, rank) = self.operand(other);
@@ -181,13 +182,13 @@ impl<'t> Term<'t> {
         self.trace.push(|name| GraphNode::function(name, target, [this, other]), rank)
     }
 
-    /// Records a function of a number and this term.
+    /// Records a call of the PyTorch function `target` with a number and this term.
     fn binary_from(self, target: &str, number: f64) -> Self {
         let args = [GraphArg::from(number), self.arg()];
         self.trace.push(|name| GraphNode::function(name, target, args), self.rank())
     }
 
-    /// Converts an operand to an argument, and returns its rank.
+    /// Converts an operand to an argument of a node. Returns the argument and its rank.
     fn operand(self, operand: impl Into<Operand<'t>>) -> (GraphArg, u8) {
         match operand.into() {
             Operand::Number(number) => (number.into(), 0),
@@ -201,7 +202,7 @@ impl<'t> Term<'t> {
         }
     }
 
-    /// Returns the rank without the last dimension. For a scalar it records a mistake.
+    /// Returns the rank without the last dimension. Records a mistake if this term is a scalar.
     fn rank_without_last(self, operation: &str) -> u8 {
         self.rank().checked_sub(1).unwrap_or_else(|| {
             self.trace.reject(format!("{operation} of a scalar, which has no last dimension"));
@@ -245,7 +246,8 @@ impl<'t> Term<'t> {
         self.function("torch._C._nn.log_sigmoid")
     }
 
-    /// Returns the element-wise softplus, ln(1 + eˣ). Above 20 it is the identity, as in PyTorch.
+    /// Returns the element-wise softplus, ln(1 + eˣ). Elements above 20 are unchanged, as in
+    /// PyTorch.
     #[must_use]
     pub fn softplus(self) -> Self {
         self.function("torch._C._nn.softplus")
@@ -263,7 +265,7 @@ impl<'t> Term<'t> {
         self.function("torch.relu")
     }
 
-    /// Returns the same value as a constant: no gradient flows through it.
+    /// Returns the same value as a constant: no gradient flows to this term.
     #[must_use]
     pub fn detach(self) -> Self {
         self.method("detach", self.rank())
@@ -319,7 +321,7 @@ impl<'t> Term<'t> {
         self.binary("operator.pow", exponent)
     }
 
-    /// Returns the element-wise maximum: `torch.maximum`, also with a number.
+    /// Returns the element-wise maximum of this term and `other`, as `torch.maximum`.
     ///
     /// At a tie the derivative is ½ for each operand. For a derivative of 1 at the bound use
     /// [`clamp`](Self::clamp), for a derivative of 0 at 0 use [`relu`](Self::relu).
@@ -329,7 +331,7 @@ impl<'t> Term<'t> {
         self.binary("torch.maximum", other)
     }
 
-    /// Returns the element-wise minimum: `torch.minimum`, also with a number.
+    /// Returns the element-wise minimum of this term and `other`, as `torch.minimum`.
     ///
     /// At a tie the derivative is ½ for each operand.
     #[must_use]
@@ -338,8 +340,8 @@ impl<'t> Term<'t> {
         self.binary("torch.minimum", other)
     }
 
-    /// Converts a number to a constant tensor: `torch.maximum` and `torch.minimum` accept no
-    /// number.
+    /// Converts a number to a constant tensor in the shape of this term, because `torch.maximum`
+    /// and `torch.minimum` accept only tensors.
     fn same_shape(self, operand: Operand<'t>) -> Self {
         match operand {
             Operand::Term(term) => term,
@@ -355,10 +357,10 @@ impl<'t> Term<'t> {
         }
     }
 
-    /// Limits each element to the range `low..=high`. An infinite bound does not limit.
+    /// Limits each element to the range `low..=high`. An infinite bound has no effect.
     ///
-    /// The derivative is 1 inside the range and on its bounds, and 0 outside. (In PyTorch 2.15
-    /// `torch.clamp` has the derivative 0 on a bound; in older versions it is 1.)
+    /// The derivative is 1 inside the range and on its bounds, and 0 outside. (In PyTorch 2.15 the
+    /// derivative of `torch.clamp` on a bound is 0; in older versions it is 1.)
     #[must_use]
     pub fn clamp(self, low: f64, high: f64) -> Self {
         if low.is_nan() || high.is_nan() {
@@ -408,7 +410,7 @@ impl<'t> Mask<'t> {
     ///
     /// The gradient flows to the selected operand only. An operand that was not selected
     /// contributes 0 even if its own derivative is infinite: `x.gt(0.0).choose(x.ln(), 0.0)` has
-    /// the gradient 0 at `x = 0`. (PyTorch's `torch.where` yields NaN there.)
+    /// the gradient 0 at `x = 0`, where PyTorch's `torch.where` yields NaN.
     #[must_use]
     pub fn choose(self, yes: impl Into<Operand<'t>>, no: impl Into<Operand<'t>>) -> Term<'t> {
         let mask = self.0;

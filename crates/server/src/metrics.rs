@@ -12,7 +12,7 @@ use tinkex_store::store::Store;
 use crate::backends::Backends;
 use crate::limits::ServerLimits;
 
-/// Counters of the server.
+/// Counters and engine metrics of the server.
 #[derive(Debug)]
 pub(crate) struct ServerMetrics {
     pub(crate) http_requests: AtomicMetric,
@@ -26,7 +26,7 @@ pub(crate) struct ServerMetrics {
 pub(crate) struct EngineMetrics {
     /// Time in which the worker was busy, in microseconds.
     pub(crate) busy_micros: AtomicMetric,
-    /// Number of pages of the KV caches that hold running samples.
+    /// Number of pages of the KV caches that running samples use.
     pub(crate) cache_pages: AtomicMetric,
     /// Number of base models in memory.
     pub(crate) loaded_models: AtomicMetric,
@@ -35,10 +35,10 @@ pub(crate) struct EngineMetrics {
 /// Name, description and value of a metric.
 type MetricRow = (&'static str, &'static str, u64);
 
-/// Documents of metrics, by the name of the metric.
+/// Documents for the dashboard, by the name of the metric.
 type MetricDocuments = BTreeMap<&'static str, FigureDocument>;
 
-/// Values that are read from the queue and the store when metrics are requested.
+/// Values that are read from the queues and the store when metrics are requested.
 pub(crate) struct GaugeValues {
     pub(crate) queued: usize,
     pub(crate) queued_bytes: usize,
@@ -50,7 +50,7 @@ pub(crate) struct GaugeValues {
 }
 
 impl ServerMetrics {
-    /// Creates the metrics of a server whose backends count in `work`.
+    /// Creates the metrics of a server whose backends update `work`.
     pub(crate) fn new(work: Arc<WorkMetrics>) -> Self {
         Self {
             http_requests: AtomicMetric::default(),

@@ -1,7 +1,7 @@
 //! [`ServerState`]: the shared state that the routes use.
 //!
-//! Other modules get only a part of the state: see [`Admission`], [`Inference`], [`Expiry`],
-//! [`WorkerContext`](crate::worker::WorkerContext) and [`BackendContext`].
+//! Other modules get only the part of the state that they need: see [`Admission`], [`Inference`],
+//! [`Expiry`], [`WorkerContext`](crate::worker::WorkerContext) and [`BackendContext`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,11 +54,11 @@ pub(crate) struct ServerState {
     pub(crate) downloads: Arc<Downloads>,
     /// Budget for request bodies being read, in units of [`BODY_UNIT`] bytes.
     pub(crate) body_budget: Arc<Semaphore>,
-    /// Results that are being read from disk and sent.
+    /// Results that are being read from disk and sent to clients, limited by their total size.
     pub(crate) result_reads: ResultReads,
     /// Becomes true when the worker thread or the writer thread has panicked.
     pub(crate) broken: watch::Sender<bool>,
-    /// Limit on the jobs that decode large bodies on the blocking pool.
+    /// Limit on the jobs that decode large bodies on the blocking thread pool.
     pub(crate) decode_jobs: DecodeJobs,
 }
 
@@ -160,7 +160,7 @@ impl ServerState {
 
     /// Rejects further writes and returns the handle of the disk writer; see
     /// [`Disk::close`](tinkex_store::disk::Disk::close). Do not wait for the handle while holding
-    /// the store's lock: the callbacks of the writes take the lock.
+    /// the store's lock: the callbacks of pending writes take the lock, so the wait would deadlock.
     pub(crate) fn close(&self) -> Option<LoopHandle<()>> {
         self.history_reader.close();
         self.store().disk.close()

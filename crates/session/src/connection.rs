@@ -25,7 +25,8 @@ pub struct Connection {
     config: ClientConfig,
     initial_dynamic_config: DynamicConfig,
     has_dynamic_config: bool,
-    /// Set by the first training pass, whose response shows which encoding the server accepts.
+    /// Set by the first training pass or by the probe before it: the response shows which encoding
+    /// the server accepts.
     pass_encoding: OnceLock<PassEncoding>,
     /// Set after a response which shows that the server cannot stream the tokens of a sample.
     no_sample_streams: AtomicBool,
@@ -46,7 +47,8 @@ impl Connection {
     /// the transport.
     ///
     /// # Errors
-    /// If the server cannot be reached, or does not accept the kind of the credential.
+    /// If no credential is found, the server cannot be reached, or the server does not accept this
+    /// kind of credential (API key or credential command).
     pub async fn open(settings: &ClientSettings) -> Result<Arc<Self>> {
         let transport = settings.transport()?;
         let config = fetch_optional(&transport, &ClientConfigRequest::default()).await?;
@@ -73,6 +75,9 @@ impl Connection {
     }
 
     /// Creates a connection with a configuration that another connection fetched. Sends nothing.
+    ///
+    /// # Errors
+    /// If no credential is found, or the server does not accept this kind of credential.
     pub(crate) fn restore(
         settings: &ClientSettings,
         config: ClientConfig,
@@ -83,7 +88,7 @@ impl Connection {
         Ok(Self::new(transport, config, Some(initial_dynamic_config)))
     }
 
-    /// Starts telemetry, or assigns it to a session if it was started without one.
+    /// Starts telemetry if it is not running, and assigns later events to `scope`.
     pub fn start_telemetry(&self, scope: TelemetryScope<'_>) {
         let reporter = self
             .reporter
@@ -112,7 +117,8 @@ impl Connection {
         self.pass_encoding.get().copied()
     }
 
-    /// Records which encoding of training passes the server accepts. The first call decides.
+    /// Records which encoding of training passes the server accepts. Only the first call has an
+    /// effect.
     pub fn set_pass_encoding(&self, encoding: PassEncoding) {
         let _ = self.pass_encoding.set(encoding);
     }
@@ -156,7 +162,7 @@ impl Connection {
         }
     }
 
-    /// Rejects new requests and sends the remaining telemetry. Idempotent.
+    /// Rejects new requests and sends the remaining telemetry events. Idempotent.
     pub async fn close(&self) {
         self.transport.close();
         if let Some(reporter) = self.reporter.get() {

@@ -9,10 +9,10 @@
 //!
 //! | Module | Content |
 //! |---|---|
-//! | [`settings`] | The resolved settings of a client |
+//! | [`settings`] | The settings of a client, resolved from arguments, environment and defaults |
 //! | [`connection`] | The server's configuration and the transport that all clients of a service share |
 //! | [`session`] | A session with its background tasks and limits |
-//! | [`SessionSettings`], [`SessionSampler`] | What the gateway uses of the clients of the SDK |
+//! | [`SessionSettings`], [`SessionSampler`] | Traits for the gateway's use of the SDK's clients |
 //! | [`dispatch`] | Limits of the requests and bytes in flight |
 //! | [`future`] | Futures of calls, and the polls that retrieve the results of submitted requests |
 //! | [`pass_encoding`] | The encoding of training passes that a server accepts |

@@ -21,20 +21,22 @@ pub enum SamplingWeights {
 /// Client that samples from fixed weights in a session.
 ///
 /// The SDK implements the trait for `SamplingClient`, which programs create with a `ServiceClient`.
-/// The gateway creates sampling clients in a session that it opened, and passes on the requests of
-/// its own clients unchanged.
+/// The gateway instead creates sampling clients in a session that it opened, and relays the
+/// requests of its own clients.
 pub trait SessionSampler: Sized {
-    /// Creates a sampling session in `session`, and a client for it whose calls have `options`.
+    /// Creates a sampling session in `session` and returns its client, which applies `options` to
+    /// every call.
     ///
     /// # Errors
-    /// If the server does not accept the weights.
+    /// If the server cannot be reached or does not accept the weights.
     fn create(
         session: Arc<Session>,
         weights: SamplingWeights,
         options: &CallOptions,
     ) -> impl Future<Output = Result<Self>> + Send;
 
-    /// Sends a request that another client sent. The session and the sequence number of `request`
-    /// are replaced by the session and a sequence number of this client.
+    /// Sends a request that another client created. Replaces the sampling session and the sequence
+    /// number of `request` by the sampling session and the next sequence number of this client, and
+    /// changes nothing else.
     fn relay(&self, request: SampleRequest) -> RequestFuture<SampleResponse>;
 }

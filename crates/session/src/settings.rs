@@ -21,14 +21,14 @@ use crate::transport::request::header;
 use crate::transport::retry::backoff_registry::BackoffRegistry;
 use crate::transport::retry::shared_backoff::SharedBackoff;
 
-/// Settings of a service client. Arguments take precedence over environment variables, and those
-/// over defaults. Immutable.
+/// Immutable settings of a service client. Arguments take precedence over environment variables,
+/// and environment variables over defaults.
 #[derive(Clone)]
 pub struct ClientSettings {
     /// Base URL of the server.
     pub base_url: BaseUrl,
     api_key: Option<String>,
-    /// Whether `api_key` is the only credential allowed; a credential command is then ignored.
+    /// Whether to use `api_key` even if the server requires a credential command.
     key_only: bool,
     env: Env,
     headers: HeaderMap,
@@ -36,7 +36,7 @@ pub struct ClientSettings {
     pub options: CallOptions,
     http: Arc<dyn HttpService>,
     backoffs: Arc<BackoffRegistry>,
-    /// Statistics of all transports of the client.
+    /// Request statistics, shared by all transports of the client.
     pub stats: Arc<RequestStats>,
     pub(crate) queue_observer: Option<QueueObserver>,
     /// Project of new sessions and copied checkpoints.
@@ -45,12 +45,12 @@ pub struct ClientSettings {
     pub(crate) user_metadata: JsonObject,
     pub(crate) tags: Vec<String>,
     pub(crate) adaptive_polling: bool,
-    /// Whether events are reported to the server.
+    /// Whether telemetry events are reported to the server.
     pub telemetry: bool,
-    /// Maximum number of concurrent samples per sampling client; only the server limits them if
-    /// `None`.
+    /// Maximum number of concurrent samples per sampling client; `None` if only the server limits
+    /// the samples.
     pub max_concurrent_samples: Option<u32>,
-    /// Clock that the expiry of tokens and signed URLs is compared with.
+    /// Clock that determines whether tokens and signed URLs have expired.
     pub clock: WallClock,
     /// Runtime that hosts background tasks; the runtime of the first call if `None`.
     runtime: Option<Handle>,
@@ -81,16 +81,17 @@ pub struct SettingsInput {
     /// Whether the next poll is delayed when the server responds "not ready" without holding the
     /// poll open.
     pub adaptive_polling: bool,
-    /// Whether events are reported to the server, unless the environment disables telemetry.
+    /// Whether telemetry events are reported to the server, unless `TINKER_TELEMETRY` disables
+    /// telemetry.
     pub telemetry: bool,
-    /// Maximum number of concurrent samples per sampling client; only the server limits them if
-    /// `None`.
+    /// Maximum number of concurrent samples per sampling client; `None` if only the server limits
+    /// the samples.
     pub max_concurrent_samples: Option<u32>,
-    /// Clock that the expiry of tokens and signed URLs is compared with.
+    /// Clock that determines whether tokens and signed URLs have expired.
     pub clock: WallClock,
     /// Runtime that hosts background tasks; the runtime of the first call if `None`.
     pub runtime: Option<Handle>,
-    /// Function that is called for changes of the queue state.
+    /// Callback for changes of the queue state.
     pub queue_observer: Option<QueueObserver>,
 }
 
@@ -105,10 +106,10 @@ fn parse_tags(text: &str) -> Vec<String> {
     tags
 }
 
-/// Checks a limit of concurrent samples.
+/// Checks the maximum number of concurrent samples.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if no sample could ever run.
+/// [`ErrorKind::Config`] if the maximum is 0, because no sample could ever run.
 pub fn validate_concurrency(samples: Option<u32>) -> Result<()> {
     if samples == Some(0) {
         let message = "invalid max_concurrent_samples 0: must be at least 1";
@@ -117,8 +118,8 @@ pub fn validate_concurrency(samples: Option<u32>) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether telemetry is enabled: if `TINKER_TELEMETRY` is unset, or is 1, true, yes or on.
-/// An empty variable disables it.
+/// Returns whether `TINKER_TELEMETRY`, whose value is `variable`, enables telemetry: if it is
+/// unset, or is 1, true, yes or on. An empty variable disables telemetry.
 fn telemetry_enabled(variable: Option<&str>) -> bool {
     variable.is_none_or(is_on)
 }
@@ -167,8 +168,11 @@ impl ClientSettings {
         Self { api_key: Some(key.expose().to_owned()), key_only: true, ..self.clone() }
     }
 
-    /// Returns the credential. `command_only` is set for servers that require short-lived
-    /// credentials: then only a credential command or a token is accepted.
+    /// Returns the credential. If `command_only` is true, only a credential command or a token is
+    /// accepted, because the server requires short-lived credentials.
+    ///
+    /// # Errors
+    /// If no acceptable credential is found.
     pub(crate) fn credential(&self, command_only: bool) -> Result<Credential> {
         let command_only = command_only && !self.key_only;
         Credential::find(self.api_key.as_deref(), &self.env, command_only)

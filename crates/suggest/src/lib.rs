@@ -11,11 +11,14 @@
 
 /// Maximum number of suggestions.
 const MAX_SUGGESTIONS: usize = 3;
-/// Maximum number of characters of a name that are compared. The time of a comparison is quadratic.
+/// Maximum number of characters of a name that are compared, because the time of a comparison is
+/// quadratic in the number of characters.
 const MAX_COMPARED: usize = 200;
 
-/// Returns the names that are most similar to `name`, nearest first: at most three, and none that
-/// differs in more than half of its characters. Ignores the case of letters.
+/// Returns the names that are most similar to `name`, nearest first, at most three.
+///
+/// Leaves out names whose edit distance from `name` exceeds half of the characters of the longer
+/// of the two names. Ignores the case of letters.
 pub fn nearest_names<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let comparable = |name: &str| -> Vec<char> {
         name.chars().take(MAX_COMPARED).flat_map(char::to_lowercase).collect()

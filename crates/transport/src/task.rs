@@ -1,5 +1,5 @@
-//! [`Task`]: background tasks. All tasks of the SDK are spawned by this module, so that a panic of
-//! any task is logged.
+//! [`Task`]: background tasks. All tasks of this crate, of `tinkex-session` and of the SDK are
+//! spawned by this module, so that a panic of any task is logged.
 
 use std::panic::AssertUnwindSafe;
 
@@ -20,7 +20,7 @@ pub fn require_runtime() -> Result<()> {
 pub struct Task(Option<JoinHandle<()>>);
 
 impl Task {
-    /// Spawns `work`. A panic is logged.
+    /// Spawns `work` on the current runtime. A panic is logged.
     ///
     /// # Panics
     /// Outside a tokio runtime; see [`require_runtime`].
@@ -60,7 +60,8 @@ pub(crate) fn spawn_on(
     runtime.spawn(logging_panics(Box::pin(work)))
 }
 
-/// Spawns `work` as a task that nothing aborts, or drops it if there is no runtime.
+/// Spawns `work` as a task that nothing aborts, or drops `work` if the current thread has no tokio
+/// runtime.
 pub fn try_spawn_detached(work: impl Future<Output = ()> + Send + 'static) {
     if require_runtime().is_ok() {
         spawn_detached(work);
@@ -69,8 +70,8 @@ pub fn try_spawn_detached(work: impl Future<Output = ()> + Send + 'static) {
 
 /// Converts a panic of `work` to an error of kind [`Panicked`](crate::ErrorKind::Panicked).
 ///
-/// Implemented as a combinator: an async block would store `work` twice, as a captured variable and
-/// as the awaited future.
+/// Implemented with combinators, because an async block would store `work` twice: as a captured
+/// variable and as the awaited future.
 pub fn catching_panics<T>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> impl Future<Output = Result<T>> + Send + 'static {

@@ -1,5 +1,5 @@
-//! [`Transport`]: sends requests to the API server. It encodes each request once, authenticates it,
-//! retries it, follows redirects and decodes the response.
+//! [`Transport`]: sends requests to the API server. The transport encodes each request once,
+//! authenticates and retries it, follows redirects and decodes the response.
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -35,7 +35,8 @@ use crate::targets;
 use crate::task;
 use crate::telemetry::EventQueue;
 
-/// Maximum wait for a billing problem to be settled, unless the server sets another one.
+/// Maximum time that requests wait until a billing problem is settled, unless the server's
+/// configuration sets another maximum.
 const DEFAULT_MAX_BILLING_WAIT: Duration = Duration::from_secs(3600);
 
 /// Sends requests to one server with one credential.
@@ -72,7 +73,8 @@ struct TokenExchange {
 pub struct RequestOptions {
     /// Additional headers. They replace default headers of the same name.
     pub headers: HeaderMap,
-    /// Idempotency key of all attempts. If `None`, each round of retries has its own key.
+    /// Idempotency key of all attempts. If `None`, the transport creates a key for each round of
+    /// retries.
     pub idempotency_key: Option<String>,
     /// Whether to compress the body.
     pub compress: bool,
@@ -82,7 +84,8 @@ pub struct RequestOptions {
     pub backoff: Option<RequestBackoff>,
     /// Options of the call; if `None`, the options of the transport apply.
     pub call: Option<CallOptions>,
-    /// Flag that the transport sets while the server may have read the request.
+    /// Flag that the transport sets before it sends the request, and resets if the server has
+    /// certainly not read the request.
     pub sent: Option<SentFlag>,
 }
 
@@ -94,7 +97,7 @@ impl fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Creates the transport of `base_url`. Sends nothing.
+    /// Creates a transport for the server at `base_url`. Sends nothing.
     pub fn new(
         http: Arc<dyn HttpService>,
         base_url: BaseUrl,
@@ -123,14 +126,15 @@ impl Transport {
         })
     }
 
-    /// Exchanges `credential` for tokens, and authenticates later requests with the tokens. `clock`
-    /// determines when a token must be renewed.
+    /// Makes later requests authenticate with tokens, which the server issues in exchange for
+    /// `credential`. `clock` determines when a token must be renewed. Sends nothing.
     pub fn exchange_tokens(&self, credential: Credential, clock: WallClock) {
         let token = TokenCache::new(clock);
         let _ = self.exchange.set(TokenExchange { credential, token });
     }
 
-    /// Returns the tasks that outlive a call.
+    /// Returns the background tasks of the transport, which continue after the call that started
+    /// them.
     pub fn background(&self) -> &BackgroundTasks {
         &self.background
     }
@@ -145,7 +149,7 @@ impl Transport {
         let _ = self.events.set(events);
     }
 
-    /// Returns the queue that failed attempts are recorded in, if any.
+    /// Returns the queue of telemetry events in which failed attempts are recorded, if any.
     pub fn events(&self) -> Option<&EventQueue> {
         self.events.get().map(|events| &**events)
     }
@@ -172,8 +176,10 @@ impl Transport {
         let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
+    /// Returns an error if the transport is closed and a request of `route` is not needed to close
+    /// a client.
     fn check_open(&self, route: Route) -> Result<()> {
-        // The final requests may need a new token.
+        // `AuthToken` is allowed because `FinishSession` and `Telemetry` may need a new token.
         let allowed = matches!(route, Route::FinishSession | Route::Telemetry | Route::AuthToken);
         if self.is_closed() && !allowed {
             return Err(Error::closed());
@@ -186,14 +192,14 @@ impl Transport {
         &self.retry_log
     }
 
-    /// Returns whether a request that failed with 402 should wait and be retried. All
-    /// requests of the transport share the state of the billing problem.
+    /// Returns whether a request that failed with 402 should wait and be retried. All requests of
+    /// the transport share one billing state, which each call of this method updates.
     pub fn wait_for_billing(&self) -> bool {
         self.billing.should_wait()
     }
 
-    /// Returns the user and organization that the token of the requests was issued to; `None` if a
-    /// plain API key authenticates them.
+    /// Returns the user and organization for whom the token of the requests was issued; `None` if
+    /// an API key authenticates the requests.
     ///
     /// # Errors
     /// If the credential cannot be fetched or exchanged for a token.
@@ -216,6 +222,9 @@ impl Transport {
     }
 
     /// Sends a request and returns its undecoded response.
+    ///
+    /// # Errors
+    /// If the request is invalid, all attempts failed, or the caller is outside a tokio runtime.
     pub async fn send_raw<R: ApiRequest>(
         &self,
         request: &R,
@@ -272,10 +281,10 @@ impl Transport {
     }
 
     /// Sends a request that is part of a call with several requests, and returns its response once
-    /// the first part of the body has arrived. `idle_timeout` is the longest time without new data.
+    /// the first part of the body has arrived. `idle_timeout` is the maximum time without new data.
     ///
-    /// The request is not retried after the first part: later failures are errors of the body. The
-    /// caller logs the end of the call.
+    /// After the first part the request is not retried: the stream of the body reports later
+    /// failures. The caller logs the end of the call.
     pub async fn send_streaming_in_call<R: ApiRequest>(
         &self,
         request: &R,
@@ -324,18 +333,20 @@ impl Transport {
         }
     }
 
+    /// Returns the credential that is exchanged for tokens, or the credential of the transport if
+    /// the server does not require an exchange.
     pub(crate) fn exchange_credential(&self) -> &Credential {
         self.exchange.get().map_or(&self.credential, |exchange| &exchange.credential)
     }
 
-    /// Returns the cache of the token that the credential is exchanged for; `None` if the server
-    /// does not require an exchange.
+    /// Returns the cache of the token that the server issued in exchange for the credential; `None`
+    /// if the server does not require an exchange.
     pub(crate) fn token_cache(&self) -> Option<&TokenCache> {
         self.exchange.get().map(|exchange| &exchange.token)
     }
 
-    /// Returns the secret that requests are authenticated with: the secret of the credential, or
-    /// the token that the server exchanged for that secret.
+    /// Returns the secret that authenticates requests: the secret of the credential, or the token
+    /// that the server issued in exchange for that secret.
     ///
     /// # Errors
     /// If the credential cannot be fetched or exchanged for a token.
@@ -352,8 +363,8 @@ impl Transport {
 
     /// Exchanges the credential for a token.
     ///
-    /// Boxed, because recursive futures need a fixed size: sending a request may need a token, and
-    /// fetching the token sends a request (which needs no token).
+    /// The future is boxed, because recursive futures need a fixed size: sending a request may need
+    /// a token, and fetching the token sends a request (which needs no token).
     pub(crate) fn exchange_token(&self) -> Exchange {
         let transport = self.this.upgrade();
         Box::pin(async {
@@ -369,7 +380,7 @@ fn decode<R: ApiRequest>(response: &Response<Bytes>) -> Result<R::Response> {
         .map_err(|error| Error::from_body(error, response.body()).during(operation(R::ROUTE)))
 }
 
-/// Returns the operation for error messages: the method and the path template.
+/// Returns the name of the operation for error messages: the method and the path template.
 fn operation(route: Route) -> String {
     route.to_string()
 }

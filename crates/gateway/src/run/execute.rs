@@ -26,7 +26,7 @@ use crate::fault::Fault;
 use crate::remote_model::{self, ModelHandle, pass_result, unreadable};
 
 impl RunTask {
-    /// Executes the first pending request. No other request of the model is pending.
+    /// Executes the first pending request, which must be the only pending request of the model.
     pub(super) async fn execute_alone(
         &mut self,
         id: &RequestId,
@@ -203,8 +203,8 @@ pub(super) async fn custom_loss_pass(
         return Ok(computed.output(output));
     }
     let id = handle.submit_pass(computed.backward().clone()).await?;
-    // A fault leaves the request in doubt: the gradient must not be accumulated on this model
-    // again.
+    // If the upstream does not respond, the request is in doubt: this model may already have
+    // accumulated the gradient and must not accumulate it again.
     let output = pass_result(&handle.session, &id).await.map_err(Fault::into_doubt)?;
     Ok(computed.output(output))
 }

@@ -20,8 +20,8 @@ pub(super) struct Outage {
 }
 
 impl PendingRequest {
-    /// Returns whether the request creates the model. If it fails, the run cannot be used: later
-    /// requests would train a new adapter instead of the loaded adapter.
+    /// Returns whether the request creates the model. If such a request fails, the run cannot be
+    /// used: later requests would train a new adapter instead of the loaded adapter.
     fn creates_model(&self) -> bool {
         let PendingOperation::Alone(operation) = &self.operation else { return false };
         matches!(
@@ -31,8 +31,8 @@ impl PendingRequest {
     }
 
     /// Returns whether the upstream may have executed a part of the request, which failed with
-    /// `category`. A pass that fails after its first micro-batch leaves gradients: later steps
-    /// would apply them, and a restored model would not have them.
+    /// `category`. A pass that fails after its first micro-batch leaves gradients. Later steps
+    /// would apply these gradients, but a restored model would not have them.
     fn may_be_partial(&self, category: FailureCategory, is_legacy: bool) -> bool {
         let is_server_failure = category == FailureCategory::Server;
         match &self.operation {
@@ -48,7 +48,8 @@ impl PendingRequest {
 }
 
 impl RunTask {
-    /// Waits before the next attempt, or fails requests.
+    /// Handles a fault of the first pending request: waits before the next attempt, or fails
+    /// requests. Drops the model on the upstream if its state is in doubt.
     pub(super) async fn handle_fault(&mut self, fault: Fault) {
         let reason = fault.reason().to_owned();
         match fault {
@@ -92,7 +93,7 @@ impl RunTask {
                 format!("upstream {name} has not executed the request for {seconds} s: {reason}");
             self.fail_all(FailureCategory::Server, &message);
             if self.handle.is_some() {
-                // The upstream may have executed requests that this server has failed.
+                // The upstream may have executed requests that this server has recorded as failed.
                 self.forget_model(true).await;
             }
             return;
@@ -118,7 +119,7 @@ impl RunTask {
         self.finish_first(self.close_if(creates, failed));
     }
 
-    /// Adds a record that closes the run to a failed outcome, if `creates` is true.
+    /// Returns the outcome `failed`. If `creates` is true, adds a record that closes the run.
     fn close_if(&self, creates: bool, failed: Outcome) -> Outcome {
         let run = self.context.store.lock().runs.get(&self.model).map(|entry| entry.row.clone());
         match run {

@@ -1,12 +1,12 @@
 //! [`RunTask`]: executes the requests of one model on an upstream.
 //!
 //! The task sends requests in order, each at most once per model, and has up to [`MAX_IN_FLIGHT`]
-//! requests in flight. It stores the ids of accepted requests, so that the next process can fetch
-//! their results. If the upstream loses the model, or if it is not known whether the upstream
+//! requests in flight. The task stores the ids of accepted requests, so that the next process can
+//! fetch their results. If the upstream loses the model, or if it is not known whether the upstream
 //! accepted a request, the task creates the model again from the run's last checkpoint on the
-//! upstream, and repeats the requests since that checkpoint ([`recovery`]). The requests in flight
-//! are then sent to the new model. The old model is never used again, so no step is applied twice
-//! to the weights of the run.
+//! upstream, and repeats the requests since that checkpoint ([`recovery`]). The task then sends the
+//! requests in flight to the new model. The old model is never used again, so no step is applied
+//! twice to the weights of the run.
 
 mod execute;
 mod fault_handling;
@@ -61,14 +61,14 @@ pub(super) struct RunTask {
     /// Whether an earlier process created the model of `handle`. That process may have sent
     /// requests that are not stored as accepted.
     is_adopted: bool,
-    /// Set from a fault until the next outcome of a request.
+    /// Current outage: set by a fault, and reset when a request gets an outcome.
     outage: Option<Outage>,
-    /// Number of [unexpected](Fault::Unexpected) responses since the last outcome of a request.
+    /// Number of [unexpected](Fault::Unexpected) responses since the last request got an outcome.
     unexpected: u32,
     /// Number of unexpected responses to attempts to create the model again, since the last
     /// success.
     failed_restores: u32,
-    /// Time at which the first pending request became the first.
+    /// Time at which the request that is now first in `pending` became the first.
     first_since: Instant,
 }
 
@@ -77,7 +77,7 @@ struct PendingRequest {
     id: RequestId,
     seq: u64,
     operation: PendingOperation,
-    /// Id on the upstream, if it has accepted the request.
+    /// Id of the request on the upstream; `None` until the upstream has accepted the request.
     accepted: Option<RequestId>,
 }
 
@@ -99,15 +99,16 @@ impl PendingRequest {
     }
 }
 
-/// An operation, by how it is executed.
+/// An operation, classified by how the task executes it.
 enum PendingOperation {
-    /// A request that is forwarded unchanged, before the results of earlier requests are known.
+    /// A request that is forwarded unchanged and may be sent before the results of earlier requests
+    /// are known.
     Relay(RelayedTraining),
-    /// An operation that is executed while nothing else is in flight.
+    /// An operation that is executed while no other request of the model is in flight.
     Alone(Arc<AloneOperation>),
 }
 
-/// An operation that is executed while nothing else is in flight.
+/// An operation that is executed while no other request of the model is in flight.
 type AloneOperation = ModelOperation<CustomLossTraining, RemoteWeights>;
 
 impl PendingOperation {
@@ -220,11 +221,13 @@ impl RunTask {
         }
     }
 
-    /// Takes requests that may be sent before the results of those in flight are known.
+    /// Takes requests from the queue that may be sent before the results of the requests in flight
+    /// are known.
     ///
-    /// A pass waits for the pass before it: upstreams may compute both in one batch, whose result
-    /// depends on their timing, and a repetition must compute the same bits. An optimizer step
-    /// between two passes prevents this. All other requests wait until nothing is in flight.
+    /// A pass waits for the result of the pass before it, unless an optimizer step is between the
+    /// two. Otherwise an upstream may compute both passes in one batch, depending on their timing,
+    /// and a repetition would not compute the same bits. An optimizer step may follow any pass or
+    /// step. All other requests wait until no request is in flight.
     fn take_requests(&mut self) {
         while self.pending.len() < self.max_in_flight() && !self.checkpoint_is_next() {
             let is_first = self.pending.is_empty();
@@ -256,7 +259,8 @@ impl RunTask {
         if self.unexpected > 0 { 1 } else { MAX_IN_FLIGHT }
     }
 
-    /// Returns the id on the upstream of a request that an earlier process sent.
+    /// Returns the id on the upstream of the request with the sequence number `seq`, if an earlier
+    /// process sent the request and the upstream accepted it.
     fn accepted_before(&self, seq: u64) -> Option<RequestId> {
         let store = self.context.store.lock();
         let upstream = store.runs.get(&self.model)?.row.upstream.clone()?;
@@ -265,7 +269,7 @@ impl RunTask {
     }
 
     /// Sends the pending requests and waits for the result of the first. Returns the outcome of the
-    /// first request, or `None` if another request must be sent before the result arrives.
+    /// first request, or `None` if the queue has another request to send before the result arrives.
     async fn advance(&mut self) -> Result<Option<Outcome>, Fault> {
         let run = match open_run(&self.context.store, &self.model) {
             Ok(run) => run,
@@ -353,7 +357,7 @@ impl RunTask {
         self.store_remote(Some(RemoteModel { accepted: self.accepted(), ..handle.record() }));
     }
 
-    /// Stores which model on the upstream belongs to the run. Does not wait until the record is
+    /// Stores `model` as the model of the run on the upstream. Does not wait until the record is
     /// durable.
     fn store_remote(&self, model: Option<RemoteModel>) {
         let mut store = self.context.store.lock();
@@ -389,7 +393,8 @@ impl RunTask {
         let has_run = outcome.records.iter().any(|record| matches!(record, Record::Run(_)));
         let run = store.runs.get(&self.model).map(|entry| entry.row.clone());
         let outcome = match (run, &self.handle) {
-            // The result and the accepted requests that remain are stored together.
+            // Store the outcome and the remaining accepted requests in one transaction: a request
+            // that is no longer in the list and has no outcome would be executed again.
             (Some(run), Some(handle)) if !has_run => {
                 let model = RemoteModel { accepted: self.accepted(), ..handle.record() };
                 outcome.with_record(Record::Run(self.with_model(run, Some(model))))

@@ -14,7 +14,8 @@ use tinkex_wire::{
     PassMode, TensorData, loss_input,
 };
 
-/// Returns the outcome of the training pass `body`, and counts its tokens.
+/// Returns the outcome of the training pass `body`, and adds its tokens to the metrics and to the
+/// usage of the outcome.
 pub(super) fn pass_outcome(
     context: &BackendContext,
     run: &ModelRunRecord,
@@ -42,8 +43,8 @@ pub(super) fn pass_outcome(
     if changed { outcome.with_model_changed() } else { outcome }
 }
 
-/// Returns the hashes of the sequences that have an advantage, with the advantage of their last
-/// token, as for a pass of the engine.
+/// Returns the hash and the advantage of each sequence that has advantages: the last advantage of
+/// the sequence that is not 0, or 0 if all are 0.
 fn advantages(pass: &ForwardBackward) -> Vec<(i64, f32)> {
     let advantage = |datum: &Datum| {
         let advantages = datum.loss_input(loss_input::ADVANTAGES)?.as_f32()?;
@@ -72,7 +73,8 @@ pub(super) fn step_outcome(body: &Bytes, output: &OptimStepOutput) -> Outcome {
     outcome.with_history(OutcomeHistory::Operation(history))
 }
 
-/// Returns the weights that records replace: of an overwritten checkpoint or of a snapshot.
+/// Returns the weights that `records` replace: the weights of an overwritten checkpoint or of an
+/// earlier snapshot.
 pub(super) fn replaced_weights(store: &Store, records: &[Record]) -> Vec<WeightsLocation> {
     let replaced = |record: &Record| match record {
         Record::Checkpoint(row) => {

@@ -21,9 +21,9 @@ use crate::remote_model::{self, ModelHandle, pass_result, result, unreadable};
 use crate::remote_weights::remote_path;
 
 impl RunTask {
-    /// Makes sure that the upstream has the model. Continues with the stored model if the upstream
-    /// has accepted the first pending request, so that its result can be fetched. Otherwise creates
-    /// the model again.
+    /// Makes sure that the upstream has the model. If the stored model has accepted the first
+    /// pending request, continues to use that model, so that the result of the request can be
+    /// fetched. Otherwise creates the model again.
     pub(super) async fn ensure_model(&mut self, run: &ModelRunRecord) -> Result<(), Fault> {
         if self.handle.is_some() {
             return Ok(());
@@ -98,7 +98,7 @@ impl RunTask {
         Ok(handle)
     }
 
-    /// Converts the fault of an attempt to create the model again to the fault of the first
+    /// Converts the fault of an attempt to create the model again to a fault of the first pending
     /// request.
     fn restore_fault(&mut self, fault: Fault) -> Fault {
         let (category, reason) = match fault {
@@ -119,7 +119,7 @@ impl RunTask {
         Fault::Unrestorable(category, message)
     }
 
-    /// Repeats a finished request.
+    /// Sends a finished request to the restored model and waits until the upstream has executed it.
     async fn repeat(
         &self,
         run: &ModelRunRecord,
@@ -147,7 +147,8 @@ impl RunTask {
         Ok(())
     }
 
-    /// Removes a model that an earlier attempt created.
+    /// Removes the model of the run from the upstream, if an earlier attempt or an earlier process
+    /// created it.
     pub(super) async fn drop_stored_model(&mut self, run: &ModelRunRecord) {
         if let Some(handle) = self.handle.take() {
             handle.replace(&self.upstream).await;

@@ -10,7 +10,7 @@ use crate::remote_model::ModelHandle;
 
 impl RunTask {
     /// Returns whether a checkpoint must be saved before further requests are sent. An adopted
-    /// model is not saved: it is replaced at its next request.
+    /// model is never saved, because the next request replaces the model.
     pub(super) fn checkpoint_is_next(&self) -> bool {
         let steps = self.pending.iter().filter(|pending| pending.is_optim_step()).count();
         let steps = self.steps.saturating_add(u32::try_from(steps).unwrap_or(u32::MAX));
@@ -20,7 +20,7 @@ impl RunTask {
     }
 
     /// Returns whether the model has gradients that no step has applied, which a checkpoint would
-    /// not contain; true if the model is not known.
+    /// not contain. Returns true if this process has no model on the upstream.
     fn has_gradients(&self) -> bool {
         self.handle.as_ref().is_none_or(|handle| handle.gradients_pending)
     }
@@ -83,7 +83,7 @@ impl RunTask {
 
     /// Saves the state of the model because the server stops, so that the next process repeats
     /// nothing. Returns whether the state was saved. A model with requests in flight is not saved:
-    /// waiting for their results may take long, and the next process can fetch them.
+    /// waiting for the results may take long, and the next process can fetch the results.
     pub(super) async fn save_before_stop(&mut self) -> bool {
         let is_idle = self.pending.is_empty() && !self.is_adopted && !self.has_gradients();
         if !is_idle || self.steps == 0 {

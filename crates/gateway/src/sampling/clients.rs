@@ -18,15 +18,15 @@ use crate::fault::Fault;
 use crate::remote_model::ModelHandle;
 use crate::upstream_session::UpstreamSession;
 
-/// Number of models for sampling that are kept on an upstream of a legacy protocol, which has few
-/// slots for models. The pool exceeds this number only while requests sample from more models at
-/// the same time.
+/// Number of models for sampling that are kept on a legacy upstream, which has few slots for
+/// models. The pool exceeds this number only while requests sample from more models at the same
+/// time.
 const MAX_SAMPLING_MODELS: usize = 4;
 /// Number of sampling clients of checkpoints that are kept for an upstream with the current
 /// protocol. Each client has its own session.
 const MAX_SAMPLING_CLIENTS: usize = 64;
 
-/// Base model, and path of the weights on the upstream.
+/// Base model, and path of the weights on the upstream. The path is `None` for the base model.
 pub(crate) type SamplerKey = (String, Option<String>);
 
 /// Sampling clients of an upstream.
@@ -36,7 +36,7 @@ pub(crate) struct SamplerPool(Mutex<HashMap<SamplerKey, CachedSampler>>);
 struct CachedSampler {
     /// Name under which the samples are logged, once it is known.
     logged_name: Option<String>,
-    /// The sampler, which has other owners while it is in use.
+    /// The sampler. It has other owners while it is in use, which prevents its eviction.
     sampler: Arc<OnceCell<WeightsSampler>>,
     last_used: Instant,
 }
@@ -44,10 +44,11 @@ struct CachedSampler {
 /// A client that samples from fixed weights.
 pub(crate) struct WeightsSampler {
     client: SamplingClient,
-    /// Path of the weights that are sampled on the upstream.
+    /// Path on the upstream of the weights that the client samples from; `None` for a base model.
     pub(crate) path: Option<String>,
     session: UpstreamSession,
-    /// The model that holds the weights, on an upstream of a legacy protocol.
+    /// The model that holds the weights on a legacy upstream; `None` on other upstreams and for a
+    /// base model.
     model: Option<ModelHandle>,
     /// When the last successful check of the session began.
     checked: tokio::sync::Mutex<Option<Instant>>,
@@ -63,6 +64,7 @@ impl WeightsSampler {
         Self { client, path, session, model, checked: Default::default() }
     }
 
+    /// Sends a sampling request to the upstream, and checks that the response belongs to it.
     pub(super) async fn draw(&self, request: SampleRequest) -> Result<SampleResponse, Fault> {
         let response = self.client.relay(request).await.map_err(Fault::from);
         if matches!(response, Ok(_) | Err(Fault::Failed(..))) {
@@ -182,8 +184,8 @@ impl Upstream {
         Some(name)
     }
 
-    /// Removes the idle clients of checkpoints that were not used for the longest time, with their
-    /// models and sessions on the upstream, if there are too many. Keeps the client of `key`.
+    /// Removes the least recently used idle clients of checkpoints, with their models and sessions
+    /// on the upstream, if there are too many clients. Keeps the client of `key`.
     async fn evict_samplers(&self, key: &SamplerKey) {
         let limit = if self.is_legacy() { MAX_SAMPLING_MODELS } else { MAX_SAMPLING_CLIENTS };
         let evicted: Vec<Arc<OnceCell<WeightsSampler>>> = {

@@ -1,6 +1,6 @@
 //! Samples on an upstream. A sample changes no state on the upstream, so the gateway repeats a
-//! sample if it is not known whether the upstream has executed it. The seed of the sample makes the
-//! results equal.
+//! sample if it is not known whether the upstream has executed it. A repeated sample has the same
+//! seed, and therefore the same result.
 
 mod clients;
 mod history;
@@ -25,7 +25,7 @@ use super::fault::{BACKOFF, Fault, MAX_UNEXPECTED};
 /// Maximum number of samples in flight per upstream.
 pub(super) const MAX_IN_FLIGHT: u32 = 2_000;
 
-/// Draws a sample and delivers its result.
+/// Draws a sample, and records its outcome or passes it to the sink of an inference request.
 pub(super) async fn run(upstream: Arc<Upstream>, id: RequestId, sample: RelayedSample) {
     let start = Instant::now();
     let result = upstream.sample(&sample).await;
@@ -102,7 +102,8 @@ pub(super) async fn run(upstream: Arc<Upstream>, id: RequestId, sample: RelayedS
 }
 
 impl Upstream {
-    /// Draws a sample; waits while the upstream does not respond.
+    /// Draws a sample. Repeats failed attempts until the upstream timeout has passed or
+    /// [`MAX_UNEXPECTED`] responses were unexpected.
     async fn sample(&self, sample: &RelayedSample) -> Result<SampleResponse, Fault> {
         let limit = self.settings.timeout;
         let start = Instant::now();
@@ -127,7 +128,7 @@ impl Upstream {
         }
     }
 
-    /// Draws a sample; makes one attempt.
+    /// Makes one attempt to draw a sample.
     async fn try_sample(
         &self,
         key: &SamplerKey,
@@ -144,7 +145,7 @@ impl Upstream {
         response
     }
 
-    /// Adds the tokens of a sample to the metrics. Returns its usage.
+    /// Adds the tokens of a sample to the metrics. Returns the usage to record for the sample.
     fn count_tokens(
         &self,
         sample: &RelayedSample,

@@ -26,14 +26,15 @@ pub(super) struct SampleTask {
     pub(super) sink: Option<Arc<dyn ResponseSink>>,
 }
 
-/// Fails a sample whose task panics.
+/// Guard that fails a sample whose task panics.
 struct SampleGuard {
     upstream: Arc<Upstream>,
     id: RequestId,
 }
 
 impl Drop for SampleGuard {
-    /// If the server stops, the sample has no outcome and is executed after the next start.
+    /// Records a failure if the task is panicking. If the task was aborted because the server
+    /// stops, the sample gets no outcome and is executed after the next start.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
@@ -84,7 +85,7 @@ impl SampleTasks {
         Some(task)
     }
 
-    /// Cancels a sample; has no effect if it has ended.
+    /// Cancels a sample. Has no effect if the sample has ended.
     pub(crate) fn cancel(&self, upstream: &Upstream, id: &RequestId) {
         let Some(running) = self.end(upstream, id) else { return };
         if let Some(task) = &running.task {

@@ -221,8 +221,8 @@ fn a_traced_graph_has_the_form_of_the_api() {
     assert_ne!(loss.fingerprint(), other.fingerprint());
 }
 
-/// Evaluates terms where they are not differentiable and compares the derivatives with the derivatives of
-/// torch, recorded in `crates/autodiff/tests/golden/kinks.json`.
+/// Evaluates terms where they are not differentiable, and compares the derivatives with the
+/// derivatives of PyTorch that `crates/autodiff/tests/golden/kinks.json` records.
 #[test]
 fn terms_have_the_recorded_derivatives_at_kinks() {
     type Describe = for<'t> fn(Term<'t>, Term<'t>) -> Term<'t>;

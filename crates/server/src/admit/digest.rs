@@ -1,4 +1,4 @@
-//! Digests of request bodies. They distinguish a retry from another request with the same sequence
+//! Digests of request bodies, which distinguish a retry from another request with the same sequence
 //! number.
 
 use sha2::{Digest as _, Sha256};
@@ -10,7 +10,7 @@ pub(super) fn of_bytes(bytes: &[u8]) -> String {
 }
 
 /// Returns the digest of a training pass. Protobuf maps have no order, so equal requests may have
-/// different bytes; the digest sorts their entries.
+/// different bytes. The entries of maps are therefore sorted before they are hashed.
 pub(super) fn of_pass(pass: &ForwardBackward) -> String {
     let mut hash = Sha256::new();
     let loss = pass.loss_fn.as_str();
@@ -55,7 +55,7 @@ fn put_tensor(hash: &mut Sha256, tensor: &TensorData) {
     }
 }
 
-/// Adds `bytes` and their length, so that different splits of the same bytes have different
+/// Hashes the length of `bytes` and then `bytes`, so that `ab` + `c` and `a` + `bc` have different
 /// digests.
 fn put(hash: &mut Sha256, bytes: &[u8]) {
     hash.update((bytes.len() as u64).to_le_bytes());

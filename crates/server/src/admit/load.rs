@@ -1,9 +1,9 @@
 //! Admission of requests that load weights.
 //!
 //! A request loads a training checkpoint into an existing model, as the first request after the
-//! model's creation, or it creates a model from the checkpoint. New requests and requests that a
-//! restart restores become operations in the same way: [`load_operation`]. Only new requests are
-//! validated.
+//! model's creation, or it creates a model from the checkpoint. New requests and requests that are
+//! restored after a restart become operations in the same way: [`load_operation`]. Only new
+//! requests are validated.
 
 use std::sync::Arc;
 
@@ -50,8 +50,9 @@ pub(crate) fn load_weights(
     }
 }
 
-/// Decodes a stored request to load weights. The location of the weights was fixed when the request
-/// was admitted. Returns the step that enqueues it again.
+/// Decodes a stored request to load weights. Returns the step that enqueues the request again. The
+/// location of the weights was fixed when the request was admitted, so the checkpoint may have been
+/// deleted since.
 pub(super) fn restore(
     admission: &Admission,
     row: &RequestRecord,
@@ -101,7 +102,7 @@ fn load_operation(
 /// Model into which a checkpoint is loaded.
 enum LoadTarget {
     Existing(ModelId),
-    /// A new model, which has this number in the session.
+    /// A new model, model `number` of the session.
     New {
         session: SessionId,
         number: u32,
@@ -109,6 +110,7 @@ enum LoadTarget {
 }
 
 impl LoadTarget {
+    /// Returns the model that the request names.
     fn of(request: &LoadWeights) -> Result<Self, ServerError> {
         match (&request.model_id, &request.session_id, request.model_seq_id) {
             (Some(model), ..) => Ok(Self::Existing(model.clone())),
@@ -267,8 +269,8 @@ impl LoadRequest<'_> {
         )))
     }
 
-    /// Returns the upstream on which a new model that starts from the checkpoint `source` is
-    /// created: the upstream that has the checkpoint. Returns `None` for the engine.
+    /// Returns the upstream on which to create a new model from the checkpoint `source`: the
+    /// upstream that has the checkpoint. Returns `None` if the engine has the checkpoint.
     fn upstream_run(
         &self,
         admission: &Admission,

@@ -49,7 +49,7 @@ pub(crate) fn create_custom_loss(
     submit(admission, store, submission)
 }
 
-/// Compiles a stored custom loss. Returns the step that registers it again.
+/// Compiles a stored custom loss. Returns the step that registers the loss again.
 pub(super) fn restore(
     admission: &Admission,
     row: &RequestRecord,
@@ -62,8 +62,8 @@ pub(super) fn restore(
     ))
 }
 
-/// Validates the graph of an upload. The evaluation of the graph may use as much memory as the
-/// activations of a training pass, but at most [`MAX_EVALUATION_BYTES`].
+/// Validates an uploaded graph and compiles it to a program. The evaluation of the program may use
+/// as much memory as the activations of a training pass, but at most [`MAX_EVALUATION_BYTES`].
 fn compile(admission: &Admission, upload: CreateCustomLoss) -> Result<LossProgram, ServerError> {
     let program = LossProgram::new(upload.inputs, upload.graph)
         .map_err(|error| ServerError::invalid(error.to_string()))?;

@@ -1,7 +1,7 @@
 //! Admission: validates a request, persists it and enqueues it, or rejects it without side effects.
 //!
 //! A request is acknowledged only once it is durable. A retry with the same sequence number and the
-//! same body gets the same request id; another body under a used number is rejected.
+//! same body gets the same request id; a request with a used number and another body is rejected.
 
 mod digest;
 mod load;
@@ -91,7 +91,7 @@ struct Submission {
     seq: Option<u64>,
     digest: String,
     seed: u64,
-    /// Number of samples requested; 0 for other kinds of requests.
+    /// Number of samples that a sampling request asks for; 0 for other kinds of requests.
     samples: u32,
     body: Bytes,
     /// Records to write in the same transaction, for example the run that the request creates.
@@ -109,7 +109,7 @@ enum NextStep {
 }
 
 impl NextStep {
-    /// Memory beyond the request body, in bytes.
+    /// Returns the memory that the request needs in addition to its body, in bytes.
     fn extra_bytes(&self) -> usize {
         match self {
             Self::Enqueue(operation) => operation.extra_bytes(),
@@ -125,7 +125,7 @@ impl NextStep {
         }
     }
 
-    /// Returns the weights that the request loads.
+    /// Returns the location of the weights that the request loads, if it loads any.
     fn source(&self) -> Option<WeightsLocation> {
         match self {
             Self::Enqueue(operation) => operation.source(),
@@ -134,8 +134,14 @@ impl NextStep {
     }
 }
 
-/// Queues a request for writing and returns its id, or the id of the original request if this is a
-/// retry. [`acknowledge`] waits until the request is durable.
+/// Queues a request for writing and returns its id. If the request is a retry, returns the id of
+/// the original request. [`acknowledge`] waits until the request is durable.
+///
+/// # Errors
+/// - [`ServerError::Invalid`] if the sequence number is out of range, was used for another request,
+///   or is lower than the next number that the model expects.
+/// - [`ServerError::Conflict`] if the model that the request creates already exists.
+/// - [`ServerError::Busy`] if the queue is full.
 fn submit(
     admission: &Arc<Admission>,
     mut store: MutexGuard<'_, Store>,
@@ -238,8 +244,8 @@ fn find_original(
     }
 }
 
-/// Returns `admitted` unchanged. If it is a permanent rejection, marks the sequence number as
-/// rejected, so that later requests of the model do not wait for it.
+/// Returns `admitted` unchanged. If `admitted` is a permanent rejection, marks the sequence number
+/// as rejected, so that later requests of the model do not wait for this number.
 fn reject_seq_on_error(
     admission: &Admission,
     model: &ModelId,
@@ -262,7 +268,7 @@ fn reject_seq_on_error(
 }
 
 /// Checks that a sequence number is in the range of the protocol. Samples use all 64 bits, because
-/// each clone has its own range; the maximum is excluded because it has no successor.
+/// each clone has its own sequence range. `u64::MAX` is excluded because it has no successor.
 fn validate_seq(scope: &SequenceScope, seq: u64) -> Result<(), ServerError> {
     let max = match scope {
         SequenceScope::Model(_) => i32::MAX.unsigned_abs().into(),
@@ -292,7 +298,7 @@ fn expected_seq(admission: &Admission, store: &Store, model: &ModelId) -> u64 {
 }
 
 /// Checks that a queue has space for a request of `bytes` bytes. An empty queue accepts a request
-/// of any size: otherwise a request above the byte limit would be retried forever.
+/// of any size: otherwise the client would retry a request above the byte limit forever.
 pub(crate) fn check_capacity(
     limits: &ServerLimits,
     queue: &dyn RequestQueue,
@@ -315,8 +321,10 @@ pub(crate) fn check_capacity(
     Ok(())
 }
 
-/// Continues with a request that is durable. The caller holds the store's lock, so that a
-/// cancellation takes effect either before the request is enqueued or after.
+/// Enqueues or completes a request that is durable. `starts` is the number of times that execution
+/// of the request was started before a restart; `None` if the request is new or fails. The caller
+/// holds the store's lock, so that a cancellation takes effect either before or after the request
+/// is enqueued.
 fn proceed(
     admission: &Arc<Admission>,
     store: &mut Store,
@@ -354,14 +362,14 @@ fn proceed(
     }
 }
 
-/// Returns the session of a request if it has ended.
+/// Returns the session of a request if the session has ended.
 fn ended_session(store: &Store, id: &RequestId) -> Option<SessionId> {
     let session = &store.requests.get(id)?.row.session;
     let ended = store.sessions.get(session).is_none_or(|entry| entry.row.end.is_some());
     ended.then(|| session.clone())
 }
 
-/// Removes a request whose write failed, and the run that it would have created.
+/// Removes a request whose write failed, and the run that the request would have created.
 fn revoke(store: &mut Store, id: &RequestId) {
     let entry = store.requests.get(id);
     let created = entry.and_then(|entry| match (&entry.row.scope, entry.row.seq) {
@@ -428,7 +436,10 @@ pub(crate) fn require_session(store: &Store, id: &SessionId) -> Result<(), Serve
     }
 }
 
-/// Returns a model that exists, is usable and belongs to an open session.
+/// Returns the run of a model.
+///
+/// # Errors
+/// If the model does not exist, cannot be used, or belongs to a session that has ended.
 fn require_run(store: &Store, id: &ModelId) -> Result<ModelRunRecord, ServerError> {
     let run = store.runs.get(id).map(|entry| entry.row.clone());
     let run = run.ok_or_else(|| ServerError::not_found(format!("model {id} does not exist")))?;

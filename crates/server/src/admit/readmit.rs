@@ -19,9 +19,9 @@ use crate::fault::is_transient;
 use crate::operation::{Operation, RunOperation};
 use crate::worker::{KILLED_THE_PROCESS, MAX_STARTS};
 
-/// Returns whether a stored request must wait for an upstream: the models and the protocol of an
-/// upstream are not known until it responds, and restoring a sample before that would fail the
-/// sample.
+/// Returns whether a stored request must wait for an upstream. The models and the protocol of an
+/// upstream are not known until the upstream responds; a sample that is restored earlier would
+/// fail.
 pub(crate) fn waits_for_upstream(admission: &Admission, row: &RequestRecord) -> bool {
     let SequenceScope::Sampler(sampler) = &row.scope else { return false };
     let sampler = admission.store().samplers.get(sampler).map(|entry| entry.row.clone());
@@ -90,8 +90,8 @@ pub(crate) fn fail_pending(admission: &Arc<Admission>, row: &RequestRecord) {
 }
 
 /// Returns the step that fails a stored request. A request of a model fails in sequence, after the
-/// requests before it, unless the upstream of the model is not configured any more: then all of its
-/// requests fail.
+/// earlier requests of the model. If the upstream of the model is no longer configured, the request
+/// fails at once.
 fn failure(
     admission: &Admission,
     row: &RequestRecord,
@@ -115,7 +115,7 @@ fn failure(
 /// Returns the backend of the run of a stored request.
 ///
 /// # Errors
-/// If the run does not exist any more, or its upstream is not configured.
+/// If the run no longer exists, or its upstream is no longer configured.
 pub(super) fn backend_of(
     admission: &Admission,
     model: &ModelId,
@@ -126,7 +126,7 @@ pub(super) fn backend_of(
     admission.backends.of_run(&run)
 }
 
-/// Decodes and validates a stored request again.
+/// Decodes and validates a stored request again. Returns the step that follows.
 fn restore(
     admission: &Arc<Admission>,
     row: &RequestRecord,
@@ -145,8 +145,8 @@ fn restore(
     }
 }
 
-/// Returns the step that enqueues a stored request again. The operation of the request has the same
-/// form for all backends.
+/// Returns the step that enqueues a stored request again, for an operation that has the same form
+/// for all backends.
 pub(super) fn restore_common(
     admission: &Admission,
     row: &RequestRecord,

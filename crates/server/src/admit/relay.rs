@@ -32,10 +32,10 @@ pub(crate) struct UpstreamWeights {
     path: Option<String>,
 }
 
-/// Assigns a new run of a base model to an upstream; `None` if the engine has the model.
+/// Assigns a new run of a base model to an upstream. Returns `None` if the engine has the model.
 ///
 /// # Errors
-/// If no upstream serves the model, or the upstream does not have the optimizer.
+/// If no upstream serves the model, or the upstream does not support the optimizer.
 pub(super) fn assign(
     admission: &Admission,
     store: &Store,
@@ -58,7 +58,8 @@ pub(super) fn assign(
 /// Returns the operation for a training pass of a run on an upstream.
 ///
 /// # Errors
-/// If the upstream cannot compute the pass.
+/// If the upstream is known not to compute the loss or to accept the input, or a token is outside
+/// of the vocabulary.
 pub(super) fn pass(
     admission: &Admission,
     upstream: &UpstreamHandle,
@@ -120,7 +121,7 @@ fn check_vocabulary(request: &ForwardBackward, vocab: usize) -> Result<(), Serve
 /// Returns the operation for an optimizer step of a run on an upstream.
 ///
 /// # Errors
-/// If the upstream does not have the optimizer.
+/// If the upstream does not support the optimizer.
 pub(super) fn step(
     upstream: &UpstreamHandle,
     request: &OptimStep,
@@ -136,10 +137,11 @@ pub(super) fn step(
     Ok(UpstreamOperation::Train(UpstreamTraining::Relay(relayed)))
 }
 
-/// Returns the weights of a base model or of an adapter if they are on an upstream.
+/// Returns the weights of `adapter`, or of the base model if `adapter` is `None`, if these weights
+/// are on an upstream. Returns `None` if the engine has the weights.
 ///
 /// # Errors
-/// If the base model does not exist, or the upstream is not configured any more.
+/// If the base model does not exist, or the upstream is no longer configured.
 pub(crate) fn weights(
     admission: &Admission,
     base_model: &str,
@@ -175,7 +177,8 @@ pub(crate) fn sample(
     sink: Option<Arc<dyn ResponseSink>>,
 ) -> Result<Operation, ServerError> {
     let UpstreamWeights { upstream, base, path } = weights;
-    // The same checks as for the engine. The upstream evaluates the stop conditions.
+    // Apply the same checks as for the engine, and discard the converted request. The upstream
+    // evaluates the stop conditions.
     let EngineSample { .. } =
         engine_sample(admission, &base, &request, (StopConditions::default(), None), seed)?;
     let is_legacy = upstream.status().is_legacy();

@@ -65,7 +65,7 @@ pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestI
     submit(admission, admission.store(), submission)
 }
 
-/// Validates a stored sampling request. Returns the step that enqueues it again.
+/// Validates a stored sampling request. Returns the step that enqueues the request again.
 pub(super) fn restore(
     admission: &Admission,
     row: &RequestRecord,
@@ -84,7 +84,8 @@ pub(super) fn restore(
     Ok(NextStep::Enqueue(prepare(admission, &sampler_row, request, row.seed)?))
 }
 
-/// Validates the request of a sampling session and converts it to the form of its backend.
+/// Validates a request of a sampling session and converts it to an operation of the backend that
+/// has the weights.
 fn prepare(
     admission: &Admission,
     sampler: &SamplerRecord,
@@ -116,7 +117,7 @@ pub(crate) struct EngineSample {
     pub(crate) extra_bytes: usize,
 }
 
-/// Stop conditions, with the vocabulary if they contain strings.
+/// Stop conditions, with the vocabulary that is needed to match stop strings, if there are any.
 pub(crate) type StopRule = (StopConditions, Option<Arc<Vocabulary>>);
 
 /// Validates a request against the model and the server's limits, and converts it to the engine's
@@ -192,8 +193,8 @@ pub(crate) fn engine_sample(
 /// Checks that the prompt and `max_tokens` sampled tokens fit into the model's context window;
 /// without `max_tokens`, the prompt and one sampled token must fit.
 ///
-/// A request for scores of the prompt may fill the whole window with the prompt: it must sample one
-/// token, which the model does not read.
+/// A request for scores of the prompt may fill the whole window with the prompt: every request must
+/// sample at least one token, but the model does not read the last sampled token.
 fn check_context(
     base: &BaseModel,
     prompt: usize,
@@ -225,7 +226,7 @@ fn check_context(
 /// Checks that all tokens of a field are in the vocabulary.
 pub(crate) fn check_tokens(field: &str, tokens: &[u32], vocab: usize) -> Result<(), ServerError> {
     let Some(at) = tokens.iter().position(|token| *token as usize >= vocab) else { return Ok(()) };
-    // Ids are signed on the wire.
+    // Report the id as the client sent it: ids are signed in the protocol.
     let token = tokens[at].cast_signed();
     Err(ServerError::invalid(format!(
         "{field}[{at}]: token {token} is outside of the model's vocabulary of {vocab} tokens"
@@ -236,9 +237,9 @@ fn to_usize(n: u32) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// Checks the sizes of the requested tables, because a short request can ask for any size. `tokens`
-/// is the maximum number of sampled tokens. Returns the number of elements of the tables about the
-/// prompt.
+/// Checks the sizes of the requested tables, because even a short request can ask for tables of any
+/// size. `tokens` is the maximum number of sampled tokens. Returns the number of elements of the
+/// tables about the prompt.
 fn check_tables(
     request: &SampleRequest,
     prompt: usize,
@@ -276,8 +277,8 @@ fn check_tables(
     Ok(elements)
 }
 
-/// Converts the stop setting. The model's end tokens always stop a sample, except if the request
-/// has an empty list. The vocabulary is needed to match stop strings.
+/// Converts the stop condition of a request. The model's end-of-sequence tokens also stop a sample,
+/// except if the stop condition is an empty list.
 fn stop_conditions(base: &BaseModel, stop: Option<StopCondition>) -> Result<StopRule, ServerError> {
     let eos = base.eos().iter().copied();
     let texts = match stop {
@@ -301,8 +302,11 @@ fn stop_conditions(base: &BaseModel, stop: Option<StopCondition>) -> Result<Stop
     stop_at("sampling_params.stop", base, eos, &texts)
 }
 
-/// Creates stop conditions from tokens and from the strings of `field`. Requires at least one
-/// string.
+/// Creates stop conditions from `tokens` and from `texts`, of which there must be at least one.
+/// `field` is the name of the request field for error messages.
+///
+/// # Errors
+/// If the strings are too long, or the tokenizer of the model cannot be read.
 pub(crate) fn stop_at(
     field: &str,
     base: &BaseModel,

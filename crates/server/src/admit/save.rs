@@ -10,7 +10,7 @@
 //! | `save_weights_for_sampler` with `sampling_session_seq_id` and no `path` | sampling session |
 //! | `save_weights_external` | checkpoint for download |
 //!
-//! New requests and requests that a restart restores become operations in the same way:
+//! New requests and requests that are restored after a restart become operations in the same way:
 //! [`SaveRequest::decode`], then [`SaveRequest::operation`], which checks the name of a checkpoint.
 //! The other fields, and conflicts with existing objects, are checked for new requests only.
 
@@ -70,7 +70,7 @@ fn admit(
     reject_seq_on_error(admission, &model, seq, request.submit(admission, kind, body))
 }
 
-/// Decodes a stored request to save weights. Returns the step that enqueues it again.
+/// Decodes a stored request to save weights. Returns the step that enqueues the request again.
 pub(super) fn restore(
     admission: &Admission,
     row: &RequestRecord,
@@ -97,7 +97,8 @@ enum SaveTarget {
 /// A checkpoint to create.
 struct CheckpointTarget {
     kind: CheckpointKind,
-    /// Name of the checkpoint, the last part of its path; `None` uses the sequence number.
+    /// Name of the checkpoint, which is the last part of its path; `None` uses the sequence number
+    /// of the request.
     name: Option<String>,
     overwrite: bool,
     ttl_seconds: Option<u64>,
@@ -110,7 +111,8 @@ struct CheckpointTarget {
 struct SamplingSessionTarget {
     /// Number of the sampling session in the session of the model.
     number: u32,
-    /// The request without `number`, for its digest: a retry has another number.
+    /// The request without `number`, for its digest. A retry has the same digest although it may
+    /// have another number.
     unnumbered: Box<SaveWeightsForSampler>,
 }
 
@@ -239,8 +241,7 @@ impl From<SaveWeightsExternal> for SaveRequest {
 }
 
 impl CheckpointTarget {
-    /// Checks the fields other than the name, which [`checkpoint_save`](Self::checkpoint_save)
-    /// checks.
+    /// Checks all fields except the name, which [`checkpoint_save`](Self::checkpoint_save) checks.
     fn validate(&self) -> Result<(), ServerError> {
         if self.encrypted {
             return Err(ServerError::invalid(

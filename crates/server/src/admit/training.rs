@@ -117,8 +117,8 @@ pub(crate) fn forward_backward(
     reject_seq_on_error(admission, &model, seq, admit())
 }
 
-/// Validates a pass and converts it to the form of the run's backend. Does not hold the store's
-/// lock during validation: the pass may have millions of tokens.
+/// Validates a pass and converts it to an operation of the run's backend. Does not hold the store's
+/// lock during validation, because the pass may have millions of tokens.
 fn pass_operation(
     admission: &Admission,
     run: &ModelRunRecord,
@@ -139,7 +139,7 @@ fn pass_operation(
     }
 }
 
-/// Validates a stored training pass. Returns the step that enqueues it again.
+/// Validates a stored training pass. Returns the step that enqueues the pass again.
 pub(super) fn restore_pass(
     admission: &Admission,
     row: &RequestRecord,
@@ -196,7 +196,7 @@ fn submit_step(
     model_request.submit(admission, store, &run)
 }
 
-/// Converts an optimizer step to the form of the run's backend.
+/// Converts an optimizer step to an operation of the run's backend.
 fn step_operation(
     admission: &Admission,
     run: &ModelRunRecord,
@@ -215,7 +215,8 @@ fn step_operation(
     }
 }
 
-/// Decodes a stored optimizer step. Returns the step that enqueues it again.
+/// Decodes a stored optimizer step. Returns the [`NextStep`] that enqueues the optimizer step
+/// again.
 pub(super) fn restore_step(
     admission: &Admission,
     row: &RequestRecord,
@@ -285,6 +286,7 @@ pub(super) fn enqueue_restored(
     }
 }
 
+/// Checks that the server has the optimizer.
 pub(super) fn validate_optimizer(config: &OptimizerConfig) -> Result<(), ServerError> {
     let version = config.settings.get("version");
     match &*config.kind {
@@ -299,7 +301,7 @@ pub(super) fn validate_optimizer(config: &OptimizerConfig) -> Result<(), ServerE
     }
 }
 
-/// Returns a random seed.
+/// Returns a random 64-bit seed from the server's random source.
 pub(crate) fn random_seed(admission: &Admission) -> u64 {
     let (high, low) = admission.context.random.uuid().as_u64_pair();
     // A version 4 UUID has fixed bits in both halves. The rotation combines the fixed bits of each

@@ -3,7 +3,7 @@
 use tinkex_inference::{ErrorClass, InferenceError};
 use tinkex_store::error::ServerError;
 
-/// Converts an error of the server to an error of the inference APIs.
+/// Converts an error of the server to an error of the OpenAI and Anthropic APIs.
 #[expect(clippy::needless_pass_by_value, reason = "`map_err` passes the error by value")]
 pub(crate) fn inference_error(error: ServerError) -> InferenceError {
     let class = match &error {

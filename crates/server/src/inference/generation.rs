@@ -1,4 +1,5 @@
-//! [`ModelGenerator`]: enqueues inference requests, and [`Generations`]: the running requests.
+//! [`ModelGenerator`]: enqueues inference requests. [`Generations`]: the inference requests that
+//! are queued or sampled.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -97,14 +98,15 @@ impl ModelGenerator {
         check_capacity(&admission.limits, operation.queue(&admission.backends), bytes)?;
         inference.generations.insert(&id, sink)?;
         store.touch(&model.session);
-        // Only requests with a sequence number can be late, which generations do not have.
+        // Enqueuing fails only if a sequence number is late, and generations have no sequence
+        // numbers.
         let _ = operation.enqueue(&admission.backends, id, bytes, None);
         drop(store);
         Ok(stream)
     }
 
-    /// Creates the channel of a generation, which cancels the generation when its reader is dropped
-    /// before the end.
+    /// Creates the channel of a generation. If the reader of the channel is dropped before the end,
+    /// the generation is cancelled.
     fn stream(&self, id: &RequestId) -> (TokenSink, TokenStream) {
         let inference = Arc::clone(&self.inference);
         let request = id.clone();
@@ -121,19 +123,24 @@ impl ModelGenerator {
     }
 }
 
-/// All running generations of a server. Used to end them when the worker cannot, because the server
-/// stops or the worker has panicked.
+/// All generations of a server that are queued or sampled. The table is used to fail the
+/// generations when the worker cannot, because the server stops or the worker has panicked.
 #[derive(Default)]
 pub(crate) struct Generations(Mutex<GenerationTable>);
 
 #[derive(Default)]
 struct GenerationTable {
     active: HashMap<RequestId, TokenSink>,
-    /// Error with which new generations are rejected, once the server stops or the worker panicked.
+    /// Error with which new generations are rejected; set once the server stops or the worker has
+    /// panicked.
     closed: Option<ServerError>,
 }
 
 impl Generations {
+    /// Adds a generation.
+    ///
+    /// # Errors
+    /// The error of [`fail_all`](Self::fail_all), if it was called before.
     fn insert(&self, id: &RequestId, sink: TokenSink) -> Result<(), ServerError> {
         let mut table = self.0.lock();
         if let Some(error) = &table.closed {

@@ -5,10 +5,10 @@
 //! [`ModelGenerator`] enqueues the generation.
 //!
 //! Unlike requests of the Tinker API, inference requests are not durable: they have no record on
-//! disk, no future and no retry. The tokens go to the connection of the client while they are
-//! sampled, and a client that disconnects cancels its request within one step of the sampler.
-//! Inference requests share the worker's batches, the queue limits and the cached weights with
-//! Tinker samples, and the results have the same bits.
+//! disk and no future, and they are not executed again after a restart. The server sends the tokens
+//! to the client while they are sampled, and a client that disconnects cancels its request within
+//! one step of the sampler. Inference requests share the worker's batches, the queue limits and the
+//! cached weights with Tinker samples, and the results have the same bits.
 
 mod error;
 mod generation;
@@ -31,6 +31,6 @@ pub(crate) struct Inference {
     pub(crate) admission: Arc<Admission>,
     /// Inference requests that are not finished.
     pub(crate) generations: Arc<Generations>,
-    /// Alternative names of models, each with the name that it stands for.
+    /// Pairs of an alias and the model name that the alias stands for.
     pub(crate) aliases: Vec<(String, String)>,
 }

@@ -22,7 +22,7 @@ const TINKER: &str = "tinker://";
 /// Weights to sample from, found by name.
 #[derive(Clone, Debug)]
 pub(crate) struct NamedModel {
-    /// Name in the request; responses repeat it.
+    /// Name in the request, which responses repeat.
     pub(crate) name: String,
     pub(crate) base: Arc<BaseModel>,
     pub(crate) weights: WeightsKey,
@@ -37,13 +37,13 @@ impl NamedModel {
     /// checkpoint, a training run (its latest checkpoint), or a sampling session.
     ///
     /// # Errors
-    /// - [`ServerError::NotFound`] with the nearest names if there is no such model.
-    /// - [`ServerError::Forbidden`] if the session of the sampling session has ended.
+    /// - [`ServerError::NotFound`] with the most similar names if there is no such model.
+    /// - [`ServerError::Forbidden`] if the session of the named sampling session has ended.
     pub(crate) fn resolve(inference: &Inference, name: &str) -> Result<Self, InferenceError> {
         Self::find(inference, name).map_err(|error| inference_error(error).caused_by("model"))
     }
 
-    /// Reads the tokenizer on the blocking pool, unless it is in memory. Also reads the chat
+    /// Reads the tokenizer on the blocking thread pool, unless it is in memory. Also reads the chat
     /// template if `with_chat` is true.
     ///
     /// # Errors

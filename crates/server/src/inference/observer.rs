@@ -30,7 +30,7 @@ impl TokenObserver for SampledTokens {
             completion: u32::try_from(sampled.completion).unwrap_or(u32::MAX),
             token: sampled.token,
             logprob: sampled.logprob,
-            // The engine fills empty entries with this pair.
+            // The engine fills empty entries with this pair; do not report them as tokens.
             top: top.filter(|pair| *pair != (0, NO_LOGPROB)).collect(),
             stop: sampled.stop.map(|reason| match reason {
                 EngineStopReason::Stop => StopReason::Stop,

@@ -20,14 +20,15 @@ const COMPLETION_BYTES: usize = 1 << 10;
 /// A validated request and the memory that it may need.
 pub(super) struct PreparedGeneration {
     pub(super) request: EngineRequest,
-    /// Bytes of the prompt, of its tables, of the completions and of all tokens that the channel
-    /// may hold.
+    /// Bytes of the prompt, of the requested tables about the prompt, and of all tokens of the
+    /// completions, which the channel to the client may hold.
     pub(super) bytes: usize,
 }
 
-/// Converts a request to a sample of the Tinker API and the seed. An upstream evaluates the stop
-/// conditions: stop strings replace stop tokens, because a request of the Tinker API has only one
-/// of the two.
+/// Converts a request to a sampling request of the Tinker API. Returns that request and its seed.
+///
+/// The upstream evaluates the stop conditions. Stop strings replace stop tokens, because a request
+/// of the Tinker API has either stop strings or stop tokens.
 pub(super) fn upstream_sample(
     admission: &Admission,
     request: GenerationRequest,
@@ -44,7 +45,8 @@ pub(super) fn upstream_sample(
     Ok((sample, seed))
 }
 
-/// Returns the sample of the Tinker API with the same parameters, without stop conditions and seed.
+/// Returns the sampling request of the Tinker API with the same parameters, but without stop
+/// conditions and seed.
 fn tinker_sample(request: GenerationRequest) -> SampleRequest {
     let mut params = SamplingParams::new().temperature(request.temperature).top_p(request.top_p);
     params.max_tokens = request.max_tokens;
@@ -56,7 +58,8 @@ fn tinker_sample(request: GenerationRequest) -> SampleRequest {
         .topk_prompt_logprobs(request.prompt_logprobs.unwrap_or(0))
 }
 
-/// Validates a request for a model of the engine and for the server's limits, as a Tinker sample.
+/// Validates a request against a model of the engine and the server's limits, by the same rules as
+/// a sampling request of the Tinker API.
 pub(super) fn prepare(
     admission: &Admission,
     base: &BaseModel,

@@ -17,7 +17,7 @@ impl ResponseSink for UpstreamResponse {
     }
 }
 
-/// Sends all tokens of a response to an inference request.
+/// Sends all tokens of `response` to the sink of an inference request.
 fn deliver(sink: &TokenSink, response: &SampleResponse) {
     let logprobs = response.prompt_logprobs.as_ref();
     let logprobs: Option<Vec<f32>> =

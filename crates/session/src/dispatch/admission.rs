@@ -28,7 +28,7 @@ pub struct Admission {
     backoff: Arc<SharedBackoff>,
 }
 
-/// Permission to submit one request. Dropping it releases the permits.
+/// Permission to submit one request. Dropping this value releases the permits.
 #[derive(Debug)]
 pub struct SubmitPermit {
     _concurrency: Permit,
@@ -37,7 +37,8 @@ pub struct SubmitPermit {
 }
 
 impl Admission {
-    /// Creates the default concurrency limits with a budget of `max_bytes` in flight.
+    /// Creates an admission control with the default concurrency limits and a budget of `max_bytes`
+    /// bytes in flight.
     pub(crate) fn new(max_bytes: u64, backoff: Arc<SharedBackoff>) -> Self {
         Self::with_limits(MAX_CONCURRENT, MAX_CONCURRENT_AFTER_BACKOFF, max_bytes, backoff)
     }
@@ -58,7 +59,7 @@ impl Admission {
 
     /// Waits until a request of `bytes` bytes may be submitted.
     ///
-    /// Cancel safe: dropping the future releases everything it had acquired.
+    /// Cancel safe: dropping the future releases all permits that it had acquired.
     pub async fn acquire(&self, bytes: u64) -> SubmitPermit {
         let concurrency = self.concurrency.acquire(1).await;
         let reduced_concurrency = if self.backoff.is_recent() {

@@ -1,9 +1,9 @@
 //! [`Limit`]: an asynchronous counting semaphore that admits requests of any size.
 //!
-//! A request is admitted while the remaining budget is not negative; its amount is then subtracted
-//! and may make the budget negative. A request larger than the limit is therefore admitted
-//! eventually, and the limit is exceeded by at most one request. Waiting requests are admitted in
-//! first-in, first-out order.
+//! A request is admitted while the remaining budget is not negative. The amount of the request is
+//! then subtracted, which may make the budget negative. A request larger than the limit is
+//! therefore admitted eventually, and the limit is exceeded by at most one request. Waiting
+//! requests are admitted in first-in, first-out order.
 //!
 //! Without waiters, acquiring and releasing are one atomic operation each, so that thousands of
 //! samples do not serialize on a lock. The remaining budget and the "has waiters" flag share one
@@ -18,7 +18,8 @@ use crate::sync::{AtomicI64, Mutex, MutexGuard, Ordering};
 
 /// Lowest bit of the state: set while the queue has waiters. The other bits are the budget.
 const HAS_WAITERS: i64 = 1;
-/// Largest budget and largest amount. Their sum cannot overflow `i64`.
+/// Maximum budget and maximum amount. The sum of two such values, shifted left by one bit, does not
+/// overflow `i64`.
 const MAX_AMOUNT: i64 = i64::MAX >> 3;
 
 /// Semaphore over bytes or requests.
@@ -34,7 +35,7 @@ struct Waiter {
     admit: oneshot::Sender<Permit>,
 }
 
-/// Amount acquired from a [`Limit`]. Dropping it returns the amount.
+/// Amount acquired from a [`Limit`]. Dropping this value returns the amount to the budget.
 #[derive(Debug)]
 pub struct Permit {
     limit: Arc<Limit>,
@@ -44,7 +45,7 @@ pub struct Permit {
 /// Requester on whose behalf budget is acquired.
 #[derive(Clone, Copy, PartialEq)]
 enum Requester {
-    /// Caller of [`Limit::acquire`]. It must not overtake the queue.
+    /// Caller of [`Limit::acquire`], who must not overtake the queue.
     New,
     /// Waiter at the head of the queue.
     HeadOfQueue,
@@ -59,13 +60,14 @@ impl Limit {
 
     /// Creates a limit of `max` concurrent requests, each of which acquires 1.
     pub fn concurrency(max: u32) -> Arc<Self> {
-        // One less: the request that makes the budget negative is admitted too.
+        // The budget is one less than `max`: the request that makes it negative is admitted too.
         Self::bytes(u64::from(max.saturating_sub(1)))
     }
 
     /// Waits until the budget is not negative, then subtracts `amount`.
     ///
-    /// Cancel safe: dropping the future leaves the budget and the queue as they were.
+    /// Cancel safe: dropping the future acquires nothing. Its entry in the queue is skipped and
+    /// removed later.
     pub async fn acquire(self: &Arc<Self>, amount: u64) -> Permit {
         let amount = clamp_amount(amount);
         if self.try_subtract(amount, Requester::New) {
@@ -124,7 +126,8 @@ impl Limit {
             let waiter = waiters.pop_front().expect("the queue has a head");
             admitted.push((waiter.admit, self.permit(waiter.amount)));
         }
-        // Unlock first: a permit whose receiver is gone is dropped by `send` and locks again.
+        // Unlock first: `send` drops a permit whose receiver is gone, and dropping a permit takes
+        // the lock.
         drop(waiters);
         for (admit, permit) in admitted {
             let _ = admit.send(permit);

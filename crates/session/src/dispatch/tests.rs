@@ -1,7 +1,7 @@
 //! Unit tests of [`Limit`] and [`Admission`].
 //!
-//! They are not in `limit.rs` and `admission.rs` because the model tests of the crate
-//! `tinkex` compile those files again, with loom.
+//! The tests are not in `limit.rs` and `admission.rs` because the model tests of the crate `tinkex`
+//! compile these files a second time, with loom.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -77,7 +77,7 @@ struct PendingCall {
     announce: oneshot::Sender<Result<Announcement>>,
     since: Instant,
     /// Limits of the call's retry policy. `None` if the policy sets no limit, which is the default.
-    /// Boxed and optional, so that ten thousand pending samples do not store ten thousand copies.
+    /// Boxed and optional to save memory: ten thousand samples can be pending.
     limits: Option<Box<CallLimits>>,
 }
 
@@ -113,7 +113,7 @@ impl CallLimits {
             _ if !self.retries_rejected_polls && is_rejected(error) => return false,
             _ => {}
         }
-        // If the poll was sent before the call started to wait, its outage counts from the start of
+        // If the poll was sent before the call started to wait, the outage of this call starts with
         // the wait.
         !self.outage.record(sent_at.max(self.since), delay)
     }
@@ -153,6 +153,7 @@ impl Unclaimed {
 enum PollingEnd {
     /// The server lacks the endpoint; each result is polled for individually.
     NotOffered,
+    /// A poll failed with an error that polling again cannot resolve.
     Failed(Error),
 }
 
@@ -262,7 +263,7 @@ impl BatchPoll {
     }
 }
 
-/// Removes a waiter when it is dropped.
+/// Guard that removes the waiter of `request_id` from the batch poll when it is dropped.
 struct Waiter<'a> {
     shared: &'a BatchPollShared,
     request_id: &'a RequestId,
@@ -283,8 +284,8 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// Releases the waiters when the polling task ends or its runtime does: each then polls for its
-/// result individually.
+/// Guard that releases the waiters when the polling task or its runtime ends. Each waiter then
+/// polls for its result individually.
 struct ReleaseWaiters(Arc<BatchPollShared>);
 
 impl Drop for ReleaseWaiters {
@@ -353,7 +354,7 @@ impl PollingTask {
     /// the delay before the next poll.
     ///
     /// # Errors
-    /// If no poll follows.
+    /// The reason why polling ends, if no poll follows.
     fn after_failure(&mut self, error: &Error) -> std::result::Result<Duration, PollingEnd> {
         let failed = || PollingEnd::Failed(error.clone());
         let delay = match error.status() {

@@ -57,8 +57,9 @@ pub use submitted::Submitted;
 ///
 /// # Cancel safety
 /// Dropping the future, for example in `select!` or `tokio::time::timeout`, loses the result but
-/// not the request: the client still submits it, in call order and with all retries, and the server
-/// executes it. The same holds for a future that fails by its [`timeout`](Self::timeout).
+/// not the request: the client still submits the request, in call order and with all retries, and
+/// the server executes it. The same holds for a future that fails by its
+/// [`timeout`](Self::timeout).
 ///
 /// [`ErrorKind::Config`]: tinkex_transport::ErrorKind::Config
 /// [`ErrorKind::Panicked`]: tinkex_transport::ErrorKind::Panicked
@@ -92,7 +93,8 @@ impl<T> ApiFuture<T> {
         self.limit(Some(timeout))
     }
 
-    /// Limits how long the future waits for the result, if a limit is given.
+    /// Limits how long the future waits for the result, counted from now. `None` keeps the limit
+    /// that was set before, if any.
     #[doc(hidden)]
     pub fn limit(self, limit: Option<Duration>) -> Self {
         Self { deadline: limit.map(Deadline::new).or(self.deadline), ..self }
@@ -246,10 +248,10 @@ impl<T> Future for RequestFuture<T> {
 /// Time limit of a future.
 struct Deadline {
     limit: Duration,
-    /// End of the limit; `None` if it is too far in the future for an [`Instant`].
+    /// Time at which the limit ends; `None` if it is too far in the future for an [`Instant`].
     at: Option<Instant>,
-    /// Created at the first poll, which runs inside a runtime. Boxed to keep the futures small:
-    /// most have no limit.
+    /// Created at the first poll, which runs inside a runtime. Boxed to keep the futures small,
+    /// because most futures have no limit.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -258,7 +260,7 @@ impl Deadline {
         Self { limit, at: Instant::now().checked_add(limit), timer: None }
     }
 
-    /// Resolves once the time is over.
+    /// Returns ready once the limit has ended, else registers the waker.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some(at) = self.at else { return Poll::Pending };
         self.timer.get_or_insert_with(|| Box::pin(sleep_until(at))).as_mut().poll(context)

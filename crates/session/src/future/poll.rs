@@ -71,7 +71,7 @@ impl PollState {
     }
 }
 
-/// What follows a poll.
+/// Action that follows a poll.
 enum AfterPoll {
     /// The result has arrived.
     Ready(ResultPayload),
@@ -112,14 +112,14 @@ impl<'a> Poller<'a> {
         Self { session, log, batch_poll: None, options, is_sample: false }
     }
 
-    /// Sets the options of a call.
+    /// Replaces the options of the session by the options of one call.
     pub fn with_options(self, options: &'a CallOptions) -> Self {
         Self { options, ..self }
     }
 
-    /// Configures the poller for a sample. If `batch_poll` is set, the poller waits until it
-    /// announces the result. After a failure of category `server` the poller does not poll again,
-    /// because the caller resubmits the sample.
+    /// Configures the poller for a sample. If `batch_poll` is set, the poller waits until the batch
+    /// poll announces the result. After a failure of category `server` the poller does not poll
+    /// again, because the caller resubmits the sample.
     pub fn for_sample(self, batch_poll: Option<&'a BatchPoll>) -> Self {
         Self { batch_poll, is_sample: true, ..self }
     }
@@ -157,8 +157,8 @@ impl<'a> Poller<'a> {
             },
         };
         if let Some(batch_poll) = self.batch_poll {
-            // Report the result as retrieved after an error too: no further poll for it follows, so
-            // the server may drop it.
+            // Report the result as retrieved after an error too: no further poll for the result
+            // follows, so the server may drop it.
             batch_poll.mark_retrieved(submitted.response.request_id.clone());
         }
         payload.and_then(|payload| Ok(S::decode_output(&payload)?)).map_err(|error| {
@@ -213,7 +213,7 @@ impl<'a> Poller<'a> {
         }
     }
 
-    /// Returns what follows the response to a poll.
+    /// Decodes the response to a poll and returns the next action.
     ///
     /// # Errors
     /// If the request failed, or the response cannot be decoded.
@@ -260,12 +260,12 @@ impl<'a> Poller<'a> {
         Ok(next)
     }
 
-    /// Returns the delay before the next poll after a failed one.
+    /// Records a failed poll and returns the delay before the next poll.
     ///
     /// # Errors
-    /// If no poll follows. The error is the failure of the request if an earlier poll reported one,
-    /// else `error`. After a 402 it is always `error`, because only the user can resolve a billing
-    /// problem.
+    /// If no poll follows. The error is the failure of the request if an earlier poll reported a
+    /// failure, else `error`. After a 402 the method always returns `error`, because only the user
+    /// can resolve a billing problem.
     fn after_failure(
         &self,
         error: Error,
@@ -315,8 +315,8 @@ impl<'a> Poller<'a> {
     }
 
     /// Waits until the batch poll announces the result. If the announcement has the size of the
-    /// result, also waits for that many bytes of the download budget. Returns whether to wait again
-    /// if the next poll reports that the result is not ready.
+    /// result, also waits for that many bytes of the download budget. Returns whether to wait for
+    /// an announcement again if the next poll reports that the result is not ready.
     async fn wait_for_announcement(
         &self,
         submitted: &Submitted,

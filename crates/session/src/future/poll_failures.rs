@@ -19,8 +19,8 @@
 //! 1, 2 and 4 seconds, unless the request is a sample, which is resubmitted instead. The Python SDK
 //! returns the failure at once.
 //!
-//! A successful response resets `backoff` and leaves `bad_requests` unchanged. Both change as in
-//! the Python SDK; the fixture `future_retrieve.json` records its behaviour.
+//! A successful response resets `backoff` and leaves `bad_requests` unchanged. Both fields change
+//! as in the Python SDK, whose behaviour the fixture `future_retrieve.json` records.
 
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ use crate::transport::CallOptions;
 
 /// Response time below which a poll counts as not held open by the server.
 const FAST_POLL: Duration = Duration::from_secs(1);
-/// Delays before polls that follow a fast poll.
+/// Delays between a fast poll and the next poll.
 const FAST_POLL_BACKOFF: Backoff = Backoff::new(Duration::from_millis(250))
     .cap(Duration::from_secs(5))
     .jitter(Jitter::Shorten(0.5));
@@ -50,14 +50,17 @@ pub(super) async fn wait(delay: Duration) {
     }
 }
 
-/// Decides when to stop polling a server that is unreachable or fails, by the options of the call.
+/// Limits of an outage, from the options of the call: how many polls in a row may fail, and for how
+/// long.
 #[derive(Debug)]
 pub(super) struct OutageLimit {
     /// Number of consecutive failed polls after which polling ends.
     max_failures: u32,
     /// Duration of an outage after which no poll starts; unlimited if `None`.
     time_limit: Option<Duration>,
+    /// Number of failed polls in the current outage.
     failures: u32,
+    /// Start of the current outage; `None` if the last poll succeeded.
     started: Option<Instant>,
 }
 
@@ -71,7 +74,7 @@ impl OutageLimit {
         }
     }
 
-    /// Ends the outage, if there was one: the server processed a poll.
+    /// Ends the outage, if any. Call it after the server has processed a poll.
     pub(super) fn end(&mut self) {
         self.failures = 0;
         self.started = None;

@@ -48,8 +48,8 @@ impl fmt::Display for QueuedWork {
 pub struct QueueStateChange {
     /// Kind of pending work.
     pub work: QueuedWork,
-    /// Id of the model or of the sampling session. For work that creates a model or a loss, its
-    /// name.
+    /// Id of the model or of the sampling session. For [`ModelCreation`](QueuedWork::ModelCreation)
+    /// and [`LossCreation`](QueuedWork::LossCreation), the name of the model or loss.
     pub id: String,
     /// New state; `None` if the server reports no state or a state that this version does not know.
     pub state: Option<QueueState>,
@@ -57,7 +57,7 @@ pub struct QueueStateChange {
     pub reason: Option<String>,
 }
 
-/// The caller's function for changes of the queue state.
+/// Callback of the caller for changes of the queue state.
 #[derive(Clone)]
 pub struct QueueObserver(Arc<dyn Fn(&QueueStateChange) + Send + Sync>);
 
@@ -67,7 +67,7 @@ impl QueueObserver {
         Self(Arc::new(callback))
     }
 
-    /// Calls the function. A panic of the function is logged, and does not fail the call that waits
+    /// Calls the callback. A panic of the callback is logged, and does not fail the call that waits
     /// for the work.
     fn notify(&self, change: &QueueStateChange) {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (self.0)(change))) {
@@ -94,7 +94,7 @@ pub struct QueueLog {
 }
 
 impl QueueLog {
-    /// Creates the log of the work `work` of the model, sampling session or loss `id`.
+    /// Creates the log of `work` for the model, sampling session or loss `id`.
     pub fn new(work: QueuedWork, id: impl Into<String>, observer: Option<QueueObserver>) -> Self {
         let last_warning = Mutex::new(None);
         let state = Mutex::default();
@@ -134,8 +134,8 @@ impl QueueLog {
         true
     }
 
-    /// Returns the warning for a paused state, unless one was returned less than a minute ago. The
-    /// texts equal the warnings of the Python SDK.
+    /// Returns the warning for a paused state, unless a warning was returned less than a minute
+    /// ago. The texts equal the warnings of the Python SDK.
     fn warning(&self, pending: &QueueStatus, now: Instant) -> Option<String> {
         let state = pending.queue_state.filter(|state| *state != QueueState::Active)?;
         let mut last = self.last_warning.lock();

@@ -16,9 +16,10 @@ use crate::transport::retry::call_progress::CallProgress;
 pub struct Submitted {
     /// Acknowledgement of the server.
     pub response: SubmitResponse,
-    /// Name of the type of the request, for logs and headers.
+    /// Type of the request, for logs and headers, for example `Sample`.
     pub request_type: &'static str,
-    /// Time that submitting the request took. Reported to the server with the first poll.
+    /// Time from the start of the submission until the server accepted the request. The first poll
+    /// reports it to the server.
     pub submit_duration: Duration,
     /// When the call started.
     pub call_start: Instant,
@@ -44,8 +45,8 @@ impl Submitted {
         Ok(Self::new(response?, request, start, &call))
     }
 
-    /// Creates the record of a request that the server accepted in `call`. `start` is when its
-    /// submission started.
+    /// Creates the record of a request that the server accepted in `call`. `start` is the time at
+    /// which the submission started; the submission ends now.
     pub fn new<S: SubmitRequest>(
         response: SubmitResponse,
         request: &S,

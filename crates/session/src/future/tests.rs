@@ -28,8 +28,8 @@ struct PollScript(Arc<Mutex<PollScriptState>>);
 struct PollScriptState {
     /// Responses to the next polls: a status, a string for a lost connection, or a body.
     responses: VecDeque<Value>,
-    /// Time after which a poll without a scripted response announces nothing; it never responds if
-    /// `None`.
+    /// Time after which the server responds to a poll without a scripted response, with no
+    /// announcement; `None` if the server never responds.
     hold: Option<Duration>,
     /// Time and body of each poll.
     received: Vec<(Instant, Value)>,
@@ -145,7 +145,7 @@ async fn batch_polls_match_the_python_sdk() {
         assert_eq!(json!(received), case["requests"], "{case}");
         let sleeps: Vec<u64> =
             polls.windows(2).map(|pair| (pair[1].0 - pair[0].0).as_secs()).collect();
-        // Longer gaps are those between the actions of this test.
+        // Longer gaps come from the delays between the actions of this test.
         let sleeps: Vec<u64> = sleeps.into_iter().filter(|s| (1..10).contains(s)).collect();
         assert_eq!(json!(sleeps), case["sleeps"], "{case}");
         for (id, expected) in case["waiters"].as_object().unwrap() {
@@ -262,12 +262,12 @@ async fn a_call_whose_announcement_is_missing_is_polled() {
     assert_eq!(count(), 1, "one call polls for its result");
     sleep(Duration::from_secs(90)).await;
     assert_eq!(count(), 1, "the next one follows later");
-    // The result was there: the announcements of others may be missing, too.
+    // The call found its result, so other announcements may be missing too: two checks follow.
     let found = released.lock().unwrap()[0].clone();
     batch_poll.mark_retrieved(found);
     sleep(Duration::from_secs(30)).await;
     assert_eq!(count(), 3);
-    // Their results are not ready, so they wait again, and the next check is a single one.
+    // The results of the two calls are not ready, so the calls wait again, and one check follows.
     let pending = released.lock().unwrap()[1..].to_vec();
     calls.extend(pending.into_iter().map(wait));
     sleep(Duration::from_secs(90)).await;

@@ -52,7 +52,7 @@ fn take_batch(
     batch
 }
 
-/// Cancels a sample when dropped, unless it was [disarmed](Self::disarm).
+/// Guard that cancels a sample when it is dropped, unless it was [disarmed](Self::disarm).
 pub struct CancelGuard<'a> {
     session: &'a Session,
     request_id: Option<RequestId>,
@@ -64,7 +64,7 @@ impl<'a> CancelGuard<'a> {
         Self { session, request_id: Some(request_id) }
     }
 
-    /// Drops the guard without cancelling: the result has arrived.
+    /// Drops the guard without cancelling the sample. Call it once the result has arrived.
     pub fn disarm(mut self) {
         self.request_id = None;
     }

@@ -38,13 +38,13 @@ use dynamic::DynamicSettings;
 pub use other_key::OtherKeyConnection;
 pub use pending_calls::{PendingCall, PendingCalls};
 
-/// Time without any response after which a client that finishes stops waiting for the server. Equal
-/// to the default retry timeout, so that finishing outlasts a restart of the server.
+/// Time without any response after which [`Session::drain`] stops waiting for the server. Equal to
+/// the default retry timeout, so that the wait outlasts a restart of the server.
 const MAX_SILENCE: Duration = Duration::from_secs(300);
-/// Longest time that reporting the end of a session takes.
+/// Maximum time for the request that reports the end of a session to the server.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Open session. Heartbeats keep it alive until it is closed or dropped.
+/// Open session. Heartbeats keep the session alive until this value is closed or dropped.
 pub struct Session {
     connection: Arc<Connection>,
     id: SessionId,
@@ -97,7 +97,8 @@ impl Session {
     /// configuration to use.
     ///
     /// # Errors
-    /// If the server does not accept the kind of the credential.
+    /// If no credential is found, or the server does not accept this kind of credential (API key or
+    /// credential command).
     pub fn restore(settings: &Arc<ClientSettings>, handle: &SamplerHandle) -> Result<Arc<Self>> {
         let config = &handle.holder.client_config;
         let dynamic = &handle.holder.client_dynamic_config;
@@ -108,8 +109,9 @@ impl Session {
         Self::start(settings, connection, handle.session_id.clone())
     }
 
-    /// Creates the session value and starts the background tasks: heartbeats, refresh of the
-    /// dynamic settings, and cancellations.
+    /// Creates the value for the session `id`, which exists on the server, and starts its
+    /// background tasks: heartbeats, refresh of the dynamic settings, and cancellations. Sends
+    /// nothing before it returns.
     ///
     /// # Errors
     /// If no credential is found.
@@ -153,12 +155,12 @@ impl Session {
         self.connection.transport()
     }
 
-    /// Returns the connection.
+    /// Returns the connection of the session.
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    /// Returns the caller's function for changes of the queue state.
+    /// Returns the callback that the caller has set for changes of the queue state, if any.
     pub fn queue_observer(&self) -> Option<QueueObserver> {
         self.settings.queue_observer.clone()
     }
@@ -192,22 +194,22 @@ impl Session {
         self.settings.adaptive_polling
     }
 
-    /// Returns the sequence number of the next model.
+    /// Assigns the next sequence number to a new model and returns the number.
     pub fn next_model(&self) -> u32 {
         self.next_model.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns the sequence number of the next sampling session.
+    /// Assigns the next sequence number to a new sampling session and returns the number.
     pub fn next_sampler(&self) -> u32 {
         self.next_sampler.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns the sequence number of the next custom loss.
+    /// Assigns the next sequence number to a new custom loss and returns the number.
     pub fn next_loss(&self) -> u32 {
         self.next_loss.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns the ids of the losses that are registered with the server, by fingerprint.
+    /// Returns the ids of the custom losses that are registered with the server, by fingerprint.
     pub fn losses(&self) -> &tokio::sync::Mutex<HashMap<[u8; 32], LossId>> {
         &self.losses
     }
@@ -263,8 +265,9 @@ impl Session {
         }
     }
 
-    /// Finishes the session on the server and closes the connection, even if the server does not
-    /// respond within 30 seconds. A second call has no effect.
+    /// Finishes the session on the server and closes the connection. Waits at most 30 seconds for
+    /// the server, and closes the connection even if the server does not respond. A second call has
+    /// no effect.
     pub async fn close(&self, reason: FinishReason, detail: Option<String>) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -289,8 +292,8 @@ impl Session {
         self.leave().await;
     }
 
-    /// Closes the connection without finishing the session, which another process created and may
-    /// still use.
+    /// Closes the connection without finishing the session on the server, so that another process
+    /// can continue to use the session.
     pub async fn leave(&self) {
         self.stop_tasks();
         self.connection.close().await;
@@ -300,17 +303,17 @@ impl Session {
         self.tasks.lock().clear();
     }
 
-    /// Runs `work`, cancelling it if the client is closed.
+    /// Runs `work`, cancelling it if the session is closed.
     ///
     /// # Errors
-    /// An error of kind [`Closed`](tinkex_transport::ErrorKind::Closed) if the client is closed,
+    /// An error of kind [`Closed`](tinkex_transport::ErrorKind::Closed) if the session is closed,
     /// else the error of `work`.
     pub fn run_until_closed<'a, T: 'a>(
         &'a self,
         work: impl Future<Output = Result<T>> + Send + 'a,
     ) -> impl Future<Output = Result<T>> + Send + 'a {
-        // An async function would store `work` twice: as its argument and as the future it awaits.
-        // With ten thousand pending samples this memory matters, so `work` is boxed instead.
+        // An async function would store `work` twice: as its argument and as the future that it
+        // awaits. With ten thousand pending samples this memory matters, so `work` is boxed.
         let closed = Box::pin(self.transport().until_closed());
         select(Box::pin(work), closed).map(|first| match first {
             Either::Left((result, _)) => result,

@@ -11,7 +11,7 @@ use crate::transport::Transport;
 use super::Session;
 
 /// A connection to the session's server that uses another API key than the client, for checkpoints
-/// that only this key may read.
+/// that only the other key may read.
 #[derive(Debug)]
 pub struct OtherKeyConnection(Arc<Connection>);
 
@@ -19,7 +19,7 @@ impl Session {
     /// Creates a connection that uses `key`. Sends nothing.
     ///
     /// # Errors
-    /// If the server does not accept the kind of the credential.
+    /// If `key` is not a valid API key.
     pub fn with_other_key(&self, key: &Secret) -> Result<OtherKeyConnection> {
         let settings = self.settings.with_key(key);
         let config = self.config().clone();
@@ -29,11 +29,11 @@ impl Session {
 }
 
 impl OtherKeyConnection {
-    /// Returns the secret that grants access to the checkpoints of the key: the key itself, or the
-    /// token that the server exchanged for the key.
+    /// Returns the secret that grants access to the checkpoints of the other key: the key itself,
+    /// or the token that the server issued in exchange for the key.
     ///
     /// # Errors
-    /// If the exchange fails.
+    /// If the server does not exchange the key for a token.
     pub async fn access_token(&self) -> Result<Secret> {
         self.0.transport().token().await
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Calls of one model without a result, so that a caller can wait for all of them.
+/// Calls of one model that have no result yet. [`ended`](Self::ended) waits for all of them.
 #[derive(Debug, Default)]
 pub struct PendingCalls(watch::Sender<CallNumbers>);
 
@@ -26,7 +26,7 @@ pub struct PendingCall {
 }
 
 impl PendingCalls {
-    /// Adds a call.
+    /// Adds a call, which ends when the returned value is dropped.
     pub fn begin(self: &Arc<Self>) -> PendingCall {
         let mut number = 0;
         self.0.send_modify(|calls| {
@@ -37,8 +37,8 @@ impl PendingCalls {
         PendingCall { calls: Arc::clone(self), number }
     }
 
-    /// Returns a future that resolves once all calls that were added before this one have ended.
-    /// Later calls do not prolong the wait.
+    /// Returns a future that resolves once all calls that are pending now have ended. Calls that
+    /// begin later do not prolong the wait.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let next = self.0.borrow().next;
         let mut calls = self.0.subscribe();

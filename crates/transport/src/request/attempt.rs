@@ -23,8 +23,8 @@ use crate::retry::request_policy::RequestCredential;
 use crate::{RequestOptions, Transport};
 
 impl Transport {
-    /// Authenticates and sends the request. If the server rejects a token (401) that it issued for
-    /// the credential, replaces the token and sends the request once more.
+    /// Authenticates and sends the request. If the server rejects (401) a token that it issued in
+    /// exchange for the credential, replaces the token and sends the request once more.
     pub(crate) async fn attempt<B: Receive>(
         &self,
         encoded: &EncodedRequest,
@@ -114,7 +114,8 @@ impl Transport {
                 body = EncodedBody::Bytes(Bytes::new());
                 body_dropped = true;
             }
-            // Send secrets and user data to the API server only. A body may contain both.
+            // Send secrets and user data to the API server only. A body may contain secrets and
+            // user data.
             if next.origin() != self.base_url.origin() {
                 if method != Method::GET {
                     let refused =
@@ -138,8 +139,8 @@ impl Transport {
         let mut mismatch = failure.kind() == HttpFailureKind::WrongProtocol;
         let mut failure = failure;
         if mismatch && responded {
-            // The server has responded before, so it uses this protocol, and only this response was
-            // damaged.
+            // The server has responded before, so it speaks this protocol, and only this response
+            // was damaged.
             failure = HttpFailure::connect(failure);
             mismatch = false;
         }
@@ -165,8 +166,8 @@ impl Transport {
 }
 
 /// Returns whether the server has certainly not read the request of this attempt: nothing was sent,
-/// or the server refused the client because of its credential, account or rate. After any other
-/// failure, including a 5xx, the server may have accepted the request.
+/// or the server refused the request because of the client's credential, account or request rate.
+/// After any other failure, including a 5xx, the server may have accepted the request.
 fn is_unread<B>(sent: &std::result::Result<Response<B>, HttpFailure>) -> bool {
     match sent {
         Ok(response) => matches!(response.status().as_u16(), 401 | 402 | 403 | 429),
@@ -189,7 +190,7 @@ fn is_loopback(uri: &Uri) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Returns the response if it is successful (2xx).
+/// Returns the response if its status is 2xx, else the failed attempt.
 fn check_status<B: Receive>(
     response: Response<B::Body>,
 ) -> std::result::Result<Response<B::Body>, FailedAttempt> {

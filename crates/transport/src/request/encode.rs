@@ -18,13 +18,14 @@ use crate::retry::RetryState;
 use crate::retry::request_policy::RequestPolicy;
 use crate::{RequestOptions, Transport};
 
-/// Maximum number of headers that the transport adds to a request.
+/// Maximum number of headers that the transport adds to the default headers and to the headers of
+/// the request options.
 const OWN_HEADERS: usize = 9;
 
 /// Route, target and body of a request.
 ///
-/// The code that sends a request takes its parts instead of the request, so that it is compiled once
-/// and not for every type of request.
+/// The code that sends a request takes the parts instead of the request, so that the compiler
+/// generates this code once and not for every type of request.
 pub(crate) struct RequestParts {
     pub(crate) route: Route,
     /// Path and query.
@@ -55,7 +56,7 @@ pub(crate) struct EncodedRequest {
     pub(crate) policy: RequestPolicy,
 }
 
-/// Encoded body of a request. The file is boxed, so that the type is as small as `Bytes`.
+/// Encoded body of a request. The variant with a file is boxed to keep the enum small.
 #[derive(Clone)]
 pub(crate) enum EncodedBody {
     Bytes(Bytes),
@@ -64,7 +65,7 @@ pub(crate) enum EncodedBody {
 }
 
 impl Transport {
-    /// Completes a request once, for all its attempts.
+    /// Encodes a request once, for all its attempts: URL, compressed body and policy.
     pub(crate) async fn encode(
         &self,
         parts: RequestParts,
@@ -104,8 +105,8 @@ impl Transport {
         Ok(EncodedRequest { method, uri, body, content_type, policy })
     }
 
-    /// Builds the headers of one attempt. A copy that is kept for retries would cost every request
-    /// more than rebuilding the headers for the rare retry.
+    /// Builds the headers of one attempt. The headers are built again for a retry: retries are
+    /// rare, and keeping a copy for them would cost every request more.
     pub(crate) fn headers(
         &self,
         encoded: &EncodedRequest,

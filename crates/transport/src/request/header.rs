@@ -16,6 +16,9 @@ pub(crate) const READ_TIMEOUT: &str = "x-stainless-read-timeout";
 
 /// Returns the headers of every request: the client's identification, credentials for a Cloudflare
 /// Access proxy from `env`, and `overrides`, which replace headers of the same name.
+///
+/// # Errors
+/// [`ErrorKind::Config`] if a name or value is not valid in a header.
 pub fn default_headers(env: &Env, overrides: &[(String, String)]) -> Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
@@ -68,13 +71,19 @@ fn arch() -> &'static str {
     }
 }
 
-/// Sets a header. `value` must be visible ASCII, which names, numbers and ids are.
+/// Sets a header. `value` must be visible ASCII, as names, numbers and ids are.
+///
+/// # Panics
+/// If `value` contains other characters.
 pub fn put(headers: &mut HeaderMap, name: &'static str, value: &str) {
     let value = HeaderValue::from_str(value).expect("value is visible ASCII");
     headers.insert(HeaderName::from_static(name), value);
 }
 
 /// Sets a header whose value is a secret. `Debug` output and errors do not show the value.
+///
+/// # Errors
+/// [`ErrorKind::Config`] if `name` or `value` is not valid in a header.
 pub fn put_secret(headers: &mut HeaderMap, name: &str, value: &Secret) -> Result<()> {
     let invalid =
         |cause: &str| Error::new(ErrorKind::Config, format!("invalid header {name:?}: {cause}"));

@@ -1,7 +1,7 @@
-//! One request: `encode` builds its URL, body and headers, `attempt` authenticates and sends it
-//! once, [`redirect`] follows redirects, and `receive` receives the body of its response, whole
-//! or as a stream. [`header`] has the default headers; [`sent_flag`] records whether the server may
-//! have read the request.
+//! One request: `encode` builds the URL, body and headers, `attempt` authenticates and sends the
+//! request once, [`redirect`] follows redirects, and `receive` receives the body of the response,
+//! whole or as a stream. [`header`] has the default headers; [`sent_flag`] records whether the
+//! server may have read the request.
 
 mod attempt;
 pub(crate) mod encode;

@@ -1,4 +1,4 @@
-//! [`Receive`]: whether the body of a response is received as a whole or as a stream.
+//! [`Receive`]: receives the body of a response, as a whole or as a stream.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use crate::http::{HttpFailure, HttpService, Lane, ResponseBody};
 /// Maximum number of bytes to read from the body of an error response.
 const MAX_ERROR_BODY: usize = 64 << 10;
 
-/// How the transport receives the body of a response.
+/// Method by which the transport receives the body of a response.
 pub(crate) trait Receive: Copy + Send {
     type Body: Send;
 
-    /// Returns the time limit of an attempt. `default` is the time limit of the route.
+    /// Returns the timeout of an attempt. `default` is the timeout of the route.
     fn timeout(self, default: Duration) -> Duration;
 
     /// Sends a request once, with the content of `file` after the bytes of its body.
@@ -30,14 +30,14 @@ pub(crate) trait Receive: Copy + Send {
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Self::Body>, HttpFailure>>;
 
-    /// Returns the body of an error response, or the start of it.
+    /// Returns the body of an error response, or the start of the body.
     fn error_body(body: &Self::Body) -> &[u8];
 
     /// Returns whether an error response with this status is never retried.
     fn is_final(status: u16) -> bool;
 }
 
-/// Receives the complete body. `timeout` limits the time until it has arrived.
+/// Receives the complete body. `timeout` limits the time until the complete body has arrived.
 #[derive(Clone, Copy)]
 pub(crate) struct WholeBody;
 
@@ -78,7 +78,7 @@ impl Receive for WholeBody {
 /// caller may have used the bytes that arrived.
 #[derive(Clone, Copy)]
 pub(crate) struct StreamedBody {
-    /// Longest time without new data.
+    /// Maximum time without new data.
     pub(crate) idle_timeout: Duration,
 }
 
@@ -135,8 +135,8 @@ impl Receive for StreamedBody {
         }
     }
 
-    /// A 501 is final: it means that the server does not have the endpoint, which is optional for
-    /// streams. Other requests retry 501 like any other 5xx status, as the Python SDK does.
+    /// Returns true for 501: the server does not have the endpoint, and endpoints that stream are
+    /// optional. Other requests retry 501 like any other 5xx status, as the Python SDK does.
     fn is_final(status: u16) -> bool {
         status == 501
     }

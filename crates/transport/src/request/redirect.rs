@@ -1,5 +1,5 @@
-//! Follows redirects. The client does not leave this to the HTTP library, so that no secret reaches
-//! another server.
+//! Follows redirects. The HTTP library does not follow redirects, so that this module can make sure
+//! that no secret reaches another server.
 
 use std::fmt::Display;
 
@@ -20,8 +20,8 @@ pub(crate) struct RedirectChain {
 }
 
 impl RedirectChain {
-    /// Returns the URL that `response`, received from `url`, redirects to; `None` if it is no
-    /// redirect.
+    /// Returns the URL to which `response`, received from `url`, redirects; `None` if the response
+    /// is not a redirect.
     ///
     /// # Errors
     /// [`ErrorKind::Rejected`] after [`MAX_REDIRECTS`] redirects, and for a redirect to an invalid
@@ -67,11 +67,11 @@ pub(crate) fn public_headers(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// Sends a request to `url` and follows redirects until a response is not a redirect or `is_final`
-/// accepts it. Returns that last response. Sets `url` to the URL of the last request, even if it
-/// failed.
+/// returns true for it. Returns this last response. Sets `url` to the URL of the last request, even
+/// if the last request failed.
 ///
-/// `send` receives the URL of each request and chooses the headers for it: credentials must be sent
-/// to one origin only.
+/// `send` receives the URL of each request and chooses its headers: credentials must be sent to one
+/// origin only.
 ///
 /// # Errors
 /// The error of `send`, or of `RedirectChain::next`.
@@ -93,8 +93,8 @@ pub async fn follow<'a, B: Send>(
     }
 }
 
-/// Returns the error for a redirect that is not followed. `redirects` completes the sentence
-/// "the server redirects …".
+/// Returns the error for a redirect that is not followed. `redirects` completes the message "the
+/// server redirects …".
 pub(crate) fn refused(redirects: &str) -> Error {
     Error::new(ErrorKind::Rejected, format!("the server redirects {redirects}"))
 }

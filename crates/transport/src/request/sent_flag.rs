@@ -1,10 +1,10 @@
-//! [`SentFlag`]: whether the server may have read a request.
+//! [`SentFlag`]: records whether the server may have read a request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether the server may have read a request. Clones share the flag, so that its value is known
-/// after the future of the request was dropped.
+/// Flag that is set if the server may have read a request. Clones share the flag, so that the
+/// caller can read it after the future of the request was dropped.
 #[derive(Clone, Debug, Default)]
 pub struct SentFlag(Arc<AtomicBool>);
 
@@ -19,7 +19,8 @@ impl SentFlag {
         self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// Records that the request was not sent after all, or that the server refused it unread.
+    /// Records that the request was not sent after all, or that the server refused the request
+    /// without reading it.
     pub fn reset(&self) {
         self.0.store(false, Ordering::Release);
     }

@@ -1,9 +1,9 @@
 //! [`error_path`]: the path of the value at which decoding failed.
 //!
-//! serde_json reports the position of an error, not its path. A decoder that tracks the path, such
-//! as `serde_path_to_error`, would compile every type of the protocol a second time, for an error
-//! that is rare. The path is therefore derived from the position, in a second pass over the text
-//! before the error.
+//! serde_json reports the line and column of an error, not its path. A decoder that tracks the
+//! path, such as `serde_path_to_error`, would make the compiler generate the decoder of every
+//! protocol type a second time, for an error that is rare. This module therefore derives the path
+//! from the position, by scanning the text before the error.
 
 use std::fmt::Write as _;
 
@@ -15,9 +15,9 @@ const MAX_DEPTH: usize = 128;
 /// Returns the path of the value at which decoding of `body` failed with `error`, for example
 /// `prompt.chunks[0].tokens`. The path is empty for the outermost value.
 ///
-/// An error of a value has the position after the value or, if the value was not read, before it. An
-/// error of a whole object or list, such as a missing field, has the position after its last
-/// bracket.
+/// serde_json reports an error of a value at the position after the value or, if the value was not
+/// read, before the value. It reports an error of a whole object or list, such as a missing field,
+/// at the position after the closing bracket.
 pub(super) fn error_path(body: &[u8], error: &serde_json::Error) -> String {
     let Some(line_start) = line_start(body, error.line()) else { return String::new() };
     let offset = line_start.saturating_add(error.column()).min(body.len());
@@ -29,8 +29,8 @@ pub(super) fn error_path(body: &[u8], error: &serde_json::Error) -> String {
     scanner.path()
 }
 
-/// Returns whether `error` rejects the object or list with which `rest` starts: serde_json rejects
-/// a type without reading the value.
+/// Returns whether `error` rejects the object or list with which `rest` starts. serde_json rejects
+/// a value of the wrong type before it reads the value, so the position is before the value.
 fn is_unread(rest: &[u8], error: &serde_json::Error) -> bool {
     let found = match rest.trim_ascii_start().first() {
         Some(b'{') => "invalid type: map",
@@ -40,7 +40,7 @@ fn is_unread(rest: &[u8], error: &serde_json::Error) -> bool {
     error.to_string().starts_with(found)
 }
 
-/// Returns the offset of a line, counted from 1.
+/// Returns the byte offset of the start of line `line`; lines are counted from 1.
 fn line_start(body: &[u8], line: usize) -> Option<usize> {
     let lines_before = line.checked_sub(1)?;
     if lines_before == 0 {
@@ -62,14 +62,15 @@ struct Scanner<'a> {
 /// An open object or list.
 struct Container<'a> {
     entry: Entry<'a>,
-    /// Whether the scanner is at the value of the entry: in the value, or directly behind it.
+    /// Whether the scanner is at the value of the entry: inside the value, or directly after it.
     at_value: bool,
 }
 
 /// Current entry of an object or list.
 enum Entry<'a> {
-    /// Key with its quotes; `None` before the key.
+    /// Entry of an object: the key with its quotes, or `None` before the key.
     Field(Option<&'a [u8]>),
+    /// Entry of a list: the index of the element.
     Element(usize),
 }
 
@@ -188,7 +189,8 @@ mod tests {
     use super::*;
     use crate::{CreateModel, Datum, OptimStep, SampleRequest, TinkerPath};
 
-    /// Returns the path of the error, and the path according to `serde_path_to_error`.
+    /// Returns the path according to [`error_path`] and the path according to
+    /// `serde_path_to_error`; `None` if `body` is valid.
     fn paths<T: DeserializeOwned>(body: &str) -> Option<(String, String)> {
         let error = serde_json::from_str::<T>(body).err()?;
         let mut decoder = serde_json::Deserializer::from_str(body);
@@ -312,7 +314,8 @@ mod tests {
         assert!(checked > 100, "{checked}");
     }
 
-    /// Compares the paths of all mutations of `body` that are rejected. Returns their number.
+    /// Compares the two paths for every mutation of `body` that is rejected. Returns the number of
+    /// rejected mutations.
     fn check_mutations<T: DeserializeOwned>(body: &str) -> usize {
         let document: serde_json::Value = serde_json::from_str(body).unwrap();
         assert!(serde_json::from_value::<T>(document.clone()).is_ok(), "{body}");

@@ -1,7 +1,7 @@
-//! JSON bodies.
+//! Encoding and decoding of JSON bodies.
 //!
-//! Decoding ignores unknown fields. Only if decoding fails, the bytes are scanned a second time to
-//! find the path of the invalid field.
+//! Decoding ignores unknown fields. Only after decoding has failed are the bytes scanned a second
+//! time, to find the path of the invalid field.
 
 mod error_path;
 pub(crate) mod positioned;
@@ -25,7 +25,7 @@ pub fn encode<T: Serialize>(value: &T) -> Result<Bytes, InvalidInput> {
     encode_sized(value, 128)
 }
 
-/// Encodes a value into a buffer with the given initial capacity.
+/// Encodes a value into a buffer with an initial capacity of `capacity` bytes.
 pub(crate) fn encode_sized<T: Serialize>(
     value: &T,
     capacity: usize,
@@ -48,9 +48,11 @@ pub(crate) fn encode_sized<T: Serialize>(
 /// ```
 ///
 /// # Errors
-/// Returns an error that names the field if the bytes are not a JSON object of that type.
+/// Returns an error with the path of the invalid field if the bytes are not a JSON object that
+/// decodes to `T`.
 pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
-    // All bodies of the API are objects. Reject lists, which serde would accept as field values.
+    // All bodies of the API are objects. Reject lists: serde would accept a list as the values of
+    // the fields in order.
     if let Some(other) = body.trim_ascii_start().first().filter(|first| **first != b'{') {
         let detail = format!("expected a JSON object, found {:?}", char::from(*other));
         return Err(DecodeError::new(DecodeErrorKind::Json, detail));
@@ -61,11 +63,13 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
 /// Decodes a value that may borrow from the bytes.
 ///
 /// # Errors
-/// Returns an error that names the field if the bytes are not JSON of that type.
+/// Returns an error with the path of the invalid field if the bytes are not JSON that decodes to
+/// `T`.
 pub fn decode_borrowed<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, DecodeError> {
     serde_json::from_slice(body).map_err(|error| with_path(body, &error))
 }
 
+/// Converts an error of serde_json, and adds the path of the invalid field.
 #[cold]
 fn with_path(body: &[u8], error: &serde_json::Error) -> DecodeError {
     let kind = match error.classify() {
@@ -77,8 +81,10 @@ fn with_path(body: &[u8], error: &serde_json::Error) -> DecodeError {
     if path.is_empty() { error } else { error.within(&path) }
 }
 
-/// Rejects a body whose `type` field has another value than `tag`. The field may be missing or
-/// null.
+/// Checks that the `type` field of a body is `tag`, null or missing.
+///
+/// # Errors
+/// If the field has another value, or the body is not a JSON object.
 pub(crate) fn expect_tag(body: &[u8], tag: &str) -> Result<(), DecodeError> {
     #[derive(Deserialize)]
     struct Tagged<'a> {

@@ -1,8 +1,10 @@
-//! Deserialization with validation whose errors have the position of the invalid value.
+//! Deserialization with validation inside the visitor, so that a validation error has the position
+//! of the invalid value.
 //!
-//! serde_json assigns a position to an error when the method of the deserializer that was reading
-//! the value returns. A type that reads its fields first and validates them afterwards would get
-//! the position of whatever follows, and [`error_path`](super::error_path) the wrong path.
+//! serde_json assigns a position to an error when a method of the deserializer returns the error.
+//! The functions of this module therefore validate before that method returns. A type that
+//! validates its fields after the method has returned would get the position of the next token, and
+//! [`error_path`](super::error_path) would return the wrong path.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,7 +13,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads an object as `F` and converts it to `T`.
+/// Reads an object as `F` and converts it to `T`. The error of `convert` has the position of the
+/// object.
 pub(crate) fn object<'de, D, F, T>(
     deserializer: D,
     convert: fn(F) -> Result<T, String>,
@@ -41,7 +44,8 @@ where
     deserializer.deserialize_map(ObjectVisitor { convert, fields: PhantomData })
 }
 
-/// Reads a string and converts it to `T`. `expected` describes the string in errors.
+/// Reads a string and converts it to `T`. The error of `convert` has the position of the string.
+/// `expected` describes the string in the error for a value of another type.
 pub(crate) fn string<'de, D, T>(
     deserializer: D,
     expected: &'static str,
