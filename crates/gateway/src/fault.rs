@@ -74,6 +74,9 @@ const NO_CHECKPOINT_MESSAGES: [&str; 2] = ["Checkpoint not found", "checkpoint t
 /// Part of the message with which SkyRL reports that no slot is free for a model.
 const NO_SLOT_MESSAGE: &str = "Maximum number of LoRA adapters";
 
+/// Status with which a server reports that the session has ended.
+const GONE: u16 = 410;
+
 /// Returns whether a status comes from an overloaded server, or from a proxy whose server does not
 /// respond.
 fn is_temporary(status: u16) -> bool {
@@ -86,6 +89,7 @@ impl From<Error> for Fault {
         let contains = |parts: &[&str]| parts.iter().any(|part| message.contains(part));
         match error.kind() {
             _ if error.status().is_some_and(is_temporary) => Self::Unavailable(message),
+            _ if error.status() == Some(GONE) => Self::Lost(message),
             ErrorKind::Connect
             | ErrorKind::Timeout
             | ErrorKind::RateLimited
@@ -120,5 +124,18 @@ impl From<SubmitError> for Fault {
             fault if in_doubt => Self::InDoubt(fault.reason().to_owned()),
             fault => fault,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_has_ended_is_lost_and_not_a_failure_of_the_request() {
+        let error = Error::from_response(410, b"{\"detail\":\"gone\"}", None);
+        assert!(matches!(Fault::from(error), Fault::Lost(_)));
+        let error = Error::from_response(400, b"{\"detail\":\"rank must be positive\"}", None);
+        assert!(matches!(Fault::from(error), Fault::Failed(FailureCategory::User, _)));
     }
 }

@@ -34,16 +34,15 @@ impl PendingRequest {
     /// `category`. A pass that fails after its first micro-batch leaves gradients. Later steps
     /// would apply these gradients, but a restored model would not have them.
     fn may_be_partial(&self, category: FailureCategory, is_legacy: bool) -> bool {
-        let is_server_failure = category == FailureCategory::Server;
-        match &self.operation {
-            // A legacy server attributes all failures to the user.
-            PendingOperation::Relay(_) => {
-                self.accepted.is_some() && (is_server_failure || is_legacy)
+        // A legacy server attributes all failures to the user.
+        let may_have_started = category == FailureCategory::Server || is_legacy;
+        may_have_started
+            && match &self.operation {
+                PendingOperation::Relay(_) => self.accepted.is_some(),
+                PendingOperation::Alone(operation) => {
+                    matches!(&**operation, ModelOperation::Train(_))
+                }
             }
-            PendingOperation::Alone(operation) => {
-                matches!(&**operation, ModelOperation::Train(_)) && is_server_failure
-            }
-        }
     }
 }
 
