@@ -8,7 +8,7 @@ use tinkex_wire::{JsonObject, Secret};
 use tokio::runtime::Handle;
 
 use crate::clock::WallClock;
-use crate::config::{BaseUrl, Credential, Env, is_on};
+use crate::config::{ApiKey, BaseUrl, Credential, Env, is_on};
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::queue_log::QueueObserver;
 use crate::transport::CallOptions;
@@ -28,7 +28,8 @@ pub struct ClientSettings {
     /// Base URL of the server.
     pub base_url: BaseUrl,
     api_key: Option<String>,
-    /// Whether to use `api_key` even if the server requires a credential command.
+    /// Whether `api_key` is the only credential allowed. The credentials of the environment are then
+    /// ignored, also if the server requires a credential command.
     key_only: bool,
     env: Env,
     headers: HeaderMap,
@@ -174,7 +175,10 @@ impl ClientSettings {
     /// # Errors
     /// If no acceptable credential is found.
     pub(crate) fn credential(&self, command_only: bool) -> Result<Credential> {
-        let command_only = command_only && !self.key_only;
+        if self.key_only {
+            let key = self.api_key.as_deref().unwrap_or_default();
+            return ApiKey::new(key).map(Credential::Key);
+        }
         Credential::find(self.api_key.as_deref(), &self.env, command_only)
     }
 

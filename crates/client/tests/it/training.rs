@@ -10,7 +10,7 @@ use http::Request;
 use serde_json::{Value, json};
 use tinkex::wire::{ImageFormat, InputChunk};
 use tinkex::{
-    AdamParams, CallOptions, Datum, ErrorCategory, ErrorKind, HttpService as _, Lane, LossFn,
+    AdamParams, CallOptions, Datum, Env, ErrorCategory, ErrorKind, HttpService as _, Lane, LossFn,
     MetricValue, ModelInput, RestoreMode, RestoreOptions, SamplingParams, SaveOptions,
 };
 use tokio::time::{Instant, sleep};
@@ -305,6 +305,19 @@ async fn checkpoint_is_read_with_another_api_key() {
         model.load_state(path(), RestoreMode::WeightsOnly).await.unwrap();
         let load = server.requests("/load_weights").pop().unwrap().json();
         assert!(load.get("weights_access_token").is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_invalid_key_of_a_checkpoint_is_not_replaced_by_the_credentials_of_the_environment() {
+    for key in ["", "theirs"] {
+        let server = NumberedServer::new(json!({}));
+        let variables = [("TINKER_API_KEY", "tml-own"), ("TINKER_CREDENTIAL_CMD", "echo tml-own")];
+        let service = server.builder().env(Env::from_pairs(variables)).build().unwrap();
+        let options = RestoreOptions::new(RestoreMode::WeightsOnly).weights_key(key);
+        let restored = service.create_training_client_from("tinker://theirs/weights/a", options);
+        assert_eq!(restored.await.unwrap_err().kind(), ErrorKind::Auth);
+        assert!(server.requests("/weights_info").is_empty(), "a request had another key");
     }
 }
 
