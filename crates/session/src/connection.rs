@@ -125,12 +125,12 @@ impl Connection {
 
     /// Returns whether the server may be able to stream the tokens of a sample: true until a
     /// response shows the contrary.
-    pub fn streams_samples(&self) -> bool {
+    pub fn may_stream_samples(&self) -> bool {
         !self.no_sample_streams.load(Ordering::Relaxed)
     }
 
     /// Records that the server cannot stream the tokens of a sample.
-    pub fn set_no_sample_streams(&self) {
+    pub fn set_cannot_stream_samples(&self) {
         self.no_sample_streams.store(true, Ordering::Relaxed);
     }
 

@@ -5,7 +5,7 @@
 //! calls whose retry policy allows no further poll fail; polling continues for the other calls.
 //!
 //! An announcement can be missing, for example because the server lost it in a crash. A call that
-//! has waited for [`MAX_SILENCE`] therefore polls for its own result once. At first a single call
+//! has waited for [`ANNOUNCEMENT_TIMEOUT`] therefore polls for its own result once. At first a single call
 //! does so at a time; [`Checks`] allows more after a missing announcement was found.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -29,7 +29,7 @@ use super::poll_interval::{self, OutageLimit, PollInterval};
 /// Delay after a failed poll.
 const FAILURE_DELAY: Duration = Duration::from_secs(1);
 /// Time without an announcement after which a call polls for its own result once.
-const MAX_SILENCE: Duration = Duration::from_secs(120);
+const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum number of calls that poll for their own results at the same time because of missing
 /// announcements.
 const MAX_CHECKS: usize = 256;
@@ -59,7 +59,7 @@ struct BatchPollShared {
 /// Waiters, announcements and checks of one batch poll.
 #[derive(Debug, Default)]
 struct BatchPollState {
-    waiters: HashMap<RequestId, PendingCall>,
+    waiters: HashMap<RequestId, AnnouncementWaiter>,
     unclaimed: Unclaimed,
     /// Requests whose waiters were dropped.
     abandoned: HashSet<RequestId>,
@@ -73,7 +73,7 @@ struct BatchPollState {
 
 /// Call that waits for an announcement.
 #[derive(Debug)]
-struct PendingCall {
+struct AnnouncementWaiter {
     announce: oneshot::Sender<Result<Announcement>>,
     since: Instant,
     /// Limits of the call's retry policy. `None` if the policy sets no limit, which is the default.
@@ -183,7 +183,7 @@ struct Checks {
 impl Checks {
     /// Returns how many checks may start now.
     fn due(&self, now: Instant) -> usize {
-        let waited = self.last.is_none_or(|last| now.duration_since(last) >= MAX_SILENCE);
+        let waited = self.last.is_none_or(|last| now.duration_since(last) >= ANNOUNCEMENT_TIMEOUT);
         if waited || self.next > 1 { self.next.max(1) } else { 0 }
     }
 
@@ -241,12 +241,12 @@ impl BatchPoll {
             let (announce, announcement) = oneshot::channel();
             let since = Instant::now();
             let limits = CallLimits::new(policy);
-            let call = PendingCall { announce, since, limits };
+            let call = AnnouncementWaiter { announce, since, limits };
             state.checks.running.remove(request_id);
             state.waiters.insert(request_id.clone(), call);
             announcement
         };
-        let _waiter = Waiter { shared: &self.shared, request_id };
+        let _waiter = WaiterGuard { shared: &self.shared, request_id };
         self.shared.changed.notify_one();
         announcement.await.unwrap_or(Ok(Announcement::NotOffered))
     }
@@ -264,12 +264,12 @@ impl BatchPoll {
 }
 
 /// Guard that removes the waiter of `request_id` from the batch poll when it is dropped.
-struct Waiter<'a> {
+struct WaiterGuard<'a> {
     shared: &'a BatchPollShared,
     request_id: &'a RequestId,
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for WaiterGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         if state.waiters.remove(self.request_id).is_some() && state.ended.is_none() {
@@ -413,7 +413,7 @@ impl BatchPollShared {
         }
     }
 
-    /// Makes calls that have waited for [`MAX_SILENCE`] poll for their own results, the oldest
+    /// Makes calls that have waited for [`ANNOUNCEMENT_TIMEOUT`] poll for their own results, the oldest
     /// first.
     fn check_silent(&self, now: Instant) {
         let mut state = self.lock();
@@ -423,7 +423,7 @@ impl BatchPollShared {
         }
         let waiting = state.waiters.iter();
         let mut silent: Vec<(Instant, RequestId)> = waiting
-            .filter(|(_, call)| now.duration_since(call.since) >= MAX_SILENCE)
+            .filter(|(_, call)| now.duration_since(call.since) >= ANNOUNCEMENT_TIMEOUT)
             .map(|(id, call)| (call.since, id.clone()))
             .collect();
         if silent.is_empty() {
@@ -445,7 +445,7 @@ impl BatchPollShared {
     /// no waiter remains: the server may have recovered when the next waiter arrives.
     fn fail_waiters(&self, error: &Error, sent_at: Instant, delay: Duration) -> bool {
         let mut state = self.lock();
-        let ends = |_: &RequestId, call: &mut PendingCall| {
+        let ends = |_: &RequestId, call: &mut AnnouncementWaiter| {
             call.limits.as_mut().is_some_and(|limits| !limits.allows_poll(error, sent_at, delay))
         };
         for (_, waiter) in state.waiters.extract_if(ends) {

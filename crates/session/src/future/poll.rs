@@ -279,7 +279,7 @@ impl<'a> Poller<'a> {
             NextPoll::AtInterval => state.interval.next_delay(state.sent_at),
             NextPoll::AtOnce => Duration::ZERO,
             NextPoll::After(delay) => delay,
-            NextPoll::WhenSettled => {
+            NextPoll::AfterBillingDelay => {
                 if !self.options.waits_for_billing() || !transport.wait_for_billing() {
                     return Err(error);
                 }

@@ -60,7 +60,7 @@ pub(super) enum NextPoll {
     /// After a delay: the server is unreachable or limits the rate.
     After(Duration),
     /// After the billing delay, until the server's maximum billing wait is over.
-    WhenSettled,
+    AfterBillingDelay,
     /// Never: the server no longer has the result.
     Expired,
     /// Never: polling cannot resolve the failure.
@@ -88,7 +88,7 @@ pub(super) struct PollFailures {
     /// Number of results that reported a failure of category `server`.
     server_failures: u32,
     /// Whether a 400 with a body, or a 500, ends polling.
-    reject_bad_requests: bool,
+    end_on_rejection: bool,
 }
 
 impl PollFailures {
@@ -97,7 +97,7 @@ impl PollFailures {
             backoff: UNAVAILABLE_BACKOFF,
             bad_requests: 0,
             server_failures: 0,
-            reject_bad_requests: !options.retries_rejected_polls(),
+            end_on_rejection: !options.retries_rejected_polls(),
         }
     }
 
@@ -124,8 +124,8 @@ impl PollFailures {
         match error.status() {
             // The server declined retries. A 408 is not a failure: the result is not ready.
             Some(400 | 429 | 500..600) if error.declines_retries() => NextPoll::Never,
-            _ if self.reject_bad_requests && is_rejected(error) => NextPoll::Never,
-            Some(500) if self.reject_bad_requests => NextPoll::Never,
+            _ if self.end_on_rejection && is_rejected(error) => NextPoll::Never,
+            Some(500) if self.end_on_rejection => NextPoll::Never,
             Some(408) => {
                 self.backoff.reset();
                 // The body of a 408 is the queue state.
@@ -143,7 +143,7 @@ impl PollFailures {
                 self.bad_requests += 1;
                 NextPoll::AtOnce
             }
-            Some(402) => NextPoll::WhenSettled,
+            Some(402) => NextPoll::AfterBillingDelay,
             Some(410) => NextPoll::Expired,
             Some(429) => self.back_off(),
             None if error.is_retryable() => self.back_off(),
@@ -176,7 +176,7 @@ mod tests {
         for delay in [1, 2, 4, 8, 16, 30, 30] {
             assert_eq!(failures.record(&lost), seconds(delay));
         }
-        assert_eq!(failures.record(&status(402, "")), NextPoll::WhenSettled);
+        assert_eq!(failures.record(&status(402, "")), NextPoll::AfterBillingDelay);
         assert_eq!(
             failures.record(&status(429, "")),
             seconds(30),

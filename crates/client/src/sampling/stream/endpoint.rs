@@ -65,20 +65,20 @@ pub(super) async fn open(
     let sent = session.run_until_closed(send(view, request, idle_timeout, call)).await;
     let (response, permit) = match sent {
         Err(error) if is_missing_endpoint(&error) => {
-            session.connection().set_no_sample_streams();
+            session.connection().set_cannot_stream_samples();
             return Ok(OpenedEndpoint::Unsupported);
         }
         Err(error) if may_be_unsupported(&error) => return Ok(OpenedEndpoint::Unsupported),
         sent => sent?,
     };
     if !is_event_stream(&response) {
-        session.connection().set_no_sample_streams();
+        session.connection().set_cannot_stream_samples();
         return Ok(OpenedEndpoint::Unsupported);
     }
     let mut events = TokenEvents::new(response.into_body());
     match events.receive(session).await {
         Err(ReadError::NoTokenIds) => {
-            session.connection().set_no_sample_streams();
+            session.connection().set_cannot_stream_samples();
             Ok(OpenedEndpoint::Unsupported)
         }
         Err(ReadError::Failed(error)) => Err(call.finish(error).during("sample_stream")),

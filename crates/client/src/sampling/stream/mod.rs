@@ -163,7 +163,7 @@ impl SampleStreamOptions {
         let connection = client.0.shared.session.connection();
         let mut call = CallProgress::new();
         let source = match prompt.to_tokens() {
-            Some(tokens) if connection.streams_samples() => {
+            Some(tokens) if connection.may_stream_samples() => {
                 let model = client.sampler_id().as_str();
                 let request = SampleStreamRequest::new(model, tokens, params.clone());
                 let opening = endpoint::open(&client.0, &request, idle_timeout, &mut call);
