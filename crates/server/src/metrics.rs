@@ -63,10 +63,10 @@ impl ServerMetrics {
     /// Returns names, descriptions and values of the counters.
     fn counters(&self, gauges: &GaugeValues) -> [MetricRow; 10] {
         [
-            ("calls_total", "HTTP requests received", self.http_requests.get()),
-            ("refused_total", "HTTP requests rejected", self.rejected.get()),
-            ("jobs_total", "requests finished, successful or failed", self.work.requests.get()),
-            ("failed_jobs_total", "requests that failed", self.work.failed_requests.get()),
+            ("http_requests_total", "HTTP requests received", self.http_requests.get()),
+            ("rejected_total", "HTTP requests rejected", self.rejected.get()),
+            ("requests_total", "requests finished, successful or failed", self.work.requests.get()),
+            ("failed_requests_total", "requests that failed", self.work.failed_requests.get()),
             ("retries_total", "executions repeated after a fault", self.work.retries.get()),
             ("trained_tokens_total", "tokens trained on", self.work.trained_tokens.get()),
             ("prompt_tokens_total", "prompt tokens processed", self.work.prompt_tokens.get()),
@@ -91,8 +91,8 @@ impl ServerMetrics {
                 to_u64(gauges.queued_bytes),
             ),
             ("sessions", "open sessions", to_u64(gauges.sessions)),
-            ("answers", "requests known, finished or not", to_u64(gauges.requests)),
-            ("answer_bytes", "size of the results in memory", to_u64(gauges.result_bytes)),
+            ("requests", "requests known, finished or not", to_u64(gauges.requests)),
+            ("result_bytes", "size of the results in memory", to_u64(gauges.result_bytes)),
             ("payload_bytes", "size of the payload file", gauges.payload_bytes),
             ("cache_pages", "pages of the KV cache in use", self.engine.cache_pages.get()),
             ("loaded_models", "base models in memory", self.engine.loaded_models.get()),

@@ -93,7 +93,7 @@ export function serverView(root, { store, fail }) {
       tile("Queue", integer(gauge("queued")), `of at most ${integer(limits.queued)} requests`, history.queued),
       tile("Training", `${short(current.trained)} tok/s`, `${short(count("trained_tokens_total"))} tokens since the start`, history.trained),
       tile("Sampling", `${short(current.sampled)} tok/s`, `${short(count("sampled_tokens_total"))} tokens since the start`, history.sampled),
-      tile("Requests", short(count("jobs_total")), `${integer(count("failed_jobs_total"))} failed, ${integer(count("retries_total"))} repeated`),
+      tile("Requests", short(count("requests_total")), `${integer(count("failed_requests_total"))} failed, ${integer(count("retries_total"))} repeated`),
       tile("Sessions", integer(gauge("sessions")), "open"),
       tile("KV cache", integer(gauge("cache_pages")), `pages in use; base models loaded: ${integer(gauge("loaded_models"))}`),
       tile("Disk", bytes(free), `free; payload file ${bytes(gauge("payload_bytes"))}`));
@@ -111,7 +111,7 @@ export function serverView(root, { store, fail }) {
     const sizes = Object.entries(limits.memory).map(([name, size]) => `${name.replaceAll("_", " ")} ${bytes(size)}`);
     fill(memory,
       meter("Queued requests", figure(gauges, "queued_bytes"), limits.memory.queue ?? 0),
-      meter("Results in memory", figure(gauges, "answer_bytes"), limits.memory.results ?? 0),
+      meter("Results in memory", figure(gauges, "result_bytes"), limits.memory.results ?? 0),
       h("p", { class: "muted" },
         `The process may use ${process ? bytes(process) : "an unknown amount of memory"}. Limits: ${sizes.join(", ")}.`));
   }

@@ -127,8 +127,8 @@ async fn answers_have_reasoning_content_and_tool_calls() {
     // The server ends the answer before the model does, which is not a failure.
     wait_until_idle(&http).await;
     let after = http.metrics().await;
-    assert_eq!(after["failed_jobs_total"], before["failed_jobs_total"]);
-    assert_eq!(after["jobs_total"], before["jobs_total"] + 1);
+    assert_eq!(after["failed_requests_total"], before["failed_requests_total"]);
+    assert_eq!(after["requests_total"], before["requests_total"] + 1);
     assert!(after["sampled_tokens_total"] > before["sampled_tokens_total"]);
 
     // A named tool must be called.
@@ -166,7 +166,7 @@ async fn answers_have_reasoning_content_and_tool_calls() {
 
     // Only the two answers that ended after their first call may have been cancelled.
     wait_until_idle(&server.http()).await;
-    assert!(server.http().metrics().await["failed_jobs_total"] <= 2);
+    assert!(server.http().metrics().await["failed_requests_total"] <= 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -74,7 +74,8 @@ async fn the_timeline_and_the_figures_are_those_of_the_server() {
     let figures = document(&http, "server").await["figures"].clone();
     let metrics = http.metrics().await;
     // The others may change between the two requests.
-    for name in ["jobs_total", "failed_jobs_total", "trained_tokens_total", "sampled_tokens_total"]
+    for name in
+        ["requests_total", "failed_requests_total", "trained_tokens_total", "sampled_tokens_total"]
     {
         assert_eq!(figures["counters"][name]["value"], metrics[name], "{name}");
     }

@@ -212,13 +212,13 @@ async fn a_result_whose_commit_failed_is_not_shown() {
     let model = http.model(&session).await;
     let (status, future) = http.post("/optim_step", step(&model, 2, 0.1)).await;
     assert_eq!(status, 200, "{future}");
-    let finished = http.metrics().await["jobs_total"];
+    let finished = http.metrics().await["requests_total"];
     process.fill_disk(0);
     // Number 2 runs once number 1 has been rejected. Its result cannot be written.
     let invalid = json!({"model_id": model, "seq_id": 1, "path": "a b", "type": "save_weights"});
     assert_eq!(http.post("/save_weights", invalid.clone()).await.0, 400);
-    while http.metrics().await["jobs_total"] == finished {}
-    let calls = http.metrics().await["calls_total"];
+    while http.metrics().await["requests_total"] == finished {}
+    let calls = http.metrics().await["http_requests_total"];
     let poll = async {
         let url = format!("{}/api/v1/retrieve_future", process.url);
         let body = json!({"request_id": future["request_id"]}).to_string();
@@ -228,7 +228,7 @@ async fn a_result_whose_commit_failed_is_not_shown() {
     let stop = async {
         // Wait until the poll has arrived. Every request for metrics counts, too.
         let mut own = 1;
-        while http.metrics().await["calls_total"] <= calls + own {
+        while http.metrics().await["http_requests_total"] <= calls + own {
             own += 1;
         }
         process.send_signal(rustix::process::Signal::TERM);

@@ -104,7 +104,7 @@ async fn a_training_pass_survives_a_fault_that_passes() {
     let futures = submit(&http, &model, 3).await;
     loop {
         let metrics = http.metrics().await;
-        assert_eq!(metrics["failed_jobs_total"], 0, "the fault is retried");
+        assert_eq!(metrics["failed_requests_total"], 0, "the fault is retried");
         if metrics["retries_total"] >= 2 {
             break;
         }

@@ -145,13 +145,13 @@ async fn results_of_a_finished_session_are_removed() {
     train(&training_client(&second).await, 1).await;
     let http = test_server.http();
     // A model and two requests for each step, of both sessions.
-    assert_eq!(http.metrics().await["answers"], 5 + 3);
+    assert_eq!(http.metrics().await["requests"], 5 + 3);
     first.finish().await;
-    while http.metrics().await["answers"] > 3 {
+    while http.metrics().await["requests"] > 3 {
         tokio::task::yield_now().await;
     }
     second.finish().await;
-    while http.metrics().await["answers"] > 0 {
+    while http.metrics().await["requests"] > 0 {
         tokio::task::yield_now().await;
     }
 }

@@ -49,7 +49,7 @@ async fn a_disconnected_client_cancels_its_request() {
     drop(events);
     wait_until_idle(&http).await;
     let metrics = http.metrics().await;
-    assert_eq!(metrics["failed_jobs_total"], 1);
+    assert_eq!(metrics["failed_requests_total"], 1);
     assert!(metrics["sampled_tokens_total"] >= 8_000, "tokens of a cancelled request count");
 
     // A client that disconnects before an unstreamed response cancels too.
@@ -61,7 +61,7 @@ async fn a_disconnected_client_cancels_its_request() {
         () = wait_until_sampling(&http) => {}
     }
     wait_until_idle(&http).await;
-    assert_eq!(http.metrics().await["failed_jobs_total"], 2);
+    assert_eq!(http.metrics().await["failed_requests_total"], 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

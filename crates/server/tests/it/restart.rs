@@ -137,7 +137,7 @@ async fn compaction_keeps_everything_that_a_restart_needs() {
         tokio::task::yield_now().await;
     }
     // Once all results have expired, nothing is written any more.
-    while http.metrics().await["answers"] > 0 {
+    while http.metrics().await["requests"] > 0 {
         tokio::task::yield_now().await;
     }
     // Simulate a crash by restoring the files from before the graceful stop. Read the payloads

@@ -65,8 +65,8 @@ async fn streams_have_the_bits_of_samples() {
     // One request for each sample and each stream: without the endpoint, a stream would be sampled
     // in pieces, with several requests.
     let after = test_server.http().metrics().await;
-    assert_eq!(after["jobs_total"] - before["jobs_total"], 6 * 2 * (1 + 4));
-    assert_eq!(after["failed_jobs_total"], 0);
+    assert_eq!(after["requests_total"] - before["requests_total"], 6 * 2 * (1 + 4));
+    assert_eq!(after["failed_requests_total"], 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,5 +108,5 @@ async fn dropping_a_stream_cancels_its_sample() {
         }
         tokio::task::yield_now().await;
     }
-    assert!(http.metrics().await["failed_jobs_total"] > 0);
+    assert!(http.metrics().await["failed_requests_total"] > 0);
 }

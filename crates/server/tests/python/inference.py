@@ -365,7 +365,7 @@ def closing_a_stream_cancels_its_request(service):
         next(iter(stream))
         stream.close()
     after = wait_for_idle_server()
-    assert after["failed_jobs_total"] - before["failed_jobs_total"] == 2, (before, after)
+    assert after["failed_requests_total"] - before["failed_requests_total"] == 2, (before, after)
     sampled = after["sampled_tokens_total"] - before["sampled_tokens_total"]
     assert sampled < 2 * 8 * 1900 / 2, f"{sampled} tokens were sampled after the streams were closed"
 

@@ -13,7 +13,7 @@ const MAX_POLLS: usize = 10_000;
 
 /// Metrics that a rejected request must not change.
 const METRICS: [&str; 6] =
-    ["payload_bytes", "commits_total", "answers", "queued", "sessions", "jobs_total"];
+    ["payload_bytes", "commits_total", "requests", "queued", "sessions", "requests_total"];
 
 /// A server with the objects that the recordings refer to.
 pub(super) struct FuzzServer {

@@ -180,7 +180,7 @@ async fn resources_stay_flat_while_a_server_is_killed() {
     eprintln!("{report}");
     for (url, name) in urls.into_iter().zip(names) {
         let metrics = Http::new(url).metrics().await;
-        let held = ["sessions", "answers", "answer_bytes", "payload_bytes"];
+        let held = ["sessions", "requests", "result_bytes", "payload_bytes"];
         let held = held.map(|field| format!("{field} {}", metrics[field]));
         eprintln!("{name} at the end: {}", held.join(", "));
     }
