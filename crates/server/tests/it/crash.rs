@@ -67,6 +67,8 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
         .unwrap();
     let rest = service.rest();
     let (finished, mut progress) = tokio::sync::watch::channel(0_usize);
+    let total = faults.kills + faults.full;
+    let (faults_left, mut left) = tokio::sync::watch::channel(total);
     let steps = async {
         let mut in_flight = std::collections::VecDeque::new();
         let mut losses = Vec::new();
@@ -87,12 +89,13 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
                 save(&model, &format!("at-{n}")).await;
             }
         }
+        // A fast run must not end before the last fault.
+        left.wait_for(|left| *left == 0).await.unwrap();
         let saved = model.save_weights_external("end").await.unwrap();
         (losses, rest.get_external_weights_urls(&saved.path).await.unwrap().urls)
     };
     let mut steps = std::pin::pin!(steps);
     let mut rng = FaultRng(faults.seed);
-    let total = faults.kills + faults.full;
     let mut kills: Vec<bool> = (0..total).map(|n| n < faults.kills).collect();
     for n in (1..total).rev() {
         kills.swap(n, usize::try_from(rng.below(n as u64 + 1)).unwrap());
@@ -113,7 +116,10 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
             done = steps.as_mut() => break done,
             () = moment, if injected < total => {}
         }
-        if kills[injected] {
+        let is_kill = kills[injected];
+        injected += 1;
+        faults_left.send_replace(total - injected);
+        if is_kill {
             process.kill();
             process = Process::with(data.path(), port, options.clone());
         } else {
@@ -138,7 +144,6 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
             }
             process.free_disk();
         }
-        injected += 1;
     };
     assert_eq!(injected, total, "the run ended before all faults");
     let mut files = Vec::new();
