@@ -39,4 +39,5 @@ mod toy_model;
 mod toy_replay;
 mod trace;
 mod upstream;
+mod upstream_faults;
 pub use scenario::{Report, run};

@@ -22,7 +22,8 @@ use crate::replay::SequentialReplay;
 use crate::task;
 use crate::toy_replay::ToyReplay;
 use crate::trace::{EventTrace, event};
-use crate::upstream::{ScriptedUpstream, UpstreamFaults};
+use crate::upstream::ScriptedUpstream;
+use crate::upstream_faults::UpstreamFaults;
 
 /// Name of the base model that all programs use.
 pub(crate) const BASE_MODEL: &str = "micro";
