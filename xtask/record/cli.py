@@ -34,6 +34,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # Port in the fixtures. The server uses a free port of as many digits, so that tables have the same width.
 RECORDED_PORT = "18765"
 LIMIT_SECONDS = 240
+ATTEMPTS = 10
 # The waits of a script are divided by this; `cli_startup` divides the timeouts of the SDK.
 SCALE = 100
 # How many commands run at the same time. Most of their time is start-up.
@@ -302,6 +303,15 @@ class Run:
         return json.loads(json.dumps(request).replace(self.server.address, f"127.0.0.1:{RECORDED_PORT}"))
 
 
+def run(server, fixtures, name, case, mode):
+    """Runs a case in a mode. The interpreter sometimes aborts when it exits, after everything was printed."""
+    for _ in range(ATTEMPTS):
+        outcome = Run(server, fixtures, name, case, mode).execute()
+        if outcome["exit_code"] != -signal.SIGABRT:
+            return outcome
+    raise ChildProcessError(f"{name}.{mode} aborted {ATTEMPTS} times")
+
+
 def merged(requests):
     """Merges a request that is sent several times in a row, and orders deletions, which are concurrent."""
     shown = []
@@ -383,7 +393,7 @@ def main(fixtures, folder, *only):
     failures = {}
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
         runs = {
-            (name, mode): pool.submit(Run(server, fixtures, name, case, mode).execute)
+            (name, mode): pool.submit(run, server, fixtures, name, case, mode)
             for name, case in cases.items() if not only or name in only
             for mode in case["modes"] if "kept" not in case
         }
@@ -402,7 +412,7 @@ def main(fixtures, folder, *only):
             index[name] = write_case(folder, name, case, outcomes)
     if not only:
         with open(os.path.join(folder, "help.table.txt"), "w") as file:
-            file.write(Run(server, fixtures, "help", {"argv": ["tinker", "--help"]}, "table").execute()["stdout"])
+            file.write(run(server, fixtures, "help", {"argv": ["tinker", "--help"]}, "table")["stdout"])
     common.save(folder, "index.json", index)
     common.save(folder, "formatting.json", formatting(fixtures))
     common.finish(folder, failures, f"{len(index)} commands")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 
 def save(folder, name, content):
@@ -19,6 +20,8 @@ def load(*path):
 
 def finish(folder, failures, recorded):
     """Reports what was recorded, and notes what could not be: the SDK may not have it."""
+    # Without the folders of this machine.
+    failures = {name: re.sub(r" \(/[^)]*\)", "", reason) for name, reason in failures.items()}
     if failures:
         save(folder, "not-recorded.json", failures)
     for name, reason in failures.items():

@@ -75,7 +75,7 @@ def prepare():
 
     async def with_short_timeout(self, request):
         limits = request.extensions.get("timeout", {})
-        request.extensions["timeout"] = {name: limit and limit / SCALE for name, limit in limits.items()}
+        request.extensions["timeout"] = {**limits, "read": limits.get("read") and limits["read"] / SCALE}
         try:
             return await send(self, request)
         except httpx.ReadTimeout:
