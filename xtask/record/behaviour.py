@@ -41,8 +41,8 @@ class Clock:
         self.sleeps = []
 
     @contextlib.contextmanager
-    def installed(self, *modules):
-        """Replaces `time` and `asyncio.sleep` in modules of the SDK."""
+    def installed(self, *modules, only_time=False):
+        """Replaces `time` and `asyncio.sleep` in modules of the SDK; `only_time` keeps the latter."""
         clock, before = self, [(module, dict(vars(module))) for module in modules]
 
         class Time(python_types.ModuleType):
@@ -66,7 +66,7 @@ class Clock:
         for module in modules:
             if hasattr(module, "time"):
                 module.time = Time("time")
-            if hasattr(module, "asyncio"):
+            if hasattr(module, "asyncio") and not only_time:
                 module.asyncio = Asyncio("asyncio")
         try:
             yield self
@@ -78,6 +78,27 @@ class Clock:
 
     def elapsed(self):
         return self.now - self.start
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Event loop whose time moves to the next timer instead of waiting, for concurrent tasks.
+
+    There must be no input and output: a wait for it would end at once.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        select = self._selector.select
+
+        def skip(timeout):
+            self.now += timeout or 0
+            return select(0)
+
+        self._selector.select = skip
+
+    def time(self):
+        return self.now
 
 
 @contextlib.contextmanager

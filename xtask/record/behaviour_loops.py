@@ -10,7 +10,10 @@ from tinker import types
 from tinker.lib import api_future_impl, internal_client_holder, session_futures_poller, telemetry
 from tinker.lib.public_interfaces import sampling_client, training_client
 
-from behaviour import Client, Clock, bare_holder, expanded, failure, records, replaced, settle, status_error
+from behaviour import Client, Clock, VirtualLoop, bare_holder, expanded, failure, records, replaced, settle, status_error
+
+
+PROMPT = types.ModelInput.from_ints([1])
 
 
 class Stop(BaseException):
@@ -322,8 +325,7 @@ def sampler_with(clock, script, posts, **state):
 async def take_sample(client):
     response = types.SampleResponse(sequences=[])
     with replaced(sampling_client, _APIFuture=lambda *_, **__: Future(response)):
-        prompt = types.ModelInput.from_ints([1])
-        return await client._sample_async_impl(prompt, 1, types.SamplingParams(), False)
+        return await client._sample_async_impl(PROMPT, 1, types.SamplingParams(), False)
 
 
 @records("sampling_backoff")
@@ -344,6 +346,60 @@ def sampling_backoff(file):
         clock = Clock()
         with clock.installed(sampling_client, internal_client_holder):
             asyncio.run(run(case, clock))
+
+
+class LoopClock(Clock):
+    """Clock that shows the time of an event loop."""
+
+    def __init__(self, loop):
+        self.loop, self.start, self.sleeps = loop, 0.0, []
+
+    @property
+    def now(self):
+        return self.loop.time()
+
+
+@records("sampling_concurrency")
+def sampling_concurrency(file):
+    async def run(case, clock):
+        limited, posts, active, most = dict(case["limited"]), [], 0, 0
+
+        async def send(_, arguments):
+            nonlocal active, most
+            number = arguments["request"].seq_id
+            left = limited.get(str(number), 0)
+            limited[str(number)] = left - 1
+            outcome = 429 if left > 0 else "ok"
+            posts.append([round(clock.now, 3), number, outcome])
+            active += 1
+            most = max(most, active)
+            await asyncio.sleep(case["response_seconds"])
+            active -= 1
+            if outcome != "ok":
+                raise failure(outcome)
+            return types.UntypedAPIFuture(request_id="r", sample_sequence_ids=[])
+
+        client = sampler_with(clock, [], [])
+        client.holder.aclient = lambda _: Client(send)
+        client.holder.estimate_bytes_count_in_model_input = lambda _: case["estimated_bytes"]
+        tasks = []
+        for time, count in case["submitted"]:
+            await asyncio.sleep(time - clock.now)
+            tasks += [asyncio.create_task(client._sample_async_impl(PROMPT, 1, types.SamplingParams(), False)) for _ in range(count)]
+        await asyncio.gather(*tasks)
+        # The order of requests at the same time has no meaning.
+        case["posts_time_seq_outcome"] = sorted(posts, key=lambda post: post[:2])
+        case["max_in_flight"] = most
+        case["finished_at"] = round(clock.now, 3)
+
+    response = types.SampleResponse(sequences=[])
+    for case in file["cases"]:
+        loop = VirtualLoop()
+        clock = LoopClock(loop)
+        modules = (sampling_client, internal_client_holder)
+        with clock.installed(*modules, only_time=True), replaced(sampling_client, _APIFuture=lambda *_, **__: Future(response)):
+            loop.run_until_complete(run(case, clock))
+        loop.close()
 
 
 @records("sampling_recent_backoff")

@@ -20,6 +20,9 @@ const RECORDERS: &str = "xtask/record";
 const REQUIREMENTS: &str = "xtask/record/requirements.txt";
 /// File with the version of the recorded SDK.
 const VERSION_FILE: &str = "fixtures/sdk/sdk.json";
+const TORCH: &str = "torch==2.15.0";
+/// Program of `--graphs`.
+const GRAPHS: &str = "graphs.py";
 /// List of a recorder of what the SDK does not have, in the folder of its fixtures.
 const NOT_RECORDED: &str = "not-recorded.json";
 
@@ -32,6 +35,9 @@ pub(crate) struct RecordArgs {
     /// Print the changes only, and leave the fixtures as they are
     #[arg(long)]
     compare: bool,
+    /// Record the traced custom losses as well, which needs torch (6 GB of disk)
+    #[arg(long)]
+    graphs: bool,
     /// Write the changes to this Markdown file as well
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -41,12 +47,22 @@ pub(crate) fn run(args: &RecordArgs) -> Result<(), XtaskError> {
     let recorded = recorded_version()?;
     let version = args.sdk.as_ref().unwrap_or(&recorded);
     println!("recording tinker {version}; the fixtures are of {recorded}");
-    let python = environment(version)?;
+    let python = environment(version, args.graphs)?;
     TestServer::build()?;
     let new = target().join("record/new");
     // An earlier run may have left a part of a recording.
     let _ = fs::remove_dir_all(&new);
     record(&python, &new)?;
+    if args.graphs {
+        recorder("custom losses", &python, GRAPHS)
+            .argument(root().join(fixtures::FOLDER))
+            .argument(new.join("semantics"))
+            .run()?;
+    }
+    let is_recorded = |program: &str| {
+        let name = program.strip_prefix(RECORDERS).map(|name| name.trim_start_matches('/'));
+        name.is_some_and(|name| name != GRAPHS || args.graphs)
+    };
     let report =
         args.report.as_ref().map_or_else(|| new.join("changes.md"), |path| root().join(path));
     recorder("changes", &python, "report.py")
@@ -54,7 +70,7 @@ pub(crate) fn run(args: &RecordArgs) -> Result<(), XtaskError> {
         .argument(&new)
         .argument(report)
         .run()?;
-    list_handwritten()?;
+    list_others(is_recorded)?;
     if args.compare {
         println!("\nthe fixtures are unchanged; the new recording is in {}", new.display());
         return Ok(());
@@ -66,7 +82,7 @@ pub(crate) fn run(args: &RecordArgs) -> Result<(), XtaskError> {
         let message = format!("the fixtures are unchanged: not recorded:\n  {missing}\n{hint}");
         return Err(XtaskError::new(message));
     }
-    replace(&new)
+    replace(&new, is_recorded)
 }
 
 /// Returns the version of the SDK that the fixtures were recorded with.
@@ -79,7 +95,7 @@ fn recorded_version() -> Result<String, XtaskError> {
 
 /// Returns a Python interpreter with the SDK. The recordings contain tracebacks, which differ
 /// between releases of Python.
-fn environment(version: &str) -> Result<PathBuf, XtaskError> {
+fn environment(version: &str, torch: bool) -> Result<PathBuf, XtaskError> {
     let valid = |character: char| character.is_ascii_alphanumeric() || character == '.';
     if version.is_empty() || !version.chars().all(valid) {
         let message =
@@ -91,9 +107,11 @@ fn environment(version: &str) -> Result<PathBuf, XtaskError> {
     let sdk = format!("tinker=={version}");
     let requirements = read(&root().join(REQUIREMENTS))?;
     let lines = requirements.lines().filter(|line| !line.starts_with('#'));
-    let names: Vec<&str> = std::iter::once(&*sdk).chain(lines).collect();
+    let torch = torch.then_some(TORCH);
+    let names: Vec<&str> = std::iter::once(&*sdk).chain(lines).chain(torch).collect();
     let packages = Packages { interpreter: &interpreter, ..Packages::wheels(&names) };
-    python::environment(&Path::new("record").join(version), &packages)
+    let folder = if torch.is_some() { format!("{version}-torch") } else { version.to_owned() };
+    python::environment(&Path::new("record").join(folder), &packages)
         .map_err(|error| XtaskError::new(format!("cannot install tinker {version}: {error}")))
 }
 
@@ -121,20 +139,16 @@ fn record(python: &Path, new: &Path) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// Prints which fixtures no recorder writes.
-fn list_handwritten() -> Result<(), XtaskError> {
-    println!("\nnot recorded by this command (see fixtures/README.md):");
+/// Prints which fixtures this run did not record.
+fn list_others(is_recorded: impl Fn(&str) -> bool) -> Result<(), XtaskError> {
+    println!("\nnot recorded by this run (see fixtures/README.md):");
     for origin in fixtures::origins()? {
         let writer = origin.program.as_deref().unwrap_or("written by hand");
-        if !is_recorder(writer) && !origin.pattern.ends_with("README.md") {
+        if !is_recorded(writer) && !origin.pattern.ends_with("README.md") {
             println!("    {}: {writer}", origin.pattern);
         }
     }
     Ok(())
-}
-
-fn is_recorder(program: &str) -> bool {
-    program.starts_with(RECORDERS)
 }
 
 /// Returns what the recorders could not record, with the reasons.
@@ -149,14 +163,14 @@ fn not_recorded(new: &Path) -> Result<Vec<String>, XtaskError> {
     Ok(missing)
 }
 
-/// Replaces the recorded fixtures by those of `new`. Removes recorded files that `new` does not
-/// have, and keeps the files that are written by hand.
-fn replace(new: &Path) -> Result<(), XtaskError> {
+/// Replaces the fixtures of the recorders that `is_recorded` accepts by those of `new`. Removes
+/// their files that `new` does not have, and keeps all others.
+fn replace(new: &Path, is_recorded: impl Fn(&str) -> bool) -> Result<(), XtaskError> {
     let origins = fixtures::origins()?;
     let folder = root().join(fixtures::FOLDER);
     let is_recorded = |file: &String| {
         let origin = fixtures::origin(&origins, file);
-        origin.and_then(|origin| origin.program.as_deref()).is_some_and(is_recorder)
+        origin.and_then(|origin| origin.program.as_deref()).is_some_and(&is_recorded)
     };
     let failed =
         |path: &Path, error| XtaskError::new(format!("cannot write {}: {error}", path.display()));

@@ -59,6 +59,46 @@ async fn backoff_delays_equal_those_of_the_python_sdk() {
     }
 }
 
+/// Covers T4.2.4, P6B.2.
+#[tokio::test(start_paused = true)]
+async fn concurrent_samples_are_limited_as_in_the_python_sdk() {
+    for case in cases("sampling_concurrency.json") {
+        let server = NumberedServer::new(json!({}));
+        let sampler = server.sampler().await;
+        let expected = case["posts_time_seq_outcome"].as_array().unwrap();
+        server.samples(expected.iter().map(|post| post[2].clone()).collect());
+        let latency = Duration::from_secs_f64(case["response_seconds"].as_f64().unwrap());
+        server.delay("/asample", latency);
+        let bytes = usize::try_from(case["estimated_bytes"].as_u64().unwrap()).unwrap();
+        let start = Instant::now();
+        let first_request = server.now();
+        let mut samples = Vec::new();
+        for submitted in case["submitted"].as_array().unwrap() {
+            tokio::time::sleep_until(
+                start + Duration::from_secs_f64(submitted[0].as_f64().unwrap()),
+            )
+            .await;
+            for _ in 0..submitted[1].as_u64().unwrap() {
+                samples.push(tokio::spawn(sampler.sample(prompt_of(bytes), params())));
+            }
+            tokio::task::yield_now().await;
+        }
+        for sample in join_all(samples).await {
+            sample.unwrap().unwrap();
+        }
+        let requests = server.requests("/asample");
+        let mut posts: Vec<(f64, u64)> = requests
+            .iter()
+            .map(|request| {
+                let at = (request.at - first_request).as_secs_f64();
+                (at, request.json()["seq_id"].as_u64().unwrap())
+            })
+            .collect();
+        posts.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        println!("{} {posts:?}", case["id"]);
+    }
+}
+
 /// Covers T4.2.4, T4.2.5, P6B.2.
 #[tokio::test(start_paused = true)]
 async fn concurrent_samples_wait_for_the_retry_after_of_a_429() {
