@@ -292,7 +292,7 @@ def report(fixtures, recording):
     title = f"# Changes of the Python SDK from {old.version} to {new.version}"
     if old.version == new.version:
         title = f"# Changes of the recording of the Python SDK {new.version}"
-    lines = [title, "", HEADER, ""]
+    lines = [title, ""] + ([] if old.version == new.version else [HEADER, ""])
     for heading, found in sections.items():
         if found:
             lines += [f"## {heading}", "", *found, ""]
