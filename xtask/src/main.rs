@@ -16,6 +16,7 @@ mod contract;
 mod coverage;
 mod deny;
 mod features;
+mod fixtures;
 mod fuzz;
 mod guided_fuzz;
 mod llama;
@@ -112,9 +113,10 @@ enum XtaskCommand {
     Llama,
     /// Run the contract suite against any Tinker server
     Contract(ContractArgs),
-    /// Record the exchanges of the official Python SDK with a new server as fixtures/sdk
+    /// Record the official Python SDK as fixtures, and list what changed
     ///
-    /// Lists what changed. Needs python3.
+    /// Records requests, command lines, behaviour and signatures against servers on the loopback
+    /// interface (six minutes). Needs python3.11 or the variable PYTHON311 with its path.
     Record(RecordArgs),
     /// Measure line coverage of tinkex-wire and tinkex; fails below the minimum
     ///

@@ -1,121 +1,195 @@
-//! `cargo xtask record`: records the exchanges of the official Python SDK with a new server.
+//! `cargo xtask record`: records the official Python SDK as fixtures.
 //!
-//! The recorded calls are in `crates/server/tests/python/record.py`. The recording replaces
-//! `fixtures/sdk`, so that `git diff fixtures/sdk` shows what a release of the SDK changes.
+//! The recorders are Python programs in `xtask/record`. They run one release of the SDK against
+//! servers on the loopback interface and write new fixtures to the target folder. `report.py`
+//! compares them with the checked-in ones, which are replaced only if everything was recorded.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde_json::Value;
 
+use crate::fixtures;
 use crate::python::{self, Packages};
-use crate::step::{XtaskError, root, target, tool};
+use crate::step::{Step, XtaskError, root, target, tool};
 use crate::test_server::{MODEL, TestServer, golden_model};
 
-const PROGRAM: &str = "crates/server/tests/python/record.py";
-const RECORDINGS: &str = "fixtures/sdk";
+const RECORDERS: &str = "xtask/record";
+/// Pinned packages that the SDK depends on. Their releases change headers and tables, too.
+const REQUIREMENTS: &str = "xtask/record/requirements.txt";
+/// File with the version of the recorded SDK.
+const VERSION_FILE: &str = "fixtures/sdk/sdk.json";
+const TORCH: &str = "torch==2.15.0";
+/// Program of `--graphs`.
+const GRAPHS: &str = "graphs.py";
+/// List of a recorder of what the SDK does not have, in the folder of its fixtures.
+const NOT_RECORDED: &str = "not-recorded.json";
 
 /// Arguments of `cargo xtask record`.
 #[derive(Args)]
 pub(crate) struct RecordArgs {
-    /// Version of the SDK
-    #[arg(long, value_name = "VERSION", default_value = "0.36.0")]
-    sdk: String,
+    /// Version of the SDK [default: the version of the fixtures]
+    #[arg(long, value_name = "VERSION")]
+    sdk: Option<String>,
+    /// Print the changes only, and leave the fixtures as they are
+    #[arg(long)]
+    compare: bool,
+    /// Record the traced custom losses as well, which needs torch (6 GB of disk)
+    #[arg(long)]
+    graphs: bool,
+    /// Write the changes to this Markdown file as well
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &RecordArgs) -> Result<(), XtaskError> {
-    let version = &args.sdk;
-    let folder = Path::new("record").join(version);
-    let sdk = format!("tinker=={version}");
-    let python = python::environment(&folder, &Packages::wheels(&[&sdk]))?;
+    let recorded = recorded_version()?;
+    let version = args.sdk.as_ref().unwrap_or(&recorded);
+    println!("recording tinker {version}; the fixtures are of {recorded}");
+    let python = environment(version, args.graphs)?;
     TestServer::build()?;
-    let server = TestServer::start(&target().join("record/data"), &[golden_model()], true)?;
-    // A failed run must leave the existing recordings as they are.
     let new = target().join("record/new");
+    // An earlier run may have left a part of a recording.
     let _ = fs::remove_dir_all(&new);
-    tool("recording", &python, &[PROGRAM, &server.url, MODEL]).argument(&new).run()?;
+    record(&python, &new)?;
+    if args.graphs {
+        recorder("custom losses", &python, GRAPHS)
+            .argument(root().join(fixtures::FOLDER))
+            .argument(new.join("semantics"))
+            .run()?;
+    }
+    let is_recorded = |program: &str| {
+        let name = program.strip_prefix(RECORDERS).map(|name| name.trim_start_matches('/'));
+        name.is_some_and(|name| name != GRAPHS || args.graphs)
+    };
+    let report =
+        args.report.as_ref().map_or_else(|| new.join("changes.md"), |path| root().join(path));
+    recorder("changes", &python, "report.py")
+        .argument(root().join(fixtures::FOLDER))
+        .argument(&new)
+        .argument(report)
+        .run()?;
+    list_others(is_recorded)?;
+    if args.compare {
+        println!("\nthe fixtures are unchanged; the new recording is in {}", new.display());
+        return Ok(());
+    }
+    let missing = not_recorded(&new)?;
+    if !missing.is_empty() {
+        let missing = missing.join("\n  ");
+        let hint = "Adapt the recorders, or pass --compare to see the other changes.";
+        let message = format!("the fixtures are unchanged: not recorded:\n  {missing}\n{hint}");
+        return Err(XtaskError::new(message));
+    }
+    replace(&new, is_recorded)
+}
+
+/// Returns the version of the SDK that the fixtures were recorded with.
+fn recorded_version() -> Result<String, XtaskError> {
+    let sdk: Value = serde_json::from_str(&read(&root().join(VERSION_FILE))?)
+        .map_err(|error| XtaskError::new(format!("cannot read {VERSION_FILE}: {error}")))?;
+    let missing = || XtaskError::new(format!("{VERSION_FILE} has no version"));
+    sdk["version"].as_str().map(str::to_owned).ok_or_else(missing)
+}
+
+/// Returns a Python interpreter with the SDK. The recordings contain tracebacks, which differ
+/// between releases of Python.
+fn environment(version: &str, torch: bool) -> Result<PathBuf, XtaskError> {
+    let valid = |character: char| character.is_ascii_alphanumeric() || character == '.';
+    if version.is_empty() || !version.chars().all(valid) {
+        let message =
+            format!("invalid version of the SDK `{version}`; expected, for example, 0.36.0");
+        return Err(XtaskError::new(message));
+    }
+    #[expect(clippy::disallowed_methods, reason = "an option of this command")]
+    let interpreter = std::env::var("PYTHON311").unwrap_or_else(|_| "python3.11".to_owned());
+    let sdk = format!("tinker=={version}");
+    let requirements = read(&root().join(REQUIREMENTS))?;
+    let lines = requirements.lines().filter(|line| !line.starts_with('#'));
+    let torch = torch.then_some(TORCH);
+    let names: Vec<&str> = std::iter::once(&*sdk).chain(lines).chain(torch).collect();
+    let packages = Packages { interpreter: &interpreter, ..Packages::wheels(&names) };
+    let folder = if torch.is_some() { format!("{version}-torch") } else { version.to_owned() };
+    python::environment(&Path::new("record").join(folder), &packages)
+        .map_err(|error| XtaskError::new(format!("cannot install tinker {version}: {error}")))
+}
+
+/// Creates a step that runs a recorder.
+fn recorder(title: &str, python: &Path, program: &str) -> Step {
+    tool(title, python, &[&format!("{RECORDERS}/{program}")])
+        // The order of sets in requests, and no files beside the sources.
+        .variable("PYTHONHASHSEED", "0")
+        .variable("PYTHONDONTWRITEBYTECODE", "1")
+}
+
+/// Writes a new recording to the folder `new`.
+fn record(python: &Path, new: &Path) -> Result<(), XtaskError> {
+    let server = TestServer::start(&target().join("record/data"), &[golden_model()], true)?;
+    let exchanges = recorder("exchanges with our server", python, "exchanges.py");
+    exchanges.arguments(&[&server.url, MODEL]).argument(new.join("sdk")).run()?;
     drop(server);
-
-    let old = root().join(RECORDINGS);
-    let before = read(&old)?;
-    let after = read(&new)?;
-    replace(&old, &after)?;
-    report(&before, &after);
-    Ok(())
-}
-
-/// Returns the contents of the files of a folder by name; empty if the folder does not exist.
-fn read(folder: &Path) -> Result<BTreeMap<String, String>, XtaskError> {
-    let failed = |error| XtaskError::new(format!("cannot read {}: {error}", folder.display()));
-    if !folder.exists() {
-        return Ok(BTreeMap::new());
-    }
-    fs::read_dir(folder)
-        .map_err(failed)?
-        .map(|entry| {
-            let path = entry.map_err(failed)?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            Ok((name, fs::read_to_string(&path).map_err(failed)?))
-        })
-        .collect()
-}
-
-/// Replaces the recordings of a folder; keeps its `README.md`.
-fn replace(folder: &Path, files: &BTreeMap<String, String>) -> Result<(), XtaskError> {
-    let failed = |error| XtaskError::new(format!("cannot write {}: {error}", folder.display()));
-    fs::create_dir_all(folder).map_err(failed)?;
-    for name in read(folder)?.keys().filter(|name| name.ends_with(".json")) {
-        fs::remove_file(folder.join(name)).map_err(failed)?;
-    }
-    for (name, text) in files {
-        fs::write(folder.join(name), text).map_err(failed)?;
+    recorder("signatures", python, "signatures.py").argument(new.join("sdk")).run()?;
+    for group in ["wire", "behaviour", "cli"] {
+        recorder(group, python, &format!("{group}.py"))
+            .argument(root().join(fixtures::FOLDER))
+            .argument(new.join(group))
+            .run()?;
     }
     Ok(())
 }
 
-/// Prints which recordings were added, removed and changed, with the number of changed lines.
-fn report(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) {
-    let mut changes = 0;
-    let mut print = |name: &str, change: String| {
-        changes += 1;
-        println!("    {name}: {change}");
-    };
-    println!("\n==> changes of {RECORDINGS}");
-    for name in before.keys().filter(|name| name.ends_with(".json")) {
-        if !after.contains_key(name) {
-            print(name, "removed".to_owned());
+/// Prints which fixtures this run did not record.
+fn list_others(is_recorded: impl Fn(&str) -> bool) -> Result<(), XtaskError> {
+    println!("\nnot recorded by this run (see fixtures/README.md):");
+    for origin in fixtures::origins()? {
+        let writer = origin.program.as_deref().unwrap_or("written by hand");
+        if !is_recorded(writer) && !origin.pattern.ends_with("README.md") {
+            println!("    {}: {writer}", origin.pattern);
         }
     }
-    for (name, new) in after {
-        match before.get(name) {
-            None => print(name, format!("added, {} lines", new.lines().count())),
-            Some(old) if old != new => {
-                let removed = missing_lines(old, new);
-                let added = missing_lines(new, old);
-                print(name, format!("changed, +{added} -{removed} lines"));
-            }
-            Some(_) => {}
-        }
-    }
-    match changes {
-        0 => println!("    none: all {} files are the same", after.len()),
-        n => println!("    {n} files differ; read them with `git diff {RECORDINGS}`"),
-    }
+    Ok(())
 }
 
-/// Counts the lines of `text` that `other` does not have, respecting how often they occur.
-fn missing_lines(text: &str, other: &str) -> usize {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for line in other.lines() {
-        *counts.entry(line).or_default() += 1;
+/// Returns what the recorders could not record, with the reasons.
+fn not_recorded(new: &Path) -> Result<Vec<String>, XtaskError> {
+    let mut missing = Vec::new();
+    for file in fixtures::files(new)?.iter().filter(|file| file.ends_with(NOT_RECORDED)) {
+        let reasons: serde_json::Map<String, Value> = serde_json::from_str(&read(&new.join(file))?)
+            .map_err(|error| XtaskError::new(format!("cannot read {file}: {error}")))?;
+        let group = file.split('/').next().unwrap_or_default();
+        missing.extend(reasons.iter().map(|(name, reason)| format!("{group}: {name}: {reason}")));
     }
-    let is_missing = |line: &&str| match counts.get_mut(*line) {
-        Some(count) if *count > 0 => {
-            *count -= 1;
-            false
-        }
-        _ => true,
+    Ok(missing)
+}
+
+/// Replaces the fixtures of the recorders that `is_recorded` accepts by those of `new`. Removes
+/// their files that `new` does not have, and keeps all others.
+fn replace(new: &Path, is_recorded: impl Fn(&str) -> bool) -> Result<(), XtaskError> {
+    let origins = fixtures::origins()?;
+    let folder = root().join(fixtures::FOLDER);
+    let is_recorded = |file: &String| {
+        let origin = fixtures::origin(&origins, file);
+        origin.and_then(|origin| origin.program.as_deref()).is_some_and(&is_recorded)
     };
-    text.lines().filter(is_missing).count()
+    let failed =
+        |path: &Path, error| XtaskError::new(format!("cannot write {}: {error}", path.display()));
+    let after: Vec<String> = fixtures::files(new)?.into_iter().filter(is_recorded).collect();
+    for file in fixtures::files(&folder)?.into_iter().filter(is_recorded) {
+        if !after.contains(&file) {
+            let path = folder.join(&file);
+            fs::remove_file(&path).map_err(|error| failed(&path, error))?;
+        }
+    }
+    for file in &after {
+        let path = folder.join(file);
+        fs::copy(new.join(file), &path).map_err(|error| failed(&path, error))?;
+    }
+    println!("\nwrote {} fixtures; read the changes with `git diff fixtures`", after.len());
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String, XtaskError> {
+    fs::read_to_string(path)
+        .map_err(|error| XtaskError::new(format!("cannot read {}: {error}", path.display())))
 }

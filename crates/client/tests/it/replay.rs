@@ -1,5 +1,5 @@
-//! The calls of `crates/server/tests/python/record.py`, made with this client and answered with the
-//! recorded responses (`fixtures/sdk`). Every request must equal the recorded one.
+//! The calls of `xtask/record/exchanges.py`, made with this client and answered with the recorded
+//! responses (`fixtures/sdk`). Every request must equal the recorded one.
 //!
 //! `cargo xtask record` records a new release of the Python SDK.
 
@@ -28,6 +28,8 @@ const CONNECTING: [&str; 3] = ["client/config", "client/dynamic_config", "create
 /// Routes that background tasks use at any time.
 const BACKGROUND: [&str; 2] = ["session_heartbeat", "telemetry"];
 const BATCH_POLL: &str = "retrieve_futures";
+/// Files beside the exchanges.
+const OTHER_FILES: [&str; 2] = ["sdk", "signatures"];
 /// Prefix of the steps that only encode a sample request, without a client. A test of their own
 /// compares them.
 const SAMPLE_REQUESTS: &str = "sample_request_";
@@ -70,7 +72,7 @@ fn exchange_names() -> Vec<String> {
     let files = std::fs::read_dir(folder()).unwrap();
     let names = files.filter_map(|entry| {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        name.strip_suffix(".json").filter(|name| *name != "sdk").map(str::to_owned)
+        name.strip_suffix(".json").filter(|name| !OTHER_FILES.contains(name)).map(str::to_owned)
     });
     let mut names: Vec<_> = names.collect();
     names.sort();

@@ -59,6 +59,51 @@ async fn backoff_delays_equal_those_of_the_python_sdk() {
     }
 }
 
+/// Covers T4.2.4, P6B.2.
+#[tokio::test(start_paused = true)]
+async fn concurrent_samples_are_limited_as_in_the_python_sdk() {
+    const SUBMITTED_LATER: Duration = Duration::from_millis(500);
+    const BACKOFF_END: Duration = Duration::from_millis(1250);
+    for case in cases("sampling_concurrency.json") {
+        let server = NumberedServer::new(json!({}));
+        let sampler = server.sampler().await;
+        let expected = case["posts_time_seq_outcome"].as_array().unwrap();
+        server.samples(expected.iter().map(|post| post[2].clone()).collect());
+        let latency = Duration::from_secs_f64(case["response_seconds"].as_f64().unwrap());
+        server.delay("/asample", latency);
+        let bytes = usize::try_from(case["estimated_bytes"].as_u64().unwrap()).unwrap();
+        let start = server.now();
+        let mut samples = Vec::new();
+        for submitted in case["submitted"].as_array().unwrap() {
+            let time = Duration::from_secs_f64(submitted[0].as_f64().unwrap());
+            sleep(start + time - server.now()).await;
+            for _ in 0..submitted[1].as_u64().unwrap() {
+                samples.push(tokio::spawn(sampler.sample(prompt_of(bytes), params())));
+            }
+            tokio::task::yield_now().await;
+        }
+        for sample in join_all(samples).await {
+            sample.unwrap().unwrap();
+        }
+        let requests = server.requests("/asample");
+        let mut posts: Vec<(Duration, u64)> = requests
+            .iter()
+            .map(|request| (request.at - start, request.json()["seq_id"].as_u64().unwrap()))
+            .collect();
+        posts.sort();
+        let expected: Vec<(Duration, u64)> = expected
+            .iter()
+            .map(|post| {
+                let at = Duration::from_secs_f64(post[0].as_f64().unwrap());
+                // The Python SDK looks once per second whether the backoff is over.
+                let waits = case["id"] == "submitted_during_the_backoff" && at > SUBMITTED_LATER;
+                (if waits { BACKOFF_END } else { at }, post[1].as_u64().unwrap())
+            })
+            .collect();
+        assert_eq!(posts, expected, "{}", case["id"]);
+    }
+}
+
 /// Covers T4.2.4, T4.2.5, P6B.2.
 #[tokio::test(start_paused = true)]
 async fn concurrent_samples_wait_for_the_retry_after_of_a_429() {

@@ -185,6 +185,6 @@ fn every_fixture_is_read_by_a_test() {
     let known = ["behaviour", "cli", "sdk", "semantics", "servers", "wire"];
     for entry in fs::read_dir(root().join("fixtures")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        assert!(known.contains(&&*name), "no test reads fixtures/{name}");
+        assert!(name == "README.md" || known.contains(&&*name), "no test reads fixtures/{name}");
     }
 }

@@ -27,7 +27,7 @@ const CHECKS: &[(&str, Check)] = &[
 ];
 
 /// Files that the tests of the client read.
-const READ_ELSEWHERE: [&str; 26] = [
+const READ_ELSEWHERE: [&str; 27] = [
     "auth_resolution.json",
     "base_url.json",
     "billing_pause.json",
@@ -49,6 +49,7 @@ const READ_ELSEWHERE: [&str; 26] = [
     "retry_classification.json",
     "retry_handler_delay.json",
     "sampling_backoff.json",
+    "sampling_concurrency.json",
     "sampling_recent_backoff.json",
     "should_retry.json",
     "telemetry_env.json",

@@ -2,6 +2,8 @@
 
 use tinkex_wire::*;
 
+use crate::fixtures;
+
 #[test]
 fn frequent_types_have_bounded_sizes() {
     assert_eq!(size_of::<DecodeError>(), size_of::<usize>());
@@ -37,4 +39,13 @@ fn mostly_zero_target_matrices_become_sparse() {
     assert!(datum.loss_input("target_tokens").unwrap().is_sparse());
     assert_eq!(datum.loss_input("target_tokens").unwrap().to_dense(200).unwrap(), matrix);
     assert!(!datum.loss_input("my_own").unwrap().is_sparse(), "custom inputs are not converted");
+}
+
+#[test]
+fn losses_have_the_names_of_the_python_sdk() {
+    let signatures = fixtures::load("sdk", "signatures.json");
+    let literal = signatures["types"]["LossFnType"]["is"].as_str().unwrap();
+    let names: Vec<&str> = literal.split('\'').skip(1).step_by(2).collect();
+    let ours: Vec<&str> = LossFn::BUILT_IN.iter().map(LossFn::as_str).collect();
+    assert_eq!(ours, names);
 }

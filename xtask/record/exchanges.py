@@ -1,6 +1,6 @@
 """Records the HTTP exchanges of the official Python SDK with a local server.
 
-    python record.py BASE_URL MODEL FOLDER
+    python exchanges.py BASE_URL MODEL FOLDER
 
 The SDK talks to the server through a recording proxy. Every exchange becomes one file of FOLDER,
 named after the step of the program below and the route. Ids, times, versions and addresses are
