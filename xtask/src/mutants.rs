@@ -49,7 +49,7 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<(), XtaskError> {
     let default = FILES.map(str::to_owned);
     let files: &[String] = if args.file.is_empty() { &default } else { &args.file };
     // Changes of `Debug` texts are not behaviour.
-    let mut step = tool("mutants", &program, &["mutants", "--exclude-re", "fmt::Debug"])
+    let mut step = tool("mutants", &program, &["mutants", "--workspace", "--exclude-re", "fmt::Debug"])
         .arguments(&["--test-tool", "nextest", "--sharding", "round-robin", "--no-times"])
         .arguments(&["--all-features", "--output"])
         .argument(&folder);
