@@ -10,6 +10,7 @@ mod api;
 mod arch;
 mod bench;
 mod browser;
+mod cargo_tool;
 mod cluster;
 mod conformance;
 mod contract;
@@ -20,6 +21,7 @@ mod fixtures;
 mod fuzz;
 mod guided_fuzz;
 mod llama;
+mod mutants;
 mod python;
 mod record;
 mod reference;
@@ -43,6 +45,7 @@ use cluster::ClusterArgs;
 use conformance::ConformanceArgs;
 use contract::ContractArgs;
 use fuzz::FuzzArgs;
+use mutants::MutantsArgs;
 use record::RecordArgs;
 use soak::SoakArgs;
 use step::{XtaskError, cargo, ignored_test, target};
@@ -145,6 +148,11 @@ enum XtaskCommand {
     Deny,
     /// Fuzz the decoders of the wire crate
     Fuzz(FuzzArgs),
+    /// Change the client in one place at a time, and check that a test fails for each change
+    ///
+    /// Takes hours; `--shard 0/50` runs every 50th change. Installs cargo-mutants under target once;
+    /// needs cargo-nextest.
+    Mutants(MutantsArgs),
 }
 
 /// Whether a command updates what it otherwise checks.
@@ -238,6 +246,7 @@ fn run(command: XtaskCommand) -> Result<(), XtaskError> {
         XtaskCommand::Soak(args) => soak::run(&args),
         XtaskCommand::Deny => deny::run(),
         XtaskCommand::Fuzz(args) => fuzz::run(&args),
+        XtaskCommand::Mutants(args) => mutants::run(&args),
     }
 }
 

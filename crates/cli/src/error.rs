@@ -111,6 +111,8 @@ impl fmt::Display for ErrorHint {
                 "Shorten the prompt or lower --max-tokens; `tinkex model list` shows the context \
                  length of each model.",
             ),
+            // The option of the command line instead of the name of the SDK.
+            Self::Sdk(Hint::RetryLater) => Self::RetryLater.fmt(f),
             Self::Sdk(Hint::OverwriteCheckpoint) => Hint::ChooseAnotherName.fmt(f),
             Self::Sdk(hint) => hint.fmt(f),
             Self::RetryLater => f.write_str("Try again later, or pass a longer --retry-for."),

@@ -45,6 +45,8 @@ pub struct ClientSettings {
     pub(crate) display_name: Option<String>,
     pub(crate) user_metadata: JsonObject,
     pub(crate) tags: Vec<String>,
+    /// Names of experimental features. This client has none, so no request depends on them.
+    pub feature_gates: Vec<String>,
     pub(crate) adaptive_polling: bool,
     /// Whether telemetry events are reported to the server.
     pub telemetry: bool,
@@ -79,6 +81,8 @@ pub struct SettingsInput {
     pub display_name: Option<String>,
     /// Metadata that the server stores with a session.
     pub user_metadata: JsonObject,
+    /// Names of experimental features; from the environment if `None`.
+    pub feature_gates: Option<Vec<String>>,
     /// Whether the next poll is delayed when the server responds "not ready" without holding the
     /// poll open.
     pub adaptive_polling: bool,
@@ -96,15 +100,18 @@ pub struct SettingsInput {
     pub queue_observer: Option<QueueObserver>,
 }
 
+/// Value of `TINKER_FEATURE_GATES` if the variable is not set, as in the Python SDK.
+const DEFAULT_FEATURE_GATES: &str = "async_sampling";
+
 /// Splits a comma-separated list, without empty and repeated items.
-fn parse_tags(text: &str) -> Vec<String> {
-    let mut tags: Vec<String> = Vec::new();
-    for tag in text.split(',').filter(|tag| !tag.is_empty()) {
-        if !tags.iter().any(|known| known == tag) {
-            tags.push(tag.to_owned());
+fn parse_list(text: &str) -> Vec<String> {
+    let mut items: Vec<String> = Vec::new();
+    for item in text.split(',').filter(|item| !item.is_empty()) {
+        if !items.iter().any(|known| known == item) {
+            items.push(item.to_owned());
         }
     }
-    tags
+    items
 }
 
 /// Checks the maximum number of concurrent samples.
@@ -146,7 +153,11 @@ impl ClientSettings {
             project_id: input.project_id.or(project),
             display_name: input.display_name,
             user_metadata: input.user_metadata,
-            tags: parse_tags(input.env.get("TINKER_TAGS").unwrap_or_default()),
+            tags: parse_list(input.env.get("TINKER_TAGS").unwrap_or_default()),
+            feature_gates: input.feature_gates.unwrap_or_else(|| {
+                let gates = input.env.raw("TINKER_FEATURE_GATES");
+                parse_list(gates.unwrap_or(DEFAULT_FEATURE_GATES))
+            }),
             adaptive_polling: input.adaptive_polling,
             telemetry: input.telemetry && telemetry_enabled(input.env.raw("TINKER_TELEMETRY")),
             header_overrides: input.headers,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tinkex_backoff::{Backoff, Jitter};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::retry::delay;
+use crate::retry::delay::RetryAfterRule;
 use crate::retry::request_policy::RequestPolicy;
 
 /// Default of [`CallOptions::unreached_timeout`] for loopback addresses.
@@ -37,7 +37,7 @@ const RESUBMIT_JITTER: f64 = 0.25;
 /// | [`max_attempts`](Self::max_attempts) | the retries of a call | none |
 /// | [`give_up_after`](Self::give_up_after) | the retries of a call | none |
 /// | [`unreached_timeout`](Self::unreached_timeout) | the retries of requests to a server that has never responded | 2 seconds on loopback addresses, else none |
-/// | [`max_retry_after`](Self::max_retry_after) | the wait for a `retry-after`: a longer one is ignored | 60 seconds |
+/// | [`max_retry_after`](Self::max_retry_after) | the call, if the server asks for a longer wait (`retry-after`) | none |
 /// | [`max_resubmissions`](Self::max_resubmissions) | the resubmissions of a sample | none |
 /// | [`progress_timeout`](Self::progress_timeout) | all pending samples of a client, if none has succeeded for this time | 2 hours |
 ///
@@ -63,6 +63,7 @@ pub struct CallOptions {
     give_up_after: Option<Duration>,
     unreached_timeout: Option<Duration>,
     max_retry_after: Option<Duration>,
+    ignore_long_retry_after: Option<bool>,
     billing_wait: Option<bool>,
     retry_rejected_polls: Option<bool>,
     max_resubmissions: Option<u32>,
@@ -147,10 +148,23 @@ impl CallOptions {
         self
     }
 
-    /// Sets the longest `retry-after` that is honoured. A longer `retry-after` is ignored. Defaults
-    /// to 60 seconds, as in the Python SDK.
+    /// Sets how long a call waits if the server asks for a wait with `retry-after`. Unlimited by
+    /// default.
+    ///
+    /// The call waits as long as the server asks. If that exceeds this limit,
+    /// [`timeout`](Self::timeout) or [`give_up_after`](Self::give_up_after), the call fails at once,
+    /// and [`Error::retry_after`] returns the time. A `retry-after` above 60 seconds delays only the
+    /// call that received it: other calls of the same server and key wait for at most 60 seconds.
     pub fn max_retry_after(mut self, longest: Duration) -> Self {
         self.max_retry_after = Some(longest);
+        self
+    }
+
+    /// Sets whether a `retry-after` above 60 seconds is ignored, as the Python SDK does: the request
+    /// is then repeated after the delay of a response without `retry-after`, which is 1 second for a
+    /// sample. Defaults to `false`.
+    pub fn ignore_long_retry_after(mut self, ignore: bool) -> Self {
+        self.ignore_long_retry_after = Some(ignore);
         self
     }
 
@@ -218,6 +232,9 @@ impl CallOptions {
             give_up_after: self.give_up_after.or(client.give_up_after),
             unreached_timeout: self.unreached_timeout.or(client.unreached_timeout),
             max_retry_after: self.max_retry_after.or(client.max_retry_after),
+            ignore_long_retry_after: self
+                .ignore_long_retry_after
+                .or(client.ignore_long_retry_after),
             billing_wait: self.billing_wait.or(client.billing_wait),
             retry_rejected_polls: self.retry_rejected_polls.or(client.retry_rejected_polls),
             max_resubmissions: self.max_resubmissions.or(client.max_resubmissions),
@@ -297,6 +314,28 @@ impl CallOptions {
         self.progress_timeout.unwrap_or(PROGRESS_TIMEOUT)
     }
 
+    /// Returns what a call does about a `retry-after`.
+    fn retry_after_rule(&self) -> RetryAfterRule {
+        if self.ignore_long_retry_after.unwrap_or(false) {
+            return RetryAfterRule::IgnoreLong;
+        }
+        let until = self.timeout.into_iter().chain(self.give_up_after).min();
+        RetryAfterRule::Honour { longest: self.max_retry_after, until }
+    }
+
+    /// Returns the delay that the server asks for in the response of `error`, unless the options
+    /// ignore it.
+    pub fn honoured_retry_after(&self, error: &Error) -> Option<Duration> {
+        let delay = error.retry_after()?;
+        self.retry_after_rule().delay(Some(delay.as_secs_f64()))
+    }
+
+    /// Returns whether a call that started `elapsed` ago may wait for `retry_after` because the
+    /// server asks for it.
+    pub fn allows_retry_after(&self, retry_after: Duration, elapsed: Duration) -> bool {
+        self.retry_after_rule().allows(retry_after, elapsed)
+    }
+
     /// Restricts `policy`, which the protocol defines for a route, by these options.
     pub(crate) fn apply(&self, policy: RequestPolicy) -> RequestPolicy {
         let request_timeout = self.request_timeout.filter(|_| !policy.lane.is_poll());
@@ -305,7 +344,7 @@ impl CallOptions {
             max_attempts: self.attempt_limit(),
             give_up_after: self.give_up_after,
             billing_wait: self.waits_for_billing(),
-            max_retry_after: self.max_retry_after.unwrap_or(delay::MAX_RETRY_AFTER),
+            retry_after: self.retry_after_rule(),
             unreached_timeout: self.unreached_timeout,
             ..policy
         }

@@ -130,10 +130,27 @@ impl Error {
     /// Creates the error for a request that was not sent because the shared backoff ends after the
     /// time limit of the call. `remaining` is the remaining time of the backoff.
     pub(crate) fn rate_limited(remaining: Duration) -> Self {
-        let message = "request was not sent: the backoff after a 429 exceeds the time limit";
-        let mut error = Self::new(ErrorKind::RateLimited, message);
+        let seconds = remaining.as_secs_f64();
+        let message = format!(
+            "request was not sent: the backoff after a 429 lasts another {seconds:.1} s, which \
+             exceeds the time limit of the call"
+        );
+        let mut error = Self::new(ErrorKind::RateLimited, message).with_hint(Hint::RetryLater);
         error.0.retry_after = Some(remaining);
         error
+    }
+
+    /// Adds that the server asks to wait for `retry_after`, which exceeds a limit of the call.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn asks_for_too_long_wait(self, retry_after: Duration) -> Self {
+        let seconds = retry_after.as_secs_f64();
+        self.map_message(|message| {
+            format!(
+                "{message}; the server asks to wait {seconds} s, which exceeds a limit of the call"
+            )
+        })
+        .with_hint(Hint::RetryLater)
     }
 
     /// Creates the error for calls on a closed client.

@@ -53,6 +53,8 @@ pub enum Hint {
     ChooseAnotherName,
     /// The client was closed.
     CreateNewClient,
+    /// The server asks to wait longer than a limit of the call allows.
+    RetryLater,
     /// The call was made outside a tokio runtime.
     EnterRuntime,
     /// A call of the blocking interface was made inside an async runtime.
@@ -106,6 +108,10 @@ impl Hint {
             }
             Self::ChooseAnotherName => "Choose another name, or delete the checkpoint first.",
             Self::CreateNewClient => "Create another ServiceClient to continue.",
+            Self::RetryLater => {
+                "Repeat the call after the time that Error::retry_after returns, or raise the \
+                 limits of the call (CallOptions)."
+            }
             Self::EnterRuntime => {
                 "Make the call inside a tokio runtime, for example in #[tokio::main]."
             }

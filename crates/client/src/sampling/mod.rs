@@ -397,8 +397,12 @@ impl SamplingView {
                 }
                 Err(error) => error,
             };
-            let delay = backoff.next_delay();
+            let retry_after = self.options.honoured_retry_after(&error);
+            let delay = backoff.next_delay().max(retry_after.unwrap_or_default());
+            let waits = retry_after
+                .is_none_or(|after| self.options.allows_retry_after(after, call.elapsed()));
             let again = resubmit
+                && waits
                 && self.allows_resubmission(resubmissions, delay, call)
                 && failures.should_resubmit(&error);
             if let Some(events) = self.shared.session.connection().events() {

@@ -46,6 +46,7 @@ pub struct ServiceClientBuilder {
     project_id: Option<String>,
     display_name: Option<String>,
     user_metadata: JsonObject,
+    feature_gates: Option<Vec<String>>,
     poll_immediately: bool,
     without_telemetry: bool,
     max_concurrent_samples: Option<u32>,
@@ -115,6 +116,13 @@ impl ServiceClientBuilder {
     /// Sets metadata that the server stores with the session.
     pub fn user_metadata(mut self, metadata: JsonObject) -> Self {
         self.user_metadata = metadata;
+        self
+    }
+
+    /// Sets the names that [`ServiceClient::feature_gates`] returns. Defaults to
+    /// `TINKER_FEATURE_GATES`, a comma-separated list, else `async_sampling`.
+    pub fn feature_gates<T: Into<String>>(mut self, gates: impl IntoIterator<Item = T>) -> Self {
+        self.feature_gates = Some(gates.into_iter().map(Into::into).collect());
         self
     }
 
@@ -214,6 +222,7 @@ impl ServiceClientBuilder {
             project_id: self.project_id,
             display_name: self.display_name,
             user_metadata: self.user_metadata,
+            feature_gates: self.feature_gates,
             adaptive_polling: !self.poll_immediately,
             telemetry: !self.without_telemetry,
             max_concurrent_samples: self.max_concurrent_samples,

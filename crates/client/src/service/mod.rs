@@ -361,6 +361,25 @@ impl ServiceClient {
         self.0.settings.stats.snapshot()
     }
 
+    /// Returns the feature gates of the environment or of the builder, for programs that switch
+    /// their own experiments with `TINKER_FEATURE_GATES`. No call of this crate depends on them.
+    ///
+    /// ```
+    /// use tinkex::{Env, ServiceClient};
+    ///
+    /// let env = Env::from_pairs([
+    ///     ("TINKER_API_KEY", "tml-example"),
+    ///     ("TINKER_FEATURE_GATES", "async_sampling,mine"),
+    /// ]);
+    /// let service = ServiceClient::builder().env(env).build()?;
+    /// assert!(service.feature_gates().iter().any(|gate| gate == "mine"));
+    /// # Ok::<_, tinkex::Error>(())
+    /// ```
+    #[must_use]
+    pub fn feature_gates(&self) -> &[String] {
+        &self.0.settings.feature_gates
+    }
+
     /// Returns the server's base URL.
     #[must_use]
     pub fn base_url(&self) -> &BaseUrl {

@@ -273,7 +273,9 @@ async fn the_progress_timeout_keeps_the_last_failure() {
     assert_eq!((error.kind(), error.status()), (ErrorKind::Timeout, None));
 }
 
-/// Unlike in the Python SDK: the result is polled again, or the sample is resubmitted.
+/// Unlike in the Python SDK, the result is polled again, or the sample is resubmitted (N-13).
+///
+/// Covers T3.2.3.
 #[tokio::test(start_paused = true)]
 async fn a_failure_of_category_server_is_retried() {
     let server = NumberedServer::new(json!({}));

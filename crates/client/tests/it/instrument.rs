@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use serde_json::json;
 use tinkex::rest::ListSessions;
-use tinkex::{AdamParams, CallOptions, Lane, QueueState, QueuedWork, SamplingParams};
+use tinkex::{AdamParams, CallOptions, ErrorKind, Lane, QueueState, QueuedWork, SamplingParams};
 use tokio::time::Duration;
 
 use crate::event_log::EventLog;
@@ -139,7 +139,40 @@ async fn giving_up_is_recorded_for_every_reason() {
     }
 }
 
-/// Covers P6B.3, P6B.4, P6C.4.
+/// Covers P6B.4, P6C.4.
+#[tokio::test(start_paused = true)]
+async fn permanent_failures_are_not_retried() {
+    let server = NumberedServer::new(json!({}));
+    // The default options retry every failure that may be temporary.
+    let service = server.builder().build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    let model = service.create_lora_training_client("base").await.unwrap();
+    let params = || SamplingParams::new().max_tokens(1);
+    for status in [400, 401, 403, 404, 413, 422] {
+        server.samples(vec![json!(status)]);
+        let before = server.requests("/asample").len();
+        let error = sampler.sample([1], params()).await.unwrap_err();
+        assert_eq!((error.status(), error.attempts()), (Some(status), 1));
+        assert!(error.is_user_error() && !error.is_retryable(), "{status}");
+        assert_eq!(server.requests("/asample").len(), before + 1, "{status}");
+
+        let before = server.requests("/optim_step").len();
+        server.fail_times("/optim_step", json!(status), 1);
+        let error = model.optim_step(AdamParams::default()).await.unwrap_err();
+        assert_eq!((error.status(), error.attempts()), (Some(status), 1));
+        assert_eq!(server.requests("/optim_step").len(), before + 1, "{status}");
+    }
+    // A request that the server executed, and that failed because of its content.
+    let failed = json!({"error": "prompt is empty", "category": "user"});
+    let number = server.requests("/asample").len();
+    server.respond(&format!("q{number}"), vec![failed]);
+    let error = sampler.sample([1], params()).await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::WorkFailed, 1));
+    assert!(error.is_user_error() && !error.is_retryable());
+    assert_eq!(server.requests("/asample").len(), number + 1);
+}
+
+/// Covers P6B.3.
 #[tokio::test(start_paused = true)]
 async fn disabled_retries_surface_failures_at_once() {
     let server = NumberedServer::new(json!({}));

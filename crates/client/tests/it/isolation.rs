@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
+use tinkex::testing::RecordedCall;
 use tinkex::wire::SampledSequence;
 use tinkex::{
     AdamParams, Datum, ErrorKind, LossFn, SampleResponse, SamplingClient, SamplingParams,
@@ -71,7 +72,82 @@ async fn two_training_and_many_sampling_clients_leave_no_tasks_or_references() {
     assert_eq!(server.requests("/asample").len(), 500);
 }
 
-/// Covers P6C.1, P6C.2, P6C.6.
+/// Covers T6.3.1.
+#[tokio::test(start_paused = true)]
+async fn settings_of_two_services_do_not_cross_in_any_request() {
+    let server = NumberedServer::new(json!({}));
+    let shared = server.builder();
+    let names = ["a", "b"];
+    let programs = names.map(|name| {
+        // Clones of a builder share their HTTP service and its backoffs.
+        let builder = shared.clone().api_key(format!("tml-{name}")).header("x-team", name);
+        let service = builder.project_id(name).build().unwrap();
+        async move {
+            let model = service.create_lora_training_client(name).await.unwrap();
+            let data = || vec![Datum::completion([1, 2], [3]).unwrap(); 4];
+            let step = |_| model.step(data(), LossFn::CrossEntropy, AdamParams::default());
+            let samplers = (0..25).map(async |_| {
+                let sampler = service.create_sampling_client(name).await.unwrap();
+                join_all((0..4).map(|_| sampler.sample([1], params()))).await
+            });
+            let (steps, samples) = tokio::join!(join_all((0..5).map(step)), join_all(samplers));
+            assert!(steps.iter().all(Result::is_ok));
+            assert!(samples.iter().flatten().all(Result::is_ok));
+        }
+    });
+    join_all(programs).await;
+    let requests = server.requests("");
+    for name in names {
+        let of_key = |key: &str, path: &str| {
+            let key = format!("tml-{key}");
+            let is_of_key = |r: &&_| RecordedCall::header(r, "x-api-key") == Some(&key);
+            let calls = requests.iter().filter(is_of_key);
+            calls.filter(|call| call.path.contains(path)).cloned().collect::<Vec<_>>()
+        };
+        let calls = of_key(name, "");
+        assert!(calls.iter().all(|call| call.header("x-team") == Some(name)), "{name}");
+        assert_eq!(of_key(name, "/asample").len(), 100, "{name}");
+        assert_eq!(of_key(name, "/forward_backward").len(), 5, "{name}");
+        for (path, field) in [
+            ("/create_session", "project_id"),
+            ("/create_model", "base_model"),
+            ("/create_sampling_session", "base_model"),
+        ] {
+            let bodies = of_key(name, path);
+            assert!(!bodies.is_empty(), "{name} {path}");
+            assert!(bodies.iter().all(|call| call.json()[field] == name), "{name} {path}");
+        }
+    }
+}
+
+/// Covers P6C.6.
+#[tokio::test(start_paused = true)]
+async fn keys_of_one_registry_have_their_own_backoffs() {
+    let server = NumberedServer::new(json!({}));
+    // Clones of a builder share one registry of backoffs.
+    let builder = server.builder();
+    let sampler = async |key: &str| {
+        let service = builder.clone().api_key(key).build().unwrap();
+        service.create_sampling_client("base").await.unwrap()
+    };
+    let limited = sampler("tml-a").await;
+    let same_key = sampler("tml-a").await;
+    let other_key = sampler("tml-b").await;
+    server.samples(vec![json!({"status": 429, "retry-after": "50"})]);
+    let waiting = limited.sample([1], params());
+    sleep(Duration::from_secs(1)).await;
+    let remaining = [&limited, &same_key, &other_key].map(SamplingClient::backoff_remaining);
+    let rest = Some(Duration::from_secs(49));
+    assert_eq!(remaining, [rest, rest, None]);
+    let start = Instant::now();
+    other_key.sample([1], params()).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    same_key.sample([1], params()).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::from_secs(49));
+    waiting.await.unwrap();
+}
+
+/// Covers P6C.1, P6C.2.
 #[tokio::test(start_paused = true)]
 async fn two_services_train_and_sample_without_crosstalk() {
     let one = NumberedServer::new(json!({}));

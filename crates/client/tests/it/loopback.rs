@@ -3,9 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tinkex::rest::ListSessions;
-use tinkex::{AdamParams, CallOptions, Env, ErrorKind, Hint, ServiceClient, ServiceClientBuilder};
+use tinkex::{
+    AdamParams, CallOptions, Env, ErrorKind, Hint, SamplingParams, ServiceClient,
+    ServiceClientBuilder,
+};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -115,6 +119,53 @@ async fn without_retries_a_poll_response_that_is_cut_off_fails_its_call_only() {
     assert_eq!(error.request_id().unwrap(), &"step", "the result can be polled later");
     let next = model.optim_step(AdamParams::default()).await.unwrap();
     assert_eq!(next.metrics["grad_norm"].as_f64(), 0.5);
+}
+
+/// Clients that use the network find their backoff in the registry of the process.
+///
+/// Covers T0.1.5, T4.2.2.
+#[tokio::test]
+async fn services_of_one_key_share_the_backoff_of_a_429_and_another_key_does_not() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let samples = Arc::clone(&seen);
+    let server = RawServer::new(move |request| match request.path() {
+        "create_session" => json_response(br#"{"session_id":"s"}"#),
+        "create_sampling_session" => json_response(br#"{"sampling_session_id":"s:sample:0"}"#),
+        "asample" => {
+            let limited = request.head.contains("x-api-key: tml-limited");
+            samples.lock().unwrap().push(limited);
+            if limited {
+                let head = "HTTP/1.1 429 Too Many Requests\r\nretry-after: 30\r\n";
+                format!("{head}content-length: 0\r\n\r\n").into_bytes()
+            } else {
+                json_response(br#"{"request_id":"sample"}"#)
+            }
+        }
+        "retrieve_future" => json_response(br#"{"type":"sample","sequences":[]}"#),
+        _ => json_response(b"{}"),
+    });
+    let server = server.start().await;
+    let sampler = async |key: &str| {
+        // The sample fails instead of waiting for more than a second.
+        let options = CallOptions::new().give_up_after(Duration::from_secs(1));
+        let builder = client_builder(&server.url).api_key(key).options(options);
+        builder.build().unwrap().create_sampling_client("base").await.unwrap()
+    };
+    let limited = sampler("tml-limited").await;
+    let same_key = sampler("tml-limited").await;
+    let other_key = sampler("tml-other").await;
+    let params = || SamplingParams::new().max_tokens(1);
+
+    let error = limited.sample([1], params()).await.unwrap_err();
+    assert_eq!((error.status(), error.attempts()), (Some(429), 1), "{error}");
+    let error = same_key.sample([1], params()).await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::RateLimited, 0), "{error}");
+    assert!(same_key.backoff_remaining().is_some());
+    assert_eq!(*seen.lock().unwrap(), [true], "the second client of the key sent nothing");
+
+    other_key.sample([1], params()).await.unwrap();
+    assert_eq!(other_key.backoff_remaining(), None);
+    assert_eq!(*seen.lock().unwrap(), [true, false]);
 }
 
 #[tokio::test]

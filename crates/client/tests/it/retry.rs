@@ -184,7 +184,7 @@ async fn max_attempts_limits_resubmissions_and_failed_polls() {
     }
 }
 
-/// Covers P6B.3, P6B.4, P6C.4.
+/// Covers P6B.3.
 #[tokio::test(start_paused = true)]
 async fn disabled_retries_send_exactly_one_request() {
     for (status, kind) in [(500, ErrorKind::Server), (400, ErrorKind::Rejected)] {

@@ -1,12 +1,14 @@
 //! Sampling client: shared backoff, resubmission, cancellation and timeouts.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use futures_util::poll;
 use serde_json::{Value, json};
 use tinkex::wire::{ImageFormat, InputChunk};
 use tinkex::{
-    CallOptions, ErrorKind, ModelInput, SampleOptions, SamplingClient, SamplingParams,
+    CallOptions, ErrorKind, Hint, ModelInput, SampleOptions, SamplingClient, SamplingParams,
     ServiceClientBuilder, TensorData,
 };
 use tokio::time::{Instant, sleep};
@@ -173,15 +175,69 @@ async fn sample_no_retries_disables_resubmission_but_not_backoff() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn backoff_follows_retry_after_up_to_a_maximum() {
+async fn a_sample_waits_as_long_as_the_server_asks() {
     let server = NumberedServer::new(json!({}));
     let sampler = server.sampler().await;
-    for (retry_after, expected) in [("7", 7), ("3600", 1)] {
+    let python = sampler.with_options(CallOptions::new().ignore_long_retry_after(true));
+    for (sampler, retry_after, expected) in
+        [(&sampler, "7", 7), (&sampler, "3600", 3600), (&python, "7", 7), (&python, "3600", 1)]
+    {
         server.samples(vec![json!({"status": 429, "retry-after": retry_after})]);
         let start = Instant::now();
         sampler.sample([1], params()).await.unwrap();
-        assert_eq!(start.elapsed(), Duration::from_secs(expected));
+        assert_eq!(start.elapsed(), Duration::from_secs(expected), "{retry_after}");
     }
+}
+
+/// Bug: the call repeated the request every second until its limit was over, although the server
+/// had asked for an hour.
+#[tokio::test(start_paused = true)]
+async fn a_call_fails_at_once_if_the_server_asks_for_more_time_than_it_has() {
+    let server = NumberedServer::new(json!({}));
+    let sampler = server.sampler().await;
+    let half_minute = Duration::from_secs(30);
+    for options in [
+        CallOptions::new().give_up_after(half_minute),
+        CallOptions::new().timeout(half_minute),
+        CallOptions::new().max_retry_after(half_minute),
+    ] {
+        server.samples(vec![json!({"status": 429, "retry-after": "3600"})]);
+        let sent = server.requests("/asample").len();
+        let start = Instant::now();
+        let error = sampler.with_options(options).sample([1], params()).await.unwrap_err();
+        assert_eq!(start.elapsed(), Duration::ZERO, "{options:?}");
+        assert_eq!(server.requests("/asample").len(), sent + 1, "{options:?}");
+        assert_eq!(error.kind(), ErrorKind::RateLimited);
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(3600)));
+        assert_eq!(error.hint(), Some(Hint::RetryLater));
+        assert!(error.to_string().contains("asks to wait 3600 s"), "{error}");
+        // The 429 has started the shared backoff.
+        sleep(Duration::from_secs(60)).await;
+    }
+}
+
+/// A long `retry-after` delays the call that received it, and other calls for a minute.
+#[tokio::test(start_paused = true)]
+async fn a_long_retry_after_extends_the_shared_backoff_by_a_minute_at_most() {
+    let server = NumberedServer::new(json!({}));
+    // Clones of a builder share the backoffs of its HTTP service.
+    let builder = server.builder();
+    let limited = sampler(builder.clone()).await;
+    let other = sampler(builder).await;
+    server.samples(vec![json!({"status": 429, "retry-after": "3600"})]);
+    let start = Instant::now();
+    let wait = async |sampler: &SamplingClient| {
+        sampler.sample([1], params()).await.unwrap();
+        start.elapsed().as_secs()
+    };
+    let limited = wait(&limited);
+    let mut limited = pin!(limited);
+    assert!(poll!(&mut limited).is_pending());
+    // The first request is sent and refused before the second call starts.
+    sleep(Duration::from_millis(1)).await;
+    assert!(poll!(&mut limited).is_pending());
+    let (limited, other) = tokio::join!(limited, wait(&other));
+    assert_eq!((limited, other), (3600, 60));
 }
 
 /// Covers T4.2.5, P6B.2.

@@ -98,25 +98,173 @@ fn every_deviation_has_an_existing_test() {
     }
 }
 
+/// A comment that mentions a deviation from the Python SDK names the row that gives the reason.
+#[test]
+fn every_deviation_in_a_comment_has_a_row() {
+    let document = fs::read_to_string(root().join("docs/deviations.md")).unwrap();
+    let rows = table_rows(&document, "Id");
+    let ids: BTreeSet<&str> = rows.iter().flat_map(|row| row[1].split(", ")).collect();
+    let mut comments = 0;
+    for path in sources(&root().join("crates")) {
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        for (number, line) in lines.iter().enumerate() {
+            let words = line.trim_start_matches(['/', '!']).trim_start();
+            if !line.starts_with("//")
+                || !["Unlike the Python SDK", "Unlike in the Python SDK"]
+                    .iter()
+                    .any(|start| words.contains(start))
+            {
+                continue;
+            }
+            comments += 1;
+            let rest = lines[number..].iter().take_while(|line| line.starts_with("//"));
+            let comment = rest.copied().collect::<Vec<_>>().join(" ");
+            let mut named = comment.split(['(', ')']).filter(|part| ids.contains(part));
+            let place = format!("{}:{}", path.display(), number + 1);
+            assert!(named.next().is_some(), "{place} names no row of docs/deviations.md");
+        }
+    }
+    assert!(comments > 5, "the comments were not found");
+}
+
+/// Function of a test file: its attributes and its text up to the next function.
+struct Function {
+    attributes: Vec<String>,
+    text: String,
+}
+
+impl Function {
+    /// Splits the text of a test file.
+    fn all_of(text: &str) -> Vec<Self> {
+        let starts_function = |line: &str| {
+            let line =
+                line.trim_start().trim_start_matches("pub(crate) ").trim_start_matches("pub ");
+            line.trim_start_matches("async ").starts_with("fn ")
+        };
+        let mut functions = Vec::new();
+        let mut attributes = Vec::new();
+        for line in text.lines() {
+            if starts_function(line) {
+                let text = String::new();
+                functions.push(Self { attributes: std::mem::take(&mut attributes), text });
+            } else if line.trim_start().starts_with("#[") {
+                attributes.push(line.trim().to_owned());
+            }
+            if let Some(function) = functions.last_mut() {
+                function.text.push_str(line);
+                function.text.push('\n');
+            }
+        }
+        functions
+    }
+
+    fn is_test(&self) -> bool {
+        let marks = ["#[test", "#[tokio::test"];
+        self.attributes.iter().any(|line| marks.iter().any(|mark| line.starts_with(mark)))
+    }
+
+    /// Returns whether time stands still in the test unless all tasks wait.
+    fn is_paused(&self) -> bool {
+        self.attributes.iter().any(|line| line.contains("start_paused = true"))
+    }
+
+    /// Returns the names of variables that hold a point in time or a duration that was measured. A
+    /// single point in time measures nothing: a test of a function with the time as a parameter
+    /// starts with one.
+    fn measured(&self) -> BTreeSet<&str> {
+        let is_single =
+            CLOCKS.iter().map(|clock| self.text.matches(clock).count()).sum::<usize>() == 1;
+        if is_single && !self.text.contains(".elapsed()") {
+            return BTreeSet::new();
+        }
+        let reads_clock = |statement: &&str| CLOCKS.iter().any(|clock| statement.contains(clock));
+        self.text.split(';').filter(reads_clock).filter_map(assigned_variable).collect()
+    }
+
+    /// Returns the arguments of the assertions.
+    fn assertions(&self) -> Vec<&str> {
+        let starts = self.text.match_indices("assert").map(|(at, _)| &self.text[at..]);
+        let macros = starts.filter_map(|rest| {
+            let (name, arguments) = rest.split_once('(')?;
+            ["assert!", "assert_eq!", "assert_ne!"].contains(&name).then_some(arguments)
+        });
+        macros
+            .map(|arguments| {
+                let mut depth = 1;
+                let end = arguments.find(|c| {
+                    depth += i32::from(c == '(') - i32::from(c == ')');
+                    depth == 0
+                });
+                &arguments[..end.unwrap_or(arguments.len())]
+            })
+            .collect()
+    }
+
+    /// Returns whether an assertion depends on a clock.
+    fn asserts_on_time(&self) -> bool {
+        let measured = self.measured();
+        self.assertions().iter().any(|assertion| {
+            let mut words = assertion.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+            CLOCKS.iter().any(|clock| assertion.contains(clock))
+                || words.any(|word| measured.contains(word))
+        })
+    }
+}
+
+/// Returns the variable that a statement declares, or the list that it adds an element to.
+fn assigned_variable(statement: &str) -> Option<&str> {
+    let declared = statement.rsplit_once("let ").map(|(_, rest)| rest.trim_start_matches("mut "));
+    let variable = match declared {
+        Some(declared) => declared,
+        None => statement.split_once(".push(")?.0.rsplit(char::is_whitespace).next()?,
+    };
+    let name = variable.split(|c: char| !(c.is_alphanumeric() || c == '_')).next();
+    name.filter(|name| !name.is_empty())
+}
+
+/// Calls that read a clock.
+const CLOCKS: [&str; 3] = [".elapsed()", "Instant::now()", "SystemTime::now()"];
+
+/// Returns the names of the functions of a test file that assert on time although it may be real
+/// time: not in a test whose time is paused, nor in a file all of whose tests are paused.
+fn assertions_on_real_time(text: &str) -> Vec<String> {
+    let functions = Function::all_of(text);
+    let all_paused = functions.iter().filter(|f| f.is_test()).all(Function::is_paused);
+    let is_real = |f: &&Function| !f.is_paused() && (f.is_test() || !all_paused);
+    let found = functions.iter().filter(is_real).filter(|f| f.asserts_on_time());
+    found.map(|f| f.text.lines().next().unwrap_or_default().trim().to_owned()).collect()
+}
+
 /// Covers P6C.7.
 #[test]
 fn no_test_asserts_on_real_time() {
-    // Time in tests is tokio's, which is paused. Fuzzers measure how long they run, and the tests in
-    // a browser, which `cargo xtask browser` runs, how long a page takes.
-    let in_browser = |path: &PathBuf| path.components().any(|part| part.as_os_str() == "browser");
-    for path in sources(&root().join("crates")).into_iter().filter(|path| !in_browser(path)) {
+    let files = ["crates", "xtask", "fuzz"].map(|folder| sources(&root().join(folder)));
+    for path in files.into_iter().flatten() {
         let text = fs::read_to_string(&path).unwrap();
-        let in_tests = path.components().any(|part| part.as_os_str() == "tests");
-        let tests = if in_tests { 0 } else { text.find("\nmod tests {").unwrap_or(text.len()) };
-        let name = path.strip_prefix(root()).unwrap().to_string_lossy();
-        let text = text[tests..].replace("#[test]", "#[tokio::test]");
-        for test in text.split("#[tokio::test").skip(1).filter(|part| part.contains(".elapsed()")) {
-            let (attribute, rest) = test.split_once(']').unwrap();
-            let paused = attribute.contains("start_paused = true");
-            let reads_the_date = test.contains("UNIX_EPOCH.elapsed()");
-            let function = rest.split("fn ").nth(1).unwrap().split('(').next().unwrap();
-            assert!(paused || reads_the_date, "{name}: {function} asserts on real time");
-        }
+        let is_test_file = path.components().any(|part| part.as_os_str() == "tests")
+            || path.file_name().is_some_and(|name| name == "tests.rs");
+        let tests = if is_test_file { 0 } else { text.find("\nmod tests {").unwrap_or(text.len()) };
+        let found = assertions_on_real_time(&text[tests..]);
+        assert!(found.is_empty(), "{} asserts on real time: {found:?}", path.display());
+    }
+}
+
+/// Covers P6C.7.
+#[test]
+fn assertions_on_real_time_are_found() {
+    let paused = "#[tokio::test(start_paused = true)]";
+    for (attribute, body, expected) in [
+        ("#[test]", "let took = start.elapsed();\nCHECK!(took < LIMIT);", 1),
+        ("#[test]", "times.push(start.elapsed());\nCHECK!(times.iter().all(ok));", 1),
+        ("#[tokio::test]", "CHECK_eq!(\n    start.elapsed(),\n    SECOND\n);", 1),
+        ("#[test]", "let end = Instant::now() + WAIT;\nwhile !done(end) {}\nCHECK!(done);", 0),
+        (paused, "CHECK_eq!(start.elapsed(), SECOND);", 0),
+    ] {
+        // This file is searched too, so it must not contain such an assertion.
+        let body = body.replace("CHECK", "assert");
+        let text = format!("{attribute}\nfn takes_time() {{\n{body}\n}}\n");
+        assert_eq!(assertions_on_real_time(&text).len(), expected, "{text}");
     }
 }
 

@@ -1,11 +1,15 @@
 //! Sessions: creation, heartbeats, telemetry and closing.
 
 use serde_json::{Value, json};
-use tinkex::{AdamParams, Datum, Env, ErrorKind, JsonObject, LoraOptions, LossFn, SamplingParams};
-use tokio::time::{Duration, sleep};
+use tinkex::wire::SampledSequence;
+use tinkex::{
+    AdamParams, CallOptions, Datum, Env, ErrorKind, JsonObject, LoraOptions, LossFn,
+    SampleResponse, SamplingClient, SamplingParams,
+};
+use tokio::time::{Duration, Instant, sleep};
 
 use crate::event_log::EventLog;
-use crate::numbered_server::{NumberedServer, cases};
+use crate::numbered_server::{NumberedServer, cases, sample_output};
 
 /// Covers T4.3.1, R-OLD.
 #[tokio::test(start_paused = true)]
@@ -206,19 +210,54 @@ async fn telemetry_can_be_disabled() {
 }
 
 /// Covers AUD.9.
-#[tokio::test(start_paused = true)]
-async fn unknown_feature_gates_have_no_effect() {
-    let bodies = async |gates: &[(&str, &str)]| {
-        let server = NumberedServer::new(json!({}));
-        let env = Env::from_pairs(gates.iter().copied());
-        let service = server.builder().env(env).without_telemetry().build().unwrap();
-        let sampler = service.create_sampling_client("base").await.unwrap();
-        sampler.sample([1], SamplingParams::new().max_tokens(1)).await.unwrap();
-        let requests = server.requests("").into_iter();
-        requests.map(|request| (request.path.clone(), request.json())).collect::<Vec<_>>()
+#[test]
+fn feature_gates_are_kept_although_this_client_knows_none() {
+    let server = NumberedServer::new(json!({}));
+    let gates = |variable: Option<&str>| {
+        let env = Env::from_pairs(variable.map(|value| ("TINKER_FEATURE_GATES", value)));
+        server.builder().env(env)
     };
-    let gates = [("TINKER_FEATURE_GATES", "async_sampling,other,")];
-    assert_eq!(bodies(&gates).await, bodies(&[]).await);
+    let built = |builder: tinkex::ServiceClientBuilder| builder.build().unwrap();
+    assert_eq!(built(gates(None)).feature_gates(), ["async_sampling"]);
+    assert_eq!(built(gates(Some(""))).feature_gates(), [""; 0]);
+    let named = built(gates(Some("async_sampling,other,,other")));
+    assert_eq!(named.feature_gates(), ["async_sampling", "other"]);
+    assert_eq!(named.with_options(CallOptions::new()).feature_gates(), named.feature_gates());
+    let argument = gates(Some("other")).feature_gates(["mine"]);
+    assert_eq!(built(argument).feature_gates(), ["mine"], "an argument precedes the variable");
+}
+
+/// The state that limits warnings to one a minute belongs to a client: a new client of the same
+/// sampling session has its own.
+///
+/// Covers AUD.7.
+#[tokio::test(start_paused = true)]
+async fn a_new_client_of_the_same_session_warns_although_a_dropped_one_has_just_warned() {
+    let lines = EventLog::default();
+    let _log = tracing::subscriber::set_default(lines.clone());
+    let server = NumberedServer::new(json!({}));
+    let service = server.builder().build().unwrap();
+    let paused = json!({"type": "try_again", "queue_state": "paused_capacity"});
+    let first = service.create_sampling_client("base").await.unwrap();
+    let handle = first.handle();
+    let sample = async |sampler: &SamplingClient| {
+        // The first sample tells the number of the next one, which depends on the client.
+        sampler.sample([1], SamplingParams::new().max_tokens(1)).await.unwrap();
+        let number = server.sequence_numbers("/asample").pop().unwrap() + 1;
+        let sequence = SampledSequence::default().tokens([7]);
+        let output = sample_output(&SampleResponse::default().sequences(vec![sequence]));
+        server.respond(&format!("q{number}"), vec![paused.clone(), output]);
+        sampler.sample([1], SamplingParams::new().max_tokens(1)).await.unwrap();
+        lines.with(&["WARN", "is paused"]).len()
+    };
+    let start = Instant::now();
+    assert_eq!(sample(&first).await, 1);
+    assert_eq!(sample(&first.clone()).await, 1, "a clone shares the state");
+    drop(first);
+    let second = service.restore_sampling_client(&handle).unwrap();
+    assert_eq!(second.sampler_id(), &handle.sampling_session_id);
+    assert_eq!(sample(&second).await, 2);
+    assert!(start.elapsed() < Duration::from_secs(60), "the state of the first is still recent");
 }
 
 #[tokio::test(start_paused = true)]

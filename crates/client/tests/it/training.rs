@@ -391,7 +391,7 @@ async fn request_bodies_are_compressed_if_the_server_enables_it() {
     assert!(sent.lock().unwrap().len() < received.body.len() / 4);
 }
 
-/// Covers T3.2.1, T3.2.2, T3.2.3, X16.
+/// Covers T3.2.1, T3.2.2, X16.
 #[tokio::test(start_paused = true)]
 async fn polling_behaves_like_the_python_sdk() {
     for case in cases("future_retrieve.json") {
@@ -422,14 +422,14 @@ async fn polling_behaves_like_the_python_sdk() {
         if let Err(error) = &outcome {
             assert_eq!(error.request_id().unwrap(), &"r1");
             if let Some(category) = case["result"]["category"].as_str() {
-                // Unlike the Python SDK, ours ignores the case of the category.
+                // Unlike the Python SDK, the client ignores the case of the category (D-20).
                 let name = script[0]["category"].as_str().unwrap_or(category);
                 assert_eq!(error.category(), Some(ErrorCategory::from_name(name)), "{case}");
             }
         }
 
         let polls = server.requests("/retrieve_future").split_off(1);
-        // Unlike the Python SDK, ours polls again if the server itself failed.
+        // Unlike the Python SDK, the client polls again if the server failed (N-13).
         let (requests, expected) = if case["result"]["category"] == "server" {
             (json!(4), json!([1, 2, 4]))
         } else {

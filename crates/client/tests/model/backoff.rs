@@ -18,11 +18,10 @@ fn longer_of_two_concurrent_backoffs_wins() {
     model(|| {
         let backoff = Arc::new(SharedBackoff::new());
         let other = Arc::clone(&backoff);
-        let start = tokio::time::Instant::now();
         let thread = thread::spawn(move || other.start(SHORT));
         backoff.start(LONG);
         thread.join().unwrap();
-        assert!(backoff.until().unwrap() >= start + LONG);
+        assert!(backoff.remaining() > SHORT);
     });
 }
 

@@ -28,6 +28,8 @@ use super::poll_interval::{self, OutageLimit, PollInterval};
 
 /// Delay after a failed poll.
 const FAILURE_DELAY: Duration = Duration::from_secs(1);
+/// Longest delay that one `retry-after` causes.
+const MAX_SHARED_DELAY: Duration = Duration::from_secs(60);
 /// Time without an announcement after which a call polls for its own result once.
 const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum number of calls that poll for their own results at the same time because of missing
@@ -367,6 +369,12 @@ impl PollingTask {
             Some(408) => {
                 self.shared().end_outage();
                 return Ok(FAILURE_DELAY);
+            }
+            // All samples of the client wait for this poll, so one `retry-after` delays it by at
+            // most a minute.
+            Some(429) if error.is_retryable() => {
+                let retry_after = error.retry_after().unwrap_or_default();
+                FAILURE_DELAY.max(retry_after.min(MAX_SHARED_DELAY))
             }
             _ if error.is_retryable() => FAILURE_DELAY,
             _ => return Err(failed()),

@@ -10,7 +10,7 @@
 //! | 400, at most three times | at once | reset | + 1 |
 //! | 400 with a body, if the policy does not [retry rejected polls](CallOptions::retry_rejected_polls) | none | | |
 //! | 500, if the policy does not retry rejected polls | none | | |
-//! | 429, or no response | after 1, 2, 4, … at most 30 seconds | next delay | unchanged |
+//! | 429, or no response | after 1, 2, 4, … at most 30 seconds, and not before the `retry-after` of a 429 | next delay | unchanged |
 //! | 402 | after the billing delay, while the account may be settled | unchanged | unchanged |
 //! | 400, 429 or 500 to 599 with `x-should-retry: false` | none | | |
 //! | any other, for example 410 (the result expired) | none | | |
@@ -89,6 +89,7 @@ pub(super) struct PollFailures {
     server_failures: u32,
     /// Whether a 400 with a body, or a 500, ends polling.
     end_on_rejection: bool,
+    options: CallOptions,
 }
 
 impl PollFailures {
@@ -98,6 +99,7 @@ impl PollFailures {
             bad_requests: 0,
             server_failures: 0,
             end_on_rejection: !options.retries_rejected_polls(),
+            options: *options,
         }
     }
 
@@ -145,14 +147,16 @@ impl PollFailures {
             }
             Some(402) => NextPoll::AfterBillingDelay,
             Some(410) => NextPoll::Expired,
-            Some(429) => self.back_off(),
-            None if error.is_retryable() => self.back_off(),
+            Some(429) => self.back_off(self.options.honoured_retry_after(error)),
+            None if error.is_retryable() => self.back_off(None),
             _ => NextPoll::Never,
         }
     }
 
-    fn back_off(&mut self) -> NextPoll {
-        NextPoll::After(self.backoff.next_delay())
+    /// Returns the next delay, or `retry_after` if it is longer.
+    fn back_off(&mut self, retry_after: Option<Duration>) -> NextPoll {
+        let delay = self.backoff.next_delay();
+        NextPoll::After(delay.max(retry_after.unwrap_or_default()))
     }
 }
 
@@ -200,6 +204,16 @@ mod tests {
         let mut failures = PollFailures::new(&CallOptions::new());
         assert_eq!(failures.record(&status(400, "{}")), NextPoll::AtOnce);
         assert_eq!(failures.record(&status(500, "")), NextPoll::AtInterval);
+    }
+
+    #[test]
+    fn a_poll_waits_for_the_retry_after_of_a_429() {
+        let limited = Error::from_response(429, b"", Some(Duration::from_secs(90)));
+        let mut failures = PollFailures::new(&CallOptions::new());
+        assert_eq!(failures.record(&limited), seconds(90));
+        assert_eq!(failures.record(&status(429, "")), seconds(2), "the next delay of the backoff");
+        let python = CallOptions::new().ignore_long_retry_after(true);
+        assert_eq!(PollFailures::new(&python).record(&limited), seconds(1));
     }
 
     #[test]

@@ -165,7 +165,7 @@ mod tests {
             let env = case["TINKER_BASE_URL"].as_str().map(|url| ("TINKER_BASE_URL", url));
             let argument = argument.map(|text| text.parse().unwrap());
             let resolved = BaseUrl::resolve(argument, &Env::from_pairs(env)).unwrap();
-            // Unlike the Python SDK, this client removes surrounding white space.
+            // Unlike the Python SDK, this client removes surrounding white space (N-02).
             let expected = case["resolved"].as_str().unwrap().trim();
             assert_eq!(resolved.as_str(), expected, "{case}");
         }

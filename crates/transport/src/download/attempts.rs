@@ -50,7 +50,7 @@ impl Attempts {
         url: &Url,
     ) -> Result<()> {
         self.failures += 1;
-        let retry_after = delay::acceptable(failed.retry_after, delay::MAX_RETRY_AFTER);
+        let retry_after = delay::to_duration(failed.retry_after);
         let wait = delay::before_retry(self.failures - 1, retry_after, fastrand::f64());
         let late =
             self.time_limit.is_some_and(|time_limit| self.start.elapsed() + wait > time_limit);

@@ -47,7 +47,7 @@ fn errors_are_classified_as_retryable_and_as_user_errors() {
                     transport(HttpFailureKind::Timeout)
                 }
                 "connection" => transport(HttpFailureKind::Connect),
-                // Unlike in the Python SDK, invalid input is a user error.
+                // Unlike in the Python SDK, invalid input is a user error (N-08).
                 "value_error" => {
                     let error = Error::new(ErrorKind::InvalidInput, "scripted");
                     assert!(error.is_user_error() && !error.is_retryable());
@@ -69,7 +69,7 @@ fn errors_are_classified_as_retryable_and_as_user_errors() {
             }
         };
         assert_eq!(json!(error.is_user_error()), case["is_user_error"], "{case}");
-        // Unlike in the Python SDK, `is_retryable` can be true for a failed request; the client
+        // Unlike in the Python SDK (N-13), `is_retryable` can be true for a failed request; the client
         // itself does not use it.
         if error.kind() != ErrorKind::WorkFailed {
             assert_eq!(json!(error.is_retryable()), case["holder_retryable"], "{case}");

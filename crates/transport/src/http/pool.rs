@@ -194,7 +194,7 @@ mod tests {
                 let budget = pool.empty_400_budget.load(Ordering::Relaxed);
                 let state = json!([outcome, budget, made.load(Ordering::Relaxed)]);
                 if case["id"] == "no_content_length" {
-                    // Unlike the Python SDK, the body itself decides, not its content-length.
+                    // Unlike the Python SDK, the client reads the body to decide (B-06).
                     assert_eq!(state, json!(["status_400", 16, 1]));
                 } else {
                     assert_eq!(&state, expected, "{}", case["id"]);

@@ -49,6 +49,8 @@ impl BackoffRegistry {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+    use std::thread;
     use std::time::Duration;
 
     use serde_json::json;
@@ -84,30 +86,48 @@ mod tests {
         assert_eq!((backoff.active(), start.elapsed().as_secs()), (None, 5));
     }
 
-    /// Covers T0.1.5, T4.2.2, T4.2.3.
+    fn key(text: &str) -> Credential {
+        Credential::Key(ApiKey::new(text).unwrap())
+    }
+
+    fn base(text: &str) -> BaseUrl {
+        text.parse().unwrap()
+    }
+
+    /// All threads look up a backoff that does not exist yet at the same moment, many times.
+    ///
+    /// Covers T4.2.3.
+    #[test]
+    fn threads_that_race_for_a_new_backoff_get_the_same_one() {
+        const THREADS: usize = 4;
+        for round in 0..200 {
+            let url = base(&format!("https://race-{round}.test"));
+            let registry = BackoffRegistry::default();
+            let barrier = Barrier::new(THREADS);
+            let found: Vec<_> = thread::scope(|scope| {
+                let look_up = || {
+                    barrier.wait();
+                    registry.get(&url, &key("tml-race"))
+                };
+                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(look_up)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert!(found.iter().all(|backoff| Arc::ptr_eq(backoff, &found[0])), "{round}");
+        }
+    }
+
+    /// Covers T4.2.2.
     #[test]
     fn one_backoff_for_each_server_and_key() {
-        let key = |text: &str| Credential::Key(ApiKey::new(text).unwrap());
-        let base = |text: &str| text.parse::<BaseUrl>().unwrap();
-        let threads: Vec<_> = (0..8)
-            .map(|_| {
-                std::thread::spawn(move || {
-                    let registry = BackoffRegistry::of_process();
-                    registry.get(&base("https://one.test:443/"), &key("tml-a"))
-                })
-            })
-            .collect();
-        let same: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        assert!(same.iter().all(|backoff| Arc::ptr_eq(backoff, &same[0])));
+        let get = |url, secret| BackoffRegistry::of_process().get(&base(url), &key(secret));
+        let same = [get("https://one.test:443/", "tml-a"), get("https://one.test", "tml-a")];
+        assert!(Arc::ptr_eq(&same[0], &same[1]), "equal URLs");
         for (url, other) in [
             ("https://one.test", "tml-b"),
             ("https://two.test", "tml-a"),
             ("https://one.test/path", "tml-a"),
         ] {
-            assert!(
-                !Arc::ptr_eq(&BackoffRegistry::of_process().get(&base(url), &key(other)), &same[0]),
-                "{url} {other}"
-            );
+            assert!(!Arc::ptr_eq(&get(url, other), &same[0]), "{url} {other}");
         }
         let weak = Arc::downgrade(&same[0]);
         drop(same);

@@ -18,7 +18,8 @@
 //! No new round follows if the protocol does not repeat rounds of the request. The time limit of
 //! the policy, if set, ends the retry, rate limit and round rules: the request fails if the next
 //! attempt would start later. If the server has never responded and cannot be reached, the time
-//! limit for unreached servers applies if it is shorter.
+//! limit for unreached servers applies if it is shorter. A `retry-after` also ends these rules if
+//! the [`RetryAfterRule`] of the policy does not allow the wait.
 
 use std::time::Duration;
 
@@ -27,8 +28,11 @@ use tinkex_backoff::Backoff;
 use crate::call_options::LOOPBACK_UNREACHED_TIMEOUT;
 
 use super::delay;
+#[cfg(doc)]
+use super::delay::RetryAfterRule;
 use super::failed_attempt::{FailedAttempt, Unreached};
 use super::request_policy::RequestPolicy;
+use super::shared_backoff::LONG_RETRY_AFTER;
 
 /// Time after the start of a request during which new rounds are started.
 const ROUNDS_TIMEOUT: Duration = Duration::from_secs(300);
@@ -61,15 +65,23 @@ pub(crate) enum GiveUpReason {
     NoAttemptsLeft,
     /// Only the user can resolve the failure.
     NeedsUser,
-    /// The retry would start after the time limit.
+    /// The retry would start after a limit of the call.
     RetryTooLate,
-    /// The server limits the rate, and no attempt follows or the backoff ends after the time limit.
+    /// The server limits the rate, and no attempt follows or the wait ends after a limit of the
+    /// call.
     RateLimited,
     /// The round failed, and the failure is not temporary, the policy allows no new round, or five
     /// minutes have passed since the request was started.
     NoFurtherRound,
-    /// The next round would start after the time limit.
+    /// The next round would start after a limit of the call.
     RoundTooLate,
+}
+
+impl GiveUpReason {
+    /// Returns whether a limit of the call ends it: the wait before the next attempt is too long.
+    pub(crate) fn is_limit(self) -> bool {
+        matches!(self, Self::RetryTooLate | Self::RateLimited | Self::RoundTooLate)
+    }
 }
 
 impl RetryDecision {
@@ -105,7 +117,7 @@ pub(crate) struct RetryContext<'a> {
     pub(crate) elapsed: Duration,
     /// Time since the call was started: longer than `elapsed` if the request resubmits a sample.
     pub(crate) call_elapsed: Duration,
-    /// Time until the end of the shared backoff if this failure starts it; `None` if the request
+    /// How long the request waits if this failure starts the shared backoff; `None` if the request
     /// shares none.
     pub(crate) backoff: Option<Duration>,
     /// Random number from 0 to 1 for the jitter of a retry.
@@ -165,14 +177,14 @@ impl RetryContext<'_> {
 
     fn retry(&self) -> RetryDecision {
         let delay = delay::before_retry(self.retry_count, self.retry_after(), self.random);
-        if self.exceeds_timeout(delay) {
+        if self.is_too_late(delay) {
             return RetryDecision::GiveUp(GiveUpReason::RetryTooLate);
         }
         RetryDecision::Retry { delay }
     }
 
     fn back_off(&self, backoff: Duration) -> RetryDecision {
-        if !self.policy.repeat_rounds || self.exceeds_timeout(backoff) {
+        if !self.policy.repeat_rounds || self.is_too_late(backoff) {
             return RetryDecision::GiveUp(GiveUpReason::RateLimited);
         }
         RetryDecision::BackOff
@@ -190,9 +202,9 @@ impl RetryContext<'_> {
         let delay = ROUND_BACKOFF.delay(self.failed_rounds, self.random);
         let delay = delay.min(ROUNDS_TIMEOUT - self.elapsed);
         // As in the Python SDK, a short `retry-after` does not delay a round.
-        let long = self.retry_after().filter(|delay| *delay > delay::MAX_RETRY_AFTER);
+        let long = self.retry_after().filter(|delay| *delay > LONG_RETRY_AFTER);
         let delay = long.map_or(delay, |long| long.max(delay));
-        if self.exceeds_timeout(delay) {
+        if self.is_too_late(delay) {
             return RetryDecision::GiveUp(GiveUpReason::RoundTooLate);
         }
         RetryDecision::NewRound { delay }
@@ -200,11 +212,20 @@ impl RetryContext<'_> {
 
     /// Returns the `retry-after` of the server, if the policy honours it.
     fn retry_after(&self) -> Option<Duration> {
-        delay::acceptable(self.failed.retry_after, self.policy.max_retry_after)
+        self.policy.retry_after.delay(self.failed.retry_after)
     }
 
-    /// Returns whether an attempt after `delay` would start after the time limit.
-    fn exceeds_timeout(&self, delay: Duration) -> bool {
+    /// Returns the `retry-after` of the server if the call may not wait that long.
+    pub(crate) fn too_long_retry_after(&self) -> Option<Duration> {
+        let rule = self.policy.retry_after;
+        self.retry_after().filter(|delay| !rule.allows(*delay, self.call_elapsed))
+    }
+
+    /// Returns whether an attempt after `delay` would start after a limit of the call.
+    fn is_too_late(&self, delay: Duration) -> bool {
+        if self.too_long_retry_after().is_some() {
+            return true;
+        }
         let unreached = match self.failed.unreached {
             Some(Unreached::Loopback) => {
                 Some(self.policy.unreached_timeout.unwrap_or(LOOPBACK_UNREACHED_TIMEOUT))
@@ -347,19 +368,42 @@ mod tests {
     }
 
     #[test]
-    fn a_long_retry_after_is_honoured_if_the_policy_allows_it() {
+    fn a_long_retry_after_is_honoured_unless_the_policy_ignores_it() {
         let response = Response::builder().status(503).header("retry-after", "90");
         let failed = FailedAttempt::from_response(&response.body(Bytes::new()).unwrap());
-        let long = Duration::from_secs(90);
-        let policy = |longest| CallOptions::new().max_retry_after(longest);
-        for (longest, retry, round) in
-            [(Duration::from_secs(60), SECOND / 2, SECOND), (Duration::from_secs(120), long, long)]
-        {
-            let train = policy(longest).apply(RequestPolicy::for_route(Route::OptimStep));
+        let long = 90 * SECOND;
+        let ignore = CallOptions::new().ignore_long_retry_after(true);
+        for (options, retry, round) in [
+            (CallOptions::new(), long, long),
+            (CallOptions::new().max_retry_after(long), long, long),
+            (ignore, SECOND / 2, SECOND),
+            (ignore.max_retry_after(SECOND).timeout(SECOND), SECOND / 2, SECOND),
+        ] {
+            let train = options.apply(RequestPolicy::for_route(Route::OptimStep));
             let context = first(&train, &failed);
             assert_eq!(context.decide(not_called), RetryDecision::Retry { delay: retry });
             let context = RetryContext { retry_count: 10, ..context };
             assert_eq!(context.decide(not_called), RetryDecision::NewRound { delay: round });
+        }
+    }
+
+    #[test]
+    fn a_retry_after_that_the_limits_do_not_allow_ends_the_call() {
+        let response = Response::builder().status(503).header("retry-after", "90");
+        let failed = FailedAttempt::from_response(&response.body(Bytes::new()).unwrap());
+        for options in [
+            CallOptions::new().max_retry_after(89 * SECOND),
+            CallOptions::new().timeout(99 * SECOND),
+            CallOptions::new().give_up_after(99 * SECOND),
+        ] {
+            let train = options.apply(RequestPolicy::for_route(Route::OptimStep));
+            let context = RetryContext { call_elapsed: 10 * SECOND, ..first(&train, &failed) };
+            let decision = context.decide(not_called);
+            assert_eq!(decision, RetryDecision::GiveUp(GiveUpReason::RetryTooLate), "{options:?}");
+            assert_eq!(context.too_long_retry_after(), Some(90 * SECOND));
+            let context = RetryContext { retry_count: 10, ..context };
+            let decision = context.decide(not_called);
+            assert_eq!(decision, RetryDecision::GiveUp(GiveUpReason::RoundTooLate), "{options:?}");
         }
     }
 

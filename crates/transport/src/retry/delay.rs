@@ -6,22 +6,53 @@ use http::HeaderMap;
 use tinkex_backoff::{Backoff, Jitter};
 use tinkex_wire::header;
 
-/// Longest `retry-after` that is honoured by default.
-pub(crate) const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+use super::shared_backoff::LONG_RETRY_AFTER;
+
 /// Delays between the retries of a round.
 const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(500))
     .cap(Duration::from_secs(10))
     .jitter(Jitter::Shorten(0.25));
 
-/// Returns the delay before retry number `retry` (from 0): `retry_after` if the server sent an
-/// [acceptable] delay, else an exponential delay with jitter. `random` is a number from 0 to 1.
-pub(crate) fn before_retry(retry: u32, retry_after: Option<Duration>, random: f64) -> Duration {
-    retry_after.unwrap_or_else(|| RETRY_BACKOFF.delay(retry, random))
+/// What a call does about a `retry-after`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RetryAfterRule {
+    /// Waits as long as the server asks, or fails if the limits do not allow it.
+    Honour {
+        /// Longest `retry-after` that the call waits for; unlimited if `None`.
+        longest: Option<Duration>,
+        /// Time after the start of the call at which the wait must be over; unlimited if `None`.
+        until: Option<Duration>,
+    },
+    /// Ignores a `retry-after` above [`LONG_RETRY_AFTER`], as the Python SDK does.
+    IgnoreLong,
 }
 
-/// Returns `retry_after` (in seconds) as a duration if it is more than 0 and at most `longest`.
-pub(crate) fn acceptable(retry_after: Option<f64>, longest: Duration) -> Option<Duration> {
-    to_duration(retry_after).filter(|delay| *delay <= longest)
+impl RetryAfterRule {
+    /// Returns the delay that the server asks for, unless the rule ignores it. `retry_after` is in
+    /// seconds and may be negative or not finite.
+    pub(crate) fn delay(self, retry_after: Option<f64>) -> Option<Duration> {
+        let delay = to_duration(retry_after)?;
+        match self {
+            Self::Honour { .. } => Some(delay),
+            Self::IgnoreLong => Some(delay).filter(|delay| *delay <= LONG_RETRY_AFTER),
+        }
+    }
+
+    /// Returns whether a call that started `elapsed` ago may wait for `delay`.
+    pub(crate) fn allows(self, delay: Duration, elapsed: Duration) -> bool {
+        let (longest, until) = match self {
+            Self::Honour { longest, until } => (longest, until),
+            Self::IgnoreLong => (None, None),
+        };
+        let end = elapsed.saturating_add(delay);
+        longest.is_none_or(|longest| delay <= longest) && until.is_none_or(|until| end <= until)
+    }
+}
+
+/// Returns the delay before retry number `retry` (from 0): `retry_after` if the server asks for a
+/// delay, else an exponential delay with jitter. `random` is a number from 0 to 1.
+pub(crate) fn before_retry(retry: u32, retry_after: Option<Duration>, random: f64) -> Duration {
+    retry_after.unwrap_or_else(|| RETRY_BACKOFF.delay(retry, random))
 }
 
 /// Returns the delay that the server requests, in seconds, from `retry-after-ms`, or from
@@ -100,11 +131,11 @@ mod tests {
     }
 
     #[test]
-    fn delays_grow_and_retry_after_takes_precedence() {
+    fn with_the_python_rule_delays_equal_those_of_the_python_sdk() {
         for case in fixture::cases("http_retry_delay.json") {
             let retry = u32::try_from(case["retries_taken"].as_u64().unwrap()).unwrap();
             let seconds = retry_after(&headers(&case["headers"]), SystemTime::now());
-            let seconds = acceptable(seconds, MAX_RETRY_AFTER);
+            let seconds = RetryAfterRule::IgnoreLong.delay(seconds);
             for (random, key) in [
                 (0.0, "delay_at_random_0"),
                 (0.5, "delay_at_random_half"),

@@ -115,7 +115,7 @@ mod tests {
                     response = response.header("x-should-retry", value);
                 }
                 let failed = FailedAttempt::from_response(&response.body(Bytes::new()).unwrap());
-                // Unlike the Python SDK, the value is case-insensitive.
+                // Unlike the Python SDK, the client ignores the case of the value (D-05).
                 let expected = if value == Some("TRUE") { &json!(true) } else { expected };
                 assert_eq!(json!(failed.is_retryable()), *expected, "{status} {value:?}");
             }

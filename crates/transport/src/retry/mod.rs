@@ -37,7 +37,7 @@ use decision::{RetryContext, RetryDecision};
 use failed_attempt::FailedAttempt;
 use log::{RetryLog, RetryReason};
 use request_policy::RequestPolicy;
-use shared_backoff::RequestBackoff;
+use shared_backoff::{LONG_RETRY_AFTER, RequestBackoff};
 
 /// Name of the telemetry event for a failed round. The Python SDK uses the same name.
 const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception";
@@ -135,21 +135,32 @@ impl<'a> RetryState<'a> {
         let context = self.context(&failed);
         let elapsed = context.elapsed;
         let backoff = context.backoff.unwrap_or_default();
+        let too_long = context.too_long_retry_after();
         let decision = context.decide(|| shared.billing.should_wait());
         if let Some(request) = self.backoff.as_ref().filter(|_| decision.starts_backoff()) {
-            request.on_rate_limit(self.acceptable(&failed));
+            request.on_rate_limit(self.retry_after(&failed));
         }
         if decision.is_failed_round() {
             self.report_failed_round(&failed.error, elapsed, shared.events);
         }
         let billing = failed.error.status() == Some(402);
+        let retry_after = self.retry_after(&failed).filter(|_| !billing);
+        let long_wait = retry_after.filter(|delay| *delay > LONG_RETRY_AFTER);
         let (delay, reason) = match decision {
             RetryDecision::Retry { delay } => (delay, RetryReason::Retry),
             RetryDecision::WaitForBilling => (billing::DELAY, RetryReason::Billing),
             RetryDecision::BackOff if billing => (backoff, RetryReason::Billing),
             RetryDecision::BackOff => (backoff, RetryReason::Backoff),
             RetryDecision::NewRound { delay } => (delay, RetryReason::Round),
-            RetryDecision::GiveUp(_) => return Err(self.call.finish(failed.error)),
+            RetryDecision::GiveUp(reason) => {
+                let error = match too_long {
+                    Some(retry_after) if reason.is_limit() => {
+                        failed.error.asks_for_too_long_wait(retry_after)
+                    }
+                    _ => failed.error,
+                };
+                return Err(self.call.finish(error));
+            }
         };
         shared.log.retry(self.call, self.policy.lane, failed.error, delay, reason);
         match decision {
@@ -166,15 +177,23 @@ impl<'a> RetryState<'a> {
                 sleep(delay).await;
                 self.start_round();
             }
-            // `before_attempt` waits for the backoff. `GiveUp` has returned above.
-            RetryDecision::BackOff | RetryDecision::GiveUp(_) => self.start_round(),
+            RetryDecision::BackOff => {
+                // `before_attempt` waits for the backoff, which ends earlier than a long
+                // `retry-after` of this request.
+                if let Some(retry_after) = long_wait {
+                    sleep(retry_after).await;
+                }
+                self.start_round();
+            }
+            // `GiveUp` has returned above.
+            RetryDecision::GiveUp(_) => {}
         }
         Ok(())
     }
 
     /// Returns the context that the decision about `failed` needs.
     fn context<'b>(&'b self, failed: &'b FailedAttempt) -> RetryContext<'b> {
-        let retry_after = self.acceptable(failed);
+        let retry_after = self.retry_after(failed);
         let backoff = self.backoff.as_ref();
         RetryContext {
             policy: &self.policy,
@@ -184,14 +203,14 @@ impl<'a> RetryState<'a> {
             attempts: self.call.attempts(),
             elapsed: self.start.elapsed(),
             call_elapsed: self.call.elapsed(),
-            backoff: backoff.map(|request| request.remaining_after_rate_limit(retry_after)),
+            backoff: backoff.map(|request| request.wait_after_rate_limit(retry_after)),
             random: fastrand::f64(),
         }
     }
 
     /// Returns the `retry-after` of the server, if the policy honours it.
-    fn acceptable(&self, failed: &FailedAttempt) -> Option<Duration> {
-        delay::acceptable(failed.retry_after, self.policy.max_retry_after)
+    fn retry_after(&self, failed: &FailedAttempt) -> Option<Duration> {
+        self.policy.retry_after.delay(failed.retry_after)
     }
 
     /// Starts a round of retries, with an idempotency key of its own unless the caller set one.

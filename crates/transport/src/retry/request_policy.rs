@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tinkex_wire::Route;
 
-use super::delay;
+use super::delay::RetryAfterRule;
 use crate::http::Lane;
 
 /// Lane, timeout, retries and credential of a request.
@@ -25,8 +25,8 @@ pub(crate) struct RequestPolicy {
     pub(crate) give_up_after: Option<Duration>,
     /// Whether to wait for a billing problem to be settled; has no effect without `repeat_rounds`.
     pub(crate) billing_wait: bool,
-    /// Longest `retry-after` that is honoured.
-    pub(crate) max_retry_after: Duration,
+    /// What the call does about a `retry-after`.
+    pub(crate) retry_after: RetryAfterRule,
     /// How long requests to an unreachable address are retried before the first response; `None` if
     /// the caller has not set it.
     pub(crate) unreached_timeout: Option<Duration>,
@@ -56,7 +56,7 @@ impl RequestPolicy {
         max_attempts: u32::MAX,
         give_up_after: None,
         billing_wait: true,
-        max_retry_after: delay::MAX_RETRY_AFTER,
+        retry_after: RetryAfterRule::Honour { longest: None, until: None },
         unreached_timeout: None,
     };
 

@@ -12,6 +12,9 @@ use crate::sync::{AtomicU64, Ordering};
 /// Time after the end of a backoff during which it counts as recent, and admission control keeps
 /// its reduced limits.
 const RECENT: Duration = Duration::from_secs(10);
+/// Longest delay by which one `retry-after` extends a backoff, and longest `retry-after` that the
+/// Python SDK honours.
+pub(crate) const LONG_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Point in time before which no request may be sent.
 #[derive(Debug)]
@@ -32,14 +35,15 @@ pub struct RequestBackoff {
 
 impl RequestBackoff {
     /// Starts a backoff after a 429. It lasts `retry_after` if set, else 1 second, or 5 seconds for
-    /// requests above 128 KiB.
+    /// requests above 128 KiB, but at most 60 seconds: a server that asks one call to wait for an
+    /// hour must not stop all clients of the key for an hour.
     pub(crate) fn on_rate_limit(&self, retry_after: Option<Duration>) {
-        self.backoff.start(self.duration(retry_after));
+        self.backoff.start(self.duration(retry_after).min(LONG_RETRY_AFTER));
     }
 
-    /// Returns the time until the backoff would end if [`on_rate_limit`](Self::on_rate_limit) were
-    /// called now.
-    pub(crate) fn remaining_after_rate_limit(&self, retry_after: Option<Duration>) -> Duration {
+    /// Returns how long the request would wait if [`on_rate_limit`](Self::on_rate_limit) were
+    /// called now: until the end of the backoff, and at least `retry_after`.
+    pub(crate) fn wait_after_rate_limit(&self, retry_after: Option<Duration>) -> Duration {
         self.backoff.remaining().max(self.duration(retry_after))
     }
 

