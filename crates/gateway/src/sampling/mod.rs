@@ -134,7 +134,9 @@ impl Upstream {
         key: &SamplerKey,
         request: &SampleRequest,
     ) -> Result<SampleResponse, Fault> {
-        let cell = self.sampler(key).await?;
+        // Boxed, because the future that creates a sampling client has several kilobytes, and each of
+        // up to ten thousand waiting samples would reserve them.
+        let cell = Box::pin(self.sampler(key)).await?;
         let Some(sampler) = cell.get() else {
             return Err(Fault::Unavailable("the weights are not loaded".to_owned()));
         };
