@@ -132,8 +132,8 @@ impl<'de> Deserialize<'de> for Logprobs {
 /// Most likely tokens at each position, in descending order of probability.
 ///
 /// ```
-/// # mod tinkex { pub use tinkex_wire as wire; pub use tinkex_wire::*; }
-/// use tinkex::wire::TopkLogprobs;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::TopkLogprobs;
 ///
 /// let topk = TopkLogprobs::from_rows([None, Some(vec![(7, -0.5), (8, -1.0)])]);
 /// assert!(topk.row(0).is_none());

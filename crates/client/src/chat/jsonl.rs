@@ -53,6 +53,7 @@ pub struct JsonlReader<R> {
 
 /// Policy for an example that has too many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum TooLong {
     /// Returns an error for its line.
     Reject,

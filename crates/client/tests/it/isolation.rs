@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
-use tinkex::wire::SampledSequence;
+use tinkex::SampledSequence;
 use tinkex::{
     AdamParams, Datum, ErrorKind, LossFn, SampleResponse, SamplingClient, SamplingParams,
     ServiceClient,
