@@ -196,6 +196,7 @@ impl TrainingExample {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the example is too long and [`TooLong::Reject`] is set, or if
     /// no token to learn is left.
+    #[doc(hidden)]
     pub fn limited(self, limit: Option<(usize, TooLong)>) -> Result<Self> {
         let len = self.tokens.len();
         let example = match limit {

@@ -338,8 +338,8 @@ async fn a_program_is_generic_over_clients_and_their_replacements() {
     let server = FakeServer::new();
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("tiny").await.unwrap();
-    // The default loss of the fake is 1, and three tokens have a weight.
-    assert_eq!(improve(&model).await.unwrap(), (Some(1.0 / 3.0), 3));
+    // The fake has a loss of 0.5 for each of four targets; three of them have a weight.
+    assert_eq!(improve(&model).await.unwrap(), (Some(2.0 / 3.0), 3));
     assert_eq!(improve(&Arc::new(model)).await.unwrap().1, 3);
     let error = improve(&BrokenModel).await.unwrap_err();
     assert_eq!(

@@ -1,5 +1,4 @@
-//! Reinforcement learning by hand with group-relative advantages (GRPO): rewards answers in capital
-//! letters.
+//! Reinforcement learning by hand with group-relative advantages (GRPO): rewards short answers.
 //!
 //! `cargo run -p tinkex-examples --bin grpo`
 
@@ -9,23 +8,18 @@ use std::error::Error;
 
 use futures_util::future::try_join_all;
 use tinkex::{
-    AdamParams, Datum, LoraOptions, LossFn, Message, SampleOptions, SamplingParams, ServiceClient,
+    AdamParams, Datum, LoraOptions, LossFn, Message, SampleOptions, SampledSequence,
+    SamplingParams, ServiceClient,
 };
 
-const STEPS: u64 = 24;
+const STEPS: u64 = 16;
 const GROUP: u32 = 16;
-const QUESTIONS: [&str; 4] = [
-    "Who are you?",
-    "What does a cow say?",
-    "What does a dog say?",
-    "Which day comes after Monday?",
-];
+const MAX_TOKENS: u32 = 16;
+const QUESTIONS: [&str; 3] = ["Who are you?", "What does a cow say?", "What does a dog say?"];
 
-/// Returns the fraction of the letters that are capital.
-fn reward(text: &str) -> f32 {
-    let letters: Vec<char> = text.chars().filter(|c| c.is_alphabetic()).collect();
-    let capital = letters.iter().filter(|c| c.is_uppercase()).count();
-    capital as f32 / letters.len().max(1) as f32
+/// Returns the fraction of the allowed tokens that an answer does not use.
+fn reward(answer: &SampledSequence) -> f32 {
+    1.0 - answer.tokens.len() as f32 / MAX_TOKENS as f32
 }
 
 fn mean(values: &[f32]) -> f32 {
@@ -40,7 +34,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let chat = model.tokenizer().await?.chat()?;
     let ask = |question: &&str| chat.prompt(&[Message::user(*question)]);
     let prompts = QUESTIONS.iter().map(ask).collect::<Result<Vec<_>, _>>()?;
-    let params = SamplingParams::new().max_tokens(16).stop(chat.stop()?);
+    let params = SamplingParams::new().max_tokens(MAX_TOKENS).stop(chat.stop()?);
 
     let mut history = Vec::new();
     for step in 0..STEPS {
@@ -52,22 +46,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let mut data = Vec::new();
         let mut all_rewards = Vec::new();
         for (prompt, response) in prompts.iter().zip(responses.await?) {
-            let text = |tokens: &[u32]| chat.tokenizer().decode_text(tokens);
-            let texts = response.sequences.iter().map(|sequence| text(&sequence.tokens));
-            let rewards: Vec<f32> =
-                texts.map(|text| Ok(reward(&text?))).collect::<tinkex::Result<_>>()?;
+            let rewards: Vec<f32> = response.sequences.iter().map(reward).collect();
+            let distances = rewards.iter().map(|reward| (reward - mean(&rewards)).abs());
+            let spread = mean(&distances.collect::<Vec<_>>()).max(1e-6);
             for (sequence, reward) in response.sequences.iter().zip(&rewards) {
-                let advantage = reward - mean(&rewards);
-                if advantage != 0.0 {
-                    data.push(Datum::from_sample(prompt, sequence, advantage)?);
-                }
+                let advantage = (reward - mean(&rewards)) / spread;
+                data.push(Datum::from_sample(prompt, sequence, advantage)?);
             }
             all_rewards.extend(rewards);
         }
-        if !data.is_empty() {
-            let adam = AdamParams::with_learning_rate(3e-3);
-            model.step(data, LossFn::ImportanceSampling, adam).await?;
-        }
+        let adam = AdamParams::with_learning_rate(3e-3);
+        model.step(data, LossFn::ImportanceSampling, adam).await?;
         println!("step {step}: reward {:.3}", mean(&all_rewards));
         history.push(mean(&all_rewards));
     }

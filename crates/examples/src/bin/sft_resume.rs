@@ -8,7 +8,6 @@
 use std::error::Error;
 use std::fs;
 
-use serde::{Deserialize, Serialize};
 use tinkex::{
     AdamParams, Datum, LoraOptions, LossFn, Message, RestoreMode, SamplingParams, ServiceClient,
     TinkerPath, TrainOn,
@@ -24,19 +23,13 @@ const CONVERSATIONS: [(&str, &str); 4] = [
     ("Name a river.", "The Rhine."),
 ];
 
-/// Progress of the run, written after every checkpoint.
-#[derive(Serialize, Deserialize)]
-struct Progress {
-    step: usize,
-    checkpoint: TinkerPath,
-}
-
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let file = std::env::args().nth(1).ok_or("usage: sft_resume PROGRESS_FILE")?;
     let service = ServiceClient::from_env()?; // TINKER_BASE_URL, TINKER_API_KEY
+    // The file has the number of finished steps and the checkpoint after them.
     let (model, start) = if fs::exists(&file)? {
-        let Progress { step, checkpoint } = serde_json::from_slice(&fs::read(&file)?)?;
+        let (step, checkpoint): (usize, TinkerPath) = serde_json::from_slice(&fs::read(&file)?)?;
         let restore = RestoreMode::WithOptimizer;
         (service.create_training_client_from(&checkpoint, restore).await?, step)
     } else {
@@ -64,7 +57,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         if step % SAVE_EVERY == 0 {
             let checkpoint = model.save_state(format!("step-{step}")).await?;
             // Write a new file and rename it, so that the progress is complete at any time.
-            fs::write(format!("{file}.new"), serde_json::to_vec(&Progress { step, checkpoint })?)?;
+            fs::write(format!("{file}.new"), serde_json::to_vec(&(step, checkpoint))?)?;
             fs::rename(format!("{file}.new"), &file)?;
         }
     }

@@ -157,7 +157,7 @@ pub(crate) struct StreamEvents {
 impl StreamEvents {
     /// Records that the response is complete. Only the first end is recorded.
     pub(crate) fn complete(&mut self) {
-        self.end(|status| RequestEnd::Response(status));
+        self.end(RequestEnd::Response);
     }
 
     /// Records that the body broke. Only the first end is recorded.
