@@ -161,7 +161,7 @@ impl CustomLoss {
     }
 
     /// Returns the names and ranks of the loss inputs, `logprobs` first.
-    pub fn inputs(&self) -> impl ExactSizeIterator<Item = (&str, u8)> {
+    pub fn inputs(&self) -> impl Iterator<Item = (&str, u8)> + ExactSizeIterator {
         self.program.inputs().iter().map(|input| (input.name.as_str(), input.rank))
     }
 

@@ -243,7 +243,7 @@ pub struct LossOutput<'a> {
 
 impl<'a> LossOutput<'a> {
     /// Iterates over the names of the tensors.
-    pub fn names(self) -> impl ExactSizeIterator<Item = &'a str> {
+    pub fn names(self) -> impl Iterator<Item = &'a str> + ExactSizeIterator {
         self.record.fields.iter().map(|column| column.name.as_str())
     }
 

@@ -141,7 +141,7 @@ fn blocking_calls_work_where_a_runtime_lets_its_threads_block() {
         assert_eq!(call(), 3);
     }
     let in_task = call.clone();
-    let spawned = async { tokio::spawn(async move { block_in_place(in_task) }).await };
+    let spawned = threads.spawn(async move { block_in_place(in_task) });
     assert_eq!(threads.block_on(spawned).unwrap(), 3);
     assert_eq!(threads.block_on(async { block_in_place(call) }), 3);
 }

@@ -84,7 +84,7 @@ impl Datum {
     }
 
     /// Iterates over all loss inputs in insertion order.
-    pub fn loss_inputs(&self) -> impl ExactSizeIterator<Item = (&str, &TensorData)> {
+    pub fn loss_inputs(&self) -> impl Iterator<Item = (&str, &TensorData)> + ExactSizeIterator {
         self.loss_inputs.iter().map(|(name, tensor)| (&**name, tensor))
     }
 
