@@ -335,6 +335,28 @@ const RULES: &[CrateRule] = &[
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
+        package: "tinkex-examples",
+        folder: "crates/examples",
+        features: Features::All,
+        // The SDK alone: the programs are written as programs outside of this repository are. The
+        // tests start servers.
+        may_use: &[
+            "tinkex",
+            "tinkex-autodiff",
+            "tinkex-backoff",
+            "tinkex-files",
+            "tinkex-hub",
+            "tinkex-loss",
+            "tinkex-session",
+            "tinkex-text",
+            "tinkex-transport",
+            "tinkex-weights",
+            "tinkex-wire",
+        ],
+        must_not_use: &["aws-lc-sys", "native-tls", "onig_sys", "openssl-sys"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
         package: "tinkex-simulation",
         folder: "crates/simulation",
         features: Features::All,

@@ -101,7 +101,8 @@ pub fn saved_outcome(path: &TinkerPath, size: u64) -> Outcome {
     match path.kind() {
         CheckpointKind::Training => Outcome::json(&WeightsSaved::new(address)),
         CheckpointKind::Sampler => Outcome::json(&SamplerWeightsSaved::named(address)),
-        CheckpointKind::External => {
+        // External weights.
+        _ => {
             let mut saved = ExternalWeightsSaved::new(address, size);
             saved.size_bytes = (size > 0).then_some(size);
             Outcome::json(&saved)

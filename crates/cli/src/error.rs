@@ -4,7 +4,6 @@ use std::fmt;
 use std::io;
 
 use serde::Serialize;
-use tinkex::wire::ErrorBody;
 use tinkex::{Error, ErrorKind, Hint};
 
 use crate::commands;
@@ -344,7 +343,7 @@ impl fmt::Display for CommandError {
 
 impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
-        let detail = error.body().and_then(|body| ErrorBody::message(body.as_bytes()));
+        let detail = error.detail();
         Self::Report(Box::new(ErrorReport {
             kind: error.kind().as_str(),
             message: message(&error, detail.as_deref()),
@@ -383,8 +382,9 @@ fn message(error: &Error, detail: Option<&str>) -> String {
     if let Some(source) = source
         && error.status().is_none()
         && error.kind() != ErrorKind::Decode
-        // An error of files repeats the text of its source.
+        // Errors of files and of connections repeat the text of their source.
         && !message.ends_with(source.as_str())
+        && !message.ends_with(without_code(&source))
     {
         message = format!("{message}: {}", without_code(&source));
     }

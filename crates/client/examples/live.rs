@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     recorder.install()?;
     let sampler = ServiceClient::from_env()?.create_sampling_client(base_model).await?;
     let params = SamplingParams::new().max_tokens(64);
-    let samples = (0..1000).map(|_| sampler.sample([1, 2, 3], params.clone()));
+    let samples = (0..1000).map(|_| sampler.sample([1, 2, 3], &params));
     let mut pending = pin!(join_all(samples));
     while let Either::Right((_, rest)) = select(pending, pin!(sleep(Duration::from_secs(1)))).await
     {

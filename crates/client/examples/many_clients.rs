@@ -11,7 +11,7 @@ use tinkex::{Env, SamplingParams, ServiceClient};
 async fn count_tokens(service: ServiceClient, model: String) -> tinkex::Result<usize> {
     let sampler = service.create_sampling_client(model).await?;
     let params = SamplingParams::new().max_tokens(16);
-    let responses = try_join_all((0..100).map(|_| sampler.sample([1, 2, 3], params.clone())));
+    let responses = try_join_all((0..100).map(|_| sampler.sample([1, 2, 3], &params)));
     Ok(responses.await?.iter().map(|response| response.sequences[0].tokens.len()).sum())
 }
 

@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for _ in 0..30 {
         let adam = AdamParams::with_learning_rate(3e-3);
         let output = model.step(data.clone(), LossFn::CrossEntropy, adam).await?;
-        println!("loss {:?}", output.loss());
+        println!("loss {:?}", output.mean_loss());
     }
     let sampler = model.save_weights_and_get_sampling_client().await?;
     let params = SamplingParams::new().max_tokens(64).temperature(0.0).stop(chat.stop()?);

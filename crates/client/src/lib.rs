@@ -40,7 +40,8 @@
 //! | Get weights out | [`RestClient::download`]; `RestClient::export` (feature `export`) |
 //! | Handle errors | [`Error`], [`ErrorKind`], [`Hint`] |
 //! | Log and measure | [`targets`] |
-//! | Test without a network | `testing::FakeServer` (feature `testing`), [`HttpService`] |
+//! | Configure the network | [`Network`], [`NetworkBuilder`], [`HttpService`] |
+//! | Test without a network | `testing::FakeServer` (feature `testing`), [`Sampling`], [`Training`] |
 //!
 //! # Calls
 //!
@@ -60,9 +61,9 @@
 //!
 //! Because a call starts at once, its options are arguments of the method and not setters of the
 //! returned future. Each option type has a `From` conversion for the simple case: a string converts
-//! into [`LoraOptions`] or [`SaveOptions`], [`SamplingParams`] convert into [`SampleOptions`], and
-//! [`AdamParams`] into [`StepOptions`]. The method `with_options` of a client sets [`CallOptions`]
-//! for all calls of the returned client.
+//! into [`LoraOptions`] or [`SaveOptions`], [`SamplingParams`] convert into [`SampleOptions`], by
+//! value or by reference, and [`AdamParams`] into [`StepOptions`]. The method `with_options` of a
+//! client sets [`CallOptions`] for all calls of the returned client.
 //!
 //! | Returned type | Calls | If dropped |
 //! |---|---|---|
@@ -91,8 +92,9 @@
 //!   [`ServiceClient`], its clones and the clients made from it share one connection.
 //! * **No I/O at construction.** Building a client reads the environment once and sends nothing;
 //!   the first call connects.
-//! * **A tokio runtime executes requests.** Calls outside a tokio runtime return an error of kind
-//!   [`ErrorKind::Config`]; the feature `blocking` has clients with a runtime of their own.
+//! * **A tokio runtime executes requests**: that of the caller or, outside of one, the runtime that
+//!   [`ServiceClientBuilder::runtime`] sets. Without either, calls return an error of kind
+//!   [`ErrorKind::Config`]. The feature `blocking` has clients with a runtime of their own.
 //! * **Retries.** Transient failures are retried as the service expects. [`CallOptions::timeout`]
 //!   limits the duration of a call including its retries; [`CallOptions::without_retries`] sends
 //!   the request of a call only once. [`Error::attempts`] and [`Error::elapsed`] report how often
@@ -101,6 +103,7 @@
 //!   that is redirected to another server.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 /// Compiles the example of the workspace's README.
 #[cfg(all(doctest, feature = "chat"))]
@@ -122,6 +125,7 @@ mod download;
 #[cfg(feature = "export")]
 mod export;
 pub mod loss;
+pub mod rest;
 mod rest_client;
 mod sampling;
 mod service;
@@ -143,42 +147,61 @@ use tinkex_session::{call_options, connection, dispatch, future, session, settin
 use tinkex_transport::{self as transport, clock, config, error, hint, task, telemetry};
 
 pub use ::{bytes, http};
+#[doc(inline)]
 pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind};
 #[cfg(feature = "console")]
 pub use console::log_to_console;
 pub use download::{CheckpointDownload, DownloadProgress, DownloadedCheckpoint, FileDownload};
+#[doc(inline)]
 pub use error::{Error, ErrorKind, Result};
 #[cfg(feature = "export")]
 pub use export::{
     CheckpointExport, ExportDType, ExportFormat, ExportProgress, ExportStage, ExportedModel,
 };
+#[doc(inline)]
 pub use future::queue_log::{QueueStateChange, QueuedWork};
+#[doc(inline)]
 pub use future::{ApiFuture, RequestFuture};
+#[doc(inline)]
 pub use hint::Hint;
 #[cfg(feature = "export")]
 pub use rest_client::AdapterImport;
 pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
 pub use sampling::{
-    SampleOptions, SampleStream, SampleStreamOptions, SamplingClient, StreamedToken,
+    SampleOptions, SampleStream, SampleStreamOptions, Sampling, SamplingClient, StreamedToken,
 };
 pub use service::{ServiceClient, ServiceClientBuilder};
+#[doc(inline)]
 pub use tinkex_transport::targets;
+#[doc(inline)]
 pub use tinkex_wire::{
-    self as wire, AdamParams, Datum, DimuonParams, ErrorCategory, JsonObject, Logprobs, LoraConfig,
-    LossConfig, LossFn, LossOutput, LossOutputs, Metadata, ModelId, ModelInfo, ModelInput,
-    OptimParams, OptimizerConfig, QueueState, RequestId, SampleResponse, SampledSequence,
-    SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, StopCondition,
-    StopReason, SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
+    AdamParams, CheckpointKind, DType, Datum, DatumBuilder, DecodeError, DecodeErrorKind,
+    DimuonParams, ErrorCategory, ImageFormat, InputChunk, InvalidInput, JsonObject, Logprobs,
+    LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, LossRecord, LossSetting, Metadata,
+    ModelData, ModelId, ModelInfo, ModelInput, OptimParams, OptimizerConfig, PerTokenValues,
+    PromptAltTokens, Provenance, ProvenanceSpan, QueueState, RequestId, SampleResponse,
+    SampledSequence, SamplerHandle, SamplerId, SamplingParams, Secret, SequenceId,
+    ServerCapabilities, SessionId, Shape, SharedSlice, SpanSource, StopCondition, StopReason,
+    SupportedModel, TensorData, TensorElement, TensorValues, Timestamp, TinkerPath, Tokens,
+    TokensIntoIter, TopkLogprobs, loss_input,
 };
 #[cfg(feature = "console")]
 pub use tracing;
 pub use training::{
     BatchOutput, ExternalWeights, LoraOptions, LossSpec, MetricValue, OptimOutput, RestoreMode,
-    RestoreOptions, SaveOptions, StepOptions, StepOutput, TrainingClient,
+    RestoreOptions, SaveOptions, StepOptions, StepOutput, Training, TrainingClient,
 };
+#[doc(inline)]
+pub use transport::http::network::Network;
+#[doc(inline)]
+pub use transport::http::network_builder::NetworkBuilder;
+#[doc(inline)]
 pub use transport::http::upload::UploadFile;
+#[doc(inline)]
 pub use transport::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody};
+#[doc(inline)]
 pub use transport::instrument::stats::{ClientStats, LaneStats};
+#[doc(inline)]
 pub use transport::{CallOptions, Identity};
 
 #[cfg(feature = "chat")]

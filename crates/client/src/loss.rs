@@ -11,4 +11,7 @@
 //!   client always executes it; see
 //!   [`TrainingClient::forward_backward_custom`](crate::TrainingClient::forward_backward_custom).
 
+#[doc(inline)]
 pub use tinkex_loss::{CustomLoss, LossValue, Mask, Operand, Term, Trace, regularize};
+#[doc(inline)]
+pub use tinkex_wire::{GraphArg, GraphInput, GraphNode, LossGraph, NodeOp};

@@ -1,15 +1,15 @@
 //! [`ModelHandle`]: sends requests to one model on an upstream.
 
 use bytes::Bytes;
-use tinkex::wire::{
-    CreateModel, ForwardBackward, LoadWeights, OptimStep, SaveWeights, SaveWeightsForSampler, Seq,
-    SubmitRequest, UnloadModel,
-};
 use tinkex::{AdamParams, Hint, LoraConfig};
 use tinkex_backend::upstream::{RelayedKind, legacy_seed};
 use tinkex_store::error::ServerError;
 use tinkex_store::record::{FailureCategory, LoraSettings, ModelRunRecord, RemoteModel};
 use tinkex_wire::codec::json;
+use tinkex_wire::{
+    CreateModel, ForwardBackward, LoadWeights, OptimStep, SaveWeights, SaveWeightsForSampler, Seq,
+    SubmitRequest, UnloadModel,
+};
 use tinkex_wire::{ForwardBackwardOutput, ModelId, RequestId};
 
 use super::Upstream;

@@ -133,6 +133,7 @@ impl Hub {
     }
 
     /// Sets the service that sends requests, for a service that other clients use too.
+    #[doc(hidden)]
     #[must_use]
     pub fn shared_http(mut self, service: Arc<dyn HttpService>) -> Self {
         self.http = Some(service);

@@ -25,7 +25,15 @@ pub(crate) const LOGPROBS: &str = "logprobs";
 const MAX_DENSE_ELEMENTS: usize = 1 << 26;
 
 /// Value of a loss over a batch, with its gradient.
+///
+/// ```
+/// use tinkex::loss::LossValue;
+///
+/// let value = LossValue::new(1.5, vec![vec![-1.0, 0.5]]).metric("margin:mean", 0.25);
+/// assert_eq!(value.loss, 1.5);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct LossValue {
     /// Loss, summed over the batch.
     pub loss: f64,
@@ -33,6 +41,22 @@ pub struct LossValue {
     pub gradients: Vec<Vec<f32>>,
     /// Metrics to report with the loss.
     pub metrics: BTreeMap<String, f64>,
+}
+
+impl LossValue {
+    /// Creates a value from the loss and, for each datum, the derivative of the loss with respect to
+    /// each of its log-probabilities.
+    #[must_use]
+    pub fn new(loss: f64, gradients: Vec<Vec<f32>>) -> Self {
+        Self { loss, gradients, metrics: BTreeMap::new() }
+    }
+
+    /// Adds a metric to report with the loss.
+    #[must_use]
+    pub fn metric(mut self, name: impl Into<String>, value: f64) -> Self {
+        self.metrics.insert(name.into(), value);
+        self
+    }
 }
 
 /// Loss that is traced once and then executed by the server or by the client.
@@ -137,7 +161,7 @@ impl CustomLoss {
     }
 
     /// Returns the names and ranks of the loss inputs, `logprobs` first.
-    pub fn inputs(&self) -> impl ExactSizeIterator<Item = (&str, u8)> {
+    pub fn inputs(&self) -> impl Iterator<Item = (&str, u8)> + ExactSizeIterator {
         self.program.inputs().iter().map(|input| (input.name.as_str(), input.rank))
     }
 

@@ -151,7 +151,7 @@ fn with_weights(
                 .loss_input(TARGET_TOKENS, targets.clone())
                 .loss_input(WEIGHTS, weights);
             if let Some(provenance) = datum.provenance() {
-                let Provenance { model_input, loss_inputs } = provenance.clone();
+                let Provenance { model_input, loss_inputs, .. } = provenance.clone();
                 builder = builder.provenance(model_input, loss_inputs);
             }
             Ok(builder.build()?)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ::http::HeaderMap;
 use tinkex_wire::{JsonObject, Secret};
-use tokio::runtime::Handle;
+use tokio::runtime::{EnterGuard, Handle};
 
 use crate::clock::WallClock;
 use crate::config::{ApiKey, BaseUrl, Credential, Env, is_on};
@@ -55,7 +55,8 @@ pub struct ClientSettings {
     pub max_concurrent_samples: Option<u32>,
     /// Clock that determines whether tokens and signed URLs have expired.
     pub clock: WallClock,
-    /// Runtime that hosts background tasks; the runtime of the first call if `None`.
+    /// Runtime that hosts background tasks, and calls outside of a runtime. If `None`, the runtime
+    /// of the first call hosts background tasks.
     runtime: Option<Handle>,
     /// Headers set by the caller, which a handle passes on to other processes.
     pub(crate) header_overrides: Vec<(String, String)>,
@@ -74,7 +75,7 @@ pub struct SettingsInput {
     /// Time limits and retries of calls.
     pub options: CallOptions,
     /// Service that sends HTTP requests; the network if `None`.
-    pub http: Option<CustomHttp>,
+    pub http: Option<HttpSource>,
     /// Project of new sessions and copied checkpoints; from the environment if `None`.
     pub project_id: Option<String>,
     /// Display name of new sessions.
@@ -94,7 +95,8 @@ pub struct SettingsInput {
     pub max_concurrent_samples: Option<u32>,
     /// Clock that determines whether tokens and signed URLs have expired.
     pub clock: WallClock,
-    /// Runtime that hosts background tasks; the runtime of the first call if `None`.
+    /// Runtime that hosts background tasks, and calls outside of a runtime. If `None`, the runtime
+    /// of the first call hosts background tasks.
     pub runtime: Option<Handle>,
     /// Callback for changes of the queue state.
     pub queue_observer: Option<QueueObserver>,
@@ -102,6 +104,15 @@ pub struct SettingsInput {
 
 /// Value of `TINKER_FEATURE_GATES` if the variable is not set, as in the Python SDK.
 const DEFAULT_FEATURE_GATES: &str = "async_sampling";
+
+/// HTTP service that the caller chose.
+#[derive(Clone, Debug)]
+pub enum HttpSource {
+    /// A service of the caller, with backoffs of its own.
+    Custom(CustomHttp),
+    /// The network with settings of the caller, with the backoffs of the process.
+    Network(Network),
+}
 
 /// Splits a comma-separated list, without empty and repeated items.
 fn parse_list(text: &str) -> Vec<String> {
@@ -141,7 +152,10 @@ impl ClientSettings {
         input.options.validate()?;
         validate_concurrency(input.max_concurrent_samples)?;
         let (http, backoffs): (Arc<dyn HttpService>, _) = match input.http {
-            Some(custom) => (custom.service, custom.backoffs),
+            Some(HttpSource::Custom(custom)) => (custom.service, custom.backoffs),
+            Some(HttpSource::Network(network)) => {
+                (Arc::new(network), BackoffRegistry::of_process())
+            }
             None => (Arc::new(Network::new(&input.env)?), BackoffRegistry::of_process()),
         };
         let project = input.env.get("TINKER_PROJECT_ID").map(str::to_owned);
@@ -196,6 +210,14 @@ impl ClientSettings {
     /// Returns the backoff after a 429, which all clients of this server and credential share.
     pub(crate) fn backoff(&self) -> Result<Arc<SharedBackoff>> {
         Ok(self.backoffs.get(&self.base_url, &self.credential(false)?))
+    }
+
+    /// Enters the runtime that the caller configured if the current thread has no runtime, so that
+    /// a call of this thread starts there. The guard must be held while the call starts.
+    #[must_use]
+    pub fn enter_runtime(&self) -> Option<EnterGuard<'_>> {
+        let outside = Handle::try_current().is_err();
+        self.runtime.as_ref().filter(|_| outside).map(Handle::enter)
     }
 
     /// Returns the environment variables.

@@ -3,7 +3,7 @@
 //! Only equal sequences of requests give equal weights: a step that is applied twice, not at all or
 //! in another order changes the results of all later passes.
 
-use tinkex::wire::{ForwardBackward, OptimStep, PassMode};
+use tinkex_wire::{ForwardBackward, OptimStep, PassMode};
 
 /// State of a model without its gradients, which belong to the slot of the upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl ToyModel {
     /// Applies `gradients` and clears them. Returns the metric of the step.
     pub(crate) fn step(&mut self, step: &OptimStep, gradients: &mut u64) -> f64 {
         let rate = match &step.params {
-            tinkex::wire::OptimParams::Adam(adam) => adam.learning_rate,
+            tinkex_wire::OptimParams::Adam(adam) => adam.learning_rate,
             _ => 0.0,
         };
         let applied = std::mem::take(gradients);

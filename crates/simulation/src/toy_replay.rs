@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde_json::Value;
-use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, OptimStep};
 use tinkex_store::weights::WeightsLocation;
+use tinkex_wire::{ForwardBackward, ForwardBackwardOutput, OptimStep};
 
 use crate::replay::{ReplayModels, ReplayedRequest, SavePoint, replay};
 use crate::toy_model::ToyModel;

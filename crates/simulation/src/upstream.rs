@@ -18,11 +18,11 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
-use tinkex::wire::{
+use tinkex::{HttpFailure, HttpService, Lane};
+use tinkex_wire::{
     ForwardBackward, ForwardBackwardOutput, OptimStep, SampleRequest, SampleResponse,
     SampledSequence, StopReason,
 };
-use tinkex::{HttpFailure, HttpService, Lane};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -473,7 +473,7 @@ impl UpstreamState {
     }
 
     fn pass(&mut self, pass: &ForwardBackward, body: &Bytes) -> UpstreamAnswer {
-        let seq = pass.seq_id.map(tinkex::wire::Seq::get);
+        let seq = pass.seq_id.map(tinkex_wire::Seq::get);
         self.execute_once(pass.model_id.as_str(), seq, body, |model, gradients| {
             let loss = model.pass(pass, gradients);
             let output =
@@ -483,7 +483,7 @@ impl UpstreamState {
     }
 
     fn step(&mut self, step: &OptimStep, body: &Bytes) -> UpstreamAnswer {
-        let seq = step.seq_id.map(tinkex::wire::Seq::get);
+        let seq = step.seq_id.map(tinkex_wire::Seq::get);
         self.execute_once(step.model_id.as_str(), seq, body, |model, gradients| {
             let metric = model.step(step, gradients);
             FutureResult::Json(json!({"metrics": {"grad": metric}}))

@@ -223,6 +223,7 @@ impl CallOptions {
     }
 
     /// Returns these options. Options that are not set get the value of `client`.
+    #[doc(hidden)]
     pub fn or(self, client: &Self) -> Self {
         Self {
             timeout: self.timeout.or(client.timeout),
@@ -249,6 +250,7 @@ impl CallOptions {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the jitter is not in 0..=1.
+    #[doc(hidden)]
     pub fn validate(&self) -> Result<()> {
         match self.resubmit_jitter {
             Some(jitter) if !(0.0..=1.0).contains(&jitter) => {
@@ -260,49 +262,58 @@ impl CallOptions {
     }
 
     /// Returns the maximum duration of a call.
+    #[doc(hidden)]
     pub fn call_limit(&self) -> Option<Duration> {
         self.timeout
     }
 
     /// Returns the maximum time to wait for a result.
+    #[doc(hidden)]
     pub fn poll_limit(&self) -> Option<Duration> {
         self.poll_timeout
     }
 
     /// Returns the maximum number of attempts of a call, and of consecutive failed polls.
+    #[doc(hidden)]
     pub fn attempt_limit(&self) -> u32 {
         self.max_attempts.unwrap_or(u32::MAX)
     }
 
     /// Returns the time after which no further attempt starts, if limited.
+    #[doc(hidden)]
     pub fn retry_limit(&self) -> Option<Duration> {
         self.give_up_after
     }
 
     /// Returns whether a call waits for a billing problem to be settled.
+    #[doc(hidden)]
     pub fn waits_for_billing(&self) -> bool {
         let is_patient = self.give_up_after.is_none() || self.billing_wait.unwrap_or(false);
         self.attempt_limit() > 1 && is_patient
     }
 
     /// Returns whether a poll that was rejected with status 400 and a body is repeated.
+    #[doc(hidden)]
     pub fn retries_rejected_polls(&self) -> bool {
         self.retry_rejected_polls.unwrap_or(true)
     }
 
     /// Returns whether another attempt may start `delay` from now, after `attempts` attempts of a
     /// call that started `elapsed` ago.
+    #[doc(hidden)]
     pub fn allows_attempt(&self, attempts: u32, elapsed: Duration, delay: Duration) -> bool {
         attempts < self.attempt_limit()
             && self.give_up_after.is_none_or(|limit| elapsed.saturating_add(delay) <= limit)
     }
 
     /// Returns whether a sample may be resubmitted after `resubmissions` resubmissions.
+    #[doc(hidden)]
     pub fn allows_resubmission(&self, resubmissions: u32) -> bool {
         self.max_resubmissions.is_none_or(|limit| resubmissions < limit)
     }
 
     /// Returns the delays before resubmissions of a sample.
+    #[doc(hidden)]
     pub fn resubmit_backoff(&self) -> Backoff {
         Backoff::new(self.resubmit_base_delay.unwrap_or(RESUBMIT_BASE_DELAY))
             .cap(self.resubmit_max_delay.unwrap_or(RESUBMIT_MAX_DELAY))
@@ -310,6 +321,7 @@ impl CallOptions {
     }
 
     /// Returns the time without a success after which samples fail.
+    #[doc(hidden)]
     pub fn progress_limit(&self) -> Duration {
         self.progress_timeout.unwrap_or(PROGRESS_TIMEOUT)
     }

@@ -368,6 +368,20 @@ impl Error {
         serde_json::from_str(self.body()?).ok()
     }
 
+    /// Returns the message in the body of the server's response, if it has one.
+    ///
+    /// ```
+    /// # fn show(error: &tinkex::Error) {
+    /// if let Some(detail) = error.detail() {
+    ///     println!("the server says: {detail}");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn detail(&self) -> Option<String> {
+        ErrorBody::message(self.body()?.as_bytes())
+    }
+
     /// Returns which side caused a failed request, if the server reported it.
     #[must_use]
     pub fn category(&self) -> Option<ErrorCategory> {

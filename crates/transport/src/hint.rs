@@ -57,7 +57,7 @@ pub enum Hint {
     RetryLater,
     /// The call was made outside a tokio runtime.
     EnterRuntime,
-    /// A call of the blocking interface was made inside an async runtime.
+    /// A call of the blocking interface was made in an async task.
     UseAsyncClient,
     /// Advice for one specific error, with its text.
     Other(&'static str),
@@ -116,7 +116,7 @@ impl Hint {
                 "Make the call inside a tokio runtime, for example in #[tokio::main]."
             }
             Self::UseAsyncClient => {
-                "Use the async clients there, or make the call on a thread without a runtime."
+                "Use the async clients there, or make the call in tokio::task::spawn_blocking."
             }
             Self::Other(text) => text,
         }

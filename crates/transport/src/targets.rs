@@ -8,8 +8,11 @@
 //! | Target | Message | Level | Fields |
 //! |---|---|---|---|
 //! | [`HTTP`] | `request start` | trace | `method`, `path`, `lane`, `base_url`, `retry_count` |
-//! | [`HTTP`] | `request stop` | debug | as above, `duration` (seconds), `status` (number) |
-//! | [`HTTP`] | `request exception` | debug | as above, `duration` (seconds), `error` |
+//! | [`HTTP`] | `response start` | debug | as above, `duration` (seconds), `status` (number); only if the response is streamed, when its first part arrives |
+//! | [`HTTP`] | `request stop` | debug | as above, `duration` (seconds), `status` (number); when the complete response has arrived |
+//! | [`HTTP`] | `request exception` | debug | as above, `duration` (seconds), `error`; no response, or a streamed response that broke |
+//! | [`HTTP`] | `response dropped` | debug | as above, `duration` (seconds), `status` (number); the program dropped a streamed response |
+//! | [`STREAM`] | `sample stream ended` | debug | `sampler_id`, `outcome` (`completed`, `failed` or `dropped`), `tokens`, `duration` (seconds), `error` (if it failed) |
 //! | [`RETRY`] | `retrying request` | warn or debug | `lane`, `base_url` or `origin`, `reason`, `error`, `status` (number, if there was a response), `seconds` (delay), `attempt` |
 //! | [`RETRY`] | `request succeeded after retries` | info or debug | `lane`, `base_url`, `attempts`, `elapsed` (seconds) |
 //! | [`RETRY`] | `giving up` | info or debug | as above, and `error` |
@@ -29,8 +32,12 @@
 //! `Lane::from_name` reads it back. `origin` is the scheme, host and port
 //! that a download or a hub request was sent to, for example `https://huggingface.co`.
 
-/// HTTP requests: one event when a request starts and one when it ends.
+/// HTTP requests: one event when a request starts and one when it ends, and one between them when a
+/// streamed response starts.
 pub const HTTP: &str = "tinkex::http";
+
+/// Samples that are streamed token by token: one event when a stream ends.
+pub const STREAM: &str = "tinkex::stream";
 
 /// Retries: one event before the delay of each retry, including waits for the shared backoff (429)
 /// and for a billing problem (402) and resubmissions of a sample, and one at the end of the call.

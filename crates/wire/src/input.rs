@@ -21,6 +21,7 @@ use crate::tokens::Tokens;
 /// assert_eq!(prompt.token_count(), Some(3));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ModelInput {
     /// Chunks in order.
     pub chunks: Vec<InputChunk>,
@@ -29,13 +30,16 @@ pub struct ModelInput {
 /// One chunk of a [`ModelInput`].
 #[derive(Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum InputChunk {
     /// Tokenized text.
+    #[non_exhaustive]
     EncodedText {
         /// Token ids.
         tokens: Tokens,
     },
     /// Image data.
+    #[non_exhaustive]
     Image {
         /// Contents of the image file.
         #[serde(serialize_with = "to_base64")]
@@ -47,6 +51,7 @@ pub enum InputChunk {
         expected_tokens: Option<u32>,
     },
     /// URL of an image that the server downloads. Valid for sampling only.
+    #[non_exhaustive]
     ImageAssetPointer {
         /// File format.
         format: ImageFormat,
@@ -57,6 +62,7 @@ pub enum InputChunk {
         expected_tokens: Option<u32>,
     },
     /// Audio, as a mel spectrogram.
+    #[non_exhaustive]
     Dmel {
         /// Encoded spectrogram.
         #[serde(serialize_with = "to_base64")]
@@ -93,6 +99,7 @@ impl fmt::Debug for InputChunk {
 /// File format of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum ImageFormat {
     /// PNG.
     Png,
@@ -121,20 +128,20 @@ impl ModelInput {
     /// Creates an input of one text chunk.
     #[must_use]
     pub fn from_tokens(tokens: impl Into<Tokens>) -> Self {
-        Self { chunks: vec![InputChunk::EncodedText { tokens: tokens.into() }] }
+        Self { chunks: vec![InputChunk::text(tokens)] }
     }
 
     /// Appends a text chunk.
     #[must_use]
     pub fn tokens(mut self, tokens: impl Into<Tokens>) -> Self {
-        self.chunks.push(InputChunk::EncodedText { tokens: tokens.into() });
+        self.chunks.push(InputChunk::text(tokens));
         self
     }
 
     /// Appends an image.
     #[must_use]
     pub fn image(mut self, data: impl Into<Bytes>, format: ImageFormat) -> Self {
-        self.chunks.push(InputChunk::Image { data: data.into(), format, expected_tokens: None });
+        self.chunks.push(InputChunk::image(data, format));
         self
     }
 
@@ -183,7 +190,48 @@ impl<T: Into<Tokens>> From<T> for ModelInput {
     }
 }
 
+impl From<&Self> for ModelInput {
+    fn from(input: &Self) -> Self {
+        input.clone()
+    }
+}
+
 impl InputChunk {
+    /// Creates a chunk of tokenized text.
+    #[must_use]
+    pub fn text(tokens: impl Into<Tokens>) -> Self {
+        Self::EncodedText { tokens: tokens.into() }
+    }
+
+    /// Creates an image from the contents of its file.
+    #[must_use]
+    pub fn image(data: impl Into<Bytes>, format: ImageFormat) -> Self {
+        Self::Image { data: data.into(), format, expected_tokens: None }
+    }
+
+    /// Creates an image that the server downloads from a URL. Valid for sampling only.
+    #[must_use]
+    pub fn image_url(location: impl Into<String>, format: ImageFormat) -> Self {
+        Self::ImageAssetPointer { format, location: location.into(), expected_tokens: None }
+    }
+
+    /// Creates audio from an encoded mel spectrogram.
+    #[must_use]
+    pub fn dmel(dmel: impl Into<Bytes>) -> Self {
+        Self::Dmel { dmel: dmel.into() }
+    }
+
+    /// Sets the expected number of tokens of an image; other chunks are returned unchanged.
+    #[must_use]
+    pub fn expecting(mut self, tokens: Option<u32>) -> Self {
+        if let Self::Image { expected_tokens, .. }
+        | Self::ImageAssetPointer { expected_tokens, .. } = &mut self
+        {
+            *expected_tokens = tokens;
+        }
+        self
+    }
+
     /// Returns the number of tokens of the chunk, or `None` if it is unknown.
     #[must_use]
     pub fn token_count(&self) -> Option<usize> {

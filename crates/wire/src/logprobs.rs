@@ -46,7 +46,7 @@ impl Logprobs {
     }
 
     /// Iterates over all positions in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Option<f32>> {
+    pub fn iter(&self) -> impl Iterator<Item = Option<f32>> + ExactSizeIterator {
         self.0.iter().copied().map(known)
     }
 
@@ -132,8 +132,8 @@ impl<'de> Deserialize<'de> for Logprobs {
 /// Most likely tokens at each position, in descending order of probability.
 ///
 /// ```
-/// # mod tinkex { pub use tinkex_wire as wire; pub use tinkex_wire::*; }
-/// use tinkex::wire::TopkLogprobs;
+/// # use tinkex_wire as tinkex;
+/// use tinkex::TopkLogprobs;
 ///
 /// let topk = TopkLogprobs::from_rows([None, Some(vec![(7, -0.5), (8, -1.0)])]);
 /// assert!(topk.row(0).is_none());
@@ -233,7 +233,10 @@ impl TopkLogprobs {
 
     /// Returns the tokens and log-probabilities at a position, or `None` if they were not computed.
     #[must_use]
-    pub fn row(&self, position: usize) -> Option<impl ExactSizeIterator<Item = (u32, f32)>> {
+    pub fn row(
+        &self,
+        position: usize,
+    ) -> Option<impl Iterator<Item = (u32, f32)> + ExactSizeIterator> {
         if position >= self.len() {
             return None;
         }
@@ -255,7 +258,8 @@ impl TopkLogprobs {
     /// Iterates over all positions in order.
     pub fn rows(
         &self,
-    ) -> impl ExactSizeIterator<Item = Option<impl ExactSizeIterator<Item = (u32, f32)>>> {
+    ) -> impl Iterator<Item = Option<impl Iterator<Item = (u32, f32)> + ExactSizeIterator>>
+    + ExactSizeIterator {
         (0..self.len()).map(|position| self.row(position))
     }
 }

@@ -206,7 +206,7 @@ impl LossConfig {
     }
 
     /// Iterates over all settings in insertion order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &LossSetting)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &LossSetting)> + ExactSizeIterator {
         self.0.iter().map(|(name, value)| (&**name, value))
     }
 

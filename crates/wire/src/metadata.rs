@@ -46,7 +46,7 @@ impl Metadata {
     }
 
     /// Iterates over names and values in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> + ExactSizeIterator {
         self.0.iter().map(|(name, text)| (name.as_str(), text.as_str()))
     }
 

@@ -28,6 +28,7 @@ const DIMUON: &str = "dimuon";
 /// # Ok::<_, serde_json::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Deserialize)]
+#[non_exhaustive]
 pub struct OptimizerConfig {
     /// Name of the optimizer. Encoded as `type`.
     #[serde(rename = "type", default = "adamw")]
@@ -51,6 +52,12 @@ impl Serialize for OptimizerConfig {
 }
 
 impl OptimizerConfig {
+    /// Creates the configuration of an optimizer that this version does not know.
+    #[must_use]
+    pub fn new(kind: impl Into<String>, settings: JsonObject) -> Self {
+        Self { kind: kind.into(), settings }
+    }
+
     /// Returns the default optimizer: Adam with decoupled weight decay (AdamW).
     #[must_use]
     pub fn adamw() -> Self {

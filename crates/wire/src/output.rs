@@ -17,9 +17,9 @@ use crate::tensor::{Shape, TensorData, TensorValues};
 /// Output tensors of each datum of a batch, in the order of the data.
 ///
 /// ```
-/// # mod tinkex { pub use tinkex_wire as wire; pub use tinkex_wire::*; }
+/// # use tinkex_wire as tinkex;
 /// use tinkex::LossOutputs;
-/// use tinkex::wire::{LossRecord, TensorValues};
+/// use tinkex::{LossRecord, TensorValues};
 ///
 /// let record = LossRecord::new(2).field("logprobs", vec![-0.5_f32, -1.0, -2.0], [1, 2])?;
 /// let outputs = LossOutputs::from(record);
@@ -243,7 +243,7 @@ pub struct LossOutput<'a> {
 
 impl<'a> LossOutput<'a> {
     /// Iterates over the names of the tensors.
-    pub fn names(self) -> impl ExactSizeIterator<Item = &'a str> {
+    pub fn names(self) -> impl Iterator<Item = &'a str> + ExactSizeIterator {
         self.record.fields.iter().map(|column| column.name.as_str())
     }
 

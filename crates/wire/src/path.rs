@@ -14,8 +14,8 @@ const SCHEME: &str = "tinker://";
 /// Path of a checkpoint: `tinker://<run>/<kind>/<name>`.
 ///
 /// ```
-/// # mod tinkex { pub use tinkex_wire as wire; pub use tinkex_wire::*; }
-/// use tinkex::{TinkerPath, wire::CheckpointKind};
+/// # use tinkex_wire as tinkex;
+/// use tinkex::{CheckpointKind, TinkerPath};
 ///
 /// let path: TinkerPath = "tinker://s:train:0/weights/step-100".parse()?;
 /// assert_eq!(path.kind(), CheckpointKind::Training);
@@ -34,6 +34,7 @@ pub struct TinkerPath {
 /// Purpose of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum CheckpointKind {
     /// Weights and optimizer state, for further training.
     Training,

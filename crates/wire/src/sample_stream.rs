@@ -196,6 +196,49 @@ pub struct SampleStreamChoice {
 pub struct SampleStreamLogprobs {
     /// One value per token; `None` if it is not finite.
     pub token_logprobs: Vec<Option<f32>>,
+    /// Number of characters of the completion before the text of each token. Empty if the server
+    /// does not send it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub text_offset: Vec<usize>,
+}
+
+impl SampleStreamChoice {
+    /// Divides the text among the tokens: returns, for each token, the text that became certain with
+    /// it. If the server does not send valid offsets, the whole text belongs to the last token.
+    ///
+    /// ```
+    /// use tinkex_wire::SampleStreamEvent;
+    ///
+    /// let data = r#"{"choices": [{"text": "née", "token_ids": [7, 8, 9],
+    ///     "logprobs": {"token_logprobs": [-1, -1, -1], "text_offset": [40, 41, 41]}}]}"#;
+    /// let SampleStreamEvent::Choices(choices) = SampleStreamEvent::from_data(data)? else {
+    ///     panic!("the event has no tokens");
+    /// };
+    /// assert_eq!(choices[0].token_texts(), ["n", "", "ée"]);
+    /// # Ok::<_, tinkex_wire::DecodeError>(())
+    /// ```
+    #[must_use]
+    pub fn token_texts(&self) -> Vec<String> {
+        let tokens = self.token_ids.as_ref().map_or(0, Vec::len);
+        let mut texts = vec![String::new(); tokens];
+        let offsets = self.logprobs.as_ref().map_or(&[][..], |logprobs| &logprobs.text_offset);
+        let characters = self.text.chars().count();
+        let valid = offsets.len() == tokens
+            && offsets.is_sorted()
+            && offsets.last().zip(offsets.first()).is_some_and(|(b, a)| b - a <= characters);
+        if let (false, Some(last)) = (valid, texts.last_mut()) {
+            last.clone_from(&self.text);
+            return texts;
+        }
+        let mut rest = self.text.chars();
+        for (text, pair) in texts.iter_mut().zip(offsets.windows(2)) {
+            *text = rest.by_ref().take(pair[1] - pair[0]).collect();
+        }
+        if let Some(last) = texts.last_mut() {
+            *last = rest.collect();
+        }
+        texts
+    }
 }
 
 #[cfg(test)]
@@ -237,6 +280,29 @@ mod tests {
     }
 
     #[test]
+    fn the_text_of_an_event_is_divided_by_its_offsets() {
+        let texts = |text: &str, tokens: usize, offsets: &[usize]| {
+            let choice = SampleStreamChoice {
+                text: text.to_owned(),
+                token_ids: Some(vec![7; tokens]),
+                logprobs: Some(SampleStreamLogprobs {
+                    token_logprobs: Vec::new(),
+                    text_offset: offsets.to_vec(),
+                }),
+                ..SampleStreamChoice::default()
+            };
+            choice.token_texts()
+        };
+        assert_eq!(texts("ab…d", 3, &[9, 10, 12]), ["a", "b…", "d"]);
+        assert_eq!(texts("ab", 3, &[0, 0, 2]), ["", "ab", ""]);
+        assert_eq!(texts("ab", 1, &[5]), ["ab"]);
+        for invalid in [&[][..], &[0], &[2, 1], &[0, 3], &[0, 1, 2]] {
+            assert_eq!(texts("ab", 2, invalid), ["", "ab"], "{invalid:?}");
+        }
+        assert!(texts("", 0, &[]).is_empty());
+    }
+
+    #[test]
     fn events_have_tokens_a_failure_or_the_end() {
         let event = SampleStreamEvent::from_data(
             r#"{"id": "x", "choices": [{"index": 0, "text": "hi", "token_ids": [7],
@@ -246,7 +312,10 @@ mod tests {
         let choice = SampleStreamChoice {
             text: "hi".to_owned(),
             token_ids: Some(vec![7]),
-            logprobs: Some(SampleStreamLogprobs { token_logprobs: vec![Some(-0.1), None] }),
+            logprobs: Some(SampleStreamLogprobs {
+                token_logprobs: vec![Some(-0.1), None],
+                text_offset: Vec::new(),
+            }),
             finish_reason: Some(StopReason::Length),
             ..SampleStreamChoice::default()
         };

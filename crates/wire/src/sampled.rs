@@ -145,6 +145,7 @@ impl SampleResponse {
     ///
     /// # Errors
     /// Returns an error if the number of ids differs from the number of sequences.
+    #[doc(hidden)]
     pub fn assign_sequence_ids(&mut self, submitted: &SubmitResponse) -> Result<(), DecodeError> {
         let Some(ids) = &submitted.sample_sequence_ids else { return Ok(()) };
         if ids.len() != self.sequences.len() {
@@ -189,6 +190,7 @@ impl SampleResponse {
     }
 
     /// Encodes the result into one buffer of the exact size.
+    #[doc(hidden)]
     #[must_use]
     pub fn to_proto(&self) -> Bytes {
         crate::codec::proto::sample::encode(self)
@@ -198,6 +200,7 @@ impl SampleResponse {
     ///
     /// # Errors
     /// Returns an error that names the invalid field.
+    #[doc(hidden)]
     pub fn from_proto(bytes: &[u8]) -> Result<Self, DecodeError> {
         crate::codec::proto::sample::decode(bytes)
     }

@@ -204,6 +204,7 @@ mod top_k {
 /// Stop condition of sampling.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "a string, a list of strings, or a list of token ids")]
+#[non_exhaustive]
 pub enum StopCondition {
     /// Stops at this string.
     Text(String),

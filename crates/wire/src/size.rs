@@ -16,6 +16,7 @@ const INDEX: usize = 8;
 
 impl ModelInput {
     /// Returns the estimated size of the input in a sampling request, in bytes.
+    #[doc(hidden)]
     #[must_use]
     pub fn sampling_bytes(&self) -> usize {
         self.bytes(SAMPLING_TOKEN)
@@ -45,6 +46,7 @@ impl TensorData {
 
 impl Datum {
     /// Returns the estimated size of the datum in a training request, in bytes.
+    #[doc(hidden)]
     #[must_use]
     pub fn training_bytes(&self) -> usize {
         let tensors: usize = self.loss_inputs().map(|(_, tensor)| tensor.bytes()).sum();

@@ -126,7 +126,11 @@ impl LoraConfig {
         Self { rank, ..Self::default() }
     }
 
-    fn validate(&self) -> Result<(), InvalidInput> {
+    /// Checks the rank, and that at least one group of layers is trained.
+    ///
+    /// # Errors
+    /// Returns an error that names the invalid field.
+    pub fn validate(&self) -> Result<(), InvalidInput> {
         if self.rank == 0 {
             return Err(InvalidInput::new("rank", "must be at least 1"));
         }

@@ -33,6 +33,7 @@ pub(crate) fn check(fix: bool) -> Result<(), XtaskError> {
         return Ok(());
     }
     let found = list::public_items(&documents, CRATE)?;
+    check_iterators(&found)?;
     let path = root().join(LIST);
     if fix {
         println!("    {LIST}: {} lines", found.lines().count());
@@ -48,6 +49,21 @@ pub(crate) fn check(fix: bool) -> Result<(), XtaskError> {
     Err(XtaskError::new(format!(
         "the public API of {CRATE} differs from {LIST}:\n{changes}\n  \
          If the change is intended, run `cargo xtask api --fix` and commit {LIST}."
+    )))
+}
+
+/// Checks that the documentation shows the item type of every returned iterator. rustdoc omits it
+/// for a type of another crate if the trait inherits the item type, as `ExactSizeIterator` does.
+fn check_iterators(list: &str) -> Result<(), XtaskError> {
+    let faults: Vec<&str> =
+        list.lines().filter(|line| line.contains("impl ExactSizeIterator<")).collect();
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(XtaskError::new(format!(
+        "rustdoc shows no item type for these iterators; return \
+         `impl Iterator<Item = T> + ExactSizeIterator`:\n{}",
+        faults.join("\n")
     )))
 }
 
@@ -124,7 +140,16 @@ fn changes(expected: &str, found: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::changes;
+    use super::{changes, check_iterators};
+
+    #[test]
+    fn iterators_whose_item_type_rustdoc_omits_are_found() {
+        let complete = "  fn iter(&self) -> impl Iterator<Item = u32> + ExactSizeIterator\n";
+        check_iterators(complete).unwrap();
+        let line = "  fn rows(&self) -> Option<impl ExactSizeIterator<Item = u32>>";
+        let error = check_iterators(&format!("{complete}{line}\n")).unwrap_err();
+        assert!(error.to_string().ends_with(line), "{error}");
+    }
 
     #[test]
     fn changes_are_listed_below_their_item() {

@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 use serde_json::{Value, json};
-use tinkex::wire::ApiKeyInfo;
+use tinkex::rest::ApiKeyInfo;
 use tinkex::{CredentialStore, StoredKey, StoredKeyKind};
 
 use crate::context::CommandContext;

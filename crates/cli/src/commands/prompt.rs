@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Deserialize;
-use tinkex::wire::ImageFormat;
+use tinkex::ImageFormat;
 use tinkex::{Message, ModelInput, Tokenizer, Tokens};
 
 use crate::args::whole_number;

@@ -240,7 +240,7 @@ fn text_or_ids(sequence: &SequenceReport<'_>) -> String {
 }
 
 fn sequence<'a>(one: &'a SampledSequence, tokenizer: Option<&Tokenizer>) -> SequenceReport<'a> {
-    let rows = |top: &tinkex::wire::TopkLogprobs| {
+    let rows = |top: &tinkex::TopkLogprobs| {
         top.rows().map(|row| row.map(Iterator::collect).unwrap_or_default()).collect()
     };
     SequenceReport {

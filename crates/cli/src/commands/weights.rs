@@ -2,7 +2,7 @@
 
 use clap::Args;
 use clap_complete::ArgValueCandidates;
-use tinkex::wire::CheckpointKind;
+use tinkex::CheckpointKind;
 use tinkex::{Env, Hub, RestoreMode, SamplingClient, ServiceClient, TinkerPath, Tokenizer};
 
 use crate::context::CommandContext;

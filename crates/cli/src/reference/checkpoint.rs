@@ -3,8 +3,8 @@
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tinkex::CheckpointKind;
 use tinkex::rest::{AccessScope, Checkpoint, TrainingRun};
-use tinkex::wire::CheckpointKind;
 use tinkex::{RestClient, TinkerPath};
 use tinkex_runs::{RunFolder, checkpoint_name};
 use tinkex_suggest::nearest_names;
@@ -30,7 +30,7 @@ impl FromStr for CheckpointReference {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.starts_with("tinker:") {
-            let path: Result<TinkerPath, tinkex::wire::InvalidInput> = text.parse();
+            let path: Result<TinkerPath, tinkex::InvalidInput> = text.parse();
             return path.map(Self::Path).map_err(|error| error.to_string());
         }
         if text.is_empty() {
@@ -237,7 +237,7 @@ fn latest_of(
     let of_kind = |kind: &CheckpointKind| match kind {
         CheckpointKind::Training => run.last_checkpoint.as_ref(),
         CheckpointKind::Sampler => run.last_sampler_checkpoint.as_ref(),
-        CheckpointKind::External => None,
+        _ => None,
     };
     let kinds = wanted.kinds().iter().filter(|one| kind.is_none_or(|kind| kind == **one));
     let mut checkpoints = kinds.filter_map(of_kind);

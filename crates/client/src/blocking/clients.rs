@@ -51,8 +51,7 @@ macro_rules! delegate {
                 "`](crate::", stringify!($client), "::", stringify!($name), ").")]
             ///
             /// # Errors
-            /// As the async form; [`ErrorKind::Config`](crate::ErrorKind::Config) inside an async
-            /// runtime.
+            /// As the async form; [`ErrorKind::Config`](crate::ErrorKind::Config) in an async task.
             pub fn $name(&self, $($argument: $type),*) -> delegate!(@output $kind $output) {
                 delegate!(@call $kind self $name $($argument)*)
             }
@@ -120,22 +119,22 @@ impl ServiceClient {
     }
 
     /// Completes queued work, reports the program as successful and closes the client; see
-    /// [`tinkex::ServiceClient::finish`](crate::ServiceClient::finish). Inside an async runtime it
-    /// only logs a warning.
+    /// [`tinkex::ServiceClient::finish`](crate::ServiceClient::finish). In an async task it only logs a
+    /// warning.
     pub fn finish(&self) {
         self.wait_or_warn(crate::ServiceClient::finish);
     }
 
     /// Completes queued work, reports the program as failed and closes the client; see
     /// [`tinkex::ServiceClient::finish_with_error`](crate::ServiceClient::finish_with_error).
-    /// Inside an async runtime it only logs a warning.
+    /// In an async task it only logs a warning.
     pub fn finish_with_error<E: fmt::Display + 'static>(&self, error: &E) {
         self.wait_or_warn(|client| client.finish_with_error(error));
     }
 
     /// Closes the client at once and drops queued work; see
-    /// [`tinkex::ServiceClient::abort`](crate::ServiceClient::abort). Inside an async runtime it
-    /// only logs a warning.
+    /// [`tinkex::ServiceClient::abort`](crate::ServiceClient::abort). In an async task it only logs a
+    /// warning.
     pub fn abort(&self) {
         self.wait_or_warn(crate::ServiceClient::abort);
     }
@@ -194,8 +193,8 @@ impl TrainingClient {
     }
 
     /// Waits until all calls so far have ended; see
-    /// [`tinkex::TrainingClient::flush`](crate::TrainingClient::flush). Inside an async runtime it
-    /// only logs a warning.
+    /// [`tinkex::TrainingClient::flush`](crate::TrainingClient::flush). In an async task it only logs a
+    /// warning.
     pub fn flush(&self) {
         self.wait_or_warn(crate::TrainingClient::flush);
     }
@@ -226,7 +225,7 @@ impl SamplingClient {
     /// let params = SamplingParams::new().max_tokens(64);
     /// let prompts = [[1, 2], [3, 4]];
     /// // All are in flight before the first is awaited.
-    /// let pending = prompts.map(|prompt| sampler.sample(prompt, params.clone()));
+    /// let pending = prompts.map(|prompt| sampler.sample(prompt, &params));
     /// for response in pending {
     ///     println!("{:?}", response.wait()?.sequences[0].tokens);
     /// }
@@ -369,7 +368,7 @@ impl BlockingCall<AdapterImport> {
     /// Uploads the adapter and waits until the server has imported it.
     ///
     /// # Errors
-    /// As [`AdapterImport`]; also inside an async runtime.
+    /// As [`AdapterImport`]; also in an async task.
     pub fn wait(self) -> Result<AdapterImported> {
         self.runtime.block_on(self.call.into_future())
     }
@@ -379,7 +378,7 @@ impl BlockingCall<CheckpointDownload> {
     /// Downloads the files and waits until the folder is complete.
     ///
     /// # Errors
-    /// As [`CheckpointDownload`]; also inside an async runtime.
+    /// As [`CheckpointDownload`]; also in an async task.
     pub fn wait(self) -> Result<DownloadedCheckpoint> {
         self.runtime.block_on(self.call.into_future())
     }
@@ -390,7 +389,7 @@ impl BlockingCall<CheckpointExport> {
     /// Exports the checkpoint and waits until the folder is complete.
     ///
     /// # Errors
-    /// As [`CheckpointExport`]; also inside an async runtime.
+    /// As [`CheckpointExport`]; also in an async task.
     pub fn wait(self) -> Result<ExportedModel> {
         self.runtime.block_on(self.call.into_future())
     }
@@ -400,7 +399,7 @@ impl BlockingCall<FileDownload> {
     /// Downloads the file and returns its size in bytes.
     ///
     /// # Errors
-    /// As [`FileDownload`]; also inside an async runtime.
+    /// As [`FileDownload`]; also in an async task.
     pub fn wait(self) -> Result<u64> {
         self.runtime.block_on(self.call.into_future())
     }

@@ -29,8 +29,10 @@
 //!
 //! # Where it works
 //!
-//! On threads without an async runtime. Inside a runtime, every call that would block returns an
-//! error of kind [`ErrorKind::Config`](crate::ErrorKind::Config); use the async clients there.
+//! On threads that may block: threads without an async runtime, and in a tokio runtime the closures
+//! of `tokio::task::spawn_blocking` and `tokio::task::block_in_place`. In an async task, every call
+//! that would block returns an error of kind [`ErrorKind::Config`](crate::ErrorKind::Config); use
+//! the async clients there.
 //!
 //! # End of the program
 //!
@@ -41,9 +43,12 @@ mod clients;
 mod runtime;
 
 use std::fmt;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{BoxStream, Stream, StreamExt as _};
+use parking_lot::Mutex;
 
 use crate::error::Result;
 use crate::service::ServiceClientBuilder;
@@ -87,14 +92,13 @@ impl<C> Blocking<C> {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) inside an async runtime; otherwise the error
-    /// of the future.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) in an async task; otherwise the error of the
+    /// future.
     pub fn block_on<T>(&self, future: impl Future<Output = Result<T>>) -> Result<T> {
         self.runtime.block_on(future)
     }
 
-    /// Starts a call that has no result and waits for it. Inside an async runtime, logs a warning
-    /// instead.
+    /// Starts a call that has no result and waits for it. In an async task, logs a warning instead.
     fn wait_or_warn<F: Future<Output = ()>>(&self, call: impl FnOnce(&C) -> F) {
         let waited = self.block_on(async {
             call(&self.client).await;
@@ -115,7 +119,7 @@ impl<C> Blocking<C> {
         BlockingCall { call, runtime: self.runtime.clone() }
     }
 
-    /// Starts a request. Inside an async runtime nothing is started, and `wait` returns the error.
+    /// Starts a request. In an async task nothing is started, and `wait` returns the error.
     fn start<T, F>(&self, call: impl FnOnce(&C) -> F) -> Pending<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
@@ -125,7 +129,7 @@ impl<C> Blocking<C> {
             Ok(()) => Box::pin(runtime.enter(|| call(&self.client))),
             Err(error) => Box::pin(async { Err(error) }),
         };
-        Pending { future, runtime }
+        Pending::new(future, runtime)
     }
 
     /// Starts a request whose result is a client.
@@ -188,18 +192,94 @@ impl<C: fmt::Debug> fmt::Debug for Blocking<C> {
 /// continues while a client exists, and a sample is cancelled.
 #[must_use = "call `wait` for the result"]
 pub struct Pending<T> {
-    future: BoxFuture<'static, Result<T>>,
+    state: Mutex<PendingState<T>>,
     runtime: RuntimeThread,
 }
 
+/// Progress of a request, as far as its [`Pending`] value knows.
+enum PendingState<T> {
+    Waiting(BoxFuture<'static, Result<T>>),
+    Ready(Result<T>),
+}
+
 impl<T> Pending<T> {
+    fn new(future: BoxFuture<'static, Result<T>>, runtime: RuntimeThread) -> Self {
+        Self { state: Mutex::new(PendingState::Waiting(future)), runtime }
+    }
+
+    /// Returns whether the result has arrived, so that [`wait`](Self::wait) returns at once. Never
+    /// blocks.
+    ///
+    /// ```no_run
+    /// # fn run(model: tinkex::blocking::TrainingClient) -> tinkex::Result<()> {
+    /// let saved = model.save_state("step-100");
+    /// // Do other work.
+    /// if saved.is_ready() {
+    ///     println!("{}", saved.wait()?);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let mut state = self.state.lock();
+        let PendingState::Waiting(future) = &mut *state else { return true };
+        // A task on the runtime's thread makes the progress, so a waker is not needed.
+        let mut context = Context::from_waker(Waker::noop());
+        let polled = self.runtime.enter(|| future.as_mut().poll(&mut context));
+        match polled {
+            Poll::Ready(result) => {
+                *state = PendingState::Ready(result);
+                true
+            }
+            Poll::Pending => false,
+        }
+    }
+
     /// Waits for the result.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) inside an async runtime; otherwise the error
-    /// of the request.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) where blocking is not possible (see the
+    /// [module](self#where-it-works)); otherwise the error of the request.
     pub fn wait(self) -> Result<T> {
-        self.runtime.block_on(self.future)
+        match self.state.into_inner() {
+            PendingState::Waiting(future) => self.runtime.block_on(future),
+            PendingState::Ready(result) => result,
+        }
+    }
+
+    /// Waits at most `timeout` for the result. If the result has not arrived by then, returns this
+    /// value, with which the program can wait again; the request continues.
+    ///
+    /// ```no_run
+    /// # fn run(model: tinkex::blocking::TrainingClient) -> tinkex::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let mut saving = model.save_state("step-100");
+    /// let path = loop {
+    ///     match saving.wait_timeout(Duration::from_secs(10)) {
+    ///         Ok(result) => break result?,
+    ///         Err(pending) => saving = pending,
+    ///     }
+    ///     println!("still saving");
+    /// };
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The inner result is an error as in [`wait`](Self::wait).
+    pub fn wait_timeout(self, timeout: Duration) -> std::result::Result<Result<T>, Self> {
+        let Self { state, runtime } = self;
+        let mut future = match state.into_inner() {
+            PendingState::Waiting(future) => future,
+            PendingState::Ready(result) => return Ok(result),
+        };
+        let waited =
+            runtime.block_on(async { Ok(tokio::time::timeout(timeout, &mut future).await.ok()) });
+        match waited {
+            Ok(Some(result)) => Ok(result),
+            Ok(None) => Err(Self::new(future, runtime)),
+            Err(error) => Ok(Err(error)),
+        }
     }
 }
 
@@ -240,7 +320,7 @@ impl<B> BlockingCall<B> {
 /// Iterator over a list of the server, whose pages are fetched on demand, or over the tokens of a
 /// sample.
 ///
-/// Ends after the first error. Inside an async runtime that is an error of kind
+/// Ends after the first error. In an async task that is an error of kind
 /// [`ErrorKind::Config`](crate::ErrorKind::Config).
 pub struct BlockingIter<'a, T> {
     stream: BoxStream<'a, Result<T>>,

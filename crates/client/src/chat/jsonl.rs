@@ -53,6 +53,7 @@ pub struct JsonlReader<R> {
 
 /// Policy for an example that has too many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum TooLong {
     /// Returns an error for its line.
     Reject,
@@ -195,6 +196,7 @@ impl TrainingExample {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the example is too long and [`TooLong::Reject`] is set, or if
     /// no token to learn is left.
+    #[doc(hidden)]
     pub fn limited(self, limit: Option<(usize, TooLong)>) -> Result<Self> {
         let len = self.tokens.len();
         let example = match limit {

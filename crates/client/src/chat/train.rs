@@ -12,6 +12,7 @@ use super::{Chat, Message};
 
 /// Selection of the messages of a conversation to train on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum TrainOn {
     /// All messages of the assistant, in one example.
     #[default]

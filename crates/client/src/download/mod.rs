@@ -241,7 +241,8 @@ impl IntoFuture for FileDownload {
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.run())
+        let service = self.service.clone();
+        service.transfer(Box::pin(self.run()))
     }
 }
 
@@ -445,7 +446,8 @@ impl IntoFuture for CheckpointDownload {
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.run())
+        let service = self.service.clone();
+        service.transfer(Box::pin(self.run()))
     }
 }
 

@@ -401,7 +401,15 @@ impl IntoFuture for CheckpointExport {
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.run())
+        let service = match &self.source {
+            ExportSource::Checkpoint { service, .. } => Some(service.clone()),
+            ExportSource::Adapter(_) => None,
+        };
+        let run = Box::pin(self.run());
+        match service {
+            Some(service) => service.transfer(run),
+            None => run,
+        }
     }
 }
 

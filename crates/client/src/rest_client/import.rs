@@ -99,7 +99,8 @@ impl IntoFuture for AdapterImport {
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.run())
+        let rest = self.rest.clone();
+        rest.service().transfer(Box::pin(self.run()))
     }
 }
 

@@ -89,6 +89,7 @@ impl RestClient {
         let request = TraceExportRequest::new(session_id);
         // The time limit of the client applies to each request, because the server may take long
         // to prepare the trace.
+        let _entered = self.service.settings().enter_runtime();
         RequestFuture::start(async move { rest.wait_for_trace(request).await })
     }
 

@@ -1,6 +1,7 @@
 //! [`SamplingClient`]: generates completions from fixed weights.
 
 mod active_samples;
+mod interface;
 mod options;
 mod resubmit;
 mod sequence_range;
@@ -41,6 +42,7 @@ use crate::transport::retry::shared_backoff::RequestBackoff;
 use crate::validated::Validated;
 
 use active_samples::ActiveSamples;
+pub use interface::Sampling;
 pub use options::SampleOptions;
 use resubmit::SampleFailures;
 use sequence_range::SequenceRange;
@@ -232,12 +234,12 @@ impl SamplingClient {
     /// use tinkex::{SampleOptions, SamplingParams};
     ///
     /// let params = SamplingParams::new().max_tokens(64);
-    /// let one = sampler.sample([1, 2, 3], params.clone()).await?;
+    /// let one = sampler.sample([1, 2, 3], &params).await?;
     ///
     /// // Two requests in flight at the same time.
     /// let four = SampleOptions::new(params).num_samples(4);
-    /// let first = sampler.sample([1, 2, 3], four.clone());
-    /// let second = sampler.sample([4, 5, 6], four);
+    /// let first = sampler.sample([1, 2, 3], &four);
+    /// let second = sampler.sample([4, 5, 6], &four);
     /// println!("{} {}", first.await?.sequences.len(), second.await?.sequences.len());
     /// # Ok(()) }
     /// ```
@@ -297,6 +299,7 @@ impl SamplingClient {
     /// Cancel safe: the request changes nothing on the server.
     pub fn get_sampler(&self) -> RequestFuture<SamplerInfo> {
         let view = Arc::clone(&self.0);
+        let _entered = self.0.shared.session.settings().enter_runtime();
         RequestFuture::start(async move {
             let request = GetSampler::new(view.shared.id.clone());
             let options = view.options.request_options();
@@ -332,6 +335,7 @@ impl SamplingClient {
         // Boxed to keep the memory of a waiting sample small; see `SamplingView::sample`.
         let request = Box::new(request);
         let view = Arc::clone(&self.0);
+        let _entered = self.0.shared.session.settings().enter_runtime();
         RequestFuture::start(async move {
             let session = &view.shared.session;
             let mut call = CallProgress::new();

@@ -5,7 +5,8 @@ use tinkex_wire::{ModelInput, SampleRequest, SamplingParams, TensorData};
 /// Sampling parameters with the optional settings of one request, for
 /// [`SamplingClient::sample`](crate::SamplingClient::sample).
 ///
-/// [`SamplingParams`] convert into options without further settings.
+/// [`SamplingParams`] convert into options without further settings. Parameters and options convert
+/// by value and by reference, so that several calls can use the same value.
 ///
 /// ```
 /// use tinkex::{SampleOptions, SamplingParams};
@@ -24,6 +25,18 @@ impl SampleOptions {
     /// Creates options for one completion.
     pub fn new(params: SamplingParams) -> Self {
         Self { request: SampleRequest::new(ModelInput::default(), params) }
+    }
+
+    /// Returns the sampling parameters.
+    #[must_use]
+    pub fn params(&self) -> &SamplingParams {
+        &self.request.sampling_params
+    }
+
+    /// Returns the number of completions to generate.
+    #[must_use]
+    pub fn samples(&self) -> u32 {
+        self.request.num_samples
     }
 
     /// Returns the request for completions of `prompt`.
@@ -89,5 +102,17 @@ impl SampleOptions {
 impl From<SamplingParams> for SampleOptions {
     fn from(params: SamplingParams) -> Self {
         Self::new(params)
+    }
+}
+
+impl From<&SamplingParams> for SampleOptions {
+    fn from(params: &SamplingParams) -> Self {
+        Self::new(params.clone())
+    }
+}
+
+impl From<&Self> for SampleOptions {
+    fn from(options: &Self) -> Self {
+        options.clone()
     }
 }

@@ -20,6 +20,7 @@ impl SamplingClient {
     /// the hub.
     pub fn tokenizer(&self) -> RequestFuture<Tokenizer> {
         let client = self.clone();
+        let _entered = self.0.shared.session.settings().enter_runtime();
         RequestFuture::start(async move { client.load_tokenizer().await })
     }
 

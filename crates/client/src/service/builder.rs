@@ -11,10 +11,11 @@ use crate::clock::WallClock;
 use crate::config::{BaseUrl, Env};
 use crate::error::{Error, Result};
 use crate::future::queue_log::{QueueObserver, QueueStateChange};
-use crate::settings::{ClientSettings, SettingsInput};
+use crate::settings::{ClientSettings, HttpSource, SettingsInput};
 use crate::transport::CallOptions;
 use crate::transport::http::HttpService;
 use crate::transport::http::custom::CustomHttp;
+use crate::transport::http::network::Network;
 
 use super::ServiceClient;
 
@@ -42,7 +43,7 @@ pub struct ServiceClientBuilder {
     env: Option<Env>,
     headers: Vec<(String, String)>,
     options: CallOptions,
-    http: Option<CustomHttp>,
+    http: Option<HttpSource>,
     project_id: Option<String>,
     display_name: Option<String>,
     user_metadata: JsonObject,
@@ -89,15 +90,24 @@ impl ServiceClientBuilder {
         self
     }
 
-    /// Sets the service that sends HTTP requests, for example a proxy, a recorder or a fake.
-    /// Defaults to the network.
+    /// Sets the service that sends HTTP requests, for example a recorder or a fake. Defaults to a
+    /// [`Network`] with default settings, which a service of your own can wrap. Replaces
+    /// [`network`](Self::network).
     ///
     /// Clients of this builder and its clones share the backoff after a 429 with each other only,
     /// not with other clients of the same server and key: a fake with the same URL is another
     /// server. A panic of the service becomes an error of kind
     /// [`ErrorKind::Panicked`](crate::ErrorKind::Panicked).
     pub fn http(mut self, service: impl HttpService) -> Self {
-        self.http = Some(CustomHttp::new(service));
+        self.http = Some(HttpSource::Custom(CustomHttp::new(service)));
+        self
+    }
+
+    /// Sets the network that sends HTTP requests, for settings of its connections such as
+    /// certificate authorities and the proxy; see [`Network::builder`]. All clients of one network
+    /// share its connections. Replaces [`http`](Self::http).
+    pub fn network(mut self, network: Network) -> Self {
+        self.http = Some(HttpSource::Network(network));
         self
     }
 
@@ -161,11 +171,13 @@ impl ServiceClientBuilder {
         self
     }
 
-    /// Sets the tokio runtime that hosts the client's background tasks: heartbeats, batch polls,
-    /// token renewal, cancellations and telemetry. Defaults to the runtime of the first call.
+    /// Sets the tokio runtime that hosts the client's background tasks (heartbeats, batch polls,
+    /// token renewal, cancellations and telemetry) and the calls that are made outside of a tokio
+    /// runtime, for example in another async runtime. By default the runtime of the first call hosts
+    /// background tasks, and calls outside of a runtime return an error.
     ///
-    /// Calls run in the runtime of their caller. If the host ends while the client is in use, the
-    /// next call restarts the background tasks in its own runtime.
+    /// Inside a tokio runtime, calls run in the runtime of their caller. If the host ends while the
+    /// client is in use, the next call restarts the background tasks in its own runtime.
     ///
     /// ```
     /// use tinkex::ServiceClient;

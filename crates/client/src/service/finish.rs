@@ -142,12 +142,16 @@ impl ServiceClient {
                 tracing::debug!("cannot report the end of the session in time");
             }
         });
+        // `ABORT_TIMEOUT` also limits the wait for an earlier call of `finish` that is still closing
+        // the client. The wait needs a timer, hence a task in a runtime.
+        let _entered = self.0.settings.enter_runtime();
+        let waited = ApiFuture::start(async move {
+            let _ = timeout(ABORT_TIMEOUT, ended).await;
+            Ok(())
+        });
         async {
-            // `ABORT_TIMEOUT` also limits the wait for an earlier call of `finish` that is still
-            // closing the client.
-            if task::require_runtime().is_ok() {
-                let _ = timeout(ABORT_TIMEOUT, ended).await;
-            }
+            // Fails only outside of a runtime: `end_once` has logged a warning.
+            let _ = waited.await;
         }
     }
 
@@ -159,6 +163,7 @@ impl ServiceClient {
         F: Future<Output = ()> + Send + 'static,
     {
         let shared = Arc::clone(&self.0.shared);
+        let _entered = self.0.settings.enter_runtime();
         let started = task::require_runtime().map(|()| {
             let is_first = !shared.closed.swap(true, Ordering::AcqRel);
             is_first.then(|| {

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
+use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use parking_lot::Mutex;
 use tinkex_session::{SamplingWeights, SessionSettings};
@@ -149,7 +150,27 @@ impl ServiceClient {
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> RequestFuture<T> {
         let options = *self.options();
+        let _entered = self.0.settings.enter_runtime();
         RequestFuture::start(async move { options.limit(Box::pin(work)).await })
+    }
+
+    /// Runs the transfer `work` in the runtime of the caller or, outside of one, in the runtime that
+    /// the builder set.
+    pub(crate) fn transfer<T: Send + 'static>(
+        &self,
+        work: BoxFuture<'static, Result<T>>,
+    ) -> BoxFuture<'static, Result<T>> {
+        let settings = Arc::clone(&self.0.settings);
+        Box::pin(async move {
+            if task::require_runtime().is_ok() {
+                return work.await;
+            }
+            let started = {
+                let _entered = settings.enter_runtime();
+                RequestFuture::start(work)
+            };
+            started.await
+        })
     }
 
     /// Returns the models that the server offers.
@@ -184,7 +205,7 @@ impl ServiceClient {
     /// Creates a sampling client for a base model.
     ///
     /// # Errors
-    /// If the server does not have the model.
+    /// [`ErrorKind::NotFound`] if the server does not serve the base model.
     pub fn create_sampling_client(
         &self,
         base_model: impl Into<String>,
@@ -202,7 +223,8 @@ impl ServiceClient {
     /// ```
     ///
     /// # Errors
-    /// If the path is invalid, or the checkpoint does not exist or is a training checkpoint.
+    /// [`ErrorKind::InvalidInput`] if the path is invalid or is that of a training checkpoint;
+    /// [`ErrorKind::NotFound`] if the checkpoint does not exist.
     pub fn create_sampling_client_from(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
@@ -244,9 +266,10 @@ impl ServiceClient {
     /// ```
     ///
     /// # Errors
-    /// If the handle is for another server, or outside a tokio runtime.
+    /// If the handle is for another server, or outside a tokio runtime if the builder set none.
     pub fn restore_sampling_client(&self, handle: &SamplerHandle) -> Result<SamplingClient> {
         self.check_open()?;
+        let _entered = self.0.settings.enter_runtime();
         task::require_runtime()?;
         let server: BaseUrl = handle.holder.base_url.parse()?;
         if server != *self.base_url() {
@@ -298,11 +321,17 @@ impl ServiceClient {
     /// Records an error that ends the program, and the end of the session, in telemetry if enabled.
     /// Waits up to 30 seconds until the events are sent.
     pub async fn report_fatal(&self, error: &(dyn std::error::Error + 'static)) {
-        let Some(connection) = self.existing_connection() else { return };
-        if let Some(events) = connection.events() {
-            events.fatal(error);
-            connection.drain().await;
-        }
+        let Some(events) = self.existing_connection().and_then(Connection::events) else { return };
+        events.fatal(error);
+        let service = self.clone();
+        let drain = Box::pin(async move {
+            if let Some(connection) = service.existing_connection() {
+                connection.drain().await;
+            }
+            Ok(())
+        });
+        // Fails only outside of a runtime, where nothing can be sent.
+        let _ = self.transfer(drain).await;
     }
 
     /// Returns a client for training runs, checkpoints and sessions.

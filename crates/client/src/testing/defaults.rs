@@ -62,8 +62,8 @@ impl Defaults {
         let json = call.json();
         let Some(route) = call.route else { return no_default(call) };
         let body = match route {
+            Route::DynamicConfig => json!({"sample_cancel_enabled": true}),
             Route::ClientConfig
-            | Route::DynamicConfig
             | Route::SessionHeartbeat
             | Route::FinishSession
             | Route::CancelFuture => json!({}),

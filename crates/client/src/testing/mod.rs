@@ -55,7 +55,10 @@ use reply::Action;
 
 pub use call::RecordedCall;
 pub use reply::Reply;
-pub use tinkex_wire::Route;
+#[doc(inline)]
+pub use tinkex_wire::{
+    ForwardBackward, ForwardBackwardOutput, OptimStepOutput, PassMode, Route, Seq,
+};
 
 /// Scripted server in the test's own process. Clones share their state.
 ///
@@ -73,6 +76,13 @@ pub use tinkex_wire::Route;
 /// Default results are deterministic: a sample has `max_tokens` tokens, at most 4, with the ids 1,
 /// 2, 3, 4 and a log-probability of −0.5 each, and a streamed one ([`Route::Completions`]) has the
 /// text ` 1 2 3 4`; a training pass has a log-probability of −0.5 for every target token.
+///
+/// # Cancellations
+///
+/// The default response to [`Route::DynamicConfig`] enables cancellations
+/// (`sample_cancel_enabled`): if the program drops a sample that the server has accepted, the client
+/// sends a request to [`Route::CancelFuture`]. A reply of your own to `DynamicConfig` can disable
+/// them, as some servers do.
 ///
 /// # Time
 ///

@@ -107,7 +107,7 @@ impl Reply {
     }
 
     /// Responds with status 200 and a JSON body, for example a `serde_json::json!` value or a type
-    /// of [`tinkex::wire`](crate::wire).
+    /// of [`tinkex::rest`](crate::rest).
     ///
     /// # Panics
     /// If `body` cannot be encoded.

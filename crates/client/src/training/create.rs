@@ -111,8 +111,10 @@ impl ServiceClient {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if a setting is out of range; [`ErrorKind::WorkFailed`] or
-    /// [`ErrorKind::Rejected`] if the server does not serve the base model or refuses the settings.
+    /// [`ErrorKind::InvalidInput`] if a setting is out of range, in which case nothing is sent;
+    /// [`ErrorKind::NotFound`] if the server does not serve the base model; [`ErrorKind::Rejected`]
+    /// if it refuses the settings. A server that accepts the request before it checks the base model
+    /// reports [`ErrorKind::WorkFailed`] instead.
     ///
     /// # Cancel safety
     /// If the future is dropped after the request was sent, the server creates the model, but no
@@ -123,6 +125,9 @@ impl ServiceClient {
     ) -> RequestFuture<TrainingClient> {
         let service = self.clone();
         let options = options.into();
+        if let Err(error) = options.lora.validate() {
+            return RequestFuture::failed(Error::from(error).during("create_lora_training_client"));
+        }
         self.start(async move { create_lora(&service, options).await })
     }
 
@@ -142,8 +147,8 @@ impl ServiceClient {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the path is not a training checkpoint or the checkpoint holds
-    /// no LoRA adapter; otherwise fails if the server does not find the checkpoint or cannot load
-    /// it.
+    /// no LoRA adapter; [`ErrorKind::NotFound`] if the checkpoint does not exist;
+    /// [`ErrorKind::WorkFailed`] if the server cannot load it.
     ///
     /// # Cancel safety
     /// If the future is dropped after the request was sent, the server creates the model, but no

@@ -39,6 +39,7 @@ impl TrainingClient {
     ) -> ApiFuture<T> {
         let shared = Arc::clone(&self.0);
         let pending_call = shared.pending_calls.begin();
+        let _entered = self.0.session.settings().enter_runtime();
         ApiFuture::start(async move {
             let result = shared.session.run_until_closed(work).await;
             drop(pending_call);

@@ -22,6 +22,8 @@ use super::{TrainingShared, finite, pass_encoding};
 pub(super) struct SubmittedBatch {
     mode: PassMode,
     chunks: Vec<SubmittedChunk>,
+    /// Sum of the weights of all target tokens of the data that the caller passed.
+    pub(super) weight: f64,
 }
 
 /// Chunk whose request was sent.
@@ -60,6 +62,8 @@ fn first_error<'a, T: 'a>(
 pub(super) struct BatchRequests {
     mode: PassMode,
     chunks: Vec<ChunkRequest>,
+    /// Sum of the weights of all target tokens.
+    weight: f64,
 }
 
 /// Request for one chunk of a batch.
@@ -94,6 +98,7 @@ impl BatchRequests {
         if *loss_fn != LossFn::Custom {
             finite::check(&data)?;
         }
+        let weight = merge::total_weight(&data);
         let config = model.session.config();
         let limits = ChunkLimits {
             datums: config.fwdbwd_max_chunk_len,
@@ -117,7 +122,7 @@ impl BatchRequests {
         if model.session.connection().pass_encoding() == Some(PassEncoding::Json) {
             pass_encoding::validate_json(&chunks)?;
         }
-        Ok(Self { mode, chunks })
+        Ok(Self { mode, chunks, weight })
     }
 
     /// Creates the requests for a traced loss that the server computes.
@@ -150,11 +155,11 @@ impl TrainingShared {
         reservation: &mut Reservation,
         batch: BatchRequests,
     ) -> SubmittedBatch {
-        let BatchRequests { mode, mut chunks } = batch;
+        let BatchRequests { mode, mut chunks, weight } = batch;
         if let Err(error) = self.choose_pass_encoding(&chunks).await {
             let datums = 0..chunks.last().map_or(0, |chunk| chunk.datums.end);
             let chunks = vec![SubmittedChunk { datums, outcome: Err(error) }];
-            return SubmittedBatch { mode, chunks };
+            return SubmittedBatch { mode, chunks, weight };
         }
         let numbers = reservation.assign(chunks.len());
         for (chunk, AssignedSeq { seq, sent }) in chunks.iter_mut().zip(numbers) {
@@ -183,7 +188,7 @@ impl TrainingShared {
             .zip(outcomes)
             .map(|(chunk, outcome)| SubmittedChunk { datums: chunk.datums, outcome })
             .collect();
-        SubmittedBatch { mode, chunks }
+        SubmittedBatch { mode, chunks, weight }
     }
 
     /// Polls for the results of all chunks concurrently and merges them.
@@ -201,7 +206,7 @@ impl TrainingShared {
         if let Some(error) = first_error(batch.mode, outcomes) {
             return Err(error);
         }
-        Ok(merge::merge(results.into_iter().flatten().collect()))
+        Ok(merge::merge(results.into_iter().flatten().collect(), batch.weight))
     }
 
     async fn poll_chunk(&self, chunk: &SubmittedChunk) -> Result<ForwardBackwardOutput> {

@@ -5,7 +5,9 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use tinkex_loss::token_loss;
-use tinkex_wire::{ForwardBackwardOutput, LossOutputs};
+use tinkex_wire::{
+    Datum, ForwardBackwardOutput, LossOutputs, TensorData, TensorValues, loss_input,
+};
 
 /// Output of [`forward`](crate::TrainingClient::forward) or
 /// [`forward_backward`](crate::TrainingClient::forward_backward) over one batch.
@@ -19,7 +21,15 @@ pub struct BatchOutput {
     pub outputs: LossOutputs,
     /// Metrics of the batch by name. The part after the last `:` is the reduction over examples,
     /// for example `loss:sum`.
+    ///
+    /// A `tinkex` server sends `loss:sum`, `tokens:sum` (number of positions) and `weight:sum` (sum
+    /// of the weights of all target tokens; a token without a weight counts 1), and for losses with
+    /// thresholds `ratio_clipped:mean`. Other servers may send `loss:sum` alone.
     pub metrics: BTreeMap<String, MetricValue>,
+    /// Sum of the weights of all target tokens of the batch, as the client computes it from the
+    /// data; a token without a weight counts 1. The same as the metric `weight:sum`, which not
+    /// every server sends.
+    pub weight: f64,
 }
 
 impl BatchOutput {
@@ -33,6 +43,17 @@ impl BatchOutput {
             return Some(sum.as_f64());
         }
         token_loss(&self.outputs)
+    }
+
+    /// Returns the mean loss per target token: [`loss`](Self::loss) divided by
+    /// [`weight`](Self::weight).
+    ///
+    /// Tokens with weight 0, such as the prompt of [`Datum::completion`](crate::Datum::completion),
+    /// do not count, so batches of different sizes can be compared. Returns `None` if the server
+    /// sent no loss, or if the weights add up to 0.
+    #[must_use]
+    pub fn mean_loss(&self) -> Option<f64> {
+        self.loss().filter(|_| self.weight != 0.0).map(|loss| loss / self.weight)
     }
 }
 
@@ -115,8 +136,24 @@ impl<'de> Deserialize<'de> for MetricValue {
     }
 }
 
-/// Merges the outputs of all chunks, given in the order of the batch.
-pub(crate) fn merge(chunks: Vec<ForwardBackwardOutput>) -> BatchOutput {
+/// Returns the sum of the weights of all target tokens. A token without a weight counts 1, as it
+/// does in the loss.
+#[expect(clippy::cast_precision_loss, reason = "no batch has 2^53 tokens")]
+pub(crate) fn total_weight(data: &[Datum]) -> f64 {
+    let weight = |datum: &Datum| {
+        let weights = datum.loss_input(loss_input::WEIGHTS).map(TensorData::values);
+        if let Some(TensorValues::Float32(weights)) = weights {
+            return weights.iter().copied().map(f64::from).sum();
+        }
+        let targets = datum.loss_input(loss_input::TARGET_TOKENS);
+        targets.map_or(0, |targets| targets.values().len()) as f64
+    };
+    data.iter().map(weight).sum()
+}
+
+/// Merges the outputs of all chunks, given in the order of the batch. `weight` is the
+/// [`total_weight`] of the batch.
+pub(crate) fn merge(chunks: Vec<ForwardBackwardOutput>, weight: f64) -> BatchOutput {
     let metrics = {
         let chunks: Vec<ChunkMetrics<'_>> = chunks
             .iter()
@@ -128,12 +165,12 @@ pub(crate) fn merge(chunks: Vec<ForwardBackwardOutput>) -> BatchOutput {
         reduce(&chunks)
     };
     let mut chunks = chunks.into_iter();
-    let Some(first) = chunks.next() else { return BatchOutput::default() };
+    let Some(first) = chunks.next() else { return BatchOutput { weight, ..Default::default() } };
     let mut outputs = first.loss_fn_outputs;
     for chunk in chunks {
         outputs.append(chunk.loss_fn_outputs);
     }
-    BatchOutput { output_type: first.loss_fn_output_type, outputs, metrics }
+    BatchOutput { output_type: first.loss_fn_output_type, outputs, metrics, weight }
 }
 
 /// Metrics of one chunk.
@@ -285,6 +322,7 @@ mod tests {
             output_type: "TorchLossReturn".to_owned(),
             outputs: record.into(),
             metrics: metrics.clone(),
+            weight: 2.0,
         };
         let optim = OptimOutput { metrics };
         let step = StepOutput { pass, optim };
@@ -293,9 +331,24 @@ mod tests {
         assert!(text.contains(r#""loss:sum":3.0"#), "{text}");
         let read: StepOutput = serde_json::from_str(&text).unwrap();
         assert_eq!(read, step);
+        assert_eq!((read.loss(), read.mean_loss()), (Some(3.0), Some(1.5)));
         let nan = serde_json::to_string(&MetricValue::Number(f64::NAN)).unwrap();
         assert!(serde_json::from_str::<MetricValue>(&nan).unwrap().as_f64().is_nan());
         assert!(serde_json::from_str::<MetricValue>("true").is_err());
+    }
+
+    #[test]
+    fn the_weight_of_a_batch_counts_tokens_without_a_weight_as_one() {
+        let completion = Datum::completion([1, 2], [3, 4]).unwrap();
+        let weighted = Datum::supervised([1, 2, 3], vec![9.0, 0.5, 0.25]).unwrap();
+        let rollout = Datum::rollout([1, 2], [3], vec![-1.0], 1.0).unwrap();
+        let other = Datum::builder([1]).loss_input("mine", vec![1.0]).build().unwrap();
+        let data = [completion, weighted, rollout, other];
+        let weights = data.each_ref().map(|datum| total_weight(std::slice::from_ref(datum)));
+        assert_eq!(weights, [2.0, 0.75, 2.0, 0.0]);
+        assert_eq!(total_weight(&data), 4.75);
+        let output = BatchOutput::default();
+        assert_eq!((output.loss(), output.mean_loss()), (None, None), "no loss, no weight");
     }
 
     #[test]

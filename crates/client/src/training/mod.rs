@@ -8,6 +8,7 @@ mod datum_index;
 mod enqueue;
 mod finite;
 mod forward_backward;
+mod interface;
 mod merge;
 mod pass;
 mod pass_encoding;
@@ -42,6 +43,7 @@ use custom::{ComputedLoss, LossError};
 use save::SaveKind;
 
 pub use create::{LoraOptions, RestoreOptions};
+pub use interface::Training;
 pub use merge::{BatchOutput, MetricValue};
 pub use save::{ExternalWeights, SaveOptions};
 pub use step::{OptimOutput, StepOptions, StepOutput};
@@ -166,6 +168,7 @@ impl From<&CustomLoss> for LossSpec {
 
 /// Parts of a checkpoint to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RestoreMode {
     /// Load the weights and reset the optimizer state.
     WeightsOnly,
@@ -385,7 +388,8 @@ impl TrainingClient {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the path is invalid; nothing is queued in that case.
-    /// [`ErrorKind::WorkFailed`] if the checkpoint does not exist or does not fit this model.
+    /// [`ErrorKind::NotFound`] if the checkpoint does not exist; [`ErrorKind::Rejected`] or
+    /// [`ErrorKind::WorkFailed`] if it does not fit this model.
     pub fn load_state(
         &self,
         path: impl TryInto<TinkerPath, Error: Into<Error>>,
@@ -462,6 +466,7 @@ impl TrainingClient {
     /// Cancel safe: the request changes nothing on the server.
     pub fn get_info(&self) -> RequestFuture<ModelInfo> {
         let shared = Arc::clone(&self.0);
+        let _entered = self.0.session.settings().enter_runtime();
         RequestFuture::start(async move {
             let request = GetInfo::new(shared.model_id.clone());
             let options = shared.options.request_options();

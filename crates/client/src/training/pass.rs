@@ -8,7 +8,7 @@ use crate::future::ApiFuture;
 
 use super::call_order::Reservation;
 use super::forward_backward::{BatchRequests, SubmittedBatch};
-use super::merge::BatchOutput;
+use super::merge::{self, BatchOutput};
 use super::{LossSource, LossSpec, TrainingClient, TrainingShared};
 
 /// Pass whose requests were validated and not yet sent.
@@ -89,15 +89,19 @@ impl TrainingShared {
                 Ok(SubmittedPass::Batch(self.submit_batch(reservation, batch).await))
             }
             PreparedPass::OnClient { mode, forward, data, loss } => {
+                // The batches below have other weights: those of the gradient.
+                let weight = merge::total_weight(&data);
                 let submitted = self.submit_batch(reservation, forward).await;
                 let mut output = self.poll_batch(submitted).await?;
+                output.weight = weight;
                 let (result, data) = loss.compute(&output.outputs, data).await?;
                 if mode == PassMode::Forward {
                     result.add_to(&mut output.metrics);
                     return Ok(SubmittedPass::Evaluated(output));
                 }
                 let backward = self.cross_entropy(PassMode::ForwardBackward, data)?;
-                let submitted = self.submit_batch(reservation, backward).await;
+                let mut submitted = self.submit_batch(reservation, backward).await;
+                submitted.weight = weight;
                 Ok(SubmittedPass::Gradient(submitted, result))
             }
         }

@@ -89,6 +89,12 @@ impl StepOutput {
     pub fn loss(&self) -> Option<f64> {
         self.pass.loss()
     }
+
+    /// Returns the mean loss per target token, before the update. See [`BatchOutput::mean_loss`].
+    #[must_use]
+    pub fn mean_loss(&self) -> Option<f64> {
+        self.pass.mean_loss()
+    }
 }
 
 /// Output of [`optim_step`](TrainingClient::optim_step).
@@ -142,6 +148,7 @@ impl TrainingClient {
         options: impl Into<StepOptions>,
     ) -> ApiFuture<StepOutput> {
         let (pass, optim) = self.split_step(data, loss, options);
+        let _entered = self.0.session.settings().enter_runtime();
         ApiFuture::start(async {
             let (pass, optim) = join(pass, optim).await;
             Ok(StepOutput { pass: pass?, optim: optim? })

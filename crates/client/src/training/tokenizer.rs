@@ -30,6 +30,7 @@ impl TrainingClient {
     /// the hub.
     pub fn tokenizer(&self) -> RequestFuture<Tokenizer> {
         let client = self.clone();
+        let _entered = self.0.session.settings().enter_runtime();
         RequestFuture::start(async move { client.load_tokenizer().await })
     }
 

@@ -10,6 +10,8 @@ use tinkex::{
     AdamParams, Datum, ErrorKind, Hint, LoraOptions, LossFn, RestoreMode, SampleOptions,
     SampleStreamOptions, SamplingParams,
 };
+use tokio::runtime::Builder;
+use tokio::task::{block_in_place, spawn_blocking};
 
 fn service(server: &FakeServer) -> ServiceClient {
     ServiceClient::from_builder(server.builder()).unwrap()
@@ -47,7 +49,7 @@ fn a_program_without_a_runtime_trains_saves_and_samples() {
     let sampler = model.save_weights_and_get_sampling_client().wait().unwrap();
     let prompts = [[1, 2], [3, 4]];
     let two = SampleOptions::new(params()).num_samples(2);
-    let pending = prompts.map(|prompt| sampler.sample(prompt, two.clone()));
+    let pending = prompts.map(|prompt| sampler.sample(prompt, &two));
     for response in pending {
         let response = response.wait().unwrap();
         assert_eq!(response.sequences.len(), 2);
@@ -100,7 +102,7 @@ fn clients_are_shared_between_threads() {
 }
 
 #[tokio::test]
-async fn a_blocking_call_inside_a_runtime_is_an_error() {
+async fn a_blocking_call_in_an_async_task_is_an_error() {
     let server = FakeServer::new();
     let service = service(&server);
     let error = service.server_capabilities().unwrap_err();
@@ -116,6 +118,65 @@ async fn a_blocking_call_inside_a_runtime_is_an_error() {
     // Dropping the clients in a runtime does not panic.
     drop(service);
     assert!(server.calls().is_empty());
+}
+
+/// Threads that have a current runtime but execute no async task.
+#[test]
+fn blocking_calls_work_where_a_runtime_lets_its_threads_block() {
+    let server = FakeServer::new();
+    let service = service(&server);
+    let sampler = service.create_sampling_client("tiny").wait().unwrap();
+    let call = move || {
+        service.server_capabilities().unwrap();
+        let stream = sampler.sample_stream([1], params());
+        assert_eq!(stream.map(Result::unwrap).count(), 3);
+        sampler.sample([1], params()).wait().unwrap().sequences[0].tokens.len()
+    };
+    let threads = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let single = Builder::new_current_thread().enable_all().build().unwrap();
+    for runtime in [&threads, &single] {
+        let blocking = runtime.block_on(async { spawn_blocking(call.clone()).await });
+        assert_eq!(blocking.unwrap(), 3);
+        let _entered = runtime.enter();
+        assert_eq!(call(), 3);
+    }
+    let in_task = call.clone();
+    let spawned = threads.spawn(async move { block_in_place(in_task) });
+    assert_eq!(threads.block_on(spawned).unwrap(), 3);
+    assert_eq!(threads.block_on(async { block_in_place(call) }), 3);
+}
+
+/// The check of a blocking call must not use up the budget of the task, which would yield early.
+#[tokio::test]
+async fn a_refused_blocking_call_leaves_the_budget_of_the_task() {
+    let service = service(&FakeServer::new());
+    service.server_capabilities().unwrap_err();
+    assert!(tokio::task::coop::has_budget_remaining());
+}
+
+#[test]
+fn a_pending_request_is_polled_and_waited_for_with_a_limit() {
+    let slow = Reply::sampled([5]).delay(Duration::from_secs(3600));
+    let server = FakeServer::new().on(Route::Sample, slow);
+    let sampler = service(&server).create_sampling_client("tiny").wait().unwrap();
+    let pending = sampler.sample([1], params());
+    assert!(!pending.is_ready());
+    let pending = pending.wait_timeout(Duration::from_millis(1)).unwrap_err();
+    assert!(!pending.is_ready(), "the request continues");
+    drop(pending);
+
+    let pending = sampler.sample([1], params());
+    while !pending.is_ready() {
+        thread::yield_now();
+    }
+    assert!(pending.is_ready(), "the result is kept");
+    let response = pending.wait_timeout(Duration::ZERO).unwrap().unwrap();
+    assert_eq!(response.sequences[0].tokens, [1, 2, 3]);
+    let response = sampler.sample([1], params()).wait_timeout(Duration::MAX).unwrap();
+    assert_eq!(response.unwrap().sequences.len(), 1);
+    let invalid = sampler.sample([1], SamplingParams::new().temperature(f64::NAN));
+    assert!(invalid.is_ready());
+    assert_eq!(invalid.wait().unwrap_err().kind(), ErrorKind::InvalidInput);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tinkex::loss::{CustomLoss, LossValue};
-use tinkex::wire::{ForwardBackward, PassMode};
+use tinkex::testing::{ForwardBackward, PassMode};
 use tinkex::{AdamParams, Datum, ErrorKind, LossFn};
 
 use crate::numbered_server::{NumberedServer, cases, pass_output, passes};
@@ -46,8 +46,7 @@ async fn a_computed_loss_sends_its_negated_gradient_as_weights() {
             let received: Vec<Vec<f32>> =
                 logprobs.iter().map(|tensor| tensor.as_f32().unwrap().to_vec()).collect();
             assert_eq!(received, expected);
-            let metrics = [("my_metric".to_owned(), 0.5)].into();
-            Ok(LossValue { loss, gradients, metrics })
+            Ok(LossValue::new(loss, gradients).metric("my_metric", 0.5))
         });
         // Sent after both passes.
         let step = model.optim_step(AdamParams::default());
@@ -150,14 +149,8 @@ async fn a_failing_loss_sends_no_gradient_and_skips_no_sequence_number() {
         (|| Err("no idea".into()), "loss function failed: no idea"),
         (|| panic!("scripted"), "loss function panicked"),
         (|| Ok(LossValue::default()), "gradients of 0 data, expected 1"),
-        (
-            || Ok(LossValue { gradients: vec![vec![1.0; 5]], ..Default::default() }),
-            "5 values, expected 2",
-        ),
-        (
-            || Ok(LossValue { gradients: vec![vec![f32::NAN; 2]], ..Default::default() }),
-            "not finite",
-        ),
+        (|| Ok(LossValue::new(0.0, vec![vec![1.0; 5]])), "5 values, expected 2"),
+        (|| Ok(LossValue::new(0.0, vec![vec![f32::NAN; 2]])), "not finite"),
     ];
     for (loss, message) in cases {
         let server = NumberedServer::new(json!({}));

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use serde_json::json;
 use tinkex::rest::ListSessions;
+use tinkex::testing::{FakeServer, Reply, Route};
 use tinkex::{AdamParams, CallOptions, ErrorKind, Lane, QueueState, QueuedWork, SamplingParams};
 use tokio::time::Duration;
 
@@ -121,6 +122,66 @@ async fn statistics_count_the_requests_of_all_clients_of_a_service_by_lane_and_o
     assert!(samples.p50 <= samples.p90 && samples.p90 <= samples.p99);
     assert_eq!(stats.lane(Lane::Config).unwrap().ok, 1);
     assert!(stats.lane(Lane::Train).is_none());
+}
+
+/// Bug: the duration of a stream ended with its first byte, and its end had no event.
+#[tokio::test(start_paused = true)]
+async fn a_stream_is_recorded_when_it_ends() {
+    let event = |token: u32, reason: &str| {
+        format!(
+            "data: {{\"choices\": [{{\"token_ids\": [{token}], \"finish_reason\": {reason}}}]}}\n\n"
+        )
+    };
+    let completed = [event(5, "null"), event(6, "\"stop\"")];
+    for (reply, read, outcome, end) in [
+        (Reply::stream(completed.clone()).then_silence(), 2, "completed", "request stop"),
+        (
+            Reply::stream([event(5, "null")]).then_connection_lost(),
+            2,
+            "failed",
+            "request exception",
+        ),
+        (Reply::stream([event(5, "null")]).then_silence(), 1, "dropped", "response dropped"),
+    ] {
+        let lines = EventLog::default();
+        let _log = tracing::subscriber::set_default(lines.clone());
+        let recorder = DebuggingRecorder::new();
+        let _numbers = metrics::set_default_local_recorder(&recorder);
+        let server = FakeServer::new().on(Route::Completions, reply);
+        let service = server.builder().build().unwrap();
+        let sampler = service.create_sampling_client("base").await.unwrap();
+        let mut stream = sampler.sample_stream([1], SamplingParams::new().max_tokens(4));
+        stream.next().await.unwrap().unwrap();
+        let http = || lines.with(&["tinkex::http DEBUG", "/completions"]);
+        assert_eq!(http().len(), 1, "{:?}", http());
+        assert!(http()[0].contains("response start") && http()[0].contains("status=200"));
+        assert!(service.stats().lane(Lane::Sample).is_none(), "the stream goes on");
+        for _ in 1..read {
+            let _ = stream.next().await.unwrap();
+        }
+        drop(stream);
+        assert_eq!(http().len(), 2, "{:?}", http());
+        assert!(http()[1].contains(end) && http()[1].contains("duration="), "{:?}", http());
+        let ends = lines.with(&["tinkex::stream DEBUG", "sample stream ended"]);
+        assert_eq!(ends.len(), 1, "{ends:?}");
+        let tokens = format!("tokens={}", if outcome == "completed" { 2 } else { 1 });
+        for field in [&*format!("outcome=\"{outcome}\""), &*tokens, "sampler_id=", "duration="] {
+            assert!(ends[0].contains(field), "{field}: {ends:?}");
+        }
+        assert_eq!(ends[0].contains("error="), outcome == "failed");
+        let samples = service.stats();
+        let samples = samples.lane(Lane::Sample).unwrap();
+        let count = |of| u64::from(outcome == of);
+        assert_eq!(samples.ok, count("completed"));
+        assert_eq!((samples.lost, samples.dropped), (count("failed"), count("dropped")));
+        let durations =
+            recorder.snapshotter().snapshot().into_vec().into_iter().filter(|(key, ..)| {
+                let key = key.key();
+                let lane = key.labels().any(|label| label.value() == "sample");
+                lane && key.name() == "tinkex_request_duration_seconds"
+            });
+        assert_eq!(durations.count(), 1);
+    }
 }
 
 /// Bug: the event was missing if the time limit of the policy ended the call (503), or if only the

@@ -6,10 +6,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::json;
 use tinkex::testing::RecordedCall;
-use tinkex::wire::SampledSequence;
 use tinkex::{
-    AdamParams, Datum, ErrorKind, LossFn, SampleResponse, SamplingClient, SamplingParams,
-    ServiceClient,
+    AdamParams, Datum, ErrorKind, LossFn, SampleResponse, SampledSequence, SamplingClient,
+    SamplingParams, ServiceClient,
 };
 use tokio::time::{Instant, sleep};
 

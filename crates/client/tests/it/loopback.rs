@@ -52,7 +52,7 @@ async fn connections_are_reused() {
 
 #[tokio::test]
 async fn compressed_responses_are_decoded() {
-    let body = tinkex::wire::codec::compress::compress(SESSIONS).unwrap();
+    let body = tinkex_wire::codec::compress::compress(SESSIONS).unwrap();
     let server = sessions(response(&body, "content-encoding: zstd\r\n")).start().await;
     let found = client(&server.url).rest().list_sessions(&ListSessions::default()).await.unwrap();
     assert_eq!(found.sessions[0], "s");

@@ -26,6 +26,7 @@ mod http2;
 mod instrument;
 mod isolation;
 mod loopback;
+mod network;
 mod numbered_server;
 mod other_servers;
 mod plan;

@@ -11,11 +11,11 @@ use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use serde_json::{Value, json};
 use tinkex::testing::{FakeServer, RecordedCall, Reply, Route};
-use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, PROTO};
 use tinkex::{
     Env, HttpFailure, HttpService, Lane, LoraOptions, SampleResponse, ServiceClient,
     ServiceClientBuilder,
 };
+use tinkex_wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, PROTO};
 use tokio::time::Instant;
 
 /// Time that the server takes to accept a training request.

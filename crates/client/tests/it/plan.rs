@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
-use tinkex::wire::SampledSequence;
+use tinkex::SampledSequence;
 use tinkex::{
     AdamParams, CallOptions, Datum, Env, LossFn, MetricValue, SampleOptions, SampleResponse,
     SamplingClient, SamplingParams, ServiceClient, StopReason,

@@ -12,13 +12,13 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use serde_json::{Value, json};
-use tinkex::wire::codec::compress;
-use tinkex::wire::{ApiRequest as _, ForwardBackward, RequestBody, SampleRequest};
 use tinkex::{
     AdamParams, Datum, Env, HttpFailure, HttpService, Lane, LoraOptions, LossConfig, LossFn,
     LossSpec, RestoreMode, SampleOptions, SamplingParams, SaveOptions, ServiceClient,
     StopCondition, StopReason,
 };
+use tinkex_wire::codec::compress;
+use tinkex_wire::{ApiRequest as _, ForwardBackward, RequestBody, SampleRequest};
 use tokio::time::sleep;
 
 use crate::request_parity::assert_same_pass;

@@ -6,11 +6,11 @@ use std::path::Path;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tinkex::testing::RecordedCall;
-use tinkex::wire::ForwardBackward;
 use tinkex::{
     AdamParams, Datum, DimuonParams, LossConfig, LossFn, LossSpec, SampleOptions, SamplingParams,
     StopCondition,
 };
+use tinkex_wire::ForwardBackward;
 
 use crate::numbered_server::NumberedServer;
 

@@ -7,9 +7,10 @@ use futures_util::TryStreamExt as _;
 use serde_json::{Value, json};
 use tinkex::rest::{
     AccessScope, AuditLogRequest, ListSessions, ListTrainingRuns, ListUserCheckpoints,
-    SearchSessions, StorageUsageRequest, TraceStatus,
+    SearchSessions, StorageUsageRequest,
 };
 use tinkex::{CopyCheckpoint, RestClient, ServiceClient, TinkerPath};
+use tinkex_wire::rest::TraceStatus;
 
 use crate::scripted_server::ScriptedServer;
 

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tinkex::ImageFormat;
 use tinkex::testing::{FakeServer, Reply, Route};
-use tinkex::wire::ImageFormat;
 use tinkex::{
     CallOptions, Env, Error, ErrorKind, ModelInput, SampleStream, SampleStreamOptions,
     SamplingClient, SamplingParams, ServiceClient, StopReason, StreamedToken,
@@ -124,6 +124,25 @@ async fn tokens_do_not_depend_on_how_the_body_is_split() {
         assert_eq!(tokens[2].stop_reason, Some(StopReason::Length));
         assert_eq!((tokens[0].logprob, server.open_streams()), (Some(-1.5), 0));
     }
+}
+
+/// Bug: the text of an event with several tokens was on its last token.
+#[tokio::test(start_paused = true)]
+async fn the_text_of_an_event_is_on_the_tokens_that_it_belongs_to() {
+    let event = |offsets: &[usize], reason: Option<&str>| {
+        let data = json!({"choices": [{
+            "index": 0, "text": "née!", "token_ids": [7, 8, 9], "finish_reason": reason,
+            "logprobs": {"token_logprobs": [-1.0, -2.0, -3.0], "text_offset": offsets},
+        }]});
+        format!("data: {data}\n\n")
+    };
+    let (tokens, error) = stream_of(vec![event(&[0, 1, 1], None), event(&[], Some("stop"))]).await;
+    assert!(error.is_none(), "{error:?}");
+    let texts: Vec<_> = tokens.iter().map(|token| token.text.as_str()).collect();
+    // Without offsets, only the end of the text is known.
+    assert_eq!(texts, ["n", "", "ée!", "", "", "née!"]);
+    let logprobs: Vec<_> = tokens[..3].iter().map(|token| token.logprob).collect();
+    assert_eq!(logprobs, [Some(-1.0), Some(-2.0), Some(-3.0)]);
 }
 
 #[tokio::test(start_paused = true)]

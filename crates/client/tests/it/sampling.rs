@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use futures_util::poll;
 use serde_json::{Value, json};
-use tinkex::wire::{ImageFormat, InputChunk};
+use tinkex::ImageFormat;
 use tinkex::{
     CallOptions, ErrorKind, Hint, ModelInput, SampleOptions, SamplingClient, SamplingParams,
     ServiceClientBuilder, TensorData,
@@ -21,9 +21,7 @@ fn params() -> SamplingParams {
 
 /// Returns a prompt whose estimated size is `bytes`.
 pub(crate) fn prompt_of(bytes: usize) -> ModelInput {
-    let data = vec![0; bytes].into();
-    let format = ImageFormat::Png;
-    ModelInput::default().chunk(InputChunk::Image { data, format, expected_tokens: None })
+    ModelInput::default().image(vec![0; bytes], ImageFormat::Png)
 }
 
 async fn sampler(builder: ServiceClientBuilder) -> SamplingClient {

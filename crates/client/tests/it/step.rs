@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tinkex::loss::CustomLoss;
-use tinkex::wire::PassMode;
+use tinkex::testing::PassMode;
 use tinkex::{
     AdamParams, ApiFuture, Datum, ErrorKind, Hint, LossFn, StepOptions, StepOutput, TrainingClient,
 };

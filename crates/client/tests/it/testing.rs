@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use serde_json::json;
-use tinkex::testing::{FakeServer, Reply, Route};
-use tinkex::wire::{ForwardBackwardOutput, OptimStepOutput, SampledSequence};
+use tinkex::testing::{FakeServer, ForwardBackwardOutput, OptimStepOutput, Reply, Route};
 use tinkex::{
-    AdamParams, CallOptions, Datum, ErrorCategory, ErrorKind, HttpService as _, Lane, LoraOptions,
-    LossFn, RestoreMode, SampleOptions, SampleResponse, SamplingParams,
+    AdamParams, ApiFuture, BatchOutput, CallOptions, Datum, Error, ErrorCategory, ErrorKind,
+    HttpService as _, Lane, Logprobs, LoraOptions, LossFn, LossSpec, ModelInput, OptimOutput,
+    OptimParams, RequestFuture, RestoreMode, SampleOptions, SampleResponse, SampledSequence,
+    Sampling, SamplingParams, SaveOptions, StepOptions, StepOutput, TinkerPath, Training,
 };
 
 fn data() -> Vec<Datum> {
@@ -18,6 +19,27 @@ fn data() -> Vec<Datum> {
 
 fn params() -> SamplingParams {
     SamplingParams::new().max_tokens(2)
+}
+
+/// Bug: the fake server disabled cancellations, which the documentation did not say.
+#[tokio::test(start_paused = true)]
+async fn a_dropped_sample_is_cancelled_unless_the_server_disables_cancellations() {
+    let disabled = Reply::json(json!({"sample_cancel_enabled": false})).always();
+    for (server, cancelled) in
+        [(FakeServer::new(), 1), (FakeServer::new().on(Route::DynamicConfig, disabled), 0)]
+    {
+        let pending = Reply::json(json!({"type": "try_again"})).always();
+        let server = server.on(Route::RetrieveFuture, pending);
+        let service = server.builder().build().unwrap();
+        let sampler = service.create_sampling_client("tiny").await.unwrap();
+        let sample = sampler.sample([1], params());
+        while server.calls_to(Route::RetrieveFuture).is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        drop(sample);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(server.calls_to(Route::CancelFuture).len(), cancelled);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,4 +266,88 @@ async fn a_sample_whose_result_is_never_announced_is_polled() {
     assert!((120..240).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
     assert!(server.calls_to(Route::RetrieveFutures).len() >= 4);
     assert_eq!(server.calls_to(Route::RetrieveFuture).len(), 2, "one poll for each result");
+}
+
+/// A training step of a program that knows only the interfaces, and a sample of the result.
+async fn improve(model: &dyn Training) -> tinkex::Result<(Option<f64>, usize)> {
+    let adam = AdamParams::with_learning_rate(1e-3);
+    let pass = model.forward_backward(data(), LossFn::CrossEntropy.into());
+    let step = model.optim_step(adam.into());
+    pass.await?;
+    step.await?;
+    let output = model.step(data(), LossFn::CrossEntropy.into(), adam.into()).await?;
+    model.forward(data(), LossFn::CrossEntropy.into()).await?;
+    let path = model.save_state("improved".into()).await?;
+    model.load_state(path, RestoreMode::WithOptimizer).await?;
+    let sampler = model.save_weights_and_get_sampler().await?;
+    let response = sampler.sample([1].into(), params().into()).await?;
+    let logprobs = sampler.compute_logprobs([1, 2].into()).await?;
+    Ok((output.mean_loss(), response.sequences.len() + logprobs.len()))
+}
+
+/// Replacement of a model, whose optimizer steps fail.
+struct BrokenModel;
+
+/// Replacement of a sampler that has one answer.
+struct OneAnswer;
+
+impl Sampling for OneAnswer {
+    fn sample(&self, _: ModelInput, options: SampleOptions) -> RequestFuture<SampleResponse> {
+        assert_eq!((options.params(), options.samples()), (&params(), 1));
+        let sequence = SampledSequence::default().tokens([7]);
+        RequestFuture::ready(Ok(SampleResponse::default().sequences(vec![sequence])))
+    }
+
+    fn compute_logprobs(&self, _: ModelInput) -> RequestFuture<Logprobs> {
+        RequestFuture::start(async { Ok(vec![-1.0].into()) })
+    }
+}
+
+impl Training for BrokenModel {
+    fn forward_backward(&self, _: Vec<Datum>, _: LossSpec) -> ApiFuture<BatchOutput> {
+        ApiFuture::ready(Ok(BatchOutput::default()))
+    }
+
+    fn forward(&self, _: Vec<Datum>, _: LossSpec) -> ApiFuture<BatchOutput> {
+        ApiFuture::ready(Ok(BatchOutput::default()))
+    }
+
+    fn optim_step(&self, _: OptimParams) -> ApiFuture<OptimOutput> {
+        ApiFuture::ready(Err(Error::new(ErrorKind::WorkFailed, "the gradient is not finite")))
+    }
+
+    fn step(&self, _: Vec<Datum>, _: LossSpec, _: StepOptions) -> ApiFuture<StepOutput> {
+        ApiFuture::ready(Ok(StepOutput::default()))
+    }
+
+    fn save_state(&self, _: SaveOptions) -> ApiFuture<TinkerPath> {
+        ApiFuture::ready("tinker://run/weights/one".parse().map_err(Error::from))
+    }
+
+    fn load_state(&self, _: TinkerPath, _: RestoreMode) -> ApiFuture<()> {
+        ApiFuture::ready(Ok(()))
+    }
+
+    fn save_weights_and_get_sampler(&self) -> ApiFuture<Arc<dyn Sampling>> {
+        ApiFuture::ready(Ok(Arc::new(OneAnswer)))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_is_generic_over_clients_and_their_replacements() {
+    let server = FakeServer::new();
+    let service = server.builder().build().unwrap();
+    let model = service.create_lora_training_client("tiny").await.unwrap();
+    // The fake has a loss of 0.5 for each of four targets; three of them have a weight.
+    assert_eq!(improve(&model).await.unwrap(), (Some(2.0 / 3.0), 3));
+    assert_eq!(improve(&Arc::new(model)).await.unwrap().1, 3);
+    let error = improve(&BrokenModel).await.unwrap_err();
+    assert_eq!(
+        (error.kind(), &*error.to_string()),
+        (ErrorKind::WorkFailed, "the gradient is not finite")
+    );
+    let sampler = BrokenModel.save_weights_and_get_sampler().await.unwrap();
+    let response = sampler.sample([1].into(), params().into()).timeout(Duration::from_secs(1));
+    assert_eq!(response.await.unwrap().sequences[0].tokens, [7]);
+    assert_eq!(sampler.compute_logprobs([1].into()).await.unwrap().sum(), -1.0);
 }

@@ -4,6 +4,8 @@ use opentelemetry::trace::{TraceContextExt as _, TracerProvider as _};
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use serde_json::{Value, json};
 use tinkex::rest::{AuditLogRequest, ListSessions};
+use tinkex::testing::{FakeServer, Reply, Route};
+use tinkex::{SampleStreamOptions, SamplingParams};
 use tracing::Instrument as _;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_subscriber::filter::LevelFilter;
@@ -59,6 +61,34 @@ async fn the_span_of_a_request_is_part_of_the_callers_trace() {
     assert_eq!(parts[1], traced.trace_id().to_string());
     assert_ne!(parts[2], traced.span_id().to_string());
     fake.finish();
+}
+
+/// In a web server, the connection polls the stream, outside of the span of the handler.
+#[tokio::test(start_paused = true)]
+async fn a_stream_belongs_to_the_span_in_which_it_was_created() {
+    for (replies, route) in
+        [(Reply::ok(), Route::Completions), (Reply::status(404).always(), Route::Sample)]
+    {
+        let server = FakeServer::new().on(Route::Completions, replies);
+        let service = server.builder().build().unwrap();
+        let sampler = service.create_sampling_client("base").await.unwrap();
+        let (_provider, _guard) = trace(LevelFilter::INFO);
+        let span = tracing::info_span!("handler");
+        let options = SampleStreamOptions::new(SamplingParams::new().max_tokens(4)).without_text();
+        let mut stream = span.in_scope(|| sampler.sample_stream([1], options));
+        let mut tokens = 0;
+        while let Some(token) = stream.next().await {
+            token.unwrap();
+            tokens += 1;
+        }
+        assert_eq!(tokens, 4);
+        let context = span.context();
+        let traced = context.span().span_context().clone();
+        let expected = format!("00-{}-{}-01", traced.trace_id(), traced.span_id());
+        let calls = server.calls_to(route);
+        assert_eq!(calls.len(), 1);
+        assert_eq!(calls[0].header("traceparent"), Some(&*expected), "{route}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,11 +8,11 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::Request;
 use serde_json::{Value, json};
-use tinkex::wire::{ImageFormat, InputChunk};
 use tinkex::{
     AdamParams, CallOptions, Datum, Env, ErrorCategory, ErrorKind, HttpService as _, Lane, LossFn,
     MetricValue, ModelInput, RestoreMode, RestoreOptions, SamplingParams, SaveOptions,
 };
+use tinkex::{ImageFormat, InputChunk};
 use tokio::time::{Instant, sleep};
 
 use crate::numbered_server::{ACCEPTING, NumberedServer, cases};
@@ -214,11 +214,8 @@ async fn invalid_input_is_rejected_and_queues_nothing() {
     let model = server.model().await;
     let empty = model.forward_backward(vec![], LossFn::CrossEntropy).await.unwrap_err();
     assert_eq!(empty.kind(), ErrorKind::InvalidInput);
-    let pointer = InputChunk::ImageAssetPointer {
-        format: ImageFormat::Png,
-        location: "https://example.invalid/a.png".to_owned(),
-        expected_tokens: Some(1),
-    };
+    let pointer = InputChunk::image_url("https://example.invalid/a.png", ImageFormat::Png);
+    let pointer = pointer.expecting(Some(1));
     let image_by_url = Datum::builder(ModelInput::from_tokens([1]).chunk(pointer)).build().unwrap();
     let rejected = model.forward(vec![image_by_url], LossFn::CrossEntropy).await.unwrap_err();
     assert_eq!(rejected.kind(), ErrorKind::InvalidInput);

@@ -32,7 +32,7 @@ pub(super) fn of_pass(pass: &ForwardBackward) -> String {
 fn put_datum(hash: &mut Sha256, datum: &Datum) {
     for chunk in &datum.model_input().chunks {
         match chunk {
-            InputChunk::EncodedText { tokens } => put(hash, bytemuck::cast_slice(tokens)),
+            InputChunk::EncodedText { tokens, .. } => put(hash, bytemuck::cast_slice(tokens)),
             other => put(hash, format!("{other:?}").as_bytes()),
         }
     }

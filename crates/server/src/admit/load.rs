@@ -153,7 +153,7 @@ fn training_path(path: &str) -> Result<TinkerPath, ServerError> {
     let purpose = match path.kind() {
         CheckpointKind::Training => return Ok(path),
         CheckpointKind::Sampler => "sampling",
-        CheckpointKind::External => "download",
+        _ => "download",
     };
     Err(ServerError::invalid(format!(
         "path: {path} was saved for {purpose} and cannot be trained further"

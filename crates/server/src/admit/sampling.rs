@@ -298,6 +298,11 @@ fn stop_conditions(base: &BaseModel, stop: Option<StopCondition>) -> Result<Stop
         }
         Some(StopCondition::Texts(texts)) => texts,
         Some(StopCondition::Text(text)) => vec![text],
+        Some(_) => {
+            return Err(ServerError::invalid(
+                "sampling_params.stop: must be a string, a list of strings, or a list of token ids",
+            ));
+        }
     };
     stop_at("sampling_params.stop", base, eos, &texts)
 }

@@ -56,7 +56,7 @@ pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
         .collect();
     all.sort_by_key(|row| std::cmp::Reverse(row.created_at));
     let total_count = u64::try_from(all.len()).unwrap_or(u64::MAX);
-    let cursor = Some(Cursor { offset: request.offset, limit: request.limit, total_count });
+    let cursor = Some(Cursor::new(request.offset, request.limit, total_count));
     let checkpoints =
         page(all, request.offset, request.limit).map(CheckpointRecord::to_wire).collect();
     to_json(&CheckpointPage::new(checkpoints, cursor))

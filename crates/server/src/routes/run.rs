@@ -48,7 +48,7 @@ pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
         store.runs.values().filter(|entry| in_project(&store, &entry.row, project)).collect();
     all.sort_by_key(|entry| std::cmp::Reverse((entry.row.created_at, entry.row.id.clone())));
     let total_count = u64::try_from(all.len()).unwrap_or(u64::MAX);
-    let cursor = Cursor { offset: request.offset, limit: request.limit, total_count };
+    let cursor = Cursor::new(request.offset, request.limit, total_count);
     let runs =
         page(all, request.offset, request.limit).map(|entry| to_wire(&store, entry)).collect();
     to_json(&TrainingRunPage::new(runs, cursor))

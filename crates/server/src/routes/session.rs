@@ -156,9 +156,9 @@ pub(super) fn search(state: &ServerState, body: &Bytes) -> RouteResult {
     let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
     let has_more = all.len() > limit;
     all.truncate(limit);
-    let next_cursor = all.last().filter(|_| has_more).map(|row| SearchCursor {
-        last_created_at: timestamp(row.created_at),
-        last_session_id: row.id.clone(),
+    let next_cursor = all.last().filter(|_| has_more).map(|row| {
+        // Sessions are sorted by these two values.
+        SearchCursor::new(timestamp(row.created_at), row.id.clone())
     });
     let sessions = all.into_iter().map(|row| summary(&store, row)).collect();
     to_json(&SessionSearchPage::new(sessions, next_cursor))

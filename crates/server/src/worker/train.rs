@@ -232,7 +232,8 @@ impl Worker {
         let model = self.model(run)?;
         let written = match kind {
             CheckpointKind::Training => model.trainer.save_with_optimizer(&path),
-            CheckpointKind::Sampler | CheckpointKind::External => model.trainer.save(&path),
+            // Only a training checkpoint needs the state of the optimizer.
+            _ => model.trainer.save(&path),
         };
         let size = written.map_err(engine_failure).and_then(|()| folder_size(&path));
         match size {

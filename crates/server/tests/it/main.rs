@@ -20,6 +20,7 @@ mod dashboard;
 mod disk;
 #[cfg(unix)]
 mod dpo;
+mod error_kinds;
 mod fault;
 mod fuzz;
 mod gateway;

@@ -18,6 +18,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument as _;
@@ -52,8 +53,9 @@ pub use submitted::Submitted;
 /// ```
 ///
 /// # Errors
-/// Calls outside a tokio runtime resolve to an error of kind [`ErrorKind::Config`]. If the task of
-/// the request panics, the future resolves to [`ErrorKind::Panicked`].
+/// Calls outside a tokio runtime resolve to an error of kind [`ErrorKind::Config`], unless the
+/// builder of the client sets a runtime. If the task of the request panics, the future resolves to
+/// [`ErrorKind::Panicked`].
 ///
 /// # Cancel safety
 /// Dropping the future, for example in `select!` or `tokio::time::timeout`, loses the result but
@@ -67,6 +69,8 @@ pub use submitted::Submitted;
 pub struct ApiFuture<T> {
     result: oneshot::Receiver<Result<T>>,
     deadline: Option<Deadline>,
+    /// Runtime of the call, for the timer of the deadline; `None` if the call did not start.
+    runtime: Option<Handle>,
 }
 
 impl<T> ApiFuture<T> {
@@ -100,17 +104,33 @@ impl<T> ApiFuture<T> {
         Self { deadline: limit.map(Deadline::new).or(self.deadline), ..self }
     }
 
-    /// Creates a future that resolves to `error`.
+    /// Creates a future that has resolved to `result`, for implementations of `Training` in tests.
+    ///
+    /// ```
+    /// use tinkex::{ApiFuture, Error, ErrorKind};
+    ///
+    /// let saved = ApiFuture::<()>::ready(Err(Error::new(ErrorKind::Conflict, "name is taken")));
+    /// # let error = futures_util::FutureExt::now_or_never(saved).unwrap().unwrap_err();
+    /// # assert_eq!(error.kind(), ErrorKind::Conflict);
+    /// ```
+    pub fn ready(result: Result<T>) -> Self {
+        Self { result: resolved(result), deadline: None, runtime: None }
+    }
+
+    /// Creates a future that has failed.
     #[doc(hidden)]
     pub fn failed(error: Error) -> Self {
-        Self { result: failed(error), deadline: None }
+        Self::ready(Err(error))
     }
 }
 
 impl<T: Send + 'static> ApiFuture<T> {
     /// Runs `work` in a task of its own, in the caller's span. The task continues if the future is
     /// dropped.
-    #[doc(hidden)]
+    ///
+    /// # Errors
+    /// Outside a tokio runtime the future resolves to an error of kind
+    /// [`ErrorKind::Config`](tinkex_transport::ErrorKind::Config).
     pub fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         if let Err(error) = task::require_runtime() {
             return Self::failed(error);
@@ -122,7 +142,7 @@ impl<T: Send + 'static> ApiFuture<T> {
             }
         });
         task::spawn_detached(work.in_current_span());
-        Self { result, deadline: None }
+        Self { result, deadline: None, runtime: Handle::try_current().ok() }
     }
 }
 
@@ -133,8 +153,9 @@ impl<T: Send + 'static> ApiFuture<T> {
 /// continue instead.
 ///
 /// # Errors
-/// Calls outside a tokio runtime resolve to an error of kind [`ErrorKind::Config`]. If the task of
-/// the call panics, the future resolves to [`ErrorKind::Panicked`].
+/// Calls outside a tokio runtime resolve to an error of kind [`ErrorKind::Config`], unless the
+/// builder of the client sets a runtime. If the task of the call panics, the future resolves to
+/// [`ErrorKind::Panicked`].
 ///
 /// # Cancel safety
 /// Dropping the future, for example in `select!`, ends the retries and polls of the call. The
@@ -149,6 +170,8 @@ pub struct RequestFuture<T> {
     /// Aborted when the future is dropped.
     task: Option<Task>,
     deadline: Option<Deadline>,
+    /// Runtime of the call, for the timer of the deadline; `None` if the call did not start.
+    runtime: Option<Handle>,
 }
 
 impl<T> RequestFuture<T> {
@@ -172,17 +195,32 @@ impl<T> RequestFuture<T> {
         Self { deadline: Some(Deadline::new(timeout)), ..self }
     }
 
-    /// Creates a future that resolves to `error`.
+    /// Creates a future that has resolved to `result`, for implementations of `Sampling` in tests.
+    ///
+    /// ```
+    /// use tinkex::{RequestFuture, SampleResponse};
+    ///
+    /// let sample = RequestFuture::ready(Ok(SampleResponse::default()));
+    /// # assert!(futures_util::FutureExt::now_or_never(sample).unwrap().is_ok());
+    /// ```
+    pub fn ready(result: Result<T>) -> Self {
+        Self { result: resolved(result), task: None, deadline: None, runtime: None }
+    }
+
+    /// Creates a future that has failed.
     #[doc(hidden)]
     pub fn failed(error: Error) -> Self {
-        Self { result: failed(error), task: None, deadline: None }
+        Self::ready(Err(error))
     }
 }
 
 impl<T: Send + 'static> RequestFuture<T> {
     /// Runs `work` in a task of its own, in the caller's span. The task is aborted if the future is
     /// dropped.
-    #[doc(hidden)]
+    ///
+    /// # Errors
+    /// Outside a tokio runtime the future resolves to an error of kind
+    /// [`ErrorKind::Config`](tinkex_transport::ErrorKind::Config).
     pub fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         if let Err(error) = task::require_runtime() {
             return Self::failed(error);
@@ -190,14 +228,14 @@ impl<T: Send + 'static> RequestFuture<T> {
         let (sender, result) = oneshot::channel();
         let work = task::catching_panics(work).map(|result| drop(sender.send(result)));
         let task = Some(Task::spawn(work.in_current_span()));
-        Self { result, task, deadline: None }
+        Self { result, task, deadline: None, runtime: Handle::try_current().ok() }
     }
 }
 
-/// Returns a receiver that already holds `error`.
-fn failed<T>(error: Error) -> oneshot::Receiver<Result<T>> {
+/// Returns a receiver that already holds `result`.
+fn resolved<T>(result: Result<T>) -> oneshot::Receiver<Result<T>> {
     let (sender, receiver) = oneshot::channel();
-    let _ = sender.send(Err(error));
+    let _ = sender.send(result);
     receiver
 }
 
@@ -216,10 +254,12 @@ impl<T> Future for ApiFuture<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let received = receive(&mut self.result, context);
-        match &mut self.deadline {
+        let Self { result, deadline, runtime } = &mut *self;
+        let received = receive(result, context);
+        match deadline {
             Some(deadline) if received.is_pending() => {
-                deadline.poll(context).map(|()| Err(Error::training_deadline(deadline.limit)))
+                let ended = deadline.poll(runtime.as_ref(), context);
+                ended.map(|()| Err(Error::training_deadline(deadline.limit)))
             }
             _ => received,
         }
@@ -230,16 +270,18 @@ impl<T> Future for RequestFuture<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let received = receive(&mut self.result, context);
-        let ended = match &mut self.deadline {
+        let Self { result, task, deadline, runtime } = &mut *self;
+        let received = receive(result, context);
+        let ended = match deadline {
             Some(deadline) if received.is_pending() => {
-                deadline.poll(context).map(|()| Err(Error::deadline(deadline.limit)))
+                let ended = deadline.poll(runtime.as_ref(), context);
+                ended.map(|()| Err(Error::deadline(deadline.limit)))
             }
             _ => return received,
         };
         if ended.is_ready() {
             // Aborts the task, which cancels the call.
-            self.task = None;
+            *task = None;
         }
         ended
     }
@@ -250,8 +292,8 @@ struct Deadline {
     limit: Duration,
     /// Time at which the limit ends; `None` if it is too far in the future for an [`Instant`].
     at: Option<Instant>,
-    /// Created at the first poll, which runs inside a runtime. Boxed to keep the futures small,
-    /// because most futures have no limit.
+    /// Created at the first poll. Boxed to keep the futures small, because most futures have no
+    /// limit.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -260,10 +302,16 @@ impl Deadline {
         Self { limit, at: Instant::now().checked_add(limit), timer: None }
     }
 
-    /// Returns ready once the limit has ended, else registers the waker.
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    /// Returns ready once the limit has ended, else registers the waker. Outside of a runtime, the
+    /// timer runs in `runtime`, the runtime of the call.
+    fn poll(&mut self, runtime: Option<&Handle>, context: &mut Context<'_>) -> Poll<()> {
         let Some(at) = self.at else { return Poll::Pending };
-        self.timer.get_or_insert_with(|| Box::pin(sleep_until(at))).as_mut().poll(context)
+        let timer = self.timer.get_or_insert_with(|| {
+            let outside = Handle::try_current().is_err();
+            let _entered = runtime.filter(|_| outside).map(Handle::enter);
+            Box::pin(sleep_until(at))
+        });
+        timer.as_mut().poll(context)
     }
 }
 

@@ -140,7 +140,7 @@ impl CredentialStore {
     }
 
     /// Returns all keys with their ids, sorted by id.
-    pub fn keys(&self) -> impl ExactSizeIterator<Item = (&str, &StoredKey)> {
+    pub fn keys(&self) -> impl Iterator<Item = (&str, &StoredKey)> + ExactSizeIterator {
         self.file.keys.iter().map(|(id, key)| (id.as_str(), key))
     }
 

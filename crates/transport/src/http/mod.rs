@@ -1,12 +1,13 @@
 //! The HTTP interface of the client.
 //!
 //! [`HttpService`] sends one request and returns its response or an [`HttpFailure`]. The default
-//! implementation is [`Network`](network::Network), whose connections `pool` owns; tests and
-//! proxies implement their own, which [`custom`] wraps. [`upload`] is a file in the body of a
-//! request.
+//! implementation is [`Network`](network::Network), whose connections `pool` owns and
+//! [`network_builder`] configures; programs implement their own, which [`custom`] wraps. [`upload`]
+//! is a file in the body of a request.
 
 pub mod custom;
 pub mod network;
+pub mod network_builder;
 mod pool;
 pub mod upload;
 
@@ -15,16 +16,17 @@ use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
+use futures_util::stream::{self, BoxStream, Stream, StreamExt};
 use http::{Request, Response};
 
 use crate::error::{Error, ErrorKind};
 use crate::hint::Hint;
+use crate::instrument::StreamEvents;
 
 use upload::UploadFile;
 
@@ -145,17 +147,35 @@ where
 /// # Ok(()) }
 /// # futures_util::FutureExt::now_or_never(run()).unwrap().unwrap();
 /// ```
-pub struct ResponseBody(BoxStream<'static, Result<Bytes, HttpFailure>>);
+pub struct ResponseBody {
+    parts: BoxStream<'static, Result<Bytes, HttpFailure>>,
+    /// Records the end of the body.
+    events: Option<Box<StreamEvents>>,
+}
 
 impl ResponseBody {
     /// Creates a body from a stream of parts. An error ends the body.
     pub fn new(parts: impl Stream<Item = Result<Bytes, HttpFailure>> + Send + 'static) -> Self {
-        Self(parts.boxed())
+        Self { parts: parts.boxed(), events: None }
+    }
+
+    /// Records the end of the body in `events`.
+    pub(crate) fn instrumented(self, events: StreamEvents) -> Self {
+        Self { events: Some(Box::new(events)), ..self }
     }
 
     /// Returns the next part, or `None` at the end.
     pub async fn next(&mut self) -> Option<Result<Bytes, HttpFailure>> {
-        self.0.next().await
+        StreamExt::next(self).await
+    }
+
+    /// Records the response as complete before its end, because everything that the caller needs has
+    /// arrived.
+    #[doc(hidden)]
+    pub fn set_complete(&mut self) {
+        if let Some(events) = &mut self.events {
+            events.complete();
+        }
     }
 }
 
@@ -163,11 +183,20 @@ impl Stream for ResponseBody {
     type Item = Result<Bytes, HttpFailure>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_next_unpin(context)
+        let Self { parts, events } = &mut *self;
+        let part = ready!(parts.poll_next_unpin(context));
+        if let Some(events) = events {
+            match &part {
+                Some(Ok(_)) => {}
+                Some(Err(failure)) => events.fail(failure),
+                None => events.complete(),
+            }
+        }
+        Poll::Ready(part)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        self.0.size_hint()
+        self.parts.size_hint()
     }
 }
 
@@ -344,6 +373,17 @@ impl HttpFailure {
         self.kind
     }
 
+    /// Returns the innermost cause, such as "Connection refused", without the code of the operating
+    /// system.
+    pub(crate) fn root_cause(&self) -> String {
+        let mut cause: &(dyn StdError + 'static) = &*self.source;
+        while let Some(inner) = cause.source() {
+            cause = inner;
+        }
+        let text = cause.to_string();
+        text.split(" (os error").next().unwrap_or_default().to_owned()
+    }
+
     /// Returns whether the name of the host cannot be resolved.
     pub(crate) fn is_unknown_host(&self) -> bool {
         // The resolver's error has no public type, so compare its text.
@@ -417,7 +457,14 @@ impl From<HttpFailure> for Error {
                 return Self::new(ErrorKind::Panicked, format!("{failure}: {}", failure.source));
             }
         };
-        let mut error = Self::new(kind, failure.to_string()).with_boxed_source(failure.source);
+        let message = match failure.kind {
+            // Append the cause: there are many, with different remedies.
+            HttpFailureKind::Connect | HttpFailureKind::Certificate => {
+                format!("{failure}: {}", failure.root_cause())
+            }
+            _ => failure.to_string(),
+        };
+        let mut error = Self::new(kind, message).with_boxed_source(failure.source);
         if let Some(hint) = hint {
             error = error.with_hint(hint);
         }
@@ -437,6 +484,15 @@ mod tests {
     }
 
     #[test]
+    fn the_root_cause_has_no_code_of_the_operating_system() {
+        let refused = io::Error::from_raw_os_error(111);
+        let inner = HttpFailure::connect(refused);
+        assert!(!inner.root_cause().contains("os error"), "{}", inner.root_cause());
+        let outer = HttpFailure::connect(HttpFailure::connect("no route"));
+        assert_eq!(outer.root_cause(), "no route");
+    }
+
+    #[test]
     fn only_timeouts_and_lost_connections_are_retryable() {
         for (kind, expected, retryable) in [
             (HttpFailureKind::Timeout, ErrorKind::Timeout, true),
@@ -450,6 +506,8 @@ mod tests {
             let error = Error::from(failure);
             assert_eq!((error.kind(), error.is_retryable()), (expected, retryable));
             assert_eq!(error.source().unwrap().to_string(), "scripted");
+            let has_cause = matches!(kind, HttpFailureKind::Connect | HttpFailureKind::Certificate);
+            assert_eq!(error.to_string().ends_with(": scripted"), has_cause, "{error}");
         }
     }
 }

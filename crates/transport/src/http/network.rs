@@ -15,17 +15,69 @@ use http::{Request, Response};
 use crate::config::Env;
 use crate::error::{Error, ErrorKind};
 
+use super::network_builder::{ConnectionSettings, NetworkBuilder};
 use super::pool::{Lease, Pool};
 use super::upload::UploadFile;
 use super::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody, any_cause};
 
-/// Sends requests over the network, with one pool of HTTP clients per [`Lane`].
+/// The default [`HttpService`]: sends requests over the network, with separate connections for each
+/// [`Lane`].
 ///
-/// The client only knows that a server supports HTTP/2 once a connection exists, so requests that
-/// start at the same time would open one connection each. After the first HTTP/2 response, new
-/// clients of shared lanes offer HTTP/2 alone and therefore open a single connection.
+/// [`builder`](Self::builder) sets certificate authorities, the proxy, timeouts and the number of
+/// unused connections; pass the result to `ServiceClientBuilder::network`. Clones share their
+/// connections.
+///
+/// A service of your own can wrap it, for example to record requests or to add a header, and is
+/// passed to `ServiceClientBuilder::http`:
+///
+/// ```
+/// use std::time::Duration;
+/// use futures_util::future::BoxFuture;
+/// use tinkex::bytes::Bytes;
+/// use tinkex::http::{HeaderValue, Request, Response};
+/// use tinkex::{Env, HttpFailure, HttpService, Lane, Network, ResponseBody, ServiceClient};
+///
+/// /// Names the team that pays for a request.
+/// struct WithTeam(Network);
+///
+/// impl WithTeam {
+///     fn mark(mut request: Request<Bytes>) -> Request<Bytes> {
+///         request.headers_mut().insert("x-team", HeaderValue::from_static("research"));
+///         request
+///     }
+/// }
+///
+/// impl HttpService for WithTeam {
+///     fn send(
+///         &self,
+///         lane: Lane,
+///         request: Request<Bytes>,
+///         timeout: Duration,
+///     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+///         self.0.send(lane, Self::mark(request), timeout)
+///     }
+///
+///     // Without this method, responses would not be streamed.
+///     fn send_streaming(
+///         &self,
+///         lane: Lane,
+///         request: Request<Bytes>,
+///         timeout: Duration,
+///     ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
+///         self.0.send_streaming(lane, Self::mark(request), timeout)
+///     }
+/// }
+///
+/// let network = Network::new(&Env::from_process())?;
+/// let service = ServiceClient::builder().api_key("tml-example").http(WithTeam(network)).build()?;
+/// # Ok::<_, tinkex::Error>(())
+/// ```
+// The client only knows that a server supports HTTP/2 once a connection exists, so requests that
+// start at the same time would open one connection each. After the first HTTP/2 response, new
+// clients of shared lanes offer HTTP/2 alone and therefore open a single connection.
+#[derive(Clone)]
 pub struct Network {
-    pools: Vec<(Lane, Pool<PooledClient>)>,
+    pools: Arc<[(Lane, Pool<PooledClient>)]>,
     /// Whether the API server has responded with HTTP/2.
     speaks_http2: Arc<AtomicBool>,
 }
@@ -37,12 +89,8 @@ struct PooledClient {
     protocol: Protocol,
 }
 
-/// Timeout of the connection setup.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of TCP keep-alive probes.
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// Time after which an unused connection is closed.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Lowest upload rate, in bytes per second, at which a request does not time out. The timeout of a
 /// request is extended by the time that its body takes at this rate.
 const SLOWEST_UPLOAD_BYTES_PER_SECOND: u64 = 64 * 1024;
@@ -57,22 +105,32 @@ impl fmt::Debug for Network {
 }
 
 impl Network {
-    /// Creates the network service, with the proxies that `env` sets. The variables are read only
-    /// here.
+    /// Creates a network with default settings and the proxies that `env` sets: `HTTP_PROXY`,
+    /// `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`. The variables are read only here.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the URL of a proxy is invalid.
     pub fn new(env: &Env) -> Result<Self, Error> {
-        let tls = tls()?;
-        let proxies = proxies(env)?;
+        Self::builder().env(env.clone()).build()
+    }
+
+    /// Returns a builder.
+    pub fn builder() -> NetworkBuilder {
+        NetworkBuilder::default()
+    }
+
+    pub(super) fn with_settings(settings: ConnectionSettings) -> Result<Self, Error> {
+        let settings = Arc::new(settings);
         let speaks_http2 = Arc::new(AtomicBool::new(false));
         // Build one client now, so that an invalid setting fails here and not at the first request.
-        client(tls.clone(), &proxies, Protocol::Any)?;
+        client(&settings, Protocol::Any)?;
         let pool = |lane: Lane| {
-            let tls = tls.clone();
-            let proxies = proxies.clone();
+            let settings = Arc::clone(&settings);
             let speaks_http2 = Arc::clone(&speaks_http2);
             let make = move || {
                 let http2 = lane.is_shared() && speaks_http2.load(Ordering::Relaxed);
                 let protocol = if http2 { Protocol::Http2 } else { Protocol::Any };
-                let client = client(tls.clone(), &proxies, protocol);
+                let client = client(&settings, protocol);
                 let client = client.expect("a client with these settings was built before");
                 PooledClient { client, protocol }
             };
@@ -263,83 +321,37 @@ enum Protocol {
     Http2,
 }
 
-/// Returns the proxies that `HTTP_PROXY`, `HTTPS_PROXY` and `ALL_PROXY` set. They do not apply to
-/// the hosts in `NO_PROXY`. Upper and lower case names are accepted.
-fn proxies(env: &Env) -> Result<Vec<reqwest::Proxy>, Error> {
-    let get = |name: &str| env.get(name).or_else(|| env.get(&name.to_ascii_lowercase()));
-    let exceptions = || reqwest::NoProxy::from_string(get("NO_PROXY").unwrap_or_default());
-    type MakeProxy = fn(&str) -> reqwest::Result<reqwest::Proxy>;
-    let kinds: [(&str, MakeProxy); 3] = [
-        ("HTTP_PROXY", |url| reqwest::Proxy::http(url)),
-        ("HTTPS_PROXY", |url| reqwest::Proxy::https(url)),
-        ("ALL_PROXY", |url| reqwest::Proxy::all(url)),
-    ];
-    let set = kinds.into_iter().filter_map(|(name, make)| Some((name, make, get(name)?)));
-    set.map(|(name, make, url)| {
-        // Do not quote the value, which may contain a password.
-        let invalid = |_| Error::new(ErrorKind::Config, format!("{name} is not a valid URL"));
-        Ok(make(url).map_err(invalid)?.no_proxy(exceptions()))
-    })
-    .collect()
-}
-
-fn client(
-    mut tls: rustls::ClientConfig,
-    proxies: &[reqwest::Proxy],
-    protocol: Protocol,
-) -> Result<reqwest::Client, Error> {
-    // Disable reqwest's own proxy detection: the proxies come from the variables in `env`, never
-    // from the process environment.
+fn client(settings: &ConnectionSettings, protocol: Protocol) -> Result<reqwest::Client, Error> {
+    // Disable reqwest's own proxy detection: the proxies come from the settings, never from the
+    // process environment.
     let builder = reqwest::Client::builder().no_proxy();
-    let mut builder = proxies.iter().cloned().fold(builder, reqwest::ClientBuilder::proxy);
+    let proxies = settings.proxies.iter().cloned();
+    let mut builder = proxies.fold(builder, reqwest::ClientBuilder::proxy);
+    let mut tls = settings.tls.clone();
     if protocol == Protocol::Http2 {
         tls.alpn_protocols = vec![b"h2".to_vec()];
         builder = builder.http2_prior_knowledge();
+    }
+    if let Some(connections) = settings.max_idle_connections {
+        builder = builder.pool_max_idle_per_host(connections);
     }
     builder
         .tls_backend_preconfigured(tls)
         .redirect(reqwest::redirect::Policy::none())
         // `never` alone would still copy every request for a retry; a limit of 0 avoids the copy.
         .retry(reqwest::retry::never().max_retries_per_request(0))
-        .connect_timeout(CONNECT_TIMEOUT)
+        .connect_timeout(settings.connect_timeout)
         .tcp_keepalive(TCP_KEEP_ALIVE)
-        .pool_idle_timeout(IDLE_TIMEOUT)
+        .pool_idle_timeout(settings.idle_timeout)
         .build()
         .map_err(|error| {
             Error::new(ErrorKind::Config, "cannot create an HTTP client").with_source(error)
         })
 }
 
-fn tls() -> Result<rustls::ClientConfig, Error> {
-    use rustls_platform_verifier::BuilderVerifierExt;
-
-    let failed = |error: rustls::Error| {
-        Error::new(ErrorKind::Config, "cannot set up TLS").with_source(error)
-    };
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .and_then(BuilderVerifierExt::with_platform_verifier)
-        .map_err(failed)?
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(config)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn proxies_come_from_the_given_variables_and_errors_do_not_quote_them() {
-        let read = |pairs: &[(&str, &str)]| proxies(&Env::from_pairs(pairs.iter().copied()));
-        assert!(read(&[("NO_PROXY", "localhost")]).unwrap().is_empty());
-        let two = read(&[("https_proxy", "http://a:1"), ("ALL_PROXY", "http://b:2")]).unwrap();
-        assert_eq!(two.len(), 2);
-        let error = read(&[("HTTP_PROXY", "http://user:hush@:x")]).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config);
-        assert!(error.to_string().contains("HTTP_PROXY") && !format!("{error:?}").contains("hush"));
-    }
 
     #[tokio::test]
     async fn response_bodies_are_limited() {

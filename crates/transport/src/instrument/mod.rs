@@ -4,8 +4,8 @@
 //!
 //! | Metric | Type | Labels |
 //! |---|---|---|
-//! | `tinkex_requests_total` | counter | `lane`, `outcome`: `ok`, `refused` (4xx), `failed` (5xx), `lost` (no response) |
-//! | `tinkex_request_duration_seconds` | histogram | `lane` |
+//! | `tinkex_requests_total` | counter | `lane`, `outcome`: `ok`, `refused` (4xx), `failed` (5xx), `lost` (no complete response), `dropped` (stream that the program dropped) |
+//! | `tinkex_request_duration_seconds` | histogram | `lane`; until the end of the response, also of a stream |
 //! | `tinkex_retries_total` | counter | `reason`: `retry`, `round` (new round of retries), `backoff` (429), `billing` (402), `resubmit` (sample), `poll` |
 //!
 //! [`RequestStats`] keeps the same numbers for programs without a metrics recorder. Bodies, headers
@@ -19,6 +19,8 @@ pub mod stats;
 #[cfg(feature = "opentelemetry")]
 pub(crate) mod trace_context;
 
+use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Instant;
 
 use http::{Method, Response, Uri};
@@ -33,12 +35,22 @@ use stats::{RequestOutcome, RequestStats};
 /// Measures real time, even in tests with paused time: durations are only reported, and no decision
 /// depends on them.
 pub(crate) struct RequestEvents<'a> {
-    method: &'a Method,
-    path: &'a str,
+    method: Cow<'a, Method>,
+    path: Cow<'a, str>,
     lane: Lane,
-    base_url: &'a str,
+    base_url: Cow<'a, str>,
     retry_count: u32,
     start: Instant,
+}
+
+/// End of a request.
+enum RequestEnd<'a> {
+    /// The response has arrived, with this status.
+    Response(u16),
+    /// No response, or the body of a streamed response broke.
+    Failed(&'a HttpFailure),
+    /// The program dropped a streamed response with this status before its end.
+    Dropped(u16),
 }
 
 impl<'a> RequestEvents<'a> {
@@ -54,32 +66,74 @@ impl<'a> RequestEvents<'a> {
             target: targets::HTTP, %method, path, lane = lane.as_str(), base_url, retry_count,
             "request start"
         );
-        Self { method, path, lane, base_url, retry_count, start: Instant::now() }
+        Self {
+            method: Cow::Borrowed(method),
+            path: path.into(),
+            lane,
+            base_url: base_url.into(),
+            retry_count,
+            start: Instant::now(),
+        }
     }
 
-    /// Records the end of the request. For a streamed response, this is the arrival of the first
-    /// part of its body.
+    /// Records the end of a request whose response was received as a whole, or that failed.
     pub(crate) fn stop<B>(self, result: &Result<Response<B>, HttpFailure>, stats: &RequestStats) {
+        let end = match result {
+            Ok(response) => RequestEnd::Response(response.status().as_u16()),
+            Err(failure) => RequestEnd::Failed(failure),
+        };
+        self.end(&end, stats);
+    }
+
+    /// Records the start of a streamed response. Its end is recorded by the returned value.
+    pub(crate) fn response_started(self, status: u16, stats: &Arc<RequestStats>) -> StreamEvents {
         let Self { method, path, lane, base_url, retry_count, start } = self;
+        let duration = start.elapsed().as_secs_f64();
+        tracing::debug!(
+            target: targets::HTTP, %method, path = &*path, lane = lane.as_str(),
+            base_url = &*base_url, retry_count, duration, status, "response start"
+        );
+        let request = RequestEvents {
+            method: Cow::Owned(method.into_owned()),
+            path: path.into_owned().into(),
+            lane,
+            base_url: base_url.into_owned().into(),
+            retry_count,
+            start,
+        };
+        let span = tracing::Span::current();
+        StreamEvents { open: Some((request, status)), stats: Arc::clone(stats), span }
+    }
+
+    fn end(self, end: &RequestEnd<'_>, stats: &RequestStats) {
+        let Self { method, path, lane, base_url, retry_count, start } = self;
+        let path = &*path;
+        let base_url = &*base_url;
         let elapsed = start.elapsed();
         let stats_lane = lane;
         let lane = lane.as_str();
         let duration = elapsed.as_secs_f64();
-        let outcome = match result {
-            Ok(response) => {
-                let status = response.status().as_u16();
+        let outcome = match end {
+            RequestEnd::Response(status) => {
                 tracing::debug!(
                     target: targets::HTTP, %method, path, lane, base_url, retry_count, duration,
                     status, "request stop"
                 );
-                RequestOutcome::from_status(status)
+                RequestOutcome::from_status(*status)
             }
-            Err(error) => {
+            RequestEnd::Failed(error) => {
                 tracing::debug!(
                     target: targets::HTTP, %method, path, lane, base_url, retry_count, duration,
                     ?error, "request exception"
                 );
                 RequestOutcome::Lost
+            }
+            RequestEnd::Dropped(status) => {
+                tracing::debug!(
+                    target: targets::HTTP, %method, path, lane, base_url, retry_count, duration,
+                    status, "response dropped"
+                );
+                RequestOutcome::Dropped
             }
         };
         stats.record(stats_lane, outcome, elapsed);
@@ -87,6 +141,40 @@ impl<'a> RequestEvents<'a> {
         metrics::counter!("tinkex_requests_total", "lane" => lane, "outcome" => outcome)
             .increment(1);
         metrics::histogram!("tinkex_request_duration_seconds", "lane" => lane).record(duration);
+    }
+}
+
+/// Records the end of a streamed response: complete, broken or, if this value is dropped before,
+/// dropped by the program.
+pub(crate) struct StreamEvents {
+    /// Request and status of its response; `None` once the end was recorded.
+    open: Option<(RequestEvents<'static>, u16)>,
+    stats: Arc<RequestStats>,
+    /// Span of the request, in which the events are emitted.
+    span: tracing::Span,
+}
+
+impl StreamEvents {
+    /// Records that the response is complete. Only the first end is recorded.
+    pub(crate) fn complete(&mut self) {
+        self.end(RequestEnd::Response);
+    }
+
+    /// Records that the body broke. Only the first end is recorded.
+    pub(crate) fn fail(&mut self, failure: &HttpFailure) {
+        self.end(|_| RequestEnd::Failed(failure));
+    }
+
+    fn end<'a>(&mut self, end: impl FnOnce(u16) -> RequestEnd<'a>) {
+        if let Some((request, status)) = self.open.take() {
+            self.span.in_scope(|| request.end(&end(status), &self.stats));
+        }
+    }
+}
+
+impl Drop for StreamEvents {
+    fn drop(&mut self) {
+        self.end(RequestEnd::Dropped);
     }
 }
 

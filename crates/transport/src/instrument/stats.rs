@@ -23,8 +23,10 @@ pub(crate) enum RequestOutcome {
     Refused,
     /// Status of 500 or more.
     Failed,
-    /// No response.
+    /// No complete response.
     Lost,
+    /// The program dropped a streamed response before its end.
+    Dropped,
 }
 
 impl RequestOutcome {
@@ -42,6 +44,7 @@ impl RequestOutcome {
             Self::Refused => "refused",
             Self::Failed => "failed",
             Self::Lost => "lost",
+            Self::Dropped => "dropped",
         }
     }
 }
@@ -55,7 +58,7 @@ pub struct RequestStats(Box<[LaneCounters]>);
 struct LaneCounters {
     lane: Lane,
     /// Number of requests by [`RequestOutcome`].
-    outcomes: [AtomicU64; 4],
+    outcomes: [AtomicU64; 5],
     latency: Histogram,
 }
 
@@ -87,11 +90,10 @@ impl RequestStats {
 
 impl LaneCounters {
     fn snapshot(&self) -> LaneStats {
-        let [ok, refused, failed, lost] = &self.outcomes;
-        let [ok, refused, failed, lost] =
-            [ok, refused, failed, lost].map(|count| count.load(Ordering::Relaxed));
+        let [ok, refused, failed, lost, dropped] =
+            self.outcomes.each_ref().map(|count| count.load(Ordering::Relaxed));
         let [p50, p90, p99] = self.latency.percentiles([0.5, 0.9, 0.99]);
-        LaneStats { lane: self.lane, ok, refused, failed, lost, p50, p90, p99 }
+        LaneStats { lane: self.lane, ok, refused, failed, lost, dropped, p50, p90, p99 }
     }
 }
 
@@ -183,7 +185,8 @@ impl ClientStats {
 /// request.
 ///
 /// The percentiles cover all requests since the client was built. The latency of a request is the
-/// time until its response or failure. Percentiles are within 7 % of the exact value.
+/// time until the end of its response, also of a streamed one, or until its failure. Percentiles are
+/// within 7 % of the exact value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LaneStats {
@@ -195,8 +198,10 @@ pub struct LaneStats {
     pub refused: u64,
     /// Number of responses with a status of 500 or more.
     pub failed: u64,
-    /// Number of requests without a response.
+    /// Number of requests without a complete response.
     pub lost: u64,
+    /// Number of streamed responses that the program dropped before their end.
+    pub dropped: u64,
     /// Median latency.
     pub p50: Duration,
     /// Latency that 90 % of the requests do not exceed.
@@ -209,7 +214,7 @@ impl LaneStats {
     /// Returns the number of requests.
     #[must_use]
     pub fn requests(&self) -> u64 {
-        self.ok + self.refused + self.failed + self.lost
+        self.ok + self.refused + self.failed + self.lost + self.dropped
     }
 }
 

@@ -103,7 +103,7 @@ impl Transport {
             {
                 flag.reset();
             }
-            events.stop(&sent, &self.stats);
+            let sent = B::record(sent, events, &self.stats);
             let response = sent.map_err(|failure| self.no_response(failure, &uri))?;
             self.responded.store(true, Ordering::Relaxed);
             self.last_response.record();
@@ -144,6 +144,7 @@ impl Transport {
             failure = HttpFailure::connect(failure);
             mismatch = false;
         }
+        let cause = failure.root_cause();
         let mut error = Error::from(failure);
         if mismatch {
             let cause = match uri.scheme_str() {
@@ -152,7 +153,7 @@ impl Transport {
             };
             error = error.with_message(format!("connection to {} failed: {cause}", origin(uri)));
         } else if error.kind() == ErrorKind::Connect {
-            error = error.with_message(format!("connection to {} failed", origin(uri)));
+            error = error.with_message(format!("connection to {} failed: {cause}", origin(uri)));
         }
         if refused && local {
             error = error.with_hint(Hint::StartServer);

@@ -1,5 +1,6 @@
 //! [`Receive`]: receives the body of a response, as a whole or as a stream.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -9,6 +10,8 @@ use http::{Request, Response};
 
 use crate::http::upload::UploadFile;
 use crate::http::{HttpFailure, HttpService, Lane, ResponseBody};
+use crate::instrument::stats::RequestStats;
+use crate::instrument::{RequestEvents, StreamEvents};
 
 /// Maximum number of bytes to read from the body of an error response.
 const MAX_ERROR_BODY: usize = 64 << 10;
@@ -29,6 +32,13 @@ pub(crate) trait Receive: Copy + Send {
         file: Option<UploadFile>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Self::Body>, HttpFailure>>;
+
+    /// Records the end of a request, or makes the body of its response record it.
+    fn record(
+        sent: Result<Response<Self::Body>, HttpFailure>,
+        events: RequestEvents<'_>,
+        stats: &Arc<RequestStats>,
+    ) -> Result<Response<Self::Body>, HttpFailure>;
 
     /// Returns the body of an error response, or the start of the body.
     fn error_body(body: &Self::Body) -> &[u8];
@@ -62,6 +72,15 @@ impl Receive for WholeBody {
         }
     }
 
+    fn record(
+        sent: Result<Response<Bytes>, HttpFailure>,
+        events: RequestEvents<'_>,
+        stats: &Arc<RequestStats>,
+    ) -> Result<Response<Bytes>, HttpFailure> {
+        events.stop(&sent, stats);
+        sent
+    }
+
     fn error_body(body: &Bytes) -> &[u8] {
         body
     }
@@ -90,6 +109,14 @@ pub(crate) enum PartialBody {
 }
 
 impl PartialBody {
+    /// Records the end of a streamed body in `events`.
+    fn instrumented(self, events: StreamEvents) -> Self {
+        match self {
+            Self::Stream(body) => Self::Stream(body.instrumented(events)),
+            error @ Self::Error(_) => error,
+        }
+    }
+
     pub(crate) fn into_stream(self) -> ResponseBody {
         match self {
             Self::Error(start) => start.into(),
@@ -126,6 +153,23 @@ impl Receive for StreamedBody {
             };
             Ok(Response::from_parts(head, body))
         })
+    }
+
+    fn record(
+        sent: Result<Response<PartialBody>, HttpFailure>,
+        events: RequestEvents<'_>,
+        stats: &Arc<RequestStats>,
+    ) -> Result<Response<PartialBody>, HttpFailure> {
+        match sent {
+            Ok(response) if matches!(response.body(), PartialBody::Stream(_)) => {
+                let events = events.response_started(response.status().as_u16(), stats);
+                Ok(response.map(|body| body.instrumented(events)))
+            }
+            sent => {
+                events.stop(&sent, stats);
+                sent
+            }
+        }
     }
 
     fn error_body(body: &PartialBody) -> &[u8] {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use crate::InvalidInput;
 use crate::input::ModelInput;
+use crate::sampled::SampledSequence;
 use crate::slice::SharedSlice;
 use crate::tensor::{DType, TensorData};
 use crate::tokens::Tokens;
@@ -100,12 +101,13 @@ impl Datum {
     /// 0.
     ///
     /// # Errors
-    /// Returns an error if `prompt` or `completion` is empty.
+    /// Returns an error if `prompt` or `completion` is empty, or if `prompt` contains images or
+    /// audio.
     pub fn completion(
-        prompt: impl Into<Tokens>,
+        prompt: impl Into<ModelInput>,
         completion: impl Into<Tokens>,
     ) -> Result<Self, InvalidInput> {
-        let sequence = PromptCompletion::new(prompt.into(), completion.into(), "completion")?;
+        let sequence = PromptCompletion::new(&prompt.into(), completion.into(), "completion")?;
         let weights = sequence.align(WEIGHTS, &PerTokenValues::Uniform(1.0))?;
         sequence.builder().loss_input(WEIGHTS, weights).build()
     }
@@ -127,18 +129,52 @@ impl Datum {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if `prompt` or `sampled` is empty, or if the number of log-probabilities or
-    /// advantages differs from the number of sampled tokens.
+    /// Returns an error if `prompt` or `sampled` is empty, if `prompt` contains images or audio, or
+    /// if the number of log-probabilities or advantages differs from the number of sampled tokens.
     pub fn rollout(
-        prompt: impl Into<Tokens>,
+        prompt: impl Into<ModelInput>,
         sampled: impl Into<Tokens>,
         logprobs: impl Into<SharedSlice<f32>>,
         advantages: impl Into<PerTokenValues>,
     ) -> Result<Self, InvalidInput> {
-        let sequence = PromptCompletion::new(prompt.into(), sampled.into(), "sampled")?;
+        let sequence = PromptCompletion::new(&prompt.into(), sampled.into(), "sampled")?;
         let logprobs = sequence.align(LOGPROBS, &PerTokenValues::Each(logprobs.into()))?;
         let advantages = sequence.align(ADVANTAGES, &advantages.into())?;
         sequence.builder().loss_input(LOGPROBS, logprobs).loss_input(ADVANTAGES, advantages).build()
+    }
+
+    /// Creates a datum for reinforcement learning from a sequence that was sampled after `prompt`,
+    /// and its advantages: one value for all tokens or one per token.
+    ///
+    /// The same as [`rollout`](Self::rollout) with the tokens and log-probabilities of `sequence`.
+    ///
+    /// ```
+    /// # use tinkex_wire as tinkex;
+    /// use tinkex::{Datum, Logprobs, SampledSequence};
+    ///
+    /// let sequence = SampledSequence::default()
+    ///     .tokens([8, 9])
+    ///     .logprobs(Some(Logprobs::from(vec![-0.5, -1.0])));
+    /// let datum = Datum::from_sample([1, 2, 3], &sequence, 0.7)?;
+    /// assert_eq!(datum, Datum::rollout([1, 2, 3], [8, 9], vec![-0.5, -1.0], 0.7)?);
+    /// # Ok::<_, tinkex_wire::InvalidInput>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if `sequence` lacks the log-probability of a token; otherwise as
+    /// [`rollout`](Self::rollout).
+    pub fn from_sample(
+        prompt: impl Into<ModelInput>,
+        sequence: &SampledSequence,
+        advantages: impl Into<PerTokenValues>,
+    ) -> Result<Self, InvalidInput> {
+        let missing = || InvalidInput::new(LOGPROBS, "the sampled sequence has none");
+        let logprobs = sequence.logprobs.as_ref().ok_or_else(missing)?;
+        if let Some(position) = logprobs.iter().position(|logprob| logprob.is_none()) {
+            let reason = format!("the sampled sequence has none for token {position}");
+            return Err(InvalidInput::new(LOGPROBS, reason));
+        }
+        Self::rollout(prompt, &sequence.tokens, logprobs, advantages)
     }
 }
 
@@ -150,10 +186,12 @@ struct PromptCompletion {
 
 impl PromptCompletion {
     fn new(
-        prompt: Tokens,
+        prompt: &ModelInput,
         completion: Tokens,
         completion_name: &str,
     ) -> Result<Self, InvalidInput> {
+        let not_text = || InvalidInput::new("prompt", "must not contain images or audio");
+        let prompt = prompt.to_tokens().ok_or_else(not_text)?;
         for (name, tokens) in [("prompt", &prompt), (completion_name, &completion)] {
             if tokens.is_empty() {
                 return Err(InvalidInput::new(name, "must have at least one token"));
@@ -344,6 +382,28 @@ mod tests {
         assert!(Datum::rollout([1], [2, 3], vec![-1.0], 1.0).is_err());
         let empty = Datum::rollout([1], Vec::<u32>::new(), vec![], 1.0).unwrap_err();
         assert_eq!(empty.field(), "sampled");
+    }
+
+    #[test]
+    fn a_sample_without_a_log_probability_for_every_token_is_rejected() {
+        let sequence = |logprobs| SampledSequence::default().tokens([3, 4]).logprobs(logprobs);
+        let prompt = ModelInput::from_tokens([1]).tokens([2]);
+        let complete = sequence(Some(vec![-0.5, -1.0].into()));
+        let datum = Datum::from_sample(&prompt, &complete, vec![2.0, 3.0]).unwrap();
+        assert_eq!(tensor(&datum, "target_tokens").as_i64().unwrap(), [2, 3, 4]);
+        assert_eq!(tensor(&datum, "logprobs").as_f32().unwrap(), [0.0, -0.5, -1.0]);
+        assert_eq!(tensor(&datum, "advantages").as_f32().unwrap(), [0.0, 2.0, 3.0]);
+
+        for (logprobs, reason) in [
+            (None, "the sampled sequence has none"),
+            (Some(vec![-0.5, f32::NAN].into()), "the sampled sequence has none for token 1"),
+        ] {
+            let error = Datum::from_sample(&prompt, &sequence(logprobs), 1.0).unwrap_err();
+            assert_eq!((error.field(), error.reason()), ("logprobs", reason));
+        }
+        let image = prompt.image(vec![0], crate::ImageFormat::Png);
+        let error = Datum::from_sample(&image, &complete, 1.0).unwrap_err();
+        assert_eq!(error.field(), "prompt");
     }
 
     #[test]

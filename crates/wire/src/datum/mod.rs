@@ -84,7 +84,7 @@ impl Datum {
     }
 
     /// Iterates over all loss inputs in insertion order.
-    pub fn loss_inputs(&self) -> impl ExactSizeIterator<Item = (&str, &TensorData)> {
+    pub fn loss_inputs(&self) -> impl Iterator<Item = (&str, &TensorData)> + ExactSizeIterator {
         self.loss_inputs.iter().map(|(name, tensor)| (&**name, tensor))
     }
 
@@ -97,6 +97,7 @@ impl Datum {
 
 /// Origin of a datum's tokens. Each list of spans covers its field completely.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Provenance {
     /// Spans of the model input.
     pub model_input: Vec<ProvenanceSpan>,
@@ -106,6 +107,7 @@ pub struct Provenance {
 
 /// Consecutive tokens that originate from a sampled sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ProvenanceSpan {
     /// Part of the sequence.
     pub source: SpanSource,
@@ -120,6 +122,7 @@ pub struct ProvenanceSpan {
 /// Part of a sampled sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum SpanSource {
     /// Prompt of the sequence.
     Prompt,

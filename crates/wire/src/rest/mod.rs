@@ -48,6 +48,7 @@ impl From<AccessScope> for ScopeQuery {
 
 /// Position of a page within the complete list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Cursor {
     /// Number of items before the page.
     pub offset: u64,
@@ -55,4 +56,13 @@ pub struct Cursor {
     pub limit: u64,
     /// Number of items in the complete list.
     pub total_count: u64,
+}
+
+impl Cursor {
+    /// Creates the position of the page of at most `limit` items after `offset` items, in a list of
+    /// `total_count` items.
+    #[must_use]
+    pub fn new(offset: u64, limit: u64, total_count: u64) -> Self {
+        Self { offset, limit, total_count }
+    }
 }

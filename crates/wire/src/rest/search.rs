@@ -169,11 +169,20 @@ impl From<FinishReason> for FinishReasonFilter {
 
 /// Last session of a page, from which the next page continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SearchCursor {
     /// Creation time of the session.
     pub last_created_at: Timestamp,
     /// Id of the session.
     pub last_session_id: SessionId,
+}
+
+impl SearchCursor {
+    /// Creates the cursor of a page that ends with this session.
+    #[must_use]
+    pub fn new(last_created_at: Timestamp, last_session_id: SessionId) -> Self {
+        Self { last_created_at, last_session_id }
+    }
 }
 
 /// One page of matching sessions: the response to [`SearchSessions`].

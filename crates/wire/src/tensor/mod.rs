@@ -24,8 +24,8 @@ use crate::slice::{SharedSlice, debug_slice};
 /// from `Vec<f32>` or `Vec<i64>` does not copy. Clones share the values.
 ///
 /// ```
-/// # mod tinkex { pub use tinkex_wire as wire; pub use tinkex_wire::*; }
-/// use tinkex::{TensorData, wire::DType};
+/// # use tinkex_wire as tinkex;
+/// use tinkex::{DType, TensorData};
 ///
 /// let weights = TensorData::from(vec![0.0_f32, 1.0, 1.0]);
 /// assert_eq!((weights.dtype(), weights.shape().dims()), (DType::Float32, &[3][..]));

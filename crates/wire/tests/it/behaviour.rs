@@ -103,12 +103,11 @@ fn sizes_are_estimated_like_the_reference(file: &Value) {
             input = match chunk["type"].as_str().unwrap() {
                 "encoded_text" => input.tokens(vec![7_u32; number(&chunk["length"])]),
                 "image" => input.image(raw(), ImageFormat::Png),
-                "dmel" => input.chunk(InputChunk::Dmel { dmel: raw() }),
-                "image_asset_pointer" => input.chunk(InputChunk::ImageAssetPointer {
-                    format: ImageFormat::Png,
-                    location: chunk["location"].as_str().unwrap().to_owned(),
-                    expected_tokens: None,
-                }),
+                "dmel" => input.chunk(InputChunk::dmel(raw())),
+                "image_asset_pointer" => {
+                    let location = chunk["location"].as_str().unwrap();
+                    input.chunk(InputChunk::image_url(location, ImageFormat::Png))
+                }
                 other => panic!("{other}"),
             };
         }

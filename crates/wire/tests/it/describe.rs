@@ -42,18 +42,18 @@ fn tokens(tokens: &[u32]) -> Value {
 
 fn chunk(chunk: &InputChunk) -> Value {
     match chunk {
-        InputChunk::EncodedText { tokens: ids } => {
+        InputChunk::EncodedText { tokens: ids, .. } => {
             json!({"encoded_text": {"tokens_int32": tokens(ids)}})
         }
-        InputChunk::Image { data, format, expected_tokens } => {
+        InputChunk::Image { data, format, expected_tokens, .. } => {
             let mut image = json!({"data_base64": base64(data), "format": format});
             if let Some(n) = expected_tokens {
                 image["expected_tokens"] = json!(n);
             }
             json!({ "image": image })
         }
-        InputChunk::Dmel { dmel } => json!({"dmel": {"dmel_base64": base64(dmel)}}),
-        InputChunk::ImageAssetPointer { .. } => panic!("cannot be in a training request"),
+        InputChunk::Dmel { dmel, .. } => json!({"dmel": {"dmel_base64": base64(dmel)}}),
+        other => panic!("cannot be in a training request: {other:?}"),
     }
 }
 
@@ -65,6 +65,7 @@ fn spans(spans: Option<&[ProvenanceSpan]>) -> Value {
         match span.source {
             SpanSource::Prompt => json!({ "prompt_tokens": range }),
             SpanSource::Sampled => json!({ "sampled_tokens": range }),
+            other => panic!("unknown source {other:?}"),
         }
     };
     spans.unwrap_or_default().iter().map(span).collect()

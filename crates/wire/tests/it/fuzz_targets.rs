@@ -111,7 +111,7 @@ fn text(bytes: &Bytes) -> Result<(), String> {
             same(&Route::find(method, &path), &Some(found))?;
         }
     }
-    let dmel = InputChunk::Dmel { dmel: bytes.clone() };
+    let dmel = InputChunk::dmel(bytes.clone());
     let _ = dmel.token_count();
     Ok(())
 }

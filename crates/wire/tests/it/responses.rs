@@ -127,7 +127,7 @@ fn runs_checkpoints_and_samplers_are_listed() {
         "tinker_path": path.to_string(), "size_bytes": 5, "public": true,
     });
     encodes(&checkpoint, described.clone());
-    let cursor = Cursor { offset: 0, limit: 20, total_count: 1 };
+    let cursor = Cursor::new(0, 20, 1);
     responds(
         &CheckpointPage::new(vec![checkpoint.clone()], Some(cursor)),
         json!({
@@ -178,7 +178,7 @@ fn accounts_searches_and_usage_are_described() {
         }),
     );
     let found = SessionSummary::new(SESSION.into(), time(), "owner", "p").checkpoints_count(2);
-    let next = SearchCursor { last_created_at: time(), last_session_id: SESSION.into() };
+    let next = SearchCursor::new(time(), SESSION.into());
     responds(
         &SessionSearchPage::new(vec![found], Some(next)),
         json!({

@@ -77,26 +77,22 @@ fn training_chunk() -> impl Strategy<Value = InputChunk> {
     let bytes = || vec(any::<u8>(), 0..40).prop_map(Bytes::from);
     let count = option::of(0..=i32::MAX as u32);
     prop_oneof![
-        vec(any::<u32>(), 0..20).prop_map(|ids| InputChunk::EncodedText { tokens: ids.into() }),
-        (bytes(), format(), count).prop_map(|(data, format, expected_tokens)| InputChunk::Image {
-            data,
-            format,
-            expected_tokens
+        vec(any::<u32>(), 0..20).prop_map(InputChunk::text),
+        (bytes(), format(), count).prop_map(|(data, format, expected_tokens)| {
+            InputChunk::image(data, format).expecting(expected_tokens)
         }),
-        bytes().prop_map(|dmel| InputChunk::Dmel { dmel }),
+        bytes().prop_map(InputChunk::dmel),
     ]
 }
 
 fn input() -> impl Strategy<Value = ModelInput> {
     let pointer = (".{0,12}", format(), option::of(any::<u32>())).prop_map(
-        |(location, format, expected_tokens)| InputChunk::ImageAssetPointer {
-            format,
-            location,
-            expected_tokens,
+        |(location, format, expected_tokens)| {
+            InputChunk::image_url(location, format).expecting(expected_tokens)
         },
     );
     vec(prop_oneof![3 => training_chunk(), 1 => pointer], 0..4)
-        .prop_map(|chunks| ModelInput { chunks })
+        .prop_map(|chunks| chunks.into_iter().fold(ModelInput::default(), ModelInput::chunk))
 }
 
 fn span() -> impl Strategy<Value = ProvenanceSpan> {

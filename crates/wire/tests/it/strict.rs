@@ -224,10 +224,8 @@ fn ttl_seconds_is_required() {
 #[test]
 fn optimizer_defaults_to_adamw() {
     assert_eq!(decode::<OptimizerConfig>(&json!({})).unwrap(), OptimizerConfig::adamw());
-    let odd = OptimizerConfig {
-        settings: [("type".to_owned(), json!("x"))].into_iter().collect(),
-        ..OptimizerConfig::adamw()
-    };
+    let settings = [("type".to_owned(), json!("x"))].into_iter().collect();
+    let odd = OptimizerConfig::new("adamw", settings);
     assert_eq!(serde_json::to_string(&odd).unwrap(), r#"{"type":"adamw"}"#);
     let dimuon = DimuonParams::with_learning_rate(0.5);
     let body = serde_json::to_value(dimuon).unwrap();
@@ -280,9 +278,8 @@ fn signed_urls_are_redacted_in_debug_output() {
     let debug = format!("{trace:?}");
     assert!(debug.contains("files.example") && !debug.contains("hidden"), "{debug}");
 
-    let location = "https://images.example/cat.png?sig=hidden".to_owned();
-    let image =
-        InputChunk::ImageAssetPointer { format: ImageFormat::Png, location, expected_tokens: None };
+    let location = "https://images.example/cat.png?sig=hidden";
+    let image = InputChunk::image_url(location, ImageFormat::Png);
     let request = SampleRequest::new(ModelInput::default().chunk(image), SamplingParams::new());
     let debug = format!("{request:?}");
     assert!(debug.contains("images.example/cat.png") && !debug.contains("hidden"), "{debug}");
@@ -325,29 +322,16 @@ fn invalid_requests_are_rejected_before_encoding() {
     let telemetry = TelemetryBatch::new(vec![], "Linux", "s", "p");
     assert_eq!(field(telemetry.body()), "events");
 
-    let mut train = ForwardBackward::new(
-        "m",
-        vec![
-            Datum::builder(ModelInput::from_tokens([1]).chunk(InputChunk::ImageAssetPointer {
-                format: ImageFormat::Png,
-                location: "https://example.invalid/a.png".to_owned(),
-                expected_tokens: Some(1),
-            }))
-            .build()
-            .unwrap(),
-        ],
-        LossFn::CrossEntropy,
-    );
+    let pointer = InputChunk::image_url("https://example.invalid/a.png", ImageFormat::Png);
+    let input = ModelInput::from_tokens([1]).chunk(pointer.expecting(Some(1)));
+    let data = vec![Datum::builder(input).build().unwrap()];
+    let mut train = ForwardBackward::new("m", data, LossFn::CrossEntropy);
     assert_eq!(field(train.body()), "data[0].model_input[1]");
     let spans = vec![ProvenanceSpan::prompt("q", u64::MAX, 1)];
     let datum = Datum::builder([1]).provenance(spans.clone(), spans).build().unwrap();
     train.data = vec![datum];
     assert_eq!(field(train.body()), "data[0].provenance");
-    let image = InputChunk::Image {
-        data: Bytes::new(),
-        format: ImageFormat::Png,
-        expected_tokens: Some(u32::MAX),
-    };
+    let image = InputChunk::image(Bytes::new(), ImageFormat::Png).expecting(Some(u32::MAX));
     train.data = vec![Datum::builder(ModelInput::default().chunk(image)).build().unwrap()];
     assert_eq!(field(train.body()), "data[0].model_input[0]");
     train.data.clear();

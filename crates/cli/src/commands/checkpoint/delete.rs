@@ -10,8 +10,8 @@ use futures_util::future::{Either, select};
 use futures_util::stream::{self, StreamExt as _};
 use serde::Serialize;
 use serde_json::json;
+use tinkex::CheckpointKind;
 use tinkex::rest::Checkpoint;
-use tinkex::wire::CheckpointKind;
 use tinkex::{Timestamp, TinkerPath};
 
 use crate::args::timestamp;
@@ -65,13 +65,12 @@ impl DeletionTarget {
     /// Parses the paths of listed checkpoints.
     pub(super) fn from_list(checkpoints: Vec<Checkpoint>) -> Result<Vec<Self>, CommandError> {
         let parse = |details: Checkpoint| {
-            let path =
-                details.tinker_path.parse().map_err(|error: tinkex::wire::InvalidInput| {
-                    CommandError::new(
-                        Exit::Failed,
-                        format!("the server returned an invalid checkpoint path: {error}"),
-                    )
-                })?;
+            let path = details.tinker_path.parse().map_err(|error: tinkex::InvalidInput| {
+                CommandError::new(
+                    Exit::Failed,
+                    format!("the server returned an invalid checkpoint path: {error}"),
+                )
+            })?;
             Ok(Self { path, details: Some(details) })
         };
         checkpoints.into_iter().map(parse).collect()

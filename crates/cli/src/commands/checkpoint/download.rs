@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap_complete::ArgValueCandidates;
 use serde_json::json;
-use tinkex::wire::CheckpointKind;
+use tinkex::CheckpointKind;
 
 use crate::args::number_between;
 use crate::context::CommandContext;

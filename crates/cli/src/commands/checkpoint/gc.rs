@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 use clap_complete::ArgValueCandidates;
+use tinkex::CheckpointKind;
 use tinkex::rest::Checkpoint;
-use tinkex::wire::CheckpointKind;
 use tinkex::{Timestamp, TinkerPath};
 
 use crate::args::{duration, whole_number};

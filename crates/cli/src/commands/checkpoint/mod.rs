@@ -10,7 +10,7 @@ mod push;
 
 use clap::Subcommand;
 use clap_complete::ArgValueCandidates;
-use tinkex::wire::CheckpointKind;
+use tinkex::CheckpointKind;
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};

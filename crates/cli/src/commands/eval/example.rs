@@ -1,8 +1,8 @@
 //! [`EvalExample`]: the tokens of an example, separated into the prompt and the expected answer.
 
 use tinkex::Tokens;
-use tinkex::wire::loss_input::{TARGET_TOKENS, WEIGHTS};
-use tinkex::wire::{Logprobs, TensorData};
+use tinkex::loss_input::{TARGET_TOKENS, WEIGHTS};
+use tinkex::{Logprobs, TensorData};
 use tinkex_recipes::TrainExample;
 
 use crate::error::{CommandError, Exit};

@@ -199,7 +199,7 @@ async fn respond(
     prompts: Vec<ModelInput>,
     params: &SamplingParams,
 ) -> Result<Vec<String>, CommandError> {
-    let requests = prompts.into_iter().map(|prompt| sampler.sample(prompt, params.clone()));
+    let requests = prompts.into_iter().map(|prompt| sampler.sample(prompt, params));
     // Submit all requests before awaiting the first, so that the server batches them.
     let requests: Vec<_> = requests.collect();
     let mut responses = Vec::new();

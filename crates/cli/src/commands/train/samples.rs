@@ -61,7 +61,7 @@ impl TrainingSamples {
         let tokenizer = self.chat.tokenizer();
         let samples: Vec<SampleLine> = stream::iter(&self.prompts)
             .map(|(prompt, input)| async move {
-                let response = sampler.sample(input.clone(), params.clone()).await?;
+                let response = sampler.sample(input, params).await?;
                 let Some(sampled) = response.sequences.first() else {
                     return Err(CommandError::new(
                         Exit::Failed,

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, ValueEnum};
 use clap_complete::ArgValueCandidates;
+use tinkex::CheckpointKind;
 use tinkex::ServiceClient;
-use tinkex::wire::CheckpointKind;
 use tinkex_runs::{EventLogFormat, RunFolder};
 
 use crate::args::{positive, whole_number};

@@ -215,8 +215,9 @@ impl TokenEvents {
         Ok(())
     }
 
-    /// Adds the tokens of an event. The text of the event belongs to its last token.
+    /// Adds the tokens of an event.
     fn add(&mut self, choice: SampleStreamChoice) -> ReadResult {
+        let texts = choice.token_texts();
         let SampleStreamChoice { text, token_ids, logprobs, finish_reason, .. } = choice;
         let Some(tokens) = token_ids else {
             return match (self.received, text.is_empty() && finish_reason.is_none()) {
@@ -239,17 +240,19 @@ impl TokenEvents {
             return Err(invalid("it has text without a token").into());
         };
         let logprobs = logprobs.map(|logprobs| logprobs.token_logprobs).unwrap_or_default();
-        let mut text = Some(text);
-        for (at, token) in tokens.into_iter().enumerate() {
+        for (at, (token, text)) in tokens.into_iter().zip(texts).enumerate() {
             self.ready.push_back(StreamedToken {
                 token,
-                text: if at == last { text.take().unwrap_or_default() } else { String::new() },
+                text,
                 logprob: logprobs.get(at).copied().flatten(),
                 stop_reason: finish_reason.filter(|_| at == last),
             });
         }
         self.received += last + 1;
-        self.complete = finish_reason.is_some();
+        if finish_reason.is_some() {
+            self.complete = true;
+            self.body.set_complete();
+        }
         Ok(())
     }
 

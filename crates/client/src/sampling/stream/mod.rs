@@ -6,15 +6,18 @@
 mod endpoint;
 mod piece_text;
 mod pieces;
+mod stream_end;
 
 use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
 use tinkex_wire::{ModelInput, SampleRequest, SampleStreamRequest, SamplingParams, StopReason};
+use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
+use tracing::Span;
 
 use crate::dispatch::Permit;
 use crate::error::{Error, Result};
@@ -28,6 +31,7 @@ use crate::validated::Validated;
 use super::{SamplingClient, SamplingShared};
 use endpoint::{OpenedEndpoint, TokenEvents};
 use pieces::Pieces;
+use stream_end::StreamEnd;
 
 /// Default of [`SampleStreamOptions::idle_timeout`].
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
@@ -90,12 +94,21 @@ pub struct StreamedToken {
 /// Dropping the stream closes its connection, which cancels the sample on the server.
 /// [`next`](Self::next) is cancel safe: no token is lost if its future is dropped.
 #[must_use = "dropping a SampleStream cancels the sample; poll it"]
-pub struct SampleStream(BoxStream<'static, Result<StreamedToken>>);
+pub struct SampleStream {
+    tokens: BoxStream<'static, Result<StreamedToken>>,
+    /// Runtime in which the stream was created, for a stream that is polled outside of a runtime.
+    runtime: Option<Handle>,
+    end: StreamEnd,
+    /// Span in which the stream was created. Often another task polls the stream, for example the
+    /// connection of a web server; its requests and events still belong to the span.
+    span: Span,
+}
 
 /// Sampling parameters with the optional settings of a stream, for
 /// [`SamplingClient::sample_stream`].
 ///
-/// [`SamplingParams`] convert into options without further settings.
+/// [`SamplingParams`] convert into options without further settings. Parameters and options convert
+/// by value and by reference.
 ///
 /// ```
 /// use std::time::Duration;
@@ -201,6 +214,18 @@ impl From<SamplingParams> for SampleStreamOptions {
     }
 }
 
+impl From<&SamplingParams> for SampleStreamOptions {
+    fn from(params: &SamplingParams) -> Self {
+        Self::new(params.clone())
+    }
+}
+
+impl From<&Self> for SampleStreamOptions {
+    fn from(options: &Self) -> Self {
+        options.clone()
+    }
+}
+
 impl SamplingClient {
     /// Samples one completion of `prompt` and streams its tokens.
     ///
@@ -211,8 +236,14 @@ impl SamplingClient {
         options: impl Into<SampleStreamOptions>,
     ) -> SampleStream {
         let opening = Box::pin(options.into().open(self.clone(), prompt.into()));
+        let _entered = self.0.shared.session.settings().enter_runtime();
         let start = StreamProgress::Opening(RequestFuture::start(opening));
-        SampleStream(stream::unfold(start, StreamProgress::next).fuse().boxed())
+        SampleStream {
+            tokens: stream::unfold(start, StreamProgress::next).fuse().boxed(),
+            runtime: Handle::try_current().ok(),
+            end: StreamEnd::new(self.sampler_id().clone()),
+            span: Span::current(),
+        }
     }
 }
 
@@ -235,7 +266,19 @@ impl Stream for SampleStream {
     type Item = Result<StreamedToken>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_next_unpin(context)
+        let Self { tokens, runtime, end, span } = &mut *self;
+        let outside = Handle::try_current().is_err();
+        let _entered = runtime.as_ref().filter(|_| outside).map(Handle::enter);
+        let _in_span = span.enter();
+        let next = ready!(tokens.poll_next_unpin(context));
+        end.observe(next.as_ref());
+        Poll::Ready(next)
+    }
+}
+
+impl Drop for SampleStream {
+    fn drop(&mut self) {
+        self.span.in_scope(|| self.end.dropped());
     }
 }
 

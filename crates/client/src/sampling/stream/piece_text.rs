@@ -95,7 +95,7 @@ pub(super) async fn decoder(
 /// start of a text.
 pub(super) fn after_prompt(decoder: PieceDecoder, prompt: &ModelInput) -> PieceDecoder {
     match prompt.chunks.last() {
-        Some(InputChunk::EncodedText { tokens }) => match tokens.last() {
+        Some(InputChunk::EncodedText { tokens, .. }) => match tokens.last() {
             Some(last) => decoder.after(*last),
             None => decoder,
         },
