@@ -1,10 +1,9 @@
 //! Sessions: creation, heartbeats, telemetry and closing.
 
 use serde_json::{Value, json};
-use tinkex::wire::SampledSequence;
 use tinkex::{
     AdamParams, CallOptions, Datum, Env, ErrorKind, JsonObject, LoraOptions, LossFn,
-    SampleResponse, SamplingClient, SamplingParams,
+    SampleResponse, SampledSequence, SamplingClient, SamplingParams,
 };
 use tokio::time::{Duration, Instant, sleep};
 
