@@ -36,7 +36,7 @@ RECORDED_PORT = "18765"
 LIMIT_SECONDS = 240
 ATTEMPTS = 10
 # The waits of a script are divided by this; `cli_startup` divides the timeouts of the SDK.
-SCALE = 100
+SCALE = 20
 # How many commands run at the same time. Most of their time is start-up.
 WORKERS = 4
 RECORDED_HEADERS = ("x-api-key", "x-sdk-method", "x-sdk-version")
@@ -187,6 +187,8 @@ class Run:
             "TINKER_API_KEY": "tml-test-0000", "HF_HUB_OFFLINE": "0",
             "TINKER_BASE_URL": f"http://{self.server.address}/{self.scenario}",
         }
+        if any("sleep" in route for route in self.script.replies):
+            environment["RECORD_SHORT_TIMEOUTS"] = "1"
         if self.mode == "tty":
             environment |= {"TERM": "xterm-256color"}
             del environment["COLUMNS"]

@@ -32,7 +32,7 @@ MAX_TEXT = 160
 HEADER = """\
 Written by `cargo xtask record`, which runs both releases against servers on the loopback interface; see
 `fixtures/README.md`. Versions, lengths and line numbers are left out. In a block, `-` is the older release and `+` the
-newer one, first in the requests of the command, then in its output."""
+newer one, first in the requests of the command, then in its output, without lines that an earlier block has."""
 
 
 def version_key(version):
@@ -57,7 +57,9 @@ class Side:
         with open(path, newline="") as file:
             text = file.read().replace(self.version, "<version>")
         # Lines of the SDK's source move with every release.
-        text = re.sub(r'(<site-packages>/tinker/[^"]+", line) \d+', r"\1 N", text)
+        text = re.sub(r'(<site-packages>/tinker/[^":]+(?:", line |:))\d+', r"\1N", text)
+        # Colours and cursor movements.
+        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
         # Boxes are as wide as their content.
         return re.sub(r"[─━]{2,}", "──", re.sub(r" {2,}", " ", text))
 
@@ -200,12 +202,15 @@ def without_repetitions(text):
     return [line for line, _ in itertools.groupby((text or "").splitlines())]
 
 
-def differing(old, new, limit):
-    """Returns the lines that differ between two lists of lines."""
+def differing(old, new):
+    """Returns the lines that differ between two lists of lines, without the lines of boxes."""
     diff = difflib.unified_diff(old, new, lineterm="", n=0)
-    found = [line for line in diff if not line.startswith(("---", "+++", "@@"))]
-    more = [f"… and {len(found) - limit} more"] if len(found) > limit else []
-    return [line[:MAX_TEXT] for line in found[:limit]] + more
+    return [line[:MAX_TEXT] for line in diff if not line.startswith(("---", "+++", "@@")) and re.search(r"\w", line)]
+
+
+def shortened(lines, limit):
+    more = [f"… and {len(lines) - limit} more"] if len(lines) > limit else []
+    return lines[:limit] + more
 
 
 def request_lines(outcome):
@@ -234,13 +239,13 @@ def command_changes(old, new):
             codes = before[mode]["exit_code"], after[mode]["exit_code"]
             if codes[0] != codes[1]:
                 summary.append(f"exit code {codes[0]} → {codes[1]}")
-            summary += differing(request_lines(before[mode]), request_lines(after[mode]), MAX_LINES)
-        output = []
+            summary += shortened(differing(request_lines(before[mode]), request_lines(after[mode])), MAX_LINES)
+        output = {}
         for suffix in ("table.txt", "err.txt", "txt", "json", "json-mode.txt", "json-mode.err.txt"):
             file = f"{case}.{suffix}"
-            found = differing(*(without_repetitions(side.text("cli", file)) for side in (old, new)), MAX_OUTPUT_LINES)
+            found = differing(*(without_repetitions(side.text("cli", file)) for side in (old, new)))
             if found and not (output and "json" in suffix):
-                output += [f"{file}:", *found]
+                output[file] = found
         if summary or output:
             yield case, tuple(dict.fromkeys(summary)), output
 
@@ -256,9 +261,15 @@ def commands(old, new):
     alike = collections.defaultdict(list)
     for case, summary, output in command_changes(old, new):
         alike[summary or case].append((case, summary, output))
+    seen = set()
     for cases in alike.values():
         _, summary, output = cases[0]
-        block = [*summary, *output]
+        block = list(summary)
+        for file, found in output.items():
+            # Many commands print the same warning.
+            if first := [line for line in found if line not in seen]:
+                block += [f"{file}:", *shortened(first, MAX_OUTPUT_LINES)]
+            seen.update(found)
         example = "; output of the first" if len(cases) > 1 and output else ""
         lines += [f"- {names((case for case, _, _ in cases), 12)}{example}", "", "  ```diff", *(f"  {line}" for line in block), "  ```", ""]
     return lines

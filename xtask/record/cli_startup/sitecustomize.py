@@ -1,18 +1,20 @@
 """Prepares the Python process of a recorded command. Python imports this module at start-up.
 
 Waiting between retries takes no time: a sleep of the SDK returns at once and moves the SDK's clock.
-Read timeouts are a hundredth of what the SDK asks for, as are the waits of the recording server.
+With RECORD_SHORT_TIMEOUTS, read timeouts are a twentieth of what the SDK asks for, as are the waits of
+the recording server.
 The jitter of delays is the same in every run, and so is the name of the host.
 """
 
 import asyncio
+import os
 import random
 import socket
 import sys
 import time as real_time
 import types
 
-SCALE = 100
+SCALE = 20
 # Functions that run beside the calls. Their sleeps must take time, or they would use all of it.
 BACKGROUND = {
     "_session_heartbeat",
@@ -71,6 +73,11 @@ def prepare():
         if name.startswith("tinker.") and getattr(module, "time", None) is real_time:
             module.time = CLOCK
 
+    if "RECORD_SHORT_TIMEOUTS" in os.environ:
+        shorten_timeouts(httpx)
+
+
+def shorten_timeouts(httpx):
     send = httpx.AsyncHTTPTransport.handle_async_request
 
     async def with_short_timeout(self, request):
