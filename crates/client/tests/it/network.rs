@@ -107,6 +107,28 @@ async fn clients_of_one_network_share_the_idle_connections_that_it_keeps() {
     }
 }
 
+/// Bug: the cause was only in the source of the error.
+#[tokio::test]
+async fn the_message_of_a_failed_connection_ends_with_its_cause() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let error = list(&client(&url).build().unwrap()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Connect);
+    let message = error.to_string();
+    assert!(
+        message.ends_with(&format!("connection to {url} failed: Connection refused")),
+        "{message}"
+    );
+
+    let failing = client("http://api.test").http(|_: Request<Bytes>| async {
+        Err(HttpFailure::connect("failed to lookup address information"))
+    });
+    let error = list(&failing.build().unwrap()).await.unwrap_err();
+    let cause = "connection to http://api.test failed: failed to lookup address information";
+    assert!(error.to_string().ends_with(cause), "{error}");
+}
+
 /// Counts the requests that it passes on.
 struct Counting(Network, Arc<AtomicUsize>);
 
