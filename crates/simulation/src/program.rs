@@ -164,6 +164,11 @@ impl ClientProgram {
         let mut losses = String::new();
         let mut pending = Vec::new();
         for _ in 0..self.rng.u32(1..4) {
+            // An upstream cannot discard a gradient.
+            if !self.through_gateway && self.rng.u32(0..6) == 0 {
+                pending.push(model.forward_backward(self.batch(), LossFn::CrossEntropy));
+                model.discard_gradient().await?;
+            }
             let passes = self.rng.u32(1..3);
             for _ in 0..passes {
                 pending.push(model.forward_backward(self.batch(), LossFn::CrossEntropy));

@@ -235,6 +235,7 @@ pub enum RequestKind {
     CreateModel,
     ForwardBackward,
     OptimStep,
+    DiscardGradient,
     SaveWeights,
     SaveWeightsForSampler,
     SaveWeightsExternal,

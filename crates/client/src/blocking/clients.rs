@@ -168,6 +168,7 @@ delegate! { TrainingClient:
         loss: impl Into<LossSpec>,
         options: impl Into<StepOptions>
     ) -> StepOutput;
+    start discard_gradient() -> ();
     start save_state(options: impl Into<SaveOptions>) -> TinkerPath;
     start save_weights_for_sampler(options: impl Into<SaveOptions>) -> TinkerPath;
     start save_weights_external(options: impl Into<SaveOptions>) -> ExternalWeights;

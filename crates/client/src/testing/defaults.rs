@@ -164,6 +164,7 @@ impl Defaults {
                 return Some(pass_result(&call.forward_backward()?));
             }
             Route::OptimStep => json!({"metrics": {}}),
+            Route::DiscardGradient => json!({"type": "discard_gradient"}),
             Route::CreateModel => {
                 let request: CreateModel = decode(call)?;
                 let id = ModelId::in_session(&request.session_id, request.model_seq_id);

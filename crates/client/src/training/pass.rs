@@ -1,7 +1,7 @@
 //! Forward and forward-backward passes over a batch, whose loss the server or the client computes.
 
 use tinkex_loss::{LocalLoss, LossResult};
-use tinkex_wire::{Datum, PassMode};
+use tinkex_wire::{Datum, PassMode, Seq};
 
 use crate::error::{Error, Result};
 use crate::future::ApiFuture;
@@ -34,6 +34,14 @@ impl SubmittedPass {
     pub(super) fn refusal(&self) -> Option<Error> {
         match self {
             Self::Batch(batch) | Self::Gradient(batch, _) => batch.refusal(),
+            Self::Evaluated(_) => None,
+        }
+    }
+
+    /// Returns the sequence number of the first chunk whose gradient the server accumulates.
+    pub(super) fn first_seq(&self) -> Option<Seq> {
+        match self {
+            Self::Batch(batch) | Self::Gradient(batch, _) => batch.first_seq(),
             Self::Evaluated(_) => None,
         }
     }

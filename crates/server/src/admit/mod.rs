@@ -39,7 +39,9 @@ pub(crate) use self::sampling::{EngineSample, check_tokens, engine_sample, sampl
 pub(crate) use self::save::{
     save_weights, save_weights_external, save_weights_for_sampler, validate_name, validate_ttl,
 };
-pub(crate) use self::training::{create_model, forward_backward, optim_step, random_seed};
+pub(crate) use self::training::{
+    create_model, discard_gradient, forward_backward, optim_step, random_seed,
+};
 use crate::backends::Backends;
 use crate::limits::ServerLimits;
 use crate::models::{BaseModel, BaseModels};

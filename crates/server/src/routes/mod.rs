@@ -219,6 +219,9 @@ async fn call_handler(
             acknowledge(state, admit_large(state, received, admit::forward_backward).await).await
         }
         Route::OptimStep => acknowledge(state, admit::optim_step(&state.admission, body)).await,
+        Route::DiscardGradient => {
+            acknowledge(state, admit::discard_gradient(&state.admission, body)).await
+        }
         Route::SaveWeights => acknowledge(state, admit::save_weights(&state.admission, body)).await,
         Route::SaveWeightsForSampler => {
             acknowledge(state, admit::save_weights_for_sampler(&state.admission, body)).await

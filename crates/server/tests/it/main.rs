@@ -26,6 +26,7 @@ mod gateway;
 mod gguf;
 mod gguf_tokenizer;
 mod golden_gguf;
+mod gradient;
 mod harness;
 mod idle;
 mod import;
