@@ -8,6 +8,7 @@ mod datum_index;
 mod enqueue;
 mod finite;
 mod forward_backward;
+mod loss_inputs;
 mod merge;
 mod pass;
 mod pass_encoding;
@@ -243,7 +244,8 @@ impl TrainingClient {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if `data` is empty, holds NaN or infinite weights, advantages or
-    /// clip bounds, or cannot be encoded; nothing is queued in that case.
+    /// clip bounds, has a loss input that a built-in loss does not read (the message names the most
+    /// similar input), or cannot be encoded; nothing is queued in that case.
     /// [`ErrorKind::WorkFailed`] if the server cannot compute the loss. Indices in messages refer
     /// to `data`.
     pub fn forward_backward(

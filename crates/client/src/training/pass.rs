@@ -9,7 +9,7 @@ use crate::future::ApiFuture;
 use super::call_order::Reservation;
 use super::forward_backward::{BatchRequests, SubmittedBatch};
 use super::merge::BatchOutput;
-use super::{LossSource, LossSpec, TrainingClient, TrainingShared};
+use super::{LossSource, LossSpec, TrainingClient, TrainingShared, loss_inputs};
 
 /// Pass whose requests were validated and not yet sent.
 pub(super) enum PreparedPass {
@@ -57,6 +57,7 @@ impl TrainingClient {
     ) -> Result<PreparedPass> {
         match &loss.0 {
             LossSource::BuiltIn(function, config) => {
+                loss_inputs::check(&data, function)?;
                 let batch = BatchRequests::new(&self.0, mode, data, function, config)?;
                 Ok(PreparedPass::OnServer(batch))
             }

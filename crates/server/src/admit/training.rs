@@ -106,6 +106,8 @@ pub(crate) fn forward_backward(
     let seq = request.seq_id.map(Seq::get);
     let admit = || {
         let run = require_run(&admission.store(), &request.model_id)?;
+        // Not checked again when a stored pass is restored: it must be executed as it was admitted.
+        admission.ignored_inputs.check(&run.session, &request)?;
         let operation = pass_operation(admission, &run, &request, &body)?;
         let kind = RequestKind::ForwardBackward;
         ModelRequest { kind, seq, digest, body, operation }.submit(

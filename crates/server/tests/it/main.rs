@@ -33,6 +33,7 @@ mod import;
 mod inference;
 mod invalid_data;
 mod logging;
+mod loss_inputs;
 mod memory;
 mod messages;
 mod model_folders;
