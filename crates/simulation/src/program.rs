@@ -105,6 +105,10 @@ impl ClientProgram {
             7 | 8 => self.save(&model).await,
             9 => {
                 self.samplers.push(model.save_weights_and_get_sampling_client().await?);
+                if self.samplers.len() > 3 {
+                    let at = self.rng.usize(0..self.samplers.len());
+                    self.samplers.swap_remove(at).close().await?;
+                }
                 Ok("saved for sampling".to_owned())
             }
             10 | 14 => self.load(&model).await,

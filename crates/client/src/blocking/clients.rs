@@ -211,6 +211,7 @@ impl TrainingClient {
 delegate! { SamplingClient:
     start compute_logprobs(tokens: impl Into<ModelInput>) -> Logprobs;
     wait get_sampler() -> SamplerInfo;
+    wait close() -> ();
 }
 
 #[cfg(feature = "tokenizer")]

@@ -66,7 +66,8 @@ impl Defaults {
             | Route::DynamicConfig
             | Route::SessionHeartbeat
             | Route::FinishSession
-            | Route::CancelFuture => json!({}),
+            | Route::CancelFuture
+            | Route::CloseSampler => json!({}),
             Route::Telemetry => json!({"status": "accepted"}),
             Route::Health => json!({"status": "ok"}),
             Route::AuthToken => json!({"jwt": "eyJ-fake"}),

@@ -400,7 +400,8 @@ impl TrainingClient {
 
     /// Saves the weights without a name, and returns a client that samples from them.
     ///
-    /// The saved weights cannot be listed or loaded, and are deleted with their sampling session.
+    /// The saved weights cannot be listed or loaded, and are deleted with their sampling session:
+    /// when [`SamplingClient::close`] is called or the session ends.
     ///
     /// # Errors
     /// [`ErrorKind::WorkFailed`] if the server cannot save the weights.

@@ -98,7 +98,7 @@ impl NumberedServer {
     pub(crate) fn new(config: Value) -> Self {
         crate::event_log::keep_events();
         let script = Arc::new(Mutex::new(Script { config, ..Script::default() }));
-        let routes = Route::ALL.iter().chain(&[Route::DiscardGradient]);
+        let routes = Route::ALL.iter().chain(&[Route::DiscardGradient, Route::CloseSampler]);
         let server = routes.fold(FakeServer::new(), |server, route| {
             let script = Arc::clone(&script);
             server.on_call(*route, move |call| script.lock().unwrap().reply(call))

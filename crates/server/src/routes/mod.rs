@@ -240,6 +240,7 @@ async fn call_handler(
 
         Route::CreateSamplingSession => run::create_sampler(state, &body).await,
         Route::JoinSamplingSession => run::join_sampler(state, &body).await,
+        Route::CloseSampler => run::close_sampler(state, param(0)).await,
         Route::GetSampler => run::sampler(state, param(0), is_from_this_machine(parts)),
 
         Route::RetrieveFuture => future::retrieve(state, &body).await,

@@ -275,6 +275,8 @@ impl Worker {
             weights: Some(WeightsLocation::Local(folder)),
             run: Some(run.id.clone()),
             clients: 1,
+            end: None,
+            weights_released: false,
         });
         let saved = SamplerWeightsSaved::ephemeral(id);
         Ok(Outcome::json(&saved).with_record(sampler))

@@ -43,6 +43,7 @@ mod process;
 mod raw;
 mod restart;
 mod sample_stream;
+mod sampler_end;
 mod sampling;
 mod soak;
 mod sse;

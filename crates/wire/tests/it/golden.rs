@@ -188,6 +188,7 @@ impl Exchange {
             Route::ImportAdapter
             | Route::DeleteTrainingRun
             | Route::DiscardGradient
+            | Route::CloseSampler
             | Route::Completions
             | Route::UnloadModel => {
                 panic!("{}: the API does not have the route", self.name)
@@ -261,6 +262,7 @@ impl Exchange {
             Route::ImportAdapter
             | Route::DeleteTrainingRun
             | Route::DiscardGradient
+            | Route::CloseSampler
             | Route::Completions
             | Route::UnloadModel => {
                 panic!("{}: the API does not have the route", self.name)
