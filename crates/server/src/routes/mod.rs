@@ -1,8 +1,8 @@
 //! HTTP: authentication, request bodies, one `match` over all routes, and the handlers of requests
 //! that no backend executes.
 //!
-//! Only this module, `server` and `stream` refer to HTTP types. All other modules return
-//! [`ServerError`], which [`error`] maps to responses.
+//! Only this module, `server`, `connections` and `stream` refer to HTTP types. All other modules
+//! return [`ServerError`], which [`error`] maps to responses.
 
 mod body;
 mod checkpoint;

@@ -12,6 +12,7 @@ mod chat;
 mod checkpoint;
 mod child_server;
 mod completions;
+mod connections;
 mod contract;
 mod crash;
 mod custom_loss;

@@ -41,8 +41,23 @@ struct PooledClient {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of TCP keep-alive probes.
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// Time after which an unused connection is closed.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Time after which an unused connection is closed. Unused connections count against the server's
+/// limit of connections.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum number of unused connections of each HTTP client to a server. With 50 requests per
+/// client, a burst of requests leaves at most two fifths of its connections open.
+const MAX_IDLE_CONNECTIONS: usize = 20;
+/// Environment variables that set proxies. Upper case names take precedence.
+pub(super) const PROXY_VARIABLES: [&str; 8] = [
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+    "NO_PROXY",
+    "no_proxy",
+];
 /// Lowest upload rate, in bytes per second, at which a request does not time out. The timeout of a
 /// request is extended by the time that its body takes at this rate.
 const SLOWEST_UPLOAD_BYTES_PER_SECOND: u64 = 64 * 1024;
@@ -76,7 +91,8 @@ impl Network {
                 let client = client.expect("a client with these settings was built before");
                 PooledClient { client, protocol }
             };
-            (lane, Pool::new(lane.requests_per_client(), Box::new(make)))
+            let pool = Pool::new(lane.requests_per_client(), Box::new(make));
+            (lane, pool.max_requests(lane.max_connections()))
         };
         Ok(Self { pools: Lane::ALL.map(pool).into(), speaks_http2 })
     }
@@ -84,6 +100,16 @@ impl Network {
     fn pool(&self, lane: Lane) -> &Pool<PooledClient> {
         let pool = self.pools.iter().find(|(name, _)| *name == lane);
         &pool.expect("every lane has a pool").1
+    }
+
+    /// Returns a client for one request. Without HTTP/2, each request occupies a connection, so waits
+    /// while the lane has the maximum number of connections.
+    async fn lease(&self, lane: Lane) -> Lease<PooledClient> {
+        let pool = self.pool(lane);
+        if self.speaks_http2.load(Ordering::Relaxed) {
+            return pool.lease();
+        }
+        pool.lease_permitted().await
     }
 
     /// Sends a request with a body of `bytes` bytes and waits for the complete response.
@@ -99,7 +125,7 @@ impl Network {
         let upload_time = Duration::from_secs(bytes / SLOWEST_UPLOAD_BYTES_PER_SECOND);
         *request.timeout_mut() = Some(timeout + upload_time);
         let secure = request.url().scheme() == "https";
-        let lease = pool.lease();
+        let lease = self.lease(lane).await;
         let sent = lease.client().client.execute(request).await;
         if sent.is_err() && lease.client().protocol == Protocol::Http2 {
             // Offer both protocols again: the server at this address may have been replaced by one
@@ -158,7 +184,7 @@ impl HttpService for Network {
     ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
         Box::pin(async move {
             let request = reqwest::Request::try_from(request).map_err(classify)?;
-            let lease = self.pool(lane).lease();
+            let lease = self.lease(lane).await;
             let sent = tokio::time::timeout(timeout, lease.client().client.execute(request)).await;
             let mut response = sent.map_err(HttpFailure::timeout)?.map_err(classify)?;
             let head = take_head(&mut response);
@@ -304,6 +330,7 @@ fn client(
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_keepalive(TCP_KEEP_ALIVE)
         .pool_idle_timeout(IDLE_TIMEOUT)
+        .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
         .build()
         .map_err(|error| {
             Error::new(ErrorKind::Config, "cannot create an HTTP client").with_source(error)
