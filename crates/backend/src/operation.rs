@@ -42,7 +42,8 @@ impl<T, W> From<CommonOperation> for ModelOperation<T, W> {
 
 /// A backend's type of a training request.
 pub trait TrainingOperation {
-    /// Returns the name for log events: `forward`, `forward_backward` or `optim_step`.
+    /// Returns the name for log events: `forward`, `forward_backward`, `optim_step` or
+    /// `discard_gradient`.
     fn name(&self) -> &'static str;
 
     /// Returns the memory that the operation holds or will allocate beyond the request body, in

@@ -1,6 +1,6 @@
-//! Ends silent sessions; removes expired results and checkpoints, ended sessions and unreferenced
-//! folders. A session is silent if its client has sent no request and no heartbeat for the session
-//! timeout.
+//! Ends silent sessions and unused sampling sessions; removes expired results and checkpoints, ended
+//! sessions and unreferenced folders. A session is silent if its client has sent no request and no
+//! heartbeat for the session timeout.
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
@@ -15,8 +15,10 @@ use tinkex_store::clock::micros;
 use tinkex_store::disk::WriteCallback;
 use tinkex_store::durable::ChangeGuard;
 use tinkex_store::history::HistoryRecord;
+use tinkex_store::log;
 use tinkex_store::store::{
-    FailureCategory, Record, RequestKind, SessionEnd, SessionRecord, Store, UnixMicros,
+    FailureCategory, Record, RequestKind, SamplerEnd, SamplerRecord, SessionEnd, SessionRecord,
+    Store, UnixMicros,
 };
 use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{ModelId, RequestId, SessionId, TinkerPath};
@@ -114,6 +116,8 @@ impl Expiry {
                 self.backends.discard(weights);
             }
         }
+        self.end_unused_samplers(&mut store);
+        self.release_weights(&mut store);
         let retention = timeouts.ended_session_retention;
         if !retention.is_zero() {
             let ids = store.removable_sessions(now.saturating_sub(micros(retention)));
@@ -131,6 +135,58 @@ impl Expiry {
             // The folder is a copy of weights from an upstream. Only the expired download
             // permission referred to it.
             self.store().unfinished_folders.remove(&folder);
+        }
+    }
+
+    /// Ends the sampling sessions with weights without a name that were not used for the timeout.
+    fn end_unused_samplers(&self, store: &mut Store) {
+        let timeout = self.timeouts.unused_sampler;
+        let deadline = if timeout.is_zero() { None } else { self.deadline(timeout) };
+        let Some(deadline) = deadline else { return };
+        let busy = store.busy_samplers();
+        let unused: Vec<SamplerRecord> = store
+            .samplers
+            .values()
+            .filter(|entry| entry.row.end.is_none() && entry.row.run.is_some())
+            .filter(|entry| entry.last_used <= deadline && !busy.contains(&entry.row.id))
+            .map(|entry| SamplerRecord { end: Some(SamplerEnd::Unused), ..entry.row.clone() })
+            .collect();
+        for row in unused {
+            tracing::info!(
+                target: log::MODEL,
+                sampling_session_id = %row.id,
+                session_id = %row.session,
+                "ended an unused sampling session"
+            );
+            store.put_required(Record::Sampler(row));
+        }
+    }
+
+    /// Releases the weights of ended sampling sessions whose requests are finished. The weights are
+    /// deleted if nothing else refers to them.
+    fn release_weights(&self, store: &mut Store) {
+        let ended = |row: &SamplerRecord| row.end.is_some() && !row.weights_released;
+        if !store.samplers.values().any(|entry| ended(&entry.row)) {
+            return;
+        }
+        let busy = store.busy_samplers();
+        let mut released: Vec<SamplerRecord> = store
+            .samplers
+            .values()
+            .filter(|entry| ended(&entry.row) && !busy.contains(&entry.row.id))
+            .map(|entry| SamplerRecord { weights_released: true, ..entry.row.clone() })
+            .collect();
+        // Sort, so that the upstreams get the requests in the same order in every run of a
+        // simulation.
+        released.sort_by(|a, b| a.id.cmp(&b.id));
+        let weights: Vec<WeightsLocation> =
+            released.iter().filter_map(|row| row.weights.clone()).collect();
+        for row in released {
+            store.put_required(Record::Sampler(row));
+        }
+        let in_use = store.weights_in_use();
+        for weights in weights.into_iter().filter(|weights| !in_use.contains(weights)) {
+            self.backends.discard(weights);
         }
     }
 
@@ -220,7 +276,7 @@ impl Expiry {
             };
             self.fail_queued(&mut store, id, end);
             let samplers = store.samplers.values().filter(|entry| entry.row.session == *id);
-            sampled.extend(samplers.filter_map(|entry| entry.row.weights.clone()));
+            sampled.extend(samplers.filter_map(|entry| entry.row.needed_weights().cloned()));
         }
         store.apply_all(records);
         drop(store);

@@ -36,8 +36,8 @@
 //!    and wakes the polls that wait for it in `routes::future`.
 //!
 //! `expiry` ends sessions whose clients are silent and removes expired objects, and `models` lists
-//! the base models. HTTP is confined to `routes`, `server` and `stream`; all other modules report a
-//! `ServerError`, which `routes::error` maps to a response.
+//! the base models. HTTP is confined to `routes`, `server`, `connections` and `stream`; all other
+//! modules report a `ServerError`, which `routes::error` maps to a response.
 //!
 //! # Crates
 //!
@@ -55,6 +55,7 @@
 mod admit;
 mod api_key;
 mod backends;
+mod connections;
 mod downloads;
 mod environment;
 mod expiry;

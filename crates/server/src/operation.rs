@@ -38,6 +38,8 @@ pub(crate) enum EngineTraining {
     Pass(Box<TrainingPass>),
     /// Applies the accumulated gradients.
     OptimStep(StepParams),
+    /// Discards the accumulated gradients.
+    DiscardGradient,
 }
 
 impl TrainingOperation for EngineTraining {
@@ -46,13 +48,14 @@ impl TrainingOperation for EngineTraining {
             Self::Pass(pass) if pass.mode == PassMode::Forward => "forward",
             Self::Pass(_) => "forward_backward",
             Self::OptimStep(_) => "optim_step",
+            Self::DiscardGradient => "discard_gradient",
         }
     }
 
     fn extra_bytes(&self) -> usize {
         match self {
             Self::Pass(pass) => pass.data.extra_bytes(),
-            Self::OptimStep(_) => 0,
+            Self::OptimStep(_) | Self::DiscardGradient => 0,
         }
     }
 }

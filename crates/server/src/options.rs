@@ -192,6 +192,9 @@ pub struct ServerTimeouts {
     /// Time without a request or heartbeat after which a session expires (default 15 min). Zero
     /// disables expiry.
     pub session_expiry: Duration,
+    /// Time after which an unused sampling session with weights without a name ends (default 6 h).
+    /// Its weights are deleted then. Zero keeps it until its session ends or a client closes it.
+    pub unused_sampler: Duration,
     /// Time for which an ended session without training runs is listed (default 30 days). Zero
     /// lists it forever.
     pub ended_session_retention: Duration,
@@ -355,6 +358,7 @@ impl Default for ServerTimeouts {
             result_retention: Duration::from_secs(3_600),
             finished_session_retention: Duration::from_secs(60),
             session_expiry: Duration::from_secs(900),
+            unused_sampler: Duration::from_secs(6 * 3_600),
             ended_session_retention: Duration::from_secs(30 * 24 * 3_600),
             client_io: Duration::from_secs(30),
             snapshot_after: Duration::from_secs(20),

@@ -17,10 +17,11 @@ use tinkex_store::executor::{LoopHandle, TaskHandle, spawn};
 use tinkex_store::log;
 use tinkex_store::store::{NeededBackend, Store, UnfinishedRequest};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::admit;
 use crate::api_key;
+use crate::connections::{Connections, OpenConnection};
 use crate::environment::Environment;
 use crate::file_limit;
 use crate::inference::{Inference, NamedModel};
@@ -488,9 +489,8 @@ async fn accept_connections(
     state: Arc<ServerState>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let permits = Arc::new(Semaphore::new(state.options.limits.connections));
+    let connections = Connections::new(state.options.limits.connections);
     loop {
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = until_stopped(&mut stopped) => return,
@@ -499,12 +499,12 @@ async fn accept_connections(
             tokio::time::sleep(ACCEPT_RETRY).await;
             continue;
         };
-        let state = Arc::clone(&state);
-        let stopped = stopped.clone();
-        spawn(async move {
-            serve_connection(stream, peer, state, stopped).await;
-            drop(permit);
-        });
+        // Accept first: idle connections are closed only for a client that waits.
+        let connection = tokio::select! {
+            connection = connections.add() => connection,
+            () = until_stopped(&mut stopped) => return,
+        };
+        spawn(serve_connection(stream, peer, Arc::clone(&state), connection, stopped.clone()));
     }
 }
 
@@ -512,6 +512,7 @@ async fn serve_connection(
     stream: TcpStream,
     peer: SocketAddr,
     state: Arc<ServerState>,
+    open: OpenConnection,
     mut stopped: watch::Receiver<bool>,
 ) {
     // Disable Nagle's algorithm: responses are small and clients wait for them. A failure only
@@ -519,10 +520,14 @@ async fn serve_connection(
     let _ = stream.set_nodelay(true);
     let timeout = state.options.timeouts.client_io;
     let io = hyper_util::rt::TokioIo::new(WriteTimeoutStream::new(stream, timeout));
-    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+    let service = hyper::service::service_fn(|mut request: Request<Incoming>| {
         request.extensions_mut().insert(routes::PeerAddress(peer));
         let state = Arc::clone(&state);
-        async move { Ok::<_, std::convert::Infallible>(routes::handle(&state, request).await) }
+        let active = open.begin_request();
+        async move {
+            let response = routes::handle(&state, request).await;
+            Ok::<_, std::convert::Infallible>(response.map(|body| active.hold_in(body)))
+        }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(hyper_util::rt::TokioTimer::new())
@@ -532,14 +537,21 @@ async fn serve_connection(
         .serve_connection(io, service);
     let mut connection = std::pin::pin!(connection);
     // Ignore errors of a connection: the client disconnected or does not speak HTTP.
-    let ended = tokio::select! {
-        _ = connection.as_mut() => true,
-        () = until_stopped(&mut stopped) => false,
-    };
-    if !ended {
-        connection.as_mut().graceful_shutdown();
-        let _ = tokio::time::timeout(CONNECTION_GRACE, connection).await;
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = until_stopped(&mut stopped) => {}
+        () = open.closing() => {
+            // An idle connection closes at once. A request that arrived in the meantime gets its
+            // response first.
+            connection.as_mut().graceful_shutdown();
+            tokio::select! {
+                _ = connection.as_mut() => return,
+                () = until_stopped(&mut stopped) => {}
+            }
+        }
     }
+    connection.as_mut().graceful_shutdown();
+    let _ = tokio::time::timeout(CONNECTION_GRACE, connection).await;
 }
 
 async fn until_stopped(stopped: &mut watch::Receiver<bool>) {

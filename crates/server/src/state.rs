@@ -22,7 +22,7 @@ use tinkex_store::result_reads::ResultReads;
 use tinkex_store::store::Store;
 use tokio::sync::{Semaphore, watch};
 
-use crate::admit::Admission;
+use crate::admit::{Admission, IgnoredInputs};
 use crate::backends::Backends;
 use crate::downloads::Downloads;
 use crate::environment::Environment;
@@ -93,6 +93,7 @@ impl ServerState {
             weights_dir: weights_dir.clone(),
             limits: options.limits.clone(),
             raw_logprobs: options.raw_logprobs,
+            ignored_inputs: IgnoredInputs::default(),
         });
         let inference = Arc::new(Inference {
             admission: Arc::clone(&admission),

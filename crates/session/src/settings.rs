@@ -16,6 +16,7 @@ use crate::transport::Transport;
 use crate::transport::http::HttpService;
 use crate::transport::http::custom::CustomHttp;
 use crate::transport::http::network::Network;
+use crate::transport::http::shared_network::shared_network;
 use crate::transport::instrument::stats::RequestStats;
 use crate::transport::request::header;
 use crate::transport::retry::backoff_registry::BackoffRegistry;
@@ -151,16 +152,20 @@ impl ClientSettings {
     pub fn new(input: SettingsInput) -> Result<Self> {
         input.options.validate()?;
         validate_concurrency(input.max_concurrent_samples)?;
+        let base_url = BaseUrl::resolve(input.base_url, &input.env)?;
         let (http, backoffs): (Arc<dyn HttpService>, _) = match input.http {
             Some(HttpSource::Custom(custom)) => (custom.service, custom.backoffs),
             Some(HttpSource::Network(network)) => {
                 (Arc::new(network), BackoffRegistry::of_process())
             }
-            None => (Arc::new(Network::new(&input.env)?), BackoffRegistry::of_process()),
+            None => {
+                let network = shared_network(&base_url, &input.env, input.runtime.as_ref())?;
+                (network, BackoffRegistry::of_process())
+            }
         };
         let project = input.env.get("TINKER_PROJECT_ID").map(str::to_owned);
         let settings = Self {
-            base_url: BaseUrl::resolve(input.base_url, &input.env)?,
+            base_url,
             api_key: input.api_key,
             key_only: false,
             headers: header::default_headers(&input.env, &input.headers)?,

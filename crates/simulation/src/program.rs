@@ -105,6 +105,10 @@ impl ClientProgram {
             7 | 8 => self.save(&model).await,
             9 => {
                 self.samplers.push(model.save_weights_and_get_sampling_client().await?);
+                if self.samplers.len() > 3 {
+                    let at = self.rng.usize(0..self.samplers.len());
+                    self.samplers.swap_remove(at).close().await?;
+                }
                 Ok("saved for sampling".to_owned())
             }
             10 | 14 => self.load(&model).await,
@@ -164,6 +168,11 @@ impl ClientProgram {
         let mut losses = String::new();
         let mut pending = Vec::new();
         for _ in 0..self.rng.u32(1..4) {
+            // An upstream cannot discard a gradient.
+            if !self.through_gateway && self.rng.u32(0..6) == 0 {
+                pending.push(model.forward_backward(self.batch(), LossFn::CrossEntropy));
+                model.discard_gradient().await?;
+            }
             let passes = self.rng.u32(1..3);
             for _ in 0..passes {
                 pending.push(model.forward_backward(self.batch(), LossFn::CrossEntropy));

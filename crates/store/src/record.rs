@@ -207,6 +207,29 @@ pub struct SamplerRecord {
     pub run: Option<ModelId>,
     /// Number of clients that have joined, the creator included.
     pub clients: u64,
+    /// Reason for the end of the sampling session; `None` while it can be sampled from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<SamplerEnd>,
+    /// Whether the sampling session has ended and no longer needs its weights.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub weights_released: bool,
+}
+
+impl SamplerRecord {
+    /// Returns the weights that must be kept for the sampling session.
+    pub fn needed_weights(&self) -> Option<&WeightsLocation> {
+        self.weights.as_ref().filter(|_| !self.weights_released)
+    }
+}
+
+/// Reason for the end of a sampling session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SamplerEnd {
+    /// A client closed it.
+    Closed,
+    /// It has weights without a name, and was not used for a long time.
+    Unused,
 }
 
 /// A user-visible checkpoint.
@@ -235,6 +258,7 @@ pub enum RequestKind {
     CreateModel,
     ForwardBackward,
     OptimStep,
+    DiscardGradient,
     SaveWeights,
     SaveWeightsForSampler,
     SaveWeightsExternal,

@@ -15,14 +15,36 @@ const MAX_SUGGESTIONS: usize = 3;
 /// quadratic in the number of characters.
 const MAX_COMPARED: usize = 200;
 
+/// Maximum edit distance of a misspelt name.
+const MAX_MISSPELLING: usize = 2;
+
+/// Returns the name of which `name` is a misspelling, if there is one: a name whose edit distance
+/// from `name` is at most 2 and at most a third of the characters of the longer of the two. Ignores
+/// the case of letters.
+///
+/// Unlike [`nearest_names`], finds no name that only resembles `name`, so that a program can reject
+/// `name` for it.
+///
+/// ```
+/// use tinkex_suggest::misspelt_name;
+///
+/// let inputs = ["target_tokens", "weights"];
+/// assert_eq!(misspelt_name("weight", inputs), Some("weights"));
+/// assert_eq!(misspelt_name("mask", inputs), None);
+/// ```
+pub fn misspelt_name<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let nearest = nearest_names(name, names).into_iter().next()?;
+    let [wanted, candidate] = [comparable(name), comparable(nearest)];
+    let distance = strsim::generic_levenshtein(&wanted, &candidate);
+    let max = MAX_MISSPELLING.min(wanted.len().max(candidate.len()) / 3);
+    (distance <= max).then_some(nearest)
+}
+
 /// Returns the names that are most similar to `name`, nearest first, at most three.
 ///
 /// Leaves out names whose edit distance from `name` exceeds half of the characters of the longer
 /// of the two names. Ignores the case of letters.
 pub fn nearest_names<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let comparable = |name: &str| -> Vec<char> {
-        name.chars().take(MAX_COMPARED).flat_map(char::to_lowercase).collect()
-    };
     let wanted = comparable(name);
     let mut ranked: Vec<(usize, &str)> = names
         .into_iter()
@@ -35,6 +57,11 @@ pub fn nearest_names<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -
         .collect();
     ranked.sort_unstable();
     ranked.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name).collect()
+}
+
+/// Returns the start of a name in lower case.
+fn comparable(name: &str) -> Vec<char> {
+    name.chars().take(MAX_COMPARED).flat_map(char::to_lowercase).collect()
 }
 
 #[cfg(test)]
@@ -53,6 +80,27 @@ mod tests {
         let names = ["Qwen/Qwen3-8B", "tinkex/tiny"];
         assert!(nearest_names("tiny", names).is_empty());
         assert!(nearest_names("gpt-4", names).is_empty());
+    }
+
+    #[test]
+    fn a_misspelt_name_differs_in_at_most_two_characters() {
+        let inputs = ["target_tokens", "weights", "logprobs", "advantages"];
+        for (name, expected) in [
+            ("weight", Some("weights")),
+            ("Weights", Some("weights")),
+            ("wieghts", Some("weights")),
+            ("log_probs", Some("logprobs")),
+            ("target_token", Some("target_tokens")),
+            ("targets", None),
+            ("logits", None),
+            ("ref_logprobs", None),
+            ("rewards", None),
+            ("mask", None),
+            ("", None),
+        ] {
+            assert_eq!(misspelt_name(name, inputs), expected, "{name}");
+        }
+        assert_eq!(misspelt_name("a", ["b"]), None, "two short names");
     }
 
     #[test]

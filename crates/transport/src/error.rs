@@ -55,8 +55,33 @@ struct ErrorDetails {
     /// Whether the request must not be retried, regardless of its status: the caller's own deadline
     /// ended the call, or the server declined retries with `x-should-retry: false`.
     not_retryable: bool,
-    /// For a partly failed batch: the datums whose gradients the server holds.
+    /// For a partly failed batch or a failed step: the datums whose gradients the server holds.
     accumulated: Vec<Range<usize>>,
+    /// For a failed optimizer step: the gradients that it did not apply.
+    unapplied: Option<UnappliedGradients>,
+}
+
+/// Gradients that a failed optimizer step did not apply.
+#[derive(Clone, Copy)]
+struct UnappliedGradients {
+    passes: usize,
+    datums: usize,
+}
+
+impl fmt::Display for UnappliedGradients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { passes, datums } = self;
+        let plural = |count: usize| if count == 1 { "" } else { "s" };
+        let (was, stays) = if *passes == 1 { ("was", "stays") } else { ("were", "stay") };
+        write!(
+            f,
+            "the gradient{} of {passes} pass{} with {datums} datum{} {was} not applied and {stays} \
+             on the server",
+            plural(*passes),
+            if *passes == 1 { "" } else { "es" },
+            plural(*datums),
+        )
+    }
 }
 
 impl Error {
@@ -88,6 +113,7 @@ impl Error {
             source: None,
             not_retryable: false,
             accumulated: Vec::new(),
+            unapplied: None,
         }))
     }
 
@@ -303,10 +329,28 @@ impl Error {
             }
         }
         if !joined.is_empty() {
-            self.0.hint.get_or_insert(Hint::ReloadCheckpoint);
+            self.0.hint.get_or_insert(Hint::DiscardGradient);
         }
         self.0.accumulated = joined;
         self
+    }
+
+    /// Sets the gradients that a failed optimizer step did not apply: the number of passes and of
+    /// their datums, and the datums of the batch of the same call. Does nothing if `passes` is 0.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_unapplied(
+        mut self,
+        passes: usize,
+        datums: usize,
+        own: impl Iterator<Item = Range<usize>>,
+    ) -> Self {
+        if passes == 0 {
+            return self;
+        }
+        self.0.unapplied = Some(UnappliedGradients { passes, datums });
+        self.0.hint.get_or_insert(Hint::DiscardGradient);
+        self.with_accumulated(own)
     }
 
     /// Sets the operation that failed, unless it is already set: the innermost caller knows the
@@ -413,11 +457,13 @@ impl Error {
         self.0.retry_after
     }
 
-    /// Returns the datums of a partly failed batch whose gradients the server holds, as ranges of
-    /// indices into the batch. Empty for any other error.
+    /// Returns the datums of the call's batch whose gradients the server holds, as ranges of indices
+    /// into the batch. Empty if the call had no batch, or no gradient of it is accumulated.
     ///
     /// A batch that exceeds the server's limits is sent in several requests. If one of them fails,
-    /// the gradients of the others stay accumulated, and the next `optim_step` applies them.
+    /// the gradients of the others stay accumulated, and the next `optim_step` applies them. If the
+    /// optimizer step of a training step is refused or fails, the gradient of the whole batch stays
+    /// accumulated.
     #[must_use]
     pub fn accumulated_datums(&self) -> &[Range<usize>] {
         &self.0.accumulated
@@ -532,9 +578,13 @@ impl fmt::Display for Error {
             f.write_str(": ")?;
         }
         f.write_str(&details.message)?;
-        for (i, datums) in details.accumulated.iter().enumerate() {
-            f.write_str(if i == 0 { "; the server holds the gradients of " } else { ", " })?;
-            write!(f, "data[{}..{}]", datums.start, datums.end)?;
+        if let Some(unapplied) = &details.unapplied {
+            write!(f, "; {unapplied}")?;
+        } else {
+            for (i, datums) in details.accumulated.iter().enumerate() {
+                f.write_str(if i == 0 { "; the server holds the gradients of " } else { ", " })?;
+                write!(f, "data[{}..{}]", datums.start, datums.end)?;
+            }
         }
         match details.hint {
             Some(hint) if f.alternate() => write!(f, "; hint: {hint}"),

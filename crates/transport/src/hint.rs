@@ -45,8 +45,8 @@ pub enum Hint {
     CheckServer,
     /// The prompt and the requested tokens exceed the model's context length.
     ShortenPrompt,
-    /// A batch failed partly, and the server holds gradients of the rest.
-    ReloadCheckpoint,
+    /// A batch failed partly, or an optimizer step failed, and the server holds gradients.
+    DiscardGradient,
     /// A checkpoint of that name exists and can be replaced.
     OverwriteCheckpoint,
     /// A checkpoint of that name exists and cannot be replaced.
@@ -99,9 +99,10 @@ impl Hint {
                 "Shorten the prompt or lower max_tokens; server_capabilities lists the model's \
                  context length."
             }
-            Self::ReloadCheckpoint => {
-                "Load the last checkpoint before the next optim_step, which would apply the \
-                 gradients that the server holds."
+            Self::DiscardGradient => {
+                "Call discard_gradient before the next optim_step, which would apply the gradients \
+                 that the server holds; on a server that cannot discard them, create a training \
+                 client from the last checkpoint."
             }
             Self::OverwriteCheckpoint => {
                 "Replace the checkpoint with SaveOptions::overwrite, or choose another name."

@@ -141,7 +141,8 @@ pub use logprobs::{Logprobs, TopkLogprobs};
 pub use loss::{LossConfig, LossFn, LossSetting};
 pub use metadata::Metadata;
 pub use optim::{
-    AdamParams, DimuonParams, OptimParams, OptimStep, OptimStepOutput, OptimizerConfig,
+    AdamParams, DimuonParams, DiscardGradient, GradientDiscarded, OptimParams, OptimStep,
+    OptimStepOutput, OptimizerConfig,
 };
 pub use output::{LossOutput, LossOutputs, LossRecord};
 pub use path::{CheckpointKind, TinkerPath};

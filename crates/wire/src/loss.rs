@@ -65,6 +65,43 @@ impl LossFn {
             Self::Other(name) => name,
         }
     }
+
+    /// Returns the names of the [loss inputs](crate::loss_input) that the loss reads. Returns `None`
+    /// if they are not known: for a custom loss, for [`LossFn::StableReinforce`], whose inputs are
+    /// not documented, and for [`LossFn::Other`].
+    ///
+    /// ```
+    /// # use tinkex_wire as tinkex;
+    /// use tinkex::LossFn;
+    ///
+    /// assert_eq!(LossFn::CrossEntropy.inputs(), Some(&["target_tokens", "weights"][..]));
+    /// assert_eq!(LossFn::Custom.inputs(), None);
+    /// ```
+    #[must_use]
+    pub fn inputs(&self) -> Option<&'static [&'static str]> {
+        use crate::loss_input::{
+            ADVANTAGES, CLIP_HIGH, CLIP_LOW, LOGPROBS, SEQUENCE_RATIO_MASK, TARGET_TOKENS, WEIGHTS,
+        };
+        match self {
+            Self::CrossEntropy => Some(&[TARGET_TOKENS, WEIGHTS]),
+            Self::ImportanceSampling | Self::Dro => {
+                Some(&[TARGET_TOKENS, LOGPROBS, ADVANTAGES, WEIGHTS])
+            }
+            Self::Ppo | Self::Cispo => {
+                Some(&[TARGET_TOKENS, LOGPROBS, ADVANTAGES, WEIGHTS, CLIP_LOW, CLIP_HIGH])
+            }
+            Self::Gspo => Some(&[
+                TARGET_TOKENS,
+                LOGPROBS,
+                ADVANTAGES,
+                WEIGHTS,
+                CLIP_LOW,
+                CLIP_HIGH,
+                SEQUENCE_RATIO_MASK,
+            ]),
+            Self::StableReinforce | Self::Custom | Self::Other(_) => None,
+        }
+    }
 }
 
 impl From<&str> for LossFn {

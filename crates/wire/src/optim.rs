@@ -104,17 +104,17 @@ pub enum OptimParams {
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct AdamParams {
-    /// Learning rate. Defaults to 1e-4.
+    /// Learning rate, at least 0. Defaults to 1e-4.
     pub learning_rate: f64,
-    /// Decay rate of the first moment. Defaults to 0.9.
+    /// Decay rate of the first moment, at least 0 and less than 1. Defaults to 0.9.
     pub beta1: f64,
-    /// Decay rate of the second moment. Defaults to 0.95.
+    /// Decay rate of the second moment, at least 0 and less than 1. Defaults to 0.95.
     pub beta2: f64,
-    /// Term added to the denominator. Defaults to 1e-12.
+    /// Term added to the denominator, at least 0. Defaults to 1e-12.
     pub eps: f64,
-    /// Decoupled weight decay. Defaults to 0.
+    /// Decoupled weight decay, at least 0. Defaults to 0.
     pub weight_decay: f64,
-    /// Maximum norm of the gradient; 0, the default, disables clipping.
+    /// Maximum norm of the gradient; 0, the default, or less disables clipping.
     pub grad_clip_norm: f64,
 }
 
@@ -126,11 +126,11 @@ impl AdamParams {
     }
 
     fn validate(&self) -> Result<(), InvalidInput> {
-        finite("learning_rate", self.learning_rate)?;
-        finite("beta1", self.beta1)?;
-        finite("beta2", self.beta2)?;
-        finite("eps", self.eps)?;
-        finite("weight_decay", self.weight_decay)?;
+        at_least_zero("learning_rate", self.learning_rate)?;
+        decay_rate("beta1", self.beta1)?;
+        decay_rate("beta2", self.beta2)?;
+        at_least_zero("eps", self.eps)?;
+        at_least_zero("weight_decay", self.weight_decay)?;
         finite("grad_clip_norm", self.grad_clip_norm)
     }
 }
@@ -206,16 +206,9 @@ impl DimuonParams {
     }
 
     fn validate(&self) -> Result<(), InvalidInput> {
-        finite("learning_rate", self.learning_rate)?;
-        finite("grad_clip_norm", self.grad_clip_norm)?;
-        finite("beta1", self.beta1)?;
-        if self.learning_rate < 0.0 {
-            return Err(InvalidInput::new("learning_rate", "must not be negative"));
-        }
-        if !(0.0..1.0).contains(&self.beta1) {
-            return Err(InvalidInput::new("beta1", "must be at least 0 and less than 1"));
-        }
-        Ok(())
+        at_least_zero("learning_rate", self.learning_rate)?;
+        decay_rate("beta1", self.beta1)?;
+        finite("grad_clip_norm", self.grad_clip_norm)
     }
 }
 
@@ -238,7 +231,9 @@ impl From<DimuonParams> for OptimParams {
 }
 
 impl OptimParams {
-    /// Checks that all hyperparameters are finite and within their ranges.
+    /// Checks that all hyperparameters are finite and within their ranges. A client checks this
+    /// before it sends the pass whose gradient the step applies, and a server before it admits the
+    /// step.
     ///
     /// # Errors
     /// Returns an error that names the first invalid hyperparameter.
@@ -261,6 +256,23 @@ impl OptimParams {
             _ => Self::Other(OptimizerConfig { kind, settings: fields }),
         })
     }
+}
+
+/// Checks that a hyperparameter is at least 0. Optimizers compute with `f32`, in which a value above
+/// its maximum would be infinite.
+fn at_least_zero(field: &str, value: f64) -> Result<(), InvalidInput> {
+    if (0.0..=f64::from(f32::MAX)).contains(&value) {
+        return Ok(());
+    }
+    Err(InvalidInput::new(field, format!("{value} is not a finite number of at least 0")))
+}
+
+/// Checks that a decay rate is at least 0 and less than 1.
+fn decay_rate(field: &str, value: f64) -> Result<(), InvalidInput> {
+    if (0.0..1.0).contains(&value) {
+        return Ok(());
+    }
+    Err(InvalidInput::new(field, format!("{value} is not at least 0 and less than 1")))
 }
 
 /// Updates the weights of a model with the gradient accumulated since the last step.
@@ -359,10 +371,41 @@ impl<'de> Deserialize<'de> for OptimStep {
     }
 }
 
+/// Discards the gradient that a model has accumulated since the last optimizer step. The weights and
+/// the state of the optimizer do not change.
+///
+/// SDK 0.36 does not send it; it is an addition of `tinkex` servers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DiscardGradient {
+    /// Id of the model.
+    pub model_id: ModelId,
+    /// Sequence number among the requests of the model. The server executes them in this order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq_id: Option<Seq>,
+}
+
+impl DiscardGradient {
+    /// Creates a request without a sequence number.
+    pub fn new(model_id: impl Into<ModelId>) -> Self {
+        Self { model_id: model_id.into(), seq_id: None }
+    }
+}
+
+setters!(DiscardGradient { seq_id: Seq => Some(seq_id); });
+
+/// Result of [`DiscardGradient`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "discard_gradient")]
+#[non_exhaustive]
+pub struct GradientDiscarded {}
+
 json_request! {
     OptimStep: OptimStep => SubmitResponse, validate OptimStep::validate_params;
+    DiscardGradient: DiscardGradient => SubmitResponse;
 }
 
 json_output! {
     OptimStep: "OptimStep" => OptimStepOutput;
+    DiscardGradient: "DiscardGradient" => GradientDiscarded = "discard_gradient";
 }

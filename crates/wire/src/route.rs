@@ -226,6 +226,10 @@ routes! {
     ImportAdapter: Put "/api/v1/imports/{import_id}", Binary => Json;
     /// Deletes a training run and its checkpoints.
     DeleteTrainingRun: Delete "/api/v1/training_runs/{run_id}", Empty => Ignored;
+    /// Discards the accumulated gradient of a model.
+    DiscardGradient: Post "/api/v1/discard_gradient", Json => SubmitResponse;
+    /// Ends a sampling session, and releases the weights that were saved for it.
+    CloseSampler: Delete "/api/v1/samplers/{sampler_id}", Empty => Ignored;
     /// Samples completions through the OpenAI-compatible endpoint, which can stream their tokens.
     Completions: Post "/oai/api/v1/completions", Json => EventStream;
     /// Removes a model from memory, on servers of older protocols.

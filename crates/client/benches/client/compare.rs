@@ -22,6 +22,8 @@ struct Plan {
     burst: u32,
     /// Samples at once, for the check that no result is lost.
     many: u32,
+    /// Samples at once of one and of several service clients.
+    divided: u32,
 }
 
 const FULL: Plan = Plan {
@@ -31,17 +33,27 @@ const FULL: Plan = Plan {
     starts: 15,
     burst: 10_000,
     many: 100_000,
+    divided: 15_000,
 };
 
 /// Plan that only checks that everything runs; its figures are not meaningful.
-const QUICK: Plan =
-    Plan { rounds: 1, samples: (300, 3_000), steps: (2, 10), starts: 3, burst: 1_000, many: 5_000 };
+const QUICK: Plan = Plan {
+    rounds: 1,
+    samples: (300, 3_000),
+    steps: (2, 10),
+    starts: 3,
+    burst: 1_000,
+    many: 5_000,
+    divided: 1_500,
+};
 
 /// Number of samples in progress at the same time.
 const CONCURRENT: usize = 128;
 /// Milliseconds by which the server delays results, so that thousands of samples are pending at the
 /// same time.
 const HOLD_MS: u32 = 500;
+/// Number of service clients among which samples are divided.
+const SERVICES: usize = 6;
 
 /// Runs the comparison. Returns whether all targets were met.
 pub(crate) fn run(options: &[&str]) -> Outcome<bool> {
@@ -137,7 +149,32 @@ impl Comparison {
             many.wall_seconds,
             memory(many)
         );
+
+        let (one, several) = self.services(plan)?;
+        let name = format!("{} samples of {SERVICES} service clients at once", plan.divided);
+        let figures = PerContender { python: None, floor: Some(one), ours: several };
+        let seconds = |n: f64| format!("{n:.2} s");
+        rows.push(Row::new(&name, figures, seconds, &[Target::OfOneService(1.3)]));
         Ok(rows)
+    }
+
+    /// Returns the seconds that samples take with one service client and divided among several, the
+    /// best of all rounds.
+    fn services(&self, plan: &Plan) -> Outcome<(f64, f64)> {
+        let mut best = [f64::INFINITY; 2];
+        for round in 1..=plan.rounds {
+            for (services, best) in [1, SERVICES].into_iter().zip(&mut best) {
+                let url = self.server.url(HOLD_MS);
+                let count = plan.divided;
+                let work = Work { kind: Kind::Services, url, count, concurrent: services };
+                let usage = self.work(Contender::Ours, &work)?;
+                let seconds = usage.wall_seconds;
+                println!("{services} service clients, round {round}: {seconds:.2} s");
+                *best = best.min(seconds);
+            }
+        }
+        let [one, several] = best;
+        Ok((one, several))
     }
 
     /// Runs all three contenders in alternation and keeps the best round of each.

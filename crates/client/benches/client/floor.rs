@@ -45,7 +45,7 @@ pub(crate) async fn run(work: &Work) -> Outcome<()> {
             ours::step(&model, batch()?).await?;
             1
         }
-        Kind::Start => return Err("this measurement has no floor".into()),
+        Kind::Start | Kind::Services => return Err("this measurement has no floor".into()),
     };
     let recorded = clear(&log);
     drop(service);

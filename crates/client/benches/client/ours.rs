@@ -15,8 +15,14 @@ use crate::work::{DATUMS, Kind, MODEL, SAMPLED_TOKENS, Work, batch, params, prom
 
 pub(crate) async fn run(work: &Work) -> Outcome<()> {
     let watch = Stopwatch::start();
+    if work.kind == Kind::Services {
+        services(work).await?;
+        watch.report(work.count);
+        return Ok(());
+    }
     let service = builder(&work.url)?.build()?;
     match work.kind {
+        Kind::Services => {}
         Kind::Steps => return steps(work, &service).await,
         Kind::Start => {
             let sampler = service.create_sampling_client(MODEL).await?;
@@ -32,6 +38,21 @@ pub(crate) async fn run(work: &Work) -> Outcome<()> {
         }
     }
     watch.report(work.count);
+    Ok(())
+}
+
+/// Starts all samples at once, divided among service clients that share nothing but the process.
+async fn services(work: &Work) -> Outcome<()> {
+    let mut samplers = Vec::new();
+    for _ in 0..work.concurrent {
+        let service = builder(&work.url)?.build()?;
+        samplers.push(service.create_sampling_client(MODEL).await?);
+    }
+    let start = |n: u32| (n, sample(&samplers[n as usize % samplers.len()], n));
+    let all: Vec<_> = (0..work.count).map(start).collect();
+    for (n, response) in all {
+        check(n, &response.await?)?;
+    }
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use tinkex::{LossOutputs, SampleResponse, SampledSequence, StopReason};
 use tinkex_wire::{ForwardBackwardOutput, LossRecord};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::Outcome;
@@ -26,6 +27,9 @@ use crate::work::{DATUM_TOKENS, DATUMS, SAMPLED_TOKENS};
 
 const JSON: &str = "application/json";
 const PROTO: &str = "application/x-protobuf";
+/// Maximum number of connections, as of the local server. Further ones wait until a client closes
+/// another one.
+const MAX_CONNECTIONS: usize = 4_096;
 const SESSION: &str = "00000000-0000-4000-8000-000000000001";
 
 pub(crate) fn run() -> Outcome<()> {
@@ -42,11 +46,18 @@ pub(crate) fn run() -> Outcome<()> {
             }
             std::process::exit(0);
         });
+        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut connections = JoinSet::new();
         loop {
+            let permit = Arc::clone(&permits).acquire_owned().await?;
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
-            connections.spawn(connection(stream, Arc::clone(&server)));
+            let server = Arc::clone(&server);
+            connections.spawn(async move {
+                let served = connection(stream, server).await;
+                drop(permit);
+                served
+            });
             while connections.try_join_next().is_some() {}
         }
     })

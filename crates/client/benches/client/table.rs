@@ -13,6 +13,9 @@ pub(crate) enum Target {
     TimesPeer(f64),
     /// At most the floor's figure times this number.
     OfFloor(f64),
+    /// At most the figure of one service client, which is in the column of the floor, times this
+    /// number.
+    OfOneService(f64),
     /// At most this number; the string is its printed form.
     AtMost(f64, &'static str),
     /// At least this number; the string is its printed form.
@@ -67,6 +70,10 @@ impl Target {
             Self::OfFloor(target) => {
                 let ratio = ours / floor;
                 (format!("{ratio:.2}× the floor"), format!("≤ {target}×"), ratio <= target)
+            }
+            Self::OfOneService(target) => {
+                let ratio = ours / floor;
+                (format!("{ratio:.2}× one client"), format!("≤ {target}×"), ratio <= target)
             }
             Self::AtMost(target, name) => (String::new(), format!("≤ {name}"), ours <= target),
             Self::AtLeast(target, name) => (String::new(), name.to_owned(), ours >= target),

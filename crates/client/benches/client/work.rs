@@ -15,6 +15,8 @@ pub(crate) struct Work {
     pub(crate) kind: Kind,
     pub(crate) url: String,
     pub(crate) count: u32,
+    /// Number of samples in progress at the same time, or of service clients
+    /// ([`Kind::Services`]).
     pub(crate) concurrent: usize,
 }
 
@@ -28,6 +30,8 @@ pub(crate) enum Kind {
     Start,
     /// All samples at once.
     Burst,
+    /// All samples at once, divided among several service clients.
+    Services,
 }
 
 impl Kind {
@@ -37,6 +41,7 @@ impl Kind {
             Self::Steps => "steps",
             Self::Start => "start",
             Self::Burst => "burst",
+            Self::Services => "services",
         }
     }
 }
@@ -47,7 +52,7 @@ impl Work {
         let [kind, url, count, concurrent] = arguments else {
             return Err("expected: KIND URL COUNT CONCURRENT".into());
         };
-        let kinds = [Kind::Samples, Kind::Steps, Kind::Start, Kind::Burst];
+        let kinds = [Kind::Samples, Kind::Steps, Kind::Start, Kind::Burst, Kind::Services];
         let kind = kinds.into_iter().find(|known| known.name() == *kind);
         Ok(Self {
             kind: kind.ok_or("unknown kind of work")?,

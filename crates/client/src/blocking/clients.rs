@@ -167,6 +167,7 @@ delegate! { TrainingClient:
         loss: impl Into<LossSpec>,
         options: impl Into<StepOptions>
     ) -> StepOutput;
+    start discard_gradient() -> ();
     start save_state(options: impl Into<SaveOptions>) -> TinkerPath;
     start save_weights_for_sampler(options: impl Into<SaveOptions>) -> TinkerPath;
     start save_weights_external(options: impl Into<SaveOptions>) -> ExternalWeights;
@@ -209,6 +210,7 @@ impl TrainingClient {
 delegate! { SamplingClient:
     start compute_logprobs(tokens: impl Into<ModelInput>) -> Logprobs;
     wait get_sampler() -> SamplerInfo;
+    wait close() -> ();
 }
 
 #[cfg(feature = "tokenizer")]

@@ -13,11 +13,12 @@ mod tokenizer;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use tinkex_session::SamplingWeights;
-use tinkex_wire::rest::{GetSampler, SamplerInfo};
+use tinkex_wire::rest::{CloseSampler, GetSampler, SamplerInfo};
 use tinkex_wire::{
     CreateSamplingSession, Logprobs, ModelInput, SampleRequest, SampleResponse, SamplerHandle,
     SamplerId, SamplingParams, header as wire_header,
@@ -97,6 +98,8 @@ struct SamplingShared {
     /// Whether every sample requests data for numerical stability diagnostics.
     record_stability_info: bool,
     log: QueueLog,
+    /// Whether [`SamplingClient::close`] was called.
+    closed: AtomicBool,
 }
 
 impl SamplingClient {
@@ -142,7 +145,8 @@ impl SamplingClient {
         let options = settings.options;
         let active = ActiveSamples::new(session.config(), settings.max_concurrent_samples);
         let log = QueueLog::new(QueuedWork::Sampling, id.as_str(), session.queue_observer());
-        let shared = SamplingShared { session, id, sequence, record_stability_info, log };
+        let closed = AtomicBool::new(false);
+        let shared = SamplingShared { session, id, sequence, record_stability_info, log, closed };
         Self(Arc::new(SamplingView { shared: Arc::new(shared), active: Arc::new(active), options }))
     }
 
@@ -308,13 +312,73 @@ impl SamplingClient {
         })
     }
 
+    /// Ends the sampling session, so that the server can delete the weights that
+    /// [`save_weights_and_get_sampling_client`] saved for it. A program that saves weights in every
+    /// step closes the sampling client of the previous step; otherwise the server keeps the weights
+    /// until the session ends. Checkpoints with a name are never deleted.
+    ///
+    /// Ends the sampling session for all of its clients, including those in other processes: samples
+    /// that the server has accepted are still executed, and later calls of this client and its
+    /// clones fail with [`ErrorKind::Closed`].
+    ///
+    /// Succeeds if the server cannot end a sampling session: the request is an addition of `tinkex`
+    /// servers. Such a server keeps the weights for as long as it keeps the session. A `tinkex`
+    /// server also ends a sampling session with weights without a name that is not used for a long
+    /// time (6 hours by default), for example because its client was dropped.
+    ///
+    /// ```no_run
+    /// # async fn run(model: tinkex::TrainingClient) -> tinkex::Result<()> {
+    /// let sampler = model.save_weights_and_get_sampling_client().await?;
+    /// // ... sample, and train on the samples ...
+    /// sampler.close().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Fails if the server does not respond or refuses the request.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped before the request is sent, the server keeps the weights until the
+    /// sampling session ends in another way. [`RequestFuture::detach`] lets the request continue.
+    ///
+    /// [`save_weights_and_get_sampling_client`]: crate::TrainingClient::save_weights_and_get_sampling_client
+    pub fn close(&self) -> RequestFuture<()> {
+        let view = Arc::clone(&self.0);
+        view.shared.closed.store(true, Ordering::Relaxed);
+        RequestFuture::start(async move {
+            let session = &view.shared.session;
+            let request = CloseSampler::new(view.shared.id.clone());
+            let options = view.options.request_options();
+            let sent = view.options.limit(session.transport().send(&request, &options)).await;
+            match sent {
+                // The server has no such request, or the sampling session does not exist any more.
+                Err(error)
+                    if error.is_missing_endpoint() || error.kind() == ErrorKind::NotFound =>
+                {
+                    Ok(())
+                }
+                sent => session.connection().record_failure(sent),
+            }
+        })
+    }
+
     /// Returns whether the server allows lost samples to be resubmitted (`sample_no_retries` is not
     /// set). If it does not, the call fails.
     fn resubmits_samples(&self) -> bool {
         !self.0.shared.session.config().sample_no_retries
     }
 
+    /// Checks that [`close`](Self::close) was not called.
+    fn check_open(&self) -> Result<()> {
+        if !self.0.shared.closed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Closed, "the sampling client is closed")
+            .with_hint("Create another sampling client, and save its weights again if needed."))
+    }
+
     fn validate(&self, request: SampleRequest) -> Result<Validated<SampleRequest>> {
+        self.check_open()?;
         self.0.options.validate()?;
         Ok(Validated::new(request)?)
     }

@@ -66,7 +66,8 @@ impl Defaults {
             Route::ClientConfig
             | Route::SessionHeartbeat
             | Route::FinishSession
-            | Route::CancelFuture => json!({}),
+            | Route::CancelFuture
+            | Route::CloseSampler => json!({}),
             Route::Telemetry => json!({"status": "accepted"}),
             Route::Health => json!({"status": "ok"}),
             Route::AuthToken => json!({"jwt": "eyJ-fake"}),
@@ -164,6 +165,7 @@ impl Defaults {
                 return Some(pass_result(&call.forward_backward()?));
             }
             Route::OptimStep => json!({"metrics": {}}),
+            Route::DiscardGradient => json!({"type": "discard_gradient"}),
             Route::CreateModel => {
                 let request: CreateModel = decode(call)?;
                 let id = ModelId::in_session(&request.session_id, request.model_seq_id);

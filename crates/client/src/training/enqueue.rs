@@ -9,6 +9,7 @@ use crate::call_options::ApplyOptions as _;
 use crate::error::Result;
 use crate::future::{ApiFuture, Poller, Submitted};
 use crate::transport::RequestOptions;
+use crate::transport::request::sent_flag::SentFlag;
 
 use super::call_order::{AssignedSeq, Reservation};
 use super::{TrainingClient, TrainingShared};
@@ -95,8 +96,27 @@ impl TrainingShared {
     ) -> Result<S::Output> {
         let AssignedSeq { seq, sent } = reservation.assign_one();
         let request = request(self.model_id.clone(), seq);
+        self.send_numbered(reservation, sent, &request).await
+    }
+
+    /// Sends a request that has its sequence number, releases the position of `reservation`, and
+    /// waits for the result.
+    pub(super) async fn send_numbered<S: SubmitRequest>(
+        &self,
+        reservation: Reservation,
+        sent: SentFlag,
+        request: &S,
+    ) -> Result<S::Output> {
+        let flag = sent.clone();
         let options = RequestOptions { sent: Some(sent), ..self.options.request_options() };
-        let submitted = self.submit(&request, &options).await;
+        let submitted = self.submit(request, &options).await;
+        if let Err(error) = &submitted
+            && error.is_missing_endpoint()
+        {
+            // A server without the endpoint has not read the sequence number, and would wait for
+            // it before it executes later requests.
+            flag.reset();
+        }
         // Release the position before polling, so that the next request is sent meanwhile.
         drop(reservation);
         self.poller().result::<S>(&submitted?).await

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use futures_util::future::join_all;
-use tinkex_wire::{Datum, ForwardBackward, ForwardBackwardOutput, LossConfig, LossFn, PassMode};
+use tinkex_wire::{
+    Datum, ForwardBackward, ForwardBackwardOutput, LossConfig, LossFn, PassMode, Seq,
+};
 
 use crate::connection::PassEncoding;
 use crate::error::{Error, ErrorKind, Result};
@@ -30,6 +32,8 @@ pub(super) struct SubmittedBatch {
 struct SubmittedChunk {
     /// Indices of the datums of this chunk in the batch.
     datums: Range<usize>,
+    /// Sequence number of the request; `None` if it was not sent.
+    seq: Option<Seq>,
     /// The accepted request, or the error with which the server refused the chunk.
     outcome: Result<Submitted>,
 }
@@ -40,6 +44,12 @@ impl SubmittedBatch {
     pub(super) fn refusal(&self) -> Option<Error> {
         let outcomes = self.chunks.iter().map(|chunk| (&chunk.datums, chunk.outcome.as_ref()));
         first_error(self.mode, outcomes)
+    }
+
+    /// Returns the sequence number of the first chunk, which identifies the pass in
+    /// [`UnappliedPasses`](super::unapplied::UnappliedPasses).
+    pub(super) fn first_seq(&self) -> Option<Seq> {
+        self.chunks.first()?.seq
     }
 }
 
@@ -158,11 +168,12 @@ impl TrainingShared {
         let BatchRequests { mode, mut chunks, weight } = batch;
         if let Err(error) = self.choose_pass_encoding(&chunks).await {
             let datums = 0..chunks.last().map_or(0, |chunk| chunk.datums.end);
-            let chunks = vec![SubmittedChunk { datums, outcome: Err(error) }];
+            let chunks = vec![SubmittedChunk { datums, seq: None, outcome: Err(error) }];
             return SubmittedBatch { mode, chunks, weight };
         }
-        let numbers = reservation.assign(chunks.len());
-        for (chunk, AssignedSeq { seq, sent }) in chunks.iter_mut().zip(numbers) {
+        let assigned = reservation.assign(chunks.len());
+        let numbers: Vec<Seq> = assigned.iter().map(|assigned| assigned.seq).collect();
+        for (chunk, AssignedSeq { seq, sent }) in chunks.iter_mut().zip(assigned) {
             chunk.request.set_seq(*seq);
             chunk.sent = sent.clone();
         }
@@ -183,12 +194,25 @@ impl TrainingShared {
                 outcomes
             }
         };
-        let chunks = chunks
+        let chunks: Vec<SubmittedChunk> = chunks
             .into_iter()
+            .zip(numbers)
             .zip(outcomes)
-            .map(|(chunk, outcome)| SubmittedChunk { datums: chunk.datums, outcome })
+            .map(|((chunk, seq), outcome)| SubmittedChunk {
+                datums: chunk.datums,
+                seq: Some(seq),
+                outcome,
+            })
             .collect();
-        SubmittedBatch { mode, chunks, weight }
+        let batch = SubmittedBatch { mode, chunks, weight };
+        if let (PassMode::ForwardBackward, Some(pass)) = (mode, batch.first_seq()) {
+            for chunk in batch.chunks.iter().filter(|chunk| chunk.outcome.is_ok()) {
+                if let Some(seq) = chunk.seq {
+                    self.unapplied.add(seq, pass, chunk.datums.clone());
+                }
+            }
+        }
+        batch
     }
 
     /// Polls for the results of all chunks concurrently and merges them.
@@ -212,6 +236,12 @@ impl TrainingShared {
     async fn poll_chunk(&self, chunk: &SubmittedChunk) -> Result<ForwardBackwardOutput> {
         let submitted = chunk.outcome.as_ref().map_err(Error::clone)?;
         let result = self.poller().result::<ForwardBackward>(submitted).await;
-        result.map_err(|error| error.in_datums(&chunk.datums))
+        result.map_err(|error| {
+            // After any other error, the server may have executed the request.
+            if let (ErrorKind::WorkFailed, Some(seq)) = (error.kind(), chunk.seq) {
+                self.unapplied.remove(seq);
+            }
+            error.in_datums(&chunk.datums)
+        })
     }
 }

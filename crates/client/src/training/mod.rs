@@ -9,6 +9,7 @@ mod enqueue;
 mod finite;
 mod forward_backward;
 mod interface;
+mod loss_inputs;
 mod merge;
 mod pass;
 mod pass_encoding;
@@ -16,6 +17,7 @@ mod save;
 mod step;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
+mod unapplied;
 
 #[cfg(test)]
 mod tests;
@@ -41,6 +43,7 @@ use crate::transport::CallOptions;
 use call_order::CallOrder;
 use custom::{ComputedLoss, LossError};
 use save::SaveKind;
+use unapplied::UnappliedPasses;
 
 pub use create::{LoraOptions, RestoreOptions};
 pub use interface::Training;
@@ -85,6 +88,8 @@ struct TrainingShared {
     call_order: CallOrder,
     pending_calls: Arc<PendingCalls>,
     log: Arc<QueueLog>,
+    /// Passes whose gradients no optimizer step has applied.
+    unapplied: UnappliedPasses,
     options: CallOptions,
 }
 
@@ -186,6 +191,7 @@ impl TrainingClient {
         Self(Arc::new(TrainingShared {
             pending_calls: session.track_calls(),
             call_order: CallOrder::new(),
+            unapplied: UnappliedPasses::default(),
             options: session.settings().options,
             session,
             model_id,
@@ -208,13 +214,15 @@ impl TrainingClient {
     /// ```
     #[must_use]
     pub fn with_options(&self, options: CallOptions) -> Self {
-        let TrainingShared { session, model_id, call_order, pending_calls, log, .. } = &*self.0;
+        let TrainingShared { session, model_id, call_order, pending_calls, log, unapplied, .. } =
+            &*self.0;
         Self(Arc::new(TrainingShared {
             session: Arc::clone(session),
             model_id: model_id.clone(),
             call_order: call_order.clone(),
             pending_calls: Arc::clone(pending_calls),
             log: Arc::clone(log),
+            unapplied: unapplied.clone(),
             options: options.or(&self.0.options),
         }))
     }
@@ -235,12 +243,12 @@ impl TrainingClient {
     /// this, train with [`step`](Self::step), which does not send its optimizer step after a
     /// refused request, or with a [`fenced`](StepOptions::fenced) step, which waits for the result
     /// of the pass. After such a failure, [`Error::accumulated_datums`] returns the datums whose
-    /// gradients the server holds; load the last checkpoint ([`load_state`](Self::load_state)) to
-    /// discard their gradients.
+    /// gradients the server holds; [`discard_gradient`](Self::discard_gradient) discards them.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if `data` is empty, holds NaN or infinite weights, advantages or
-    /// clip bounds, or cannot be encoded; nothing is queued in that case.
+    /// clip bounds, has a loss input that a built-in loss does not read (the message names the most
+    /// similar input), or cannot be encoded; nothing is queued in that case.
     /// [`ErrorKind::WorkFailed`] if the server cannot compute the loss. Indices in messages refer
     /// to `data`.
     pub fn forward_backward(
@@ -269,8 +277,40 @@ impl TrainingClient {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if a parameter is out of range; nothing is queued in that case.
+    /// If the server refuses the step or fails to execute it, the gradient stays on the server. The
+    /// message says how many passes and datums the gradient contains;
+    /// [`discard_gradient`](Self::discard_gradient) discards it.
     pub fn optim_step(&self, params: impl Into<OptimParams>) -> ApiFuture<OptimOutput> {
         self.enqueue_step(params.into())
+    }
+
+    /// Discards the gradient that was accumulated since the last optimizer step. The weights and the
+    /// state of the optimizer do not change.
+    ///
+    /// Keeps the call order like every other call. An [`optim_step`](Self::optim_step) with a
+    /// learning rate of 0 is no replacement: it changes the moments of the optimizer.
+    ///
+    /// ```no_run
+    /// # async fn run(model: tinkex::TrainingClient, batch: Vec<tinkex::Datum>) -> tinkex::Result<()> {
+    /// use tinkex::{AdamParams, LossFn, StepOptions};
+    ///
+    /// let options = StepOptions::new(AdamParams::with_learning_rate(1e-4)).fenced();
+    /// if let Err(error) = model.step(batch, LossFn::CrossEntropy, options).await {
+    ///     eprintln!("skipped a batch: {error}");
+    ///     model.discard_gradient().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if the server has no such request: it is an addition of `tinkex`
+    /// servers, and the hosted service does not have it. [`ErrorKind::Rejected`] if the model is on
+    /// an upstream of a `tinkex` server. In both cases create a training client from the last
+    /// checkpoint instead, with
+    /// [`ServiceClient::create_training_client_from`](crate::ServiceClient::create_training_client_from):
+    /// its model has no gradient.
+    pub fn discard_gradient(&self) -> ApiFuture<()> {
+        self.enqueue_discard()
     }
 
     /// Saves the weights and the optimizer state, and returns the path of the checkpoint.
@@ -363,7 +403,8 @@ impl TrainingClient {
 
     /// Saves the weights without a name, and returns a client that samples from them.
     ///
-    /// The saved weights cannot be listed or loaded, and are deleted with their sampling session.
+    /// The saved weights cannot be listed or loaded, and are deleted with their sampling session:
+    /// when [`SamplingClient::close`] is called or the session ends.
     ///
     /// # Errors
     /// [`ErrorKind::WorkFailed`] if the server cannot save the weights.

@@ -1,7 +1,7 @@
 //! Forward and forward-backward passes over a batch, whose loss the server or the client computes.
 
 use tinkex_loss::{LocalLoss, LossResult};
-use tinkex_wire::{Datum, PassMode};
+use tinkex_wire::{Datum, PassMode, Seq};
 
 use crate::error::{Error, Result};
 use crate::future::ApiFuture;
@@ -9,7 +9,7 @@ use crate::future::ApiFuture;
 use super::call_order::Reservation;
 use super::forward_backward::{BatchRequests, SubmittedBatch};
 use super::merge::{self, BatchOutput};
-use super::{LossSource, LossSpec, TrainingClient, TrainingShared};
+use super::{LossSource, LossSpec, TrainingClient, TrainingShared, loss_inputs};
 
 /// Pass whose requests were validated and not yet sent.
 pub(super) enum PreparedPass {
@@ -37,6 +37,14 @@ impl SubmittedPass {
             Self::Evaluated(_) => None,
         }
     }
+
+    /// Returns the sequence number of the first chunk whose gradient the server accumulates.
+    pub(super) fn first_seq(&self) -> Option<Seq> {
+        match self {
+            Self::Batch(batch) | Self::Gradient(batch, _) => batch.first_seq(),
+            Self::Evaluated(_) => None,
+        }
+    }
 }
 
 impl TrainingClient {
@@ -49,6 +57,7 @@ impl TrainingClient {
     ) -> Result<PreparedPass> {
         match &loss.0 {
             LossSource::BuiltIn(function, config) => {
+                loss_inputs::check(&data, function)?;
                 let batch = BatchRequests::new(&self.0, mode, data, function, config)?;
                 Ok(PreparedPass::OnServer(batch))
             }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use futures_util::future::join;
 use serde::{Deserialize, Serialize};
 use tinkex_wire::{
-    AdamParams, Datum, DimuonParams, OptimParams, OptimStep, OptimStepOutput, PassMode,
+    AdamParams, Datum, DimuonParams, DiscardGradient, OptimParams, OptimStep, OptimStepOutput,
+    PassMode, Seq,
 };
 use tokio::sync::oneshot;
 
@@ -14,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
 use crate::validated::Validated;
 
-use super::call_order::Reservation;
+use super::call_order::{AssignedSeq, Reservation};
 use super::merge::{BatchOutput, MetricValue};
 use super::pass::PreparedPass;
 use super::{LossSpec, TrainingClient, TrainingShared};
@@ -140,7 +141,9 @@ impl TrainingClient {
     /// [`ErrorKind::InvalidInput`] if the batch or an optimizer parameter is invalid; nothing is
     /// queued in that case. Otherwise fails like [`forward_backward`](Self::forward_backward) or
     /// [`optim_step`](Self::optim_step). The message says whether the optimizer step was sent.
-    /// [`Error::accumulated_datums`] returns the datums whose gradients the server holds.
+    /// [`Error::accumulated_datums`] returns the datums whose gradients the server holds; the next
+    /// optimizer step would apply them, and [`discard_gradient`](Self::discard_gradient) discards
+    /// them.
     pub fn step(
         &self,
         data: Vec<Datum>,
@@ -189,7 +192,30 @@ impl TrainingClient {
         };
         self.enqueue_work(|shared, mut reservation| async move {
             reservation.wait().await;
-            shared.send_step(reservation, step).await
+            let result = shared.send_step(reservation, step).await;
+            result.map_err(|failed| failed.describe(&shared, None))
+        })
+    }
+
+    /// Queues a request to discard the gradient.
+    pub(super) fn enqueue_discard(&self) -> ApiFuture<()> {
+        self.enqueue_work(|shared, mut reservation| async move {
+            reservation.wait().await;
+            let AssignedSeq { seq, sent } = reservation.assign_one();
+            let request = DiscardGradient::new(shared.model_id.clone()).seq_id(seq);
+            let discarded = shared.send_numbered(reservation, sent, &request).await;
+            discarded.map_err(|error| {
+                if !error.is_missing_endpoint() {
+                    return error;
+                }
+                let cannot = |message| format!("{message}; this server cannot discard a gradient");
+                error.map_message(cannot).with_hint(
+                    "Create a training client from the last checkpoint with \
+                     ServiceClient::create_training_client_from; its model has no gradient.",
+                )
+            })?;
+            shared.unapplied.clear_before(seq);
+            Ok(())
         })
     }
 
@@ -202,7 +228,10 @@ impl TrainingClient {
         fenced: bool,
     ) -> (ApiFuture<BatchOutput>, ApiFuture<OptimOutput>) {
         let (decision, decided) = oneshot::channel();
+        let (pass_task, pass_finished) = oneshot::channel::<()>();
         let pass = self.enqueue_work(|shared, reservation| async move {
+            // Dropped at the end of the task.
+            let _pass_task = pass_task;
             let mut decision = StepDecision(Some((decision, reservation)));
             let result = shared.run_pass(pass, fenced, &mut decision).await;
             // `skip` has no effect if the optimizer step was already sent.
@@ -214,8 +243,16 @@ impl TrainingClient {
         let shared = Arc::clone(&self.0);
         let optim = self.start(async move {
             match decided.await {
-                Ok(Ok(reservation)) => {
-                    let result = shared.send_step(reservation, step).await;
+                Ok(Ok((reservation, pass))) => {
+                    let result = match shared.send_step(reservation, step).await {
+                        Ok(output) => Ok(output),
+                        Err(failed) => {
+                            // Until the result of the pass is known, it is not known which
+                            // gradients the server holds.
+                            let _ = pass_finished.await;
+                            Err(failed.describe(&shared, pass))
+                        }
+                    };
                     shared.session.connection().record_failure(result)
                 }
                 // Do not record the error again: the pass has recorded it.
@@ -233,18 +270,40 @@ impl TrainingClient {
 
 /// Channel on which a pass reports whether its optimizer step is sent, and the position in the call
 /// order that the pass and the step share. `None` after the decision.
-struct StepDecision(Option<(oneshot::Sender<Result<Reservation>>, Reservation)>);
+struct StepDecision(Option<(oneshot::Sender<Result<SentPass>>, Reservation)>);
+
+/// Position in the call order that a pass leaves to its optimizer step, and the sequence number of
+/// the first chunk of the pass.
+type SentPass = (Reservation, Option<Seq>);
+
+/// Error of an optimizer step.
+struct FailedStep {
+    error: Error,
+    seq: Seq,
+    /// Whether the server certainly did not apply the gradient.
+    not_applied: bool,
+}
+
+impl FailedStep {
+    /// Returns the error, with the gradients that the step did not apply. `pass` is the pass of the
+    /// same call, if any.
+    fn describe(self, shared: &TrainingShared, pass: Option<Seq>) -> Error {
+        let Self { error, seq, not_applied } = self;
+        if not_applied { shared.unapplied.describe(error, seq, pass) } else { error }
+    }
+}
 
 impl StepDecision {
     fn reservation(&mut self) -> &mut Reservation {
         &mut self.0.as_mut().expect("the pass has not decided yet").1
     }
 
-    /// Decides to send the optimizer step, at the position of the pass.
-    fn send(&mut self) {
+    /// Decides to send the optimizer step, at the position of the pass, whose first chunk has the
+    /// sequence number `pass`.
+    fn send(&mut self, pass: Option<Seq>) {
         if let Some((decision, reservation)) = self.0.take() {
             // The receiver is dropped only if the client is closed.
-            let _ = decision.send(Ok(reservation));
+            let _ = decision.send(Ok((reservation, pass)));
         }
     }
 
@@ -263,14 +322,24 @@ impl TrainingShared {
 
     async fn send_step(
         &self,
-        reservation: Reservation,
+        mut reservation: Reservation,
         mut step: Validated<OptimStep>,
-    ) -> Result<OptimOutput> {
-        let numbered = |_, seq| {
-            step.set_seq(seq);
-            step
-        };
-        Ok(self.send_next(reservation, numbered).await?.into())
+    ) -> std::result::Result<OptimOutput, FailedStep> {
+        let AssignedSeq { seq, sent } = reservation.assign_one();
+        step.set_seq(seq);
+        match self.send_numbered(reservation, sent.clone(), &step).await {
+            Ok(output) => {
+                self.unapplied.clear_before(seq);
+                Ok(output.into())
+            }
+            Err(error) => {
+                // After any other error, the server may have executed the step.
+                let refused = error.status().is_some_and(|status| (400..500).contains(&status));
+                let failed = error.kind() == ErrorKind::WorkFailed;
+                let not_applied = refused || failed || !sent.get();
+                Err(FailedStep { error, seq, not_applied })
+            }
+        }
     }
 
     /// Runs a pass. Decides to send its optimizer step once the server has accepted the pass or, if
@@ -290,12 +359,13 @@ impl TrainingShared {
         if let Some(error) = submitted.refusal() {
             return Err(not_sent(error));
         }
+        let pass = submitted.first_seq();
         if fenced {
             let output = self.poll_pass(submitted).await.map_err(not_sent)?;
-            decision.send();
+            decision.send(pass);
             return Ok(output);
         }
-        decision.send();
+        decision.send(pass);
         self.poll_pass(submitted).await.map_err(|error| {
             error.map_message(|message| format!("{message}; the optimizer step was already sent"))
         })

@@ -50,6 +50,29 @@ async fn connections_are_reused() {
     assert_eq!(server.connections.load(Ordering::Relaxed), 3);
 }
 
+/// Bug: the idle connections of several clients filled the server, and each client waited until the
+/// connections of the others were closed.
+#[tokio::test]
+async fn clients_of_one_server_share_their_connections() {
+    let server = sessions(json_response(SESSIONS)).start().await;
+    let other = sessions(json_response(SESSIONS)).start().await;
+    let clients = [client(&server.url), client(&server.url), client(&server.url)];
+    for service in &clients {
+        let found = service.rest().list_sessions(&ListSessions::default()).await.unwrap();
+        assert_eq!(found.sessions[0], "s");
+    }
+    // One for each lane: configuration, session, REST.
+    assert_eq!(server.connections.load(Ordering::Relaxed), 3);
+    client(&other.url).rest().list_sessions(&ListSessions::default()).await.unwrap();
+    assert_eq!(server.connections.load(Ordering::Relaxed), 3);
+    // A proxy is part of the settings of a connection.
+    let through_proxy = Env::from_pairs([("HTTP_PROXY", server.url.as_str())]);
+    let proxied = client_builder(&server.url).env(through_proxy).build().unwrap();
+    // The server does not know the URL of a request to a proxy; only its connection matters.
+    let _ = proxied.rest().list_sessions(&ListSessions::default()).await;
+    assert!(server.connections.load(Ordering::Relaxed) > 3);
+}
+
 #[tokio::test]
 async fn compressed_responses_are_decoded() {
     let body = tinkex_wire::codec::compress::compress(SESSIONS).unwrap();

@@ -98,7 +98,8 @@ impl NumberedServer {
     pub(crate) fn new(config: Value) -> Self {
         crate::event_log::keep_events();
         let script = Arc::new(Mutex::new(Script { config, ..Script::default() }));
-        let server = Route::ALL.iter().fold(FakeServer::new(), |server, route| {
+        let routes = Route::ALL.iter().chain(&[Route::DiscardGradient, Route::CloseSampler]);
+        let server = routes.fold(FakeServer::new(), |server, route| {
             let script = Arc::clone(&script);
             server.on_call(*route, move |call| script.lock().unwrap().reply(call))
         });
@@ -303,6 +304,7 @@ impl Script {
                 self.train(seq, Reply::forward_backward(&output))
             }
             Route::OptimStep
+            | Route::DiscardGradient
             | Route::SaveWeights
             | Route::SaveWeightsForSampler
             | Route::SaveWeightsExternal

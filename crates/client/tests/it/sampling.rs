@@ -429,3 +429,53 @@ async fn compute_logprobs_requests_prompt_logprobs() {
     let missing = sampler.compute_logprobs([5, 6]).await.unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::Decode);
 }
+
+/// Bug: the weights of every step of a program stayed on the server until the program ended.
+#[tokio::test(start_paused = true)]
+async fn a_closed_client_ends_its_sampling_session() {
+    let server = NumberedServer::new(json!({}));
+    let sampler = server.sampler().await;
+    let clone = sampler.with_options(CallOptions::without_retries());
+    let accepted = sampler.sample([1], params());
+    sleep(Duration::from_secs(5)).await;
+    server.lose_once("/samplers/s:sample:0");
+    sampler.close().await.unwrap();
+    let closed = server.requests("/samplers/s:sample:0");
+    let methods: Vec<_> = closed.iter().map(|request| request.method.as_str()).collect();
+    assert_eq!(methods, ["DELETE", "DELETE"], "the lost request is retried");
+    accepted.await.unwrap();
+    let sent = server.requests("/asample").len();
+    for client in [&sampler, &clone] {
+        let errors = [
+            client.sample([1], params()).await.unwrap_err(),
+            client.compute_logprobs([1]).await.unwrap_err(),
+            client.sample_stream([1], params()).next().await.unwrap().unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::Closed);
+            assert!(error.to_string().ends_with("the sampling client is closed"), "{error}");
+        }
+    }
+    assert_eq!(server.requests("/asample").len(), sent);
+    sampler.close().await.unwrap();
+}
+
+/// The hosted service has no such request, and an ended session has no sampling sessions.
+#[tokio::test(start_paused = true)]
+async fn closing_succeeds_on_a_server_that_cannot_end_a_sampling_session() {
+    for response in [
+        json!([404, {"detail": "Not Found"}]),
+        json!([405, {"detail": "Method Not Allowed"}]),
+        json!([404, {"detail": "sampling session s:sample:0 does not exist"}]),
+    ] {
+        let server = NumberedServer::new(json!({}));
+        let sampler = server.sampler().await;
+        server.fail("/samplers/s:sample:0", response);
+        sampler.close().await.unwrap();
+        assert_eq!(server.requests("/samplers/s:sample:0").len(), 1);
+    }
+    let server = NumberedServer::new(json!({}));
+    let sampler = server.sampler().await;
+    server.fail("/samplers/s:sample:0", json!([403, {"detail": "no"}]));
+    assert_eq!(sampler.close().await.unwrap_err().kind(), ErrorKind::Permission);
+}

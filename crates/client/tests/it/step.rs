@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use tinkex::loss::CustomLoss;
 use tinkex::testing::PassMode;
 use tinkex::{
-    AdamParams, ApiFuture, Datum, ErrorKind, Hint, LossFn, StepOptions, StepOutput, TrainingClient,
+    AdamParams, ApiFuture, CallOptions, Datum, ErrorKind, Hint, LossFn, StepOptions, StepOutput,
+    TrainingClient,
 };
 use tokio::time::sleep;
 
@@ -91,7 +92,7 @@ async fn a_refused_chunk_keeps_the_optimizer_step_from_being_sent() {
         let error = pass.await.unwrap_err();
         assert_eq!((error.kind(), error.status()), (ErrorKind::Rejected, Some(422)));
         assert_eq!(error.accumulated_datums(), [0..2, 4..5]);
-        assert_eq!(error.hint(), Some(Hint::ReloadCheckpoint));
+        assert_eq!(error.hint(), Some(Hint::DiscardGradient));
         let text = error.to_string();
         assert!(
             text.ends_with(
@@ -224,4 +225,141 @@ async fn a_step_trains_with_a_loss_that_the_client_computes() {
     assert_eq!(error.status(), Some(422));
     assert!(error.accumulated_datums().is_empty(), "{error}");
     assert_eq!(server.requests("/optim_step").len(), 1);
+}
+
+/// Bug: the server refused the parameters after the pass. The gradient stayed on the server, and the
+/// next step trained on both batches.
+#[tokio::test(start_paused = true)]
+async fn a_step_with_parameters_out_of_range_sends_nothing() {
+    let server = NumberedServer::new(json!({}));
+    let model = server.model().await;
+    let adam = AdamParams::default();
+    for (params, field) in [
+        (adam.learning_rate(-1.0), "learning_rate"),
+        (adam.learning_rate(f64::INFINITY), "learning_rate"),
+        (adam.beta1(2.0), "beta1"),
+        (adam.beta2(1.0), "beta2"),
+        (adam.eps(-1e-8), "eps"),
+        (adam.weight_decay(-0.1), "weight_decay"),
+        (adam.grad_clip_norm(f64::NAN), "grad_clip_norm"),
+    ] {
+        let options = StepOptions::new(params);
+        for options in [options.clone(), options.fenced()] {
+            let error = model.step(batch(1), LossFn::CrossEntropy, options).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.to_string().contains(&format!("optim_params.{field}: ")), "{error}");
+        }
+        let alone = model.optim_step(params).await.unwrap_err();
+        assert_eq!(alone.kind(), ErrorKind::InvalidInput);
+    }
+    assert!(server.log().is_empty(), "nothing is sent");
+    step(&model, batch(1)).await.unwrap();
+    assert_eq!(server.sequence_numbers("/optim_step"), [2]);
+}
+
+/// Bug: the error said that nothing was accumulated.
+#[tokio::test(start_paused = true)]
+async fn a_failed_optimizer_step_names_the_gradients_that_stay_on_the_server() {
+    for options in [StepOptions::new(AdamParams::default()), fenced()] {
+        for fails_later in [false, true] {
+            let server = NumberedServer::new(two_per_chunk(false));
+            let model = server.model().await;
+            if fails_later {
+                server.respond("r4", vec![failed("the update is not finite")]);
+            } else {
+                server.reject(4);
+            }
+            let (pass, optim) = model.split_step(batch(5), LossFn::CrossEntropy, options.clone());
+            pass.await.unwrap();
+            let error = optim.await.unwrap_err();
+            assert_eq!(error.accumulated_datums(), std::slice::from_ref(&(0..5)));
+            assert_eq!(error.hint(), Some(Hint::DiscardGradient));
+            let stays =
+                "the gradient of 1 pass with 5 datums was not applied and stays on the server";
+            assert!(error.to_string().ends_with(stays), "{error}");
+            // The next step fails too: it would have applied the gradients of both batches.
+            server.reject(6);
+            let error = step(&model, batch(1)).await.unwrap_err();
+            assert_eq!(error.accumulated_datums(), std::slice::from_ref(&(0..1)));
+            let stay =
+                "the gradients of 2 passes with 6 datums were not applied and stay on the server";
+            assert!(error.to_string().ends_with(stay), "{error}");
+            // A successful step applies them.
+            model.optim_step(AdamParams::default()).await.unwrap();
+            server.reject(8);
+            let error = model.optim_step(AdamParams::default()).await.unwrap_err();
+            assert!(!error.to_string().contains("stay"), "{error}");
+            assert_eq!(error.hint(), None);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_optimizer_step_does_not_count_failed_passes() {
+    let server = NumberedServer::new(two_per_chunk(false));
+    let model = server.model().await;
+    // The second chunk of the pass fails, and the optimizer step too.
+    server.respond("r2", vec![failed("importance ratio overflow")]);
+    server.reject(4);
+    let (pass, optim) = model.split_step(batch(5), LossFn::CrossEntropy, AdamParams::default());
+    assert_eq!(pass.await.unwrap_err().accumulated_datums(), [0..2, 4..5]);
+    let error = optim.await.unwrap_err();
+    assert_eq!(error.accumulated_datums(), [0..2, 4..5]);
+    assert!(error.to_string().contains("the gradient of 1 pass with 3 datums"), "{error}");
+    // A pass without gradient accumulates nothing.
+    model.optim_step(AdamParams::default()).await.unwrap();
+    model.forward(batch(1), LossFn::CrossEntropy).await.unwrap();
+    server.reject(7);
+    let error = model.optim_step(AdamParams::default()).await.unwrap_err();
+    assert!(!error.to_string().contains("gradient"), "{error}");
+}
+
+/// It is not known whether the server has applied the gradient.
+#[tokio::test(start_paused = true)]
+async fn a_lost_optimizer_step_does_not_claim_that_the_gradient_stays() {
+    let server = NumberedServer::new(json!({}));
+    let model = server.model().await;
+    model.forward_backward(batch(1), LossFn::CrossEntropy).await.unwrap();
+    server.fail("/optim_step", json!("timeout"));
+    let without_retries = model.with_options(CallOptions::without_retries());
+    let error = without_retries.optim_step(AdamParams::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(!error.to_string().contains("stays on the server"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gradient_is_discarded_in_call_order() {
+    let server = NumberedServer::new(json!({}));
+    let model = server.model().await;
+    server.reject(2);
+    let failing = step(&model, batch(3));
+    let discarded = model.discard_gradient();
+    let next = step(&model, batch(1));
+    assert!(failing.await.unwrap_err().to_string().contains("1 pass with 3 datums"));
+    discarded.await.unwrap();
+    next.await.unwrap();
+    assert_eq!(server.sequence_numbers("/discard_gradient"), [3]);
+    assert_eq!(server.sequence_numbers("/optim_step"), [2, 5]);
+    // The discarded gradient is not counted any more.
+    server.reject(7);
+    let error = step(&model, batch(1)).await.unwrap_err();
+    assert!(error.to_string().contains("1 pass with 1 datum was"), "{error}");
+}
+
+/// Such a server would wait for the sequence number.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_cannot_discard_a_gradient_loses_no_sequence_number() {
+    let server = NumberedServer::new(json!({}));
+    let model = server.model().await;
+    model.forward_backward(batch(1), LossFn::CrossEntropy).await.unwrap();
+    server.fail("/discard_gradient", json!([404, {"detail": "Not Found"}]));
+    let error = model.discard_gradient().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.to_string().contains("this server cannot discard a gradient"), "{error}");
+    let hint = error.hint().unwrap().as_str();
+    assert!(hint.contains("create_training_client_from"), "{hint}");
+    // The gradient is still on the server.
+    server.reject(2);
+    let error = model.optim_step(AdamParams::default()).await.unwrap_err();
+    assert!(error.to_string().contains("1 pass with 1 datum was"), "{error}");
 }

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::Request;
 use serde_json::{Value, json};
+use tinkex::loss::CustomLoss;
 use tinkex::{
     AdamParams, CallOptions, Datum, Env, ErrorCategory, ErrorKind, HttpService as _, Lane, LossFn,
     MetricValue, ModelInput, RestoreMode, RestoreOptions, SamplingParams, SaveOptions,
@@ -15,7 +16,7 @@ use tinkex::{
 use tinkex::{ImageFormat, InputChunk};
 use tokio::time::{Instant, sleep};
 
-use crate::numbered_server::{ACCEPTING, NumberedServer, cases};
+use crate::numbered_server::{ACCEPTING, NumberedServer, cases, passes};
 
 fn batch(n: usize) -> Vec<Datum> {
     vec![Datum::completion([1, 2], [3]).unwrap(); n]
@@ -532,4 +533,56 @@ async fn rejected_chunk_fails_the_batch_while_other_chunks_hang() {
     let error = model.forward_backward(batch(3), LossFn::CrossEntropy).await.unwrap_err();
     assert_eq!(error.status(), Some(422));
     model.optim_step(AdamParams::default()).await.unwrap();
+}
+
+/// Bug: `weight` in place of `weights` was sent, and the prompt was trained too.
+#[tokio::test(start_paused = true)]
+async fn an_input_that_a_built_in_loss_does_not_read_is_not_sent() {
+    let server = NumberedServer::new(json!({}));
+    let model = server.model().await;
+    let with = |name: &str| {
+        let input = Datum::builder([1, 2]).loss_input("target_tokens", vec![2_i64, 3]);
+        input.loss_input(name.to_owned(), vec![0.0, 1.0]).build().unwrap()
+    };
+    for (name, loss, advice) in [
+        ("weight", LossFn::CrossEntropy, "did you mean \"weights\"?"),
+        ("Weights", LossFn::CrossEntropy, "did you mean \"weights\"?"),
+        ("advantage", LossFn::ImportanceSampling, "did you mean \"advantages\"?"),
+        ("clip_low_treshold", LossFn::Ppo, "did you mean \"clip_low_threshold\"?"),
+        ("mask", LossFn::CrossEntropy, "its inputs are target_tokens, weights"),
+        ("advantages", LossFn::CrossEntropy, "its inputs are target_tokens, weights"),
+    ] {
+        let data = vec![with("weights"), with(name)];
+        let passes = [
+            model.forward_backward(data.clone(), loss.clone()),
+            model.forward(data.clone(), loss.clone()),
+        ];
+        for pass in passes {
+            let error = pass.await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            let expected =
+                format!("data[1].loss_fn_inputs[{name:?}]: {loss} has no such input; {advice}");
+            assert!(error.to_string().ends_with(&expected), "{error}");
+        }
+        let step = model.step(data, loss, AdamParams::default()).await;
+        assert_eq!(step.unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+    assert!(server.log().is_empty(), "nothing is sent");
+}
+
+/// Only the server knows the inputs of a loss that this version does not know.
+#[tokio::test(start_paused = true)]
+async fn inputs_of_losses_that_are_not_known_are_sent() {
+    let server = NumberedServer::new(json!({}));
+    let model = server.model().await;
+    let input = Datum::builder([1]).loss_input("target_tokens", vec![2_i64]);
+    let data = vec![input.loss_input("weight", vec![1.0]).build().unwrap()];
+    for loss in [LossFn::from("brand_new"), LossFn::StableReinforce] {
+        model.forward_backward(data.clone(), loss).await.unwrap();
+    }
+    let traced = CustomLoss::trace("weighted", |trace| {
+        -(trace.input("logprobs", 1) * trace.input("weight", 1)).sum()
+    });
+    model.forward_backward(data, traced.unwrap()).await.unwrap();
+    assert_eq!(passes(&server).len(), 4, "a loss that the client computes takes two passes");
 }

@@ -182,11 +182,16 @@ impl Trainer {
             });
         }
         let report = self.optimizer.step(params, &mut tensors)?;
+        self.discard_gradient();
+        self.packed = Arc::new(self.adapter.packed(&self.model.config));
+        Ok(report)
+    }
+
+    /// Resets the accumulated gradients to zero. The weights and the optimizer do not change.
+    pub fn discard_gradient(&mut self) {
         for grad in self.grads.iter_mut().flatten() {
             grad.fill(0.0);
         }
-        self.packed = Arc::new(self.adapter.packed(&self.model.config));
-        Ok(report)
     }
 
     /// Writes the adapter to a PEFT folder, atomically replacing it.

@@ -152,6 +152,8 @@ impl RunTask {
             weights: Some(weights),
             run: Some(run.id.clone()),
             clients: 1,
+            end: None,
+            weights_released: false,
         });
         Ok(Outcome::json(&SamplerWeightsSaved::ephemeral(sampler.clone())).with_record(record))
     }

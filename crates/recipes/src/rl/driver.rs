@@ -1,5 +1,6 @@
 //! The loop of a run: one task samples batches, another trains on them.
 
+use std::collections::VecDeque;
 use std::future::pending;
 use std::pin::pin;
 use std::sync::Arc;
@@ -64,6 +65,8 @@ pub(super) struct RlLoop {
     pub(super) stop: StopHandle,
     /// Whether the weights changed since the last checkpoint.
     pub(super) changed: bool,
+    /// Sampling clients that are not closed, with the steps from which on batches use them.
+    pub(super) samplers: VecDeque<(u64, SamplingClient)>,
 }
 
 /// Samples the batches of a run ahead of training, as far as the maximum age of the policy allows.
@@ -127,6 +130,7 @@ impl RlLoop {
         let from = self.step;
         if from < self.settings.steps {
             let sampler = self.model.save_weights_and_get_sampling_client().await?;
+            self.samplers.push_back((from, sampler.clone()));
             let (policy, watched) = watch::channel(SamplingPolicy { step: from, sampler });
             let ahead =
                 usize::try_from(self.settings.off_policy).unwrap_or(usize::MAX).clamp(1, 64);
@@ -163,6 +167,7 @@ impl RlLoop {
         let policy_step = batch.policy_step;
         let last = done == settings.steps;
         let start = Instant::now();
+        self.close_samplers(policy_step);
         let mut prepared =
             PreparedBatch::new(&batch, settings.advantage, self.penalty.as_ref()).await?;
         drop(batch);
@@ -191,6 +196,7 @@ impl RlLoop {
             self.changed = true;
             output = Some(step.await?.pass);
             sampler = new_sampler.await?;
+            self.samplers.push_back((done, sampler.clone()));
             saved = state;
         }
         policy.send_replace(SamplingPolicy { step: done, sampler: sampler.clone() });
@@ -219,6 +225,17 @@ impl RlLoop {
         self.store.log(&report).await?;
         self.store_checkpoints().await?;
         Ok(report)
+    }
+
+    /// Closes the sampling clients that no later batch uses, so that the server deletes their
+    /// weights. Batches are sampled one after the other, so later batches use the weights after
+    /// `policy_step` steps or newer ones.
+    fn close_samplers(&mut self, policy_step: u64) {
+        while self.samplers.get(1).is_some_and(|(step, _)| *step <= policy_step) {
+            if let Some((_, unused)) = self.samplers.pop_front() {
+                unused.close().detach();
+            }
+        }
     }
 
     /// Returns the number of passes over the prompts after `steps` steps.

@@ -41,6 +41,7 @@ mod run;
 mod run_store;
 mod sample;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -402,6 +403,7 @@ impl Rl {
             tokens: 0,
             stop: stop.clone(),
             changed: from == 0,
+            samplers: VecDeque::new(),
         };
         let (sender, reports) = mpsc::channel(1);
         let (outcome_sender, outcome) = watch::channel(None);

@@ -102,6 +102,35 @@ async fn sampling_overlaps_training_within_the_bound() {
     }
 }
 
+/// Bug: a run kept the weights of all its steps on the server.
+#[tokio::test(start_paused = true)]
+async fn weights_that_no_batch_uses_any_more_are_released() {
+    for (off_policy, closed_steps) in [(0, 4), (1, 3)] {
+        let server = FakeServer::new();
+        let run = rl().steps(5).off_policy(off_policy).start(&service(&server)).await;
+        reports(&mut run.unwrap()).await;
+        let mut closed = Vec::new();
+        for call in server.calls() {
+            match call.route {
+                Some(Route::CloseSampler) => {
+                    closed.push(call.path.rsplit('/').next().unwrap().to_owned());
+                }
+                Some(Route::Sample) => {
+                    let sampler = call.json()["sampling_session_id"].as_str().unwrap().to_owned();
+                    assert!(!closed.contains(&sampler), "{sampler} was closed");
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(closed.len(), closed_steps, "{closed:?}");
+    }
+    // Without a step, all batches are sampled from the same weights.
+    let server = FakeServer::new();
+    let mut run = rl().reward(|_| 0.0).steps(3).start(&service(&server)).await.unwrap();
+    reports(&mut run).await;
+    assert!(server.calls_to(Route::CloseSampler).is_empty());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stopped_run_resumes_after_its_last_checkpoint() {
     let folder = tempfile::tempdir().unwrap();

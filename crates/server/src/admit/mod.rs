@@ -6,6 +6,7 @@
 mod digest;
 mod load;
 mod loss;
+mod loss_inputs;
 mod readmit;
 pub(crate) mod relay;
 mod sampling;
@@ -34,12 +35,15 @@ use tinkex_wire::{
 
 pub(crate) use self::load::load_weights;
 pub(crate) use self::loss::create_custom_loss;
+pub(crate) use self::loss_inputs::IgnoredInputs;
 pub(crate) use self::readmit::{fail_pending, readmit, restore_losses, waits_for_upstream};
 pub(crate) use self::sampling::{EngineSample, check_tokens, engine_sample, sample, stop_at};
 pub(crate) use self::save::{
     save_weights, save_weights_external, save_weights_for_sampler, validate_name, validate_ttl,
 };
-pub(crate) use self::training::{create_model, forward_backward, optim_step, random_seed};
+pub(crate) use self::training::{
+    create_model, discard_gradient, forward_backward, optim_step, random_seed,
+};
 use crate::backends::Backends;
 use crate::limits::ServerLimits;
 use crate::models::{BaseModel, BaseModels};
@@ -55,6 +59,7 @@ pub(crate) struct Admission {
     pub(crate) limits: ServerLimits,
     /// Value of [`ServerOptions::raw_logprobs`](crate::ServerOptions::raw_logprobs).
     pub(crate) raw_logprobs: bool,
+    pub(crate) ignored_inputs: IgnoredInputs,
 }
 
 impl Admission {

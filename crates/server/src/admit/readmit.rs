@@ -136,6 +136,7 @@ fn restore(
         RequestKind::CreateModel => restore_common(admission, row, CommonOperation::Create),
         RequestKind::ForwardBackward => training::restore_pass(admission, row, body),
         RequestKind::OptimStep => training::restore_step(admission, row, body),
+        RequestKind::DiscardGradient => training::restore_discard(admission, row),
         RequestKind::SaveWeights
         | RequestKind::SaveWeightsForSampler
         | RequestKind::SaveWeightsExternal => save::restore(admission, row, body),

@@ -12,7 +12,9 @@ use tinkex_wire::codec::json;
 use tinkex_wire::{ApiRequest as _, RequestId, SampleRequest, Seq, StopCondition, TensorData};
 
 use super::training::random_seed;
-use super::{Admission, NextStep, Submission, digest, relay, require_session, submit};
+use super::{
+    Admission, NextStep, Submission, digest, find_original, relay, require_session, submit,
+};
 use crate::fault::engine_error;
 use crate::models::BaseModel;
 use crate::operation::{EngineSampling, Operation, SampleOperation, TinkerSample};
@@ -39,21 +41,27 @@ pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestI
             "sampling_session_id: required; create a sampling session first",
         ));
     };
+    let digest = digest::of_bytes(&body);
+    let seq = request.seq_id.map(Seq::get);
     let store = admission.store();
-    let Some(row) = store.samplers.get(&sampler).map(|entry| entry.row.clone()) else {
-        return Err(ServerError::no_sampling_session(&sampler));
+    let row = match store.open_sampler(&sampler) {
+        Ok(row) => row.clone(),
+        // A retry of a request that was accepted before the end gets the same id.
+        Err(error) => {
+            let scope = SequenceScope::Sampler(sampler);
+            let original = seq.map(|seq| find_original(&store, &scope, seq, &digest));
+            return original.transpose()?.flatten().ok_or(error);
+        }
     };
     require_session(&store, &row.session)?;
     drop(store);
-    let digest = digest::of_bytes(&body);
     let samples = request.num_samples;
-    let seq = request.seq_id.map(Seq::get);
     let seed = request.sampling_params.seed.unwrap_or_else(|| random_seed(admission));
     let operation = prepare(admission, &row, request, seed)?;
     let submission = Submission {
         kind: RequestKind::Sample,
         session: row.session,
-        scope: SequenceScope::Sampler(sampler),
+        scope: SequenceScope::Sampler(sampler.clone()),
         seq,
         digest,
         seed,
@@ -62,7 +70,12 @@ pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestI
         records: Vec::new(),
         next: NextStep::Enqueue(operation),
     };
-    submit(admission, admission.store(), submission)
+    let mut store = admission.store();
+    // Check again: the sampling session may have been closed while the request was validated, and
+    // its weights may be released.
+    store.open_sampler(&sampler)?;
+    store.touch_sampler(&sampler);
+    submit(admission, store, submission)
 }
 
 /// Validates a stored sampling request. Returns the step that enqueues the request again.

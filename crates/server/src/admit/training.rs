@@ -11,8 +11,8 @@ use tinkex_store::store::{
 };
 use tinkex_wire::codec::json;
 use tinkex_wire::{
-    ApiRequest as _, CreateModel, ForwardBackward, ModelId, OptimParams, OptimStep,
-    OptimizerConfig, RequestId, Seq,
+    ApiRequest as _, CreateModel, DiscardGradient, ForwardBackward, ModelId, OptimParams,
+    OptimStep, OptimizerConfig, RequestId, Seq,
 };
 
 use super::{
@@ -106,6 +106,8 @@ pub(crate) fn forward_backward(
     let seq = request.seq_id.map(Seq::get);
     let admit = || {
         let run = require_run(&admission.store(), &request.model_id)?;
+        // Not checked again when a stored pass is restored: it must be executed as it was admitted.
+        admission.ignored_inputs.check(&run.session, &request)?;
         let operation = pass_operation(admission, &run, &request, &body)?;
         let kind = RequestKind::ForwardBackward;
         ModelRequest { kind, seq, digest, body, operation }.submit(
@@ -226,6 +228,55 @@ pub(super) fn restore_step(
     let run = restored_run(admission, &request.model_id)?;
     let operation = step_operation(admission, &run, &request, body)?;
     enqueue_restored(row, |_| Ok(operation))
+}
+
+/// Admits a request to discard the gradient of a model.
+pub(crate) fn discard_gradient(
+    admission: &Arc<Admission>,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    let request: DiscardGradient = json::decode(&body)?;
+    let model = request.model_id.clone();
+    let seq = request.seq_id.map(Seq::get);
+    let admit = || {
+        let store = admission.store();
+        let run = require_run(&store, &request.model_id)?;
+        let operation = discard_operation(admission, &run)?;
+        let kind = RequestKind::DiscardGradient;
+        let digest = digest::of_bytes(&body);
+        ModelRequest { kind, seq, digest, body, operation }.submit(admission, store, &run)
+    };
+    let admitted = admit();
+    reject_seq_on_error(admission, &model, seq, admitted)
+}
+
+/// Returns the operation that discards the gradient of a run.
+///
+/// # Errors
+/// If the model is on an upstream: the protocol has no request for it.
+fn discard_operation(
+    admission: &Admission,
+    run: &ModelRunRecord,
+) -> Result<RunOperation, ServerError> {
+    match admission.backends.of_run(run)? {
+        RunBackend::Engine => {
+            let training = EngineTraining::DiscardGradient;
+            Ok(RunOperation::Engine(EngineOperation::Train(training)))
+        }
+        RunBackend::Upstream(upstream) => Err(ServerError::invalid(format!(
+            "upstream {} cannot discard the gradient of a model; create a new model from the last \
+             checkpoint instead",
+            upstream.name
+        ))),
+    }
+}
+
+/// Returns the [`NextStep`] that enqueues a stored request to discard a gradient again.
+pub(super) fn restore_discard(
+    admission: &Admission,
+    row: &RequestRecord,
+) -> Result<NextStep, ServerError> {
+    enqueue_restored(row, |model| discard_operation(admission, &restored_run(admission, model)?))
 }
 
 /// A validated request of an existing model.

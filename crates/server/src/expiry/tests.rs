@@ -237,6 +237,113 @@ async fn after_a_reboot_the_time_does_not_go_back() {
     stop(&state);
 }
 
+/// Adds a sampling session with weights in the folder `weights`; without a name if `run` is given.
+fn add_sampler(state: &Arc<ServerState>, id: &str, weights: &str, run: Option<&str>) {
+    state.store().put_unconfirmed(Record::Sampler(SamplerRecord {
+        id: id.into(),
+        session: "s".into(),
+        base_model: "m".to_owned(),
+        model_path: None,
+        weights: Some(WeightsLocation::Local(weights.to_owned())),
+        run: run.map(Into::into),
+        clients: 1,
+        end: None,
+        weights_released: false,
+    }));
+}
+
+/// Adds a sample without an outcome.
+fn add_sample(state: &Arc<ServerState>, sampler: &str) {
+    let mut store = state.store();
+    let request = RequestRecord {
+        number: store.disk.next_payload_number(),
+        id: format!("sample of {sampler}").into(),
+        kind: RequestKind::Sample,
+        session: "s".into(),
+        scope: SequenceScope::Sampler(sampler.into()),
+        seq: 0,
+        digest: "d".to_owned(),
+        seed: 0,
+        samples: 1,
+        source: None,
+        at: store.clock.now(),
+    };
+    store.add_request(request, vec![], Bytes::new(), Box::new(|_| {}));
+}
+
+/// Returns the ids of the sampling sessions that can be sampled from, and the folders in use.
+fn samplers(state: &Arc<ServerState>) -> (Vec<String>, Vec<String>) {
+    state.expiry.remove_records();
+    let store = state.store();
+    let open = store.samplers.keys().filter(|id| store.open_sampler(id).is_ok());
+    let mut open: Vec<String> = open.map(ToString::to_string).collect();
+    let in_use = store.weights_in_use().into_iter();
+    let mut folders: Vec<String> = in_use.filter_map(WeightsLocation::into_local).collect();
+    open.sort();
+    folders.sort();
+    (open, folders)
+}
+
+#[tokio::test(start_paused = true)]
+async fn unused_weights_without_a_name_are_released() {
+    let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let folder = tempfile::tempdir().unwrap();
+    let clocks = ManualClocks::new(START, "boot", 0);
+    let state = open(folder.path(), &clocks);
+    add_session(&state);
+    add_sampler(&state, "busy", "a", Some("s:train:0"));
+    add_sampler(&state, "named", "b", None);
+    add_sampler(&state, "unused", "c", Some("s:train:0"));
+    add_sampler(&state, "used", "d", Some("s:train:0"));
+    add_sample(&state, "busy");
+    run_for(&state, 3_600).await;
+    state.store().touch_sampler(&"used".into());
+    run_for(&state, 5 * 3_600 - 1).await;
+    let all = (texts(&["busy", "named", "unused", "used"]), texts(&["a", "b", "c", "d"]));
+    assert_eq!(samplers(&state), all);
+    run_for(&state, 1).await;
+    let open_ones = (texts(&["busy", "named", "used"]), texts(&["a", "b", "d"]));
+    assert_eq!(samplers(&state), open_ones);
+    let error = state.store().open_sampler(&"unused".into()).unwrap_err().to_string();
+    assert!(error.contains("it was not used for a long time"), "{error}");
+    stop(&state);
+
+    // The next process remembers the end, and measures the time of the others anew.
+    let state = open(folder.path(), &clocks);
+    run_for(&state, 6 * 3_600 - 1).await;
+    assert_eq!(samplers(&state), open_ones);
+    run_for(&state, 1).await;
+    assert_eq!(samplers(&state), (texts(&["busy", "named"]), texts(&["a", "b"])));
+    stop(&state);
+}
+
+/// A killed server continues to wait for the samples of a closed sampling session.
+#[tokio::test(start_paused = true)]
+async fn the_weights_of_a_closed_sampling_session_are_kept_for_its_samples() {
+    let folder = tempfile::tempdir().unwrap();
+    let clocks = ManualClocks::new(START, "boot", 0);
+    let state = open(folder.path(), &clocks);
+    add_session(&state);
+    add_sampler(&state, "closed", "a", Some("s:train:0"));
+    add_sample(&state, "closed");
+    let row = state.store().samplers["closed"].row.clone();
+    let row = SamplerRecord { end: Some(SamplerEnd::Closed), ..row };
+    state.store().put_unconfirmed(Record::Sampler(row));
+    assert_eq!(samplers(&state), (vec![], vec!["a".to_owned()]));
+    stop(&state);
+    let state = open(folder.path(), &clocks);
+    assert_eq!(samplers(&state), (vec![], vec!["a".to_owned()]));
+    let id = "sample of closed".into();
+    let failed = Outcome::failed(FailureCategory::User, "");
+    state.expiry.context.outcomes.record_locking(&id, failed);
+    // The outcome is visible once it is durable.
+    while state.store().requests[&id].finished_at().is_none() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(samplers(&state), (vec![], vec![]));
+    stop(&state);
+}
+
 #[tokio::test]
 async fn an_unreferenced_folder_is_removed_although_it_shares_a_prefix_with_one_in_use() {
     let folder = tempfile::tempdir().unwrap();

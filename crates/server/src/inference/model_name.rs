@@ -85,7 +85,7 @@ impl NamedModel {
             let weights = WeightsKey { base_model, location };
             Ok(Self { name: name.to_owned(), base, weights, session, created_at })
         };
-        let store = admission.store();
+        let mut store = admission.store();
         let now = store.clock.now();
         if admission.models.get(target).is_some() {
             return found(target.to_owned(), None, inference_session, now);
@@ -99,9 +99,11 @@ impl NamedModel {
             let weights = Some(row.weights.clone());
             return found(row.base_model.clone(), weights, inference_session, row.created_at);
         }
-        if let Some(sampler) = store.samplers.get(&SamplerId::from(target)) {
-            let row = sampler.row.clone();
+        let sampler = SamplerId::from(target);
+        if store.samplers.contains_key(&sampler) {
+            let row = store.open_sampler(&sampler)?.clone();
             require_session(&store, &row.session)?;
+            store.touch_sampler(&sampler);
             return found(row.base_model, row.weights, row.session, now);
         }
         drop(store);

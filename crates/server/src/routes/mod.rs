@@ -1,8 +1,8 @@
 //! HTTP: authentication, request bodies, one `match` over all routes, and the handlers of requests
 //! that no backend executes.
 //!
-//! Only this module, `server` and `stream` refer to HTTP types. All other modules return
-//! [`ServerError`], which [`error`] maps to responses.
+//! Only this module, `server`, `connections` and `stream` refer to HTTP types. All other modules
+//! return [`ServerError`], which [`error`] maps to responses.
 
 mod body;
 mod checkpoint;
@@ -219,6 +219,9 @@ async fn call_handler(
             acknowledge(state, admit_large(state, received, admit::forward_backward).await).await
         }
         Route::OptimStep => acknowledge(state, admit::optim_step(&state.admission, body)).await,
+        Route::DiscardGradient => {
+            acknowledge(state, admit::discard_gradient(&state.admission, body)).await
+        }
         Route::SaveWeights => acknowledge(state, admit::save_weights(&state.admission, body)).await,
         Route::SaveWeightsForSampler => {
             acknowledge(state, admit::save_weights_for_sampler(&state.admission, body)).await
@@ -237,6 +240,7 @@ async fn call_handler(
 
         Route::CreateSamplingSession => run::create_sampler(state, &body).await,
         Route::JoinSamplingSession => run::join_sampler(state, &body).await,
+        Route::CloseSampler => run::close_sampler(state, param(0)).await,
         Route::GetSampler => run::sampler(state, param(0), is_from_this_machine(parts)),
 
         Route::RetrieveFuture => future::retrieve(state, &body).await,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tinkex_store::clock::timestamp;
 use tinkex_store::error::ServerError;
-use tinkex_store::store::{ModelRunRecord, Record, SamplerRecord, Store, Tracked};
+use tinkex_store::store::{ModelRunRecord, Record, SamplerEnd, SamplerRecord, Store, Tracked};
 use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::codec::json;
 use tinkex_wire::rest::{Cursor, ListTrainingRuns, SamplerInfo, TrainingRun, TrainingRunPage};
@@ -116,11 +116,12 @@ pub(super) async fn create_sampler(state: &Arc<ServerState>, body: &Bytes) -> Ro
         .store
         .change(|store| {
             require_session(store, &request.session_id)?;
-            if let Some(existing) = store.samplers.get(&id) {
+            if store.samplers.contains_key(&id) {
+                let existing = store.open_sampler(&id)?;
                 // Accept a retry of the same request: the response to the first attempt may have
                 // been lost. Check this before looking up the checkpoint, which may have been
                 // deleted since the first attempt.
-                if is_created_by(&existing.row, &request) {
+                if is_created_by(existing, &request) {
                     return Ok((Vec::new(), ()));
                 }
                 return Err(ServerError::Conflict(format!(
@@ -182,6 +183,8 @@ fn resolve_sampler(
         weights,
         run: None,
         clients: 1,
+        end: None,
+        weights_released: false,
     })
 }
 
@@ -190,10 +193,7 @@ pub(super) async fn join_sampler(state: &Arc<ServerState>, body: &Bytes) -> Rout
     let client_counter = state
         .store
         .change(|store| {
-            let entry = store.samplers.get(&request.sampling_session_id);
-            let row = &entry
-                .ok_or_else(|| ServerError::no_sampling_session(&request.sampling_session_id))?
-                .row;
+            let row = store.open_sampler(&request.sampling_session_id)?;
             let number = row.clients;
             let row = SamplerRecord { clients: number + 1, ..row.clone() };
             Ok((vec![Record::Sampler(row)], number))
@@ -202,12 +202,31 @@ pub(super) async fn join_sampler(state: &Arc<ServerState>, body: &Bytes) -> Rout
     to_json(&SamplingSessionJoined::new(client_counter))
 }
 
+/// Ends a sampling session. Requests that were accepted before are still executed; then the expiry
+/// task releases the weights.
+pub(super) async fn close_sampler(state: &Arc<ServerState>, id: &str) -> RouteResult {
+    let id = SamplerId::from(id);
+    state
+        .store
+        .change(|store| {
+            let entry = store.samplers.get(&id);
+            let row = &entry.ok_or_else(|| ServerError::no_sampling_session(&id))?.row;
+            if row.end.is_some() {
+                return Ok((Vec::new(), ()));
+            }
+            let row = SamplerRecord { end: Some(SamplerEnd::Closed), ..row.clone() };
+            Ok((vec![Record::Sampler(row)], ()))
+        })
+        .await?;
+    empty()
+}
+
 /// Describes a sampling session. Only clients on this machine get the path of the weights: other
 /// clients cannot use it.
 pub(super) fn sampler(state: &ServerState, id: &str, is_local: bool) -> RouteResult {
     let id = SamplerId::from(id);
     let store = state.store();
-    let row = &store.samplers.get(&id).ok_or_else(|| ServerError::no_sampling_session(&id))?.row;
+    let row = store.open_sampler(&id)?;
     let base = state.models.get(&row.base_model);
     let weights = base.as_ref().filter(|_| is_local).and_then(|base| base.weights_path());
     let weights = weights.map(|path| path.to_string_lossy().into_owned());

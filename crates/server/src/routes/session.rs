@@ -98,7 +98,8 @@ pub(super) fn get(state: &ServerState, id: &str) -> RouteResult {
     let row = &store.sessions.get(&id).ok_or_else(|| ServerError::no_session(&id))?.row;
     let mut runs: Vec<_> = store.runs_of(&id).collect();
     runs.sort_by_key(|run| run.number);
-    let samplers = store.samplers.values().filter(|entry| entry.row.session == id);
+    let open = store.samplers.values().filter(|entry| entry.row.end.is_none());
+    let samplers = open.filter(|entry| entry.row.session == id);
     let mut sampler_ids: Vec<_> = samplers.map(|entry| entry.row.id.clone()).collect();
     sampler_ids.sort();
     let training_run_ids = runs.into_iter().map(|run| run.id.clone()).collect();

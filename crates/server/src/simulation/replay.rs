@@ -77,6 +77,10 @@ impl Replay {
                 let output = OptimStepOutput::new(metrics.into_iter().collect());
                 Ok(Some(Outcome::json(&output).payload))
             }
+            "DiscardGradient" => {
+                trainer.discard_gradient();
+                Ok(None)
+            }
             _ => Ok(None),
         }
     }

@@ -200,7 +200,7 @@ fn referenced_folders(store: &Store) -> Vec<(String, String)> {
         all.push((format!("checkpoint {}", entry.row.path), entry.row.weights.clone()));
     }
     for entry in store.samplers.values() {
-        let weights = entry.row.weights.clone();
+        let weights = entry.row.needed_weights().cloned();
         all.extend(weights.map(|weights| (format!("sampler {}", entry.row.id), weights)));
     }
     for entry in store.runs.values() {

@@ -160,6 +160,10 @@ impl Worker {
                     model.trainer.optim_step(&params).map_err(engine_failure)?;
                     model.gradients_pending = false;
                 }
+                RequestKind::DiscardGradient => {
+                    model.trainer.discard_gradient();
+                    model.gradients_pending = false;
+                }
                 // Other kinds never modify a model without taking a snapshot.
                 _ => {}
             }

@@ -16,8 +16,8 @@ use tinkex_store::store::{
 };
 use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{
-    CheckpointKind, ModelCreated, ModelId, OptimStepOutput, PassMode, RequestId, SamplerId,
-    SamplerWeightsSaved, TinkerPath, WeightsLoaded,
+    CheckpointKind, GradientDiscarded, ModelCreated, ModelId, OptimStepOutput, PassMode, RequestId,
+    SamplerId, SamplerWeightsSaved, TinkerPath, WeightsLoaded,
 };
 
 use super::Worker;
@@ -47,6 +47,7 @@ impl Worker {
             ModelOperation::Train(EngineTraining::OptimStep(params)) => {
                 self.optim_step(&run, params)
             }
+            ModelOperation::Train(EngineTraining::DiscardGradient) => self.discard_gradient(&run),
             ModelOperation::Save(save) => self.save(id, &run, seq, CheckpointSave::clone(save)),
             ModelOperation::SaveForSampler(sampler) => self.save_for_sampler(&run, sampler.clone()),
             ModelOperation::Load(load) => self.load(&run, seq, load),
@@ -108,6 +109,15 @@ impl Worker {
         let output = OptimStepOutput::new(metrics.into_iter().collect());
         let outcome = Outcome::json(&output).with_model_changed();
         Ok(outcome.with_history(OutcomeHistory::Operation(history)))
+    }
+
+    fn discard_gradient(&mut self, run: &ModelRunRecord) -> Result<Outcome, Outcome> {
+        let model = self.model(run)?;
+        model.trainer.discard_gradient();
+        model.gradients_pending = false;
+        // The request modifies the model: without it, restoring the model would add the discarded
+        // gradients to those of the next passes.
+        Ok(Outcome::json(&GradientDiscarded::default()).with_model_changed())
     }
 
     fn save(
@@ -266,6 +276,8 @@ impl Worker {
             weights: Some(WeightsLocation::Local(folder)),
             run: Some(run.id.clone()),
             clients: 1,
+            end: None,
+            weights_released: false,
         });
         let saved = SamplerWeightsSaved::ephemeral(id);
         Ok(Outcome::json(&saved).with_record(sampler))

@@ -19,6 +19,7 @@ use tinkex_wire::{LossId, ModelId, RequestId, SamplerId, SessionId, TinkerPath};
 
 use crate::clock::Clock;
 use crate::disk::{Disk, PayloadReader, WriteCallback};
+use crate::error::ServerError;
 use crate::log;
 pub use crate::record::*;
 use crate::weights::WeightsLocation;
@@ -33,7 +34,7 @@ pub struct Store {
     pub disk: Disk,
     pub sessions: HashMap<SessionId, SessionEntry>,
     pub runs: HashMap<ModelId, Tracked<ModelRunRecord>>,
-    pub samplers: HashMap<SamplerId, Tracked<SamplerRecord>>,
+    pub samplers: HashMap<SamplerId, SamplerEntry>,
     pub checkpoints: BTreeMap<TinkerPath, Tracked<CheckpointRecord>>,
     /// Checkpoints that were deleted recently, with the times of their deletions. A repeated
     /// deletion of one of them succeeds.
@@ -62,6 +63,15 @@ pub struct Store {
 pub struct SessionEntry {
     pub row: SessionRecord,
     /// [Running time](Clock::running) of the last request or heartbeat.
+    pub last_used: Duration,
+}
+
+/// A sampling session and the time of its last use.
+#[derive(Clone, Debug)]
+pub struct SamplerEntry {
+    pub row: SamplerRecord,
+    /// [Running time](Clock::running) of the creation, of the last request, or of the start of the
+    /// server, whichever is latest.
     pub last_used: Duration,
 }
 
@@ -137,6 +147,42 @@ impl Store {
         }
     }
 
+    /// Resets the idle timer of a sampling session.
+    pub fn touch_sampler(&mut self, id: &SamplerId) {
+        if let Some(sampler) = self.samplers.get_mut(id) {
+            sampler.last_used = self.clock.running();
+        }
+    }
+
+    /// Returns a sampling session that can be sampled from.
+    ///
+    /// # Errors
+    /// If the sampling session does not exist or has ended.
+    pub fn open_sampler(&self, id: &SamplerId) -> Result<&SamplerRecord, ServerError> {
+        let row = &self.samplers.get(id).ok_or_else(|| ServerError::no_sampling_session(id))?.row;
+        let reason = match row.end {
+            None => return Ok(row),
+            Some(SamplerEnd::Closed) => "its client closed it",
+            Some(SamplerEnd::Unused) => {
+                "its weights have no name, and it was not used for a long time"
+            }
+        };
+        Err(ServerError::invalid(format!(
+            "sampling session {id} has ended: {reason}; save the weights again, or save them under \
+             a name to keep them"
+        )))
+    }
+
+    /// Returns the sampling sessions that have a request without an outcome.
+    pub fn busy_samplers(&self) -> HashSet<SamplerId> {
+        let unfinished = self.requests.values().filter(|entry| entry.finished_at().is_none());
+        let sampler = |entry: &RequestEntry| match &entry.row.scope {
+            SequenceScope::Sampler(id) => Some(id.clone()),
+            SequenceScope::Model(_) | SequenceScope::CustomLosses(_) => None,
+        };
+        unfinished.filter_map(sampler).collect()
+    }
+
     /// Queues the current time for writing, from which the next start continues. Without a stored
     /// time, the next start would use the wall clock, even if the wall clock was set in between.
     pub fn save_clock(&mut self) {
@@ -157,7 +203,8 @@ impl Store {
     /// Returns all weights that are in use.
     pub fn weights_in_use(&self) -> HashSet<WeightsLocation> {
         let checkpoints = self.checkpoints.values().map(|entry| entry.row.weights.clone());
-        let samplers = self.samplers.values().filter_map(|entry| entry.row.weights.clone());
+        let samplers =
+            self.samplers.values().filter_map(|entry| entry.row.needed_weights().cloned());
         let snapshots = self
             .runs
             .values()

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use super::{
     DELETION_RETENTION, ModelRunRecord, Record, RequestEntry, RequestPhase, RequestRecord,
-    SequenceScope, SessionEntry, Store, Tracked, UnixMicros, loss_prefix,
+    SamplerEntry, SequenceScope, SessionEntry, Store, Tracked, UnixMicros, loss_prefix,
 };
 use crate::clock::{Clock, SystemClocks};
 use crate::disk::{Disk, StoredChange, StoredRequest, StoredRows, StoredRun};
@@ -142,7 +142,8 @@ impl Store {
                 if let Some(weights) = &row.weights {
                     self.finish_weights(weights);
                 }
-                self.samplers.insert(row.id.clone(), Tracked::new(row, now));
+                let last_used = self.clock.running();
+                self.samplers.insert(row.id.clone(), SamplerEntry { row, last_used });
             }
             Record::Checkpoint(row) => {
                 self.finish_weights(&row.weights);

@@ -454,6 +454,8 @@ fn weights_for_a_sampling_session_have_the_rank_of_their_run() {
         weights: Some(on_upstream("tinker://x/weights/a")),
         run: Some("s:train:1".into()),
         clients: 1,
+        end: None,
+        weights_released: false,
     }));
     flush(&mut store);
     drop(store);

@@ -1,14 +1,15 @@
 //! The HTTP interface of the client.
 //!
 //! [`HttpService`] sends one request and returns its response or an [`HttpFailure`]. The default
-//! implementation is [`Network`](network::Network), whose connections `pool` owns and
-//! [`network_builder`] configures; programs implement their own, which [`custom`] wraps. [`upload`]
-//! is a file in the body of a request.
+//! implementation is [`Network`](network::Network), whose connections `pool` owns,
+//! [`network_builder`] configures and the clients of a process share ([`shared_network`]); programs
+//! implement their own, which [`custom`] wraps. [`upload`] is a file in the body of a request.
 
 pub mod custom;
 pub mod network;
 pub mod network_builder;
 mod pool;
+pub mod shared_network;
 pub mod upload;
 
 use std::error::Error as StdError;
@@ -305,6 +306,20 @@ impl Lane {
         match self {
             Self::Config | Self::Auth | Self::Train | Self::Hub | Self::File => 1,
             Self::Session | Self::Sample | Self::Poll | Self::PollMany | Self::Telemetry => 50,
+        }
+    }
+}
+
+impl Lane {
+    /// Returns the maximum number of connections of a process to a server without HTTP/2; `None`
+    /// without a limit. The limits together are below the 4,096 connections that a local server
+    /// accepts, so that many sampling clients of one process do not fill the server. One sampling
+    /// client needs 400 connections to submit and 2,000 to poll.
+    pub(crate) const fn max_connections(self) -> Option<usize> {
+        match self {
+            Self::Sample => Some(1_024),
+            Self::Poll => Some(2_560),
+            _ => None,
         }
     }
 }

@@ -134,7 +134,8 @@ impl Network {
                 let client = client.expect("a client with these settings was built before");
                 PooledClient { client, protocol }
             };
-            (lane, Pool::new(lane.requests_per_client(), Box::new(make)))
+            let pool = Pool::new(lane.requests_per_client(), Box::new(make));
+            (lane, pool.max_requests(lane.max_connections()))
         };
         Ok(Self { pools: Lane::ALL.map(pool).into(), speaks_http2 })
     }
@@ -142,6 +143,16 @@ impl Network {
     fn pool(&self, lane: Lane) -> &Pool<PooledClient> {
         let pool = self.pools.iter().find(|(name, _)| *name == lane);
         &pool.expect("every lane has a pool").1
+    }
+
+    /// Returns a client for one request. Without HTTP/2, each request occupies a connection, so waits
+    /// while the lane has the maximum number of connections.
+    async fn lease(&self, lane: Lane) -> Lease<PooledClient> {
+        let pool = self.pool(lane);
+        if self.speaks_http2.load(Ordering::Relaxed) {
+            return pool.lease();
+        }
+        pool.lease_permitted().await
     }
 
     /// Sends a request with a body of `bytes` bytes and waits for the complete response.
@@ -157,7 +168,7 @@ impl Network {
         let upload_time = Duration::from_secs(bytes / SLOWEST_UPLOAD_BYTES_PER_SECOND);
         *request.timeout_mut() = Some(timeout + upload_time);
         let secure = request.url().scheme() == "https";
-        let lease = pool.lease();
+        let lease = self.lease(lane).await;
         let sent = lease.client().client.execute(request).await;
         if sent.is_err() && lease.client().protocol == Protocol::Http2 {
             // Offer both protocols again: the server at this address may have been replaced by one
@@ -216,7 +227,7 @@ impl HttpService for Network {
     ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
         Box::pin(async move {
             let request = reqwest::Request::try_from(request).map_err(classify)?;
-            let lease = self.pool(lane).lease();
+            let lease = self.lease(lane).await;
             let sent = tokio::time::timeout(timeout, lease.client().client.execute(request)).await;
             let mut response = sent.map_err(HttpFailure::timeout)?.map_err(classify)?;
             let head = take_head(&mut response);
@@ -332,9 +343,6 @@ fn client(settings: &ConnectionSettings, protocol: Protocol) -> Result<reqwest::
         tls.alpn_protocols = vec![b"h2".to_vec()];
         builder = builder.http2_prior_knowledge();
     }
-    if let Some(connections) = settings.max_idle_connections {
-        builder = builder.pool_max_idle_per_host(connections);
-    }
     builder
         .tls_backend_preconfigured(tls)
         .redirect(reqwest::redirect::Policy::none())
@@ -343,6 +351,7 @@ fn client(settings: &ConnectionSettings, protocol: Protocol) -> Result<reqwest::
         .connect_timeout(settings.connect_timeout)
         .tcp_keepalive(TCP_KEEP_ALIVE)
         .pool_idle_timeout(settings.idle_timeout)
+        .pool_max_idle_per_host(settings.max_idle_connections)
         .build()
         .map_err(|error| {
             Error::new(ErrorKind::Config, "cannot create an HTTP client").with_source(error)

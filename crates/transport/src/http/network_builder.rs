@@ -15,8 +15,23 @@ use super::network::Network;
 
 /// Default timeout of the connection setup.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Default time after which an unused connection is closed.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Default time after which an unused connection is closed. Unused connections count against the
+/// server's limit of connections.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Default maximum number of unused connections of each HTTP client to a server. With 50 requests
+/// per client, a burst of requests leaves at most two fifths of its connections open.
+const MAX_IDLE_CONNECTIONS: usize = 20;
+/// Environment variables that set proxies. Upper case names take precedence.
+pub(super) const PROXY_VARIABLES: [&str; 8] = [
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+    "NO_PROXY",
+    "no_proxy",
+];
 
 /// Builder of a [`Network`].
 ///
@@ -43,7 +58,7 @@ pub struct NetworkBuilder {
     proxy: ProxySource,
     connect_timeout: Duration,
     idle_timeout: Duration,
-    max_idle_connections: Option<usize>,
+    max_idle_connections: usize,
 }
 
 /// Proxy of the requests.
@@ -65,7 +80,7 @@ impl Default for NetworkBuilder {
             proxy: ProxySource::Environment,
             connect_timeout: CONNECT_TIMEOUT,
             idle_timeout: IDLE_TIMEOUT,
-            max_idle_connections: None,
+            max_idle_connections: MAX_IDLE_CONNECTIONS,
         }
     }
 }
@@ -111,21 +126,21 @@ impl NetworkBuilder {
         self
     }
 
-    /// Sets the time after which an unused connection is closed. Defaults to 90 seconds.
+    /// Sets the time after which an unused connection is closed. Defaults to 20 seconds.
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
         self.idle_timeout = timeout;
         self
     }
 
     /// Sets the maximum number of unused connections that are kept open. Applies to each HTTP client
-    /// of the network; a client serves up to 50 concurrent requests of one [`Lane`](super::Lane). By
-    /// default all connections are kept until the idle timeout.
+    /// of the network; a client serves up to 50 concurrent requests of one [`Lane`](super::Lane).
+    /// Defaults to 20.
     ///
     /// [`ServiceClientBuilder::max_concurrent_samples`] limits how many connections samples use.
     ///
     /// [`ServiceClientBuilder::max_concurrent_samples`]: https://docs.rs/tinkex
     pub fn max_idle_connections(mut self, connections: usize) -> Self {
-        self.max_idle_connections = Some(connections);
+        self.max_idle_connections = connections;
         self
     }
 
@@ -171,8 +186,8 @@ pub(super) struct ConnectionSettings {
     pub(super) connect_timeout: Duration,
     /// Time after which an unused connection is closed.
     pub(super) idle_timeout: Duration,
-    /// Maximum number of unused connections of an HTTP client to one host; unlimited if `None`.
-    pub(super) max_idle_connections: Option<usize>,
+    /// Maximum number of unused connections of an HTTP client to one host.
+    pub(super) max_idle_connections: usize,
 }
 
 /// Creates a proxy.

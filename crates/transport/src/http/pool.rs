@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use parking_lot::RwLock;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::HttpFailure;
 
@@ -22,6 +23,8 @@ pub(crate) struct Pool<C> {
     requests_per_client: usize,
     make: Box<dyn Fn() -> C + Send + Sync>,
     slots: RwLock<Vec<Arc<Slot<C>>>>,
+    /// Permits for concurrent requests; `None` without a limit.
+    permits: Option<Arc<Semaphore>>,
     empty_400_budget: AtomicU32,
 }
 
@@ -36,7 +39,34 @@ struct Slot<C> {
 impl<C: Clone> Pool<C> {
     pub(crate) fn new(requests_per_client: usize, make: Box<dyn Fn() -> C + Send + Sync>) -> Self {
         let empty_400_budget = AtomicU32::new(EMPTY_400_BUDGET);
-        Self { requests_per_client, make, slots: RwLock::default(), empty_400_budget }
+        Self {
+            requests_per_client,
+            make,
+            slots: RwLock::default(),
+            permits: None,
+            empty_400_budget,
+        }
+    }
+
+    /// Limits the number of concurrent requests for which [`lease_permitted`](Self::lease_permitted)
+    /// returns a client.
+    pub(crate) fn max_requests(self, limit: Option<usize>) -> Self {
+        Self { permits: limit.map(|limit| Arc::new(Semaphore::new(limit))), ..self }
+    }
+
+    /// Waits until the number of concurrent requests is below the limit of the pool, and returns a
+    /// client for one request.
+    pub(crate) async fn lease_permitted(&self) -> Lease<C> {
+        let permit = match &self.permits {
+            None => None,
+            Some(permits) => {
+                let permit = Arc::clone(permits).acquire_owned().await;
+                Some(permit.expect("the semaphore is never closed"))
+            }
+        };
+        let mut lease = self.lease();
+        lease.permit = permit;
+        lease
     }
 
     /// Returns a client for one request. The lease counts against the request limit of the client
@@ -108,12 +138,14 @@ impl<C> Slot<C> {
 pub(crate) struct Lease<C> {
     slot: Arc<Slot<C>>,
     client: C,
+    /// Counts against the limit of the pool until it is dropped.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl<C: Clone> Lease<C> {
     fn new(slot: &Arc<Slot<C>>) -> Self {
         let client = slot.client.read().clone();
-        Self { slot: Arc::clone(slot), client }
+        Self { slot: Arc::clone(slot), client, permit: None }
     }
 }
 
@@ -167,6 +199,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[tokio::test]
+    async fn requests_above_the_limit_of_the_pool_wait() {
+        use futures_util::FutureExt as _;
+
+        let (pool, made) = counting(2);
+        let pool = pool.max_requests(Some(3));
+        let mut leases = Vec::new();
+        for _ in 0..3 {
+            leases.push(pool.lease_permitted().await);
+        }
+        let mut waiting = Box::pin(pool.lease_permitted());
+        assert!((&mut waiting).now_or_never().is_none());
+        leases.pop();
+        leases.push(waiting.await);
+        assert_eq!(made.load(Ordering::Relaxed), 2);
+        // A request that needs no connection of its own is not limited.
+        drop(pool.lease());
     }
 
     #[test]

@@ -178,6 +178,22 @@ impl GetSampler {
     }
 }
 
+/// Ends a sampling session, and releases the weights that were saved for it. An extension of
+/// `tinkex` servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CloseSampler {
+    /// Id of the sampling session.
+    pub sampler_id: SamplerId,
+}
+
+impl CloseSampler {
+    /// Requests the end of the sampling session `sampler_id`.
+    pub fn new(sampler_id: impl Into<SamplerId>) -> Self {
+        Self { sampler_id: sampler_id.into() }
+    }
+}
+
 /// Model and checkpoint of a sampling session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -222,5 +238,6 @@ bare_request! {
     ListTrainingRuns: ListTrainingRuns => TrainingRunPage, |r| params [], query r;
     GetTrainingRun: GetTrainingRun => TrainingRun, |r| params [r.run_id.as_str()], query &r.query;
     DeleteTrainingRun: DeleteTrainingRun => (), |r| params [r.run_id.as_str()];
+    CloseSampler: CloseSampler => (), |r| params [r.sampler_id.as_str()];
     GetSampler: GetSampler => SamplerInfo, |r| params [r.sampler_id.as_str()];
 }

@@ -175,11 +175,17 @@ fn optimizer_parameters_are_encoded_and_validated(file: &Value) {
             }
             "optim_step_request_adam" => assert_eq!(&request(adam.into()), wire),
             "optim_step_request_dimuon" => assert_eq!(&request(dimuon.into()), wire),
-            id @ ("dimuon_validate" | "adam_validate") => {
+            // The Python SDK does not check the ranges of Adam parameters. The decoder accepts the
+            // same values, and `validate` refuses those that no server computes with.
+            "adam_validate" => {
+                let decoded = step(params, "adam_params");
+                assert_eq!(decoded.is_ok(), case["ok"].as_bool().unwrap(), "{case}");
+                let is_valid = decoded.is_ok_and(|step| step.params.validate().is_ok());
+                assert!(!is_valid, "{case}");
+            }
+            "dimuon_validate" => {
                 let mut params = params.clone();
-                if id == "dimuon_validate" {
-                    params["type"] = json!("dimuon");
-                }
+                params["type"] = json!("dimuon");
                 // JSON cannot represent NaN, so construct the value directly.
                 let ok = if params["learning_rate"] == "nan" {
                     OptimParams::from(DimuonParams::with_learning_rate(f64::NAN)).validate().is_ok()
@@ -203,6 +209,40 @@ fn all_aliases_of_the_step_parameters_are_decoded() {
     let nan = AdamParams::default().eps(f64::NAN);
     let step = OptimStep::new("m", nan);
     assert_eq!(step.body().unwrap_err().field(), "optim_params.eps");
+}
+
+#[test]
+fn optimizer_parameters_out_of_range_are_rejected() {
+    let adam = AdamParams::default();
+    let dimuon = DimuonParams::with_learning_rate(0.1);
+    let max = f64::from(f32::MAX);
+    let valid: [OptimParams; 5] = [
+        adam.learning_rate(0.0).beta1(0.0).beta2(0.0).eps(0.0).into(),
+        adam.learning_rate(max).weight_decay(max).into(),
+        adam.grad_clip_norm(-1.0).into(),
+        dimuon.beta1(0.0).into(),
+        dimuon.learning_rate(0.0).grad_clip_norm(-1.0).into(),
+    ];
+    for params in valid {
+        assert_eq!(params.validate(), Ok(()), "{params:?}");
+    }
+    let invalid: [(OptimParams, &str); 10] = [
+        (adam.learning_rate(-1.0).into(), "learning_rate"),
+        (adam.learning_rate(max * 1.01).into(), "learning_rate"),
+        (adam.beta1(2.0).into(), "beta1"),
+        (adam.beta2(1.0).into(), "beta2"),
+        (adam.eps(-1e-9).into(), "eps"),
+        (adam.weight_decay(f64::NAN).into(), "weight_decay"),
+        (adam.grad_clip_norm(f64::INFINITY).into(), "grad_clip_norm"),
+        (dimuon.learning_rate(-1.0).into(), "learning_rate"),
+        (dimuon.beta1(1.0).into(), "beta1"),
+        (dimuon.grad_clip_norm(f64::NAN).into(), "grad_clip_norm"),
+    ];
+    for (params, field) in invalid {
+        assert_eq!(params.validate().unwrap_err().field(), field, "{params:?}");
+        let step = OptimStep::new("m", params);
+        assert_eq!(step.body().unwrap_err().field(), format!("optim_params.{field}"));
+    }
 }
 
 fn omitted_settings_have_the_reference_defaults(file: &Value) {

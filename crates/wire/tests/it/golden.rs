@@ -187,6 +187,8 @@ impl Exchange {
             Route::DeleteApiKey => self.same(&DeleteApiKey),
             Route::ImportAdapter
             | Route::DeleteTrainingRun
+            | Route::DiscardGradient
+            | Route::CloseSampler
             | Route::Completions
             | Route::UnloadModel => {
                 panic!("{}: the API does not have the route", self.name)
@@ -259,6 +261,8 @@ impl Exchange {
             Route::ExternalWeightsUrls => self.response::<ExternalWeightsUrls>(),
             Route::ImportAdapter
             | Route::DeleteTrainingRun
+            | Route::DiscardGradient
+            | Route::CloseSampler
             | Route::Completions
             | Route::UnloadModel => {
                 panic!("{}: the API does not have the route", self.name)

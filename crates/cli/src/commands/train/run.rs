@@ -188,6 +188,7 @@ impl ActiveRun {
                             added?;
                         }
                     }
+                    sampler.close().detach();
                 }
                 Some(_) => {}
             }

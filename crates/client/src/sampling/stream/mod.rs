@@ -167,6 +167,7 @@ impl SampleStreamOptions {
     /// pieces if the server does not have the endpoint.
     async fn open(self, client: SamplingClient, prompt: ModelInput) -> Result<OpenStream> {
         let Self { params, idle_timeout, text } = self;
+        client.check_open().map_err(|error| error.during("sample_stream"))?;
         let limit = client.options().call_limit();
         let deadline = limit.and_then(|limit| Some((limit, Instant::now().checked_add(limit)?)));
         // Check the parameters as `sample` does, so that the endpoint and sampling in pieces reject

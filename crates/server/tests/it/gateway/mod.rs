@@ -11,7 +11,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use tinkex::loss::CustomLoss;
 use tinkex::{
-    AdamParams, Datum, LoraOptions, LossFn, RestoreMode, SampleOptions, SamplingParams,
+    AdamParams, Datum, ErrorKind, LoraOptions, LossFn, RestoreMode, SampleOptions, SamplingParams,
     ServiceClient, TrainingClient,
 };
 use tinkex_gateway::UpstreamServer;
@@ -102,6 +102,25 @@ async fn model(service: &ServiceClient) -> TrainingClient {
 
 fn batch(n: u32) -> Vec<Datum> {
     vec![Datum::completion([n % 50 + 3, 4, 5], [9, 10]).unwrap(); 2]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_cannot_discard_a_gradient() {
+    let gateway = Gateway::new().await;
+    let model = model(&gateway.client()).await;
+    let direct = model_on_upstream(&gateway).await;
+    model.forward_backward(batch(0), LossFn::CrossEntropy).await.unwrap();
+    let error = model.discard_gradient().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Rejected);
+    assert!(error.to_string().contains("upstream up cannot discard the gradient"), "{error}");
+    // The rejected request does not block later ones.
+    direct.forward_backward(batch(0), LossFn::CrossEntropy).await.unwrap();
+    assert_eq!(train(&model, 1..3).await, train(&direct, 1..3).await);
+}
+
+/// Creates the same model without the gateway.
+async fn model_on_upstream(gateway: &Gateway) -> TrainingClient {
+    model(&gateway.upstream.client()).await
 }
 
 /// Runs steps and returns the bits of their losses.
