@@ -4,13 +4,14 @@
 //! servers on the loopback interface and write new fixtures to the target folder. `report.py`
 //! compares them with the checked-in ones, which are replaced only if everything was recorded.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::Value;
 
-use crate::fixtures;
+use crate::fixtures::{self, Origin};
 use crate::python::{self, Packages};
 use crate::step::{Step, XtaskError, root, target, tool};
 use crate::test_server::{MODEL, TestServer, golden_model};
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &RecordArgs) -> Result<(), XtaskError> {
         let message = format!("the fixtures are unchanged: not recorded:\n  {missing}\n{hint}");
         return Err(XtaskError::new(message));
     }
-    replace(&new, is_recorded)
+    replace(&new, &root().join(fixtures::FOLDER), &fixtures::origins()?, is_recorded)
 }
 
 /// Returns the version of the SDK that the fixtures were recorded with.
@@ -155,7 +156,7 @@ fn list_others(is_recorded: impl Fn(&str) -> bool) -> Result<(), XtaskError> {
 fn not_recorded(new: &Path) -> Result<Vec<String>, XtaskError> {
     let mut missing = Vec::new();
     for file in fixtures::files(new)?.iter().filter(|file| file.ends_with(NOT_RECORDED)) {
-        let reasons: serde_json::Map<String, Value> = serde_json::from_str(&read(&new.join(file))?)
+        let reasons: BTreeMap<String, String> = serde_json::from_str(&read(&new.join(file))?)
             .map_err(|error| XtaskError::new(format!("cannot read {file}: {error}")))?;
         let group = file.split('/').next().unwrap_or_default();
         missing.extend(reasons.iter().map(|(name, reason)| format!("{group}: {name}: {reason}")));
@@ -163,19 +164,22 @@ fn not_recorded(new: &Path) -> Result<Vec<String>, XtaskError> {
     Ok(missing)
 }
 
-/// Replaces the fixtures of the recorders that `is_recorded` accepts by those of `new`. Removes
-/// their files that `new` does not have, and keeps all others.
-fn replace(new: &Path, is_recorded: impl Fn(&str) -> bool) -> Result<(), XtaskError> {
-    let origins = fixtures::origins()?;
-    let folder = root().join(fixtures::FOLDER);
+/// Replaces the files of `folder` that come from the recorders that `is_recorded` accepts by those of
+/// `new`. Removes such files that `new` does not have, and keeps all others.
+fn replace(
+    new: &Path,
+    folder: &Path,
+    origins: &[Origin],
+    is_recorded: impl Fn(&str) -> bool,
+) -> Result<(), XtaskError> {
     let is_recorded = |file: &String| {
-        let origin = fixtures::origin(&origins, file);
+        let origin = fixtures::origin(origins, file);
         origin.and_then(|origin| origin.program.as_deref()).is_some_and(&is_recorded)
     };
     let failed =
         |path: &Path, error| XtaskError::new(format!("cannot write {}: {error}", path.display()));
     let after: Vec<String> = fixtures::files(new)?.into_iter().filter(is_recorded).collect();
-    for file in fixtures::files(&folder)?.into_iter().filter(is_recorded) {
+    for file in fixtures::files(folder)?.into_iter().filter(is_recorded) {
         if !after.contains(&file) {
             let path = folder.join(&file);
             fs::remove_file(&path).map_err(|error| failed(&path, error))?;
@@ -192,4 +196,64 @@ fn replace(new: &Path, is_recorded: impl Fn(&str) -> bool) -> Result<(), XtaskEr
 fn read(path: &Path) -> Result<String, XtaskError> {
     fs::read_to_string(path)
         .map_err(|error| XtaskError::new(format!("cannot read {}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Creates a folder with these files, whose content is `text`.
+    fn folder(name: &str, files: &[&str], text: &str) -> PathBuf {
+        let folder = target().join(format!("tmp/record-{}-{name}", std::process::id()));
+        for file in files {
+            let path = folder.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn recording_replaces_only_the_files_of_its_recorders() {
+        let program = |name: &str| Some(format!("{RECORDERS}/{name}"));
+        let origin = |pattern: &str, program| Origin { pattern: pattern.to_owned(), program };
+        let origins = [
+            origin("wire/*.response.json", None),
+            origin("wire/*.json", program("wire.py")),
+            origin("semantics/*.json", program(GRAPHS)),
+        ];
+        let before = ["wire/a.json", "wire/gone.json", "wire/a.response.json", "semantics/x.json"];
+        let old = folder("old", &before, "old");
+        let new = folder("new", &["wire/a.json", "wire/b.json", "wire/not-listed.txt"], "new");
+        replace(&new, &old, &origins, |name| name.ends_with("wire.py")).unwrap();
+        let after: Vec<(String, String)> = fixtures::files(&old)
+            .unwrap()
+            .into_iter()
+            .map(|file| (fs::read_to_string(old.join(&file)).unwrap(), file))
+            .collect();
+        let expected = [
+            ("old", "semantics/x.json"),
+            ("new", "wire/a.json"),
+            ("old", "wire/a.response.json"),
+            ("new", "wire/b.json"),
+        ];
+        assert_eq!(after, expected.map(|(text, file)| (text.to_owned(), file.to_owned())));
+        fs::remove_dir_all(old).unwrap();
+        fs::remove_dir_all(new).unwrap();
+    }
+
+    #[test]
+    fn failures_of_recorders_are_listed_with_their_reasons() {
+        let new = folder("failed", &["wire/not-recorded.json"], r#"{"audit": "no route"}"#);
+        assert_eq!(not_recorded(&new).unwrap(), ["wire: audit: no route"]);
+        fs::remove_dir_all(new).unwrap();
+    }
+
+    #[test]
+    fn version_that_is_not_a_version_is_refused() {
+        for version in ["", "0.36.0; rm", "../0.36.0"] {
+            let error = environment(version, false).unwrap_err().to_string();
+            assert!(error.contains("invalid version"), "{error}");
+        }
+    }
 }
