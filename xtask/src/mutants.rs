@@ -49,10 +49,11 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<(), XtaskError> {
     let default = FILES.map(str::to_owned);
     let files: &[String] = if args.file.is_empty() { &default } else { &args.file };
     // Changes of `Debug` texts are not behaviour.
-    let mut step = tool("mutants", &program, &["mutants", "--workspace", "--exclude-re", "fmt::Debug"])
-        .arguments(&["--test-tool", "nextest", "--sharding", "round-robin", "--no-times"])
-        .arguments(&["--all-features", "--output"])
-        .argument(&folder);
+    let mut step =
+        tool("mutants", &program, &["mutants", "--workspace", "--exclude-re", "fmt::Debug"])
+            .arguments(&["--test-tool", "nextest", "--sharding", "round-robin", "--no-times"])
+            .arguments(&["--all-features", "--output"])
+            .argument(&folder);
     for file in files {
         step = step.arguments(&["--file", file]);
     }

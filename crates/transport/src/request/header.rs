@@ -25,7 +25,7 @@ pub fn default_headers(env: &Env, overrides: &[(String, String)]) -> Result<Head
     for (name, value) in [
         ("x-stainless-package-version", tinkex_wire::SDK_VERSION),
         ("x-stainless-os", os()),
-        ("x-stainless-arch", arch()),
+        ("x-stainless-arch", arch_name(std::env::consts::ARCH)),
         ("x-stainless-runtime", "Rust"),
         ("x-stainless-runtime-version", env!("CARGO_PKG_RUST_VERSION")),
         ("x-stainless-async", "async:tokio"),
@@ -60,9 +60,9 @@ pub fn os() -> &'static str {
     }
 }
 
-/// Returns the name of the CPU architecture, as the Python SDK writes it.
-fn arch() -> &'static str {
-    match std::env::consts::ARCH {
+/// Returns the name that the Python SDK has for a CPU architecture of [`std::env::consts::ARCH`].
+fn arch_name(arch: &str) -> &'static str {
+    match arch {
         "x86_64" => "x64",
         "aarch64" => "arm64",
         "arm" => "arm",
@@ -104,5 +104,19 @@ pub(crate) fn log_deprecation(headers: &HeaderMap) {
             tracing::error!(note, "request is deprecated");
         }
         _ => tracing::warn!(note, "request is deprecated"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architectures_have_the_names_of_the_python_sdk() {
+        let known = [("x86_64", "x64"), ("aarch64", "arm64"), ("arm", "arm"), ("x86", "x32")];
+        for (arch, name) in known {
+            assert_eq!(arch_name(arch), name);
+        }
+        assert_eq!(arch_name("riscv64"), "unknown");
     }
 }
