@@ -133,3 +133,20 @@ impl RequestPolicy {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// These requests tell whether a key is valid and whether it must be exchanged, so they carry
+    /// the key itself, also once the client has a token.
+    #[test]
+    fn requests_about_a_key_carry_the_key() {
+        for route in [Route::ClientConfig, Route::GetApiKey, Route::DeleteApiKey] {
+            let credential = RequestPolicy::for_route(route).credential;
+            assert_eq!(credential, RequestCredential::Credential, "{route:?}");
+        }
+        let sample = RequestPolicy::for_route(Route::Sample);
+        assert_eq!(sample.credential, RequestCredential::Token);
+    }
+}
