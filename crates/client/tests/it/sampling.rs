@@ -78,12 +78,12 @@ async fn concurrent_samples_are_limited_as_in_the_python_sdk() {
             let time = Duration::from_secs_f64(submitted[0].as_f64().unwrap());
             sleep(start + time - server.now()).await;
             for _ in 0..submitted[1].as_u64().unwrap() {
-                samples.push(tokio::spawn(sampler.sample(prompt_of(bytes), params())));
+                samples.push(sampler.sample(prompt_of(bytes), params()));
             }
             tokio::task::yield_now().await;
         }
         for sample in join_all(samples).await {
-            sample.unwrap().unwrap();
+            sample.unwrap();
         }
         let requests = server.requests("/asample");
         let mut posts: Vec<(Duration, u64)> = requests
