@@ -258,6 +258,14 @@ def run_scene(name, fixtures, folder):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     os.environ["TINKER_BASE_URL"] = f"http://127.0.0.1:{server.server_address[1]}"
     failures = script.failures
+
+    def give_up():
+        common.save(folder, f"failed-{name}.json", {f"scene {name}": f"not finished within {2 * LIMIT_SECONDS} seconds"})
+        os._exit(0)
+
+    limit = threading.Timer(2 * LIMIT_SECONDS, give_up)
+    limit.daemon = True
+    limit.start()
     try:
         SCENES[name](script)
         script.wait_until_done()
