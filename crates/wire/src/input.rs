@@ -223,11 +223,11 @@ impl InputChunk {
 
     /// Sets the expected number of tokens of an image; other chunks are returned unchanged.
     #[must_use]
-    pub fn expecting(mut self, tokens: Option<u32>) -> Self {
+    pub fn expected_tokens(mut self, tokens: impl Into<Option<u32>>) -> Self {
         if let Self::Image { expected_tokens, .. }
         | Self::ImageAssetPointer { expected_tokens, .. } = &mut self
         {
-            *expected_tokens = tokens;
+            *expected_tokens = tokens.into();
         }
         self
     }

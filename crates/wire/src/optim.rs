@@ -264,7 +264,7 @@ fn at_least_zero(field: &str, value: f64) -> Result<(), InvalidInput> {
     if (0.0..=f64::from(f32::MAX)).contains(&value) {
         return Ok(());
     }
-    Err(InvalidInput::new(field, format!("{value} is not a finite number of at least 0")))
+    Err(InvalidInput::new(field, format!("must be from 0 to 3.4e38, got {value}")))
 }
 
 /// Checks that a decay rate is at least 0 and less than 1.
@@ -272,7 +272,7 @@ fn decay_rate(field: &str, value: f64) -> Result<(), InvalidInput> {
     if (0.0..1.0).contains(&value) {
         return Ok(());
     }
-    Err(InvalidInput::new(field, format!("{value} is not at least 0 and less than 1")))
+    Err(InvalidInput::new(field, format!("must be at least 0 and less than 1, got {value}")))
 }
 
 /// Updates the weights of a model with the gradient accumulated since the last step.

@@ -343,6 +343,7 @@ impl SamplingClient {
     ///
     /// [`save_weights_and_get_sampling_client`]: crate::TrainingClient::save_weights_and_get_sampling_client
     pub fn close(&self) -> RequestFuture<()> {
+        let _entered = self.0.shared.session.settings().enter_runtime();
         let view = Arc::clone(&self.0);
         view.shared.closed.store(true, Ordering::Relaxed);
         RequestFuture::start(async move {

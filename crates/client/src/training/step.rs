@@ -333,8 +333,10 @@ impl TrainingShared {
                 Ok(output.into())
             }
             Err(error) => {
-                // After any other error, the server may have executed the step.
-                let refused = error.status().is_some_and(|status| (400..500).contains(&status));
+                // After any other error, the server may have executed the step. An error with the
+                // id of the request is an error of a poll: the server had accepted the step.
+                let refused = error.request_id().is_none()
+                    && error.status().is_some_and(|status| (400..500).contains(&status));
                 let failed = error.kind() == ErrorKind::WorkFailed;
                 let not_applied = refused || failed || !sent.get();
                 Err(FailedStep { error, seq, not_applied })

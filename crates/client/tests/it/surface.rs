@@ -131,10 +131,12 @@ fn calls_outside_a_runtime_run_in_the_runtime_of_the_builder() {
         let runs: Vec<_> = rest.training_runs(Default::default()).collect().await;
         assert!(runs.is_empty());
         // The fake has no files: the error is that of the server, not one about the runtime.
-        let error = rest.download(&path, "unused").await.unwrap_err();
+        let folder = tempfile::tempdir().unwrap();
+        let error = rest.download(&path, folder.path().join("unused")).await.unwrap_err();
         assert!(error.status().is_some(), "{error}");
         let handle = sampler.handle();
         service.restore_sampling_client(&handle).unwrap();
+        sampler.close().await.unwrap();
         service.finish().await;
         service.abort().await;
     });

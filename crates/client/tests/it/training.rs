@@ -216,7 +216,7 @@ async fn invalid_input_is_rejected_and_queues_nothing() {
     let empty = model.forward_backward(vec![], LossFn::CrossEntropy).await.unwrap_err();
     assert_eq!(empty.kind(), ErrorKind::InvalidInput);
     let pointer = InputChunk::image_url("https://example.invalid/a.png", ImageFormat::Png);
-    let pointer = pointer.expecting(Some(1));
+    let pointer = pointer.expected_tokens(Some(1));
     let image_by_url = Datum::builder(ModelInput::from_tokens([1]).chunk(pointer)).build().unwrap();
     let rejected = model.forward(vec![image_by_url], LossFn::CrossEntropy).await.unwrap_err();
     assert_eq!(rejected.kind(), ErrorKind::InvalidInput);

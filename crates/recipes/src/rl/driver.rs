@@ -301,6 +301,9 @@ impl RlLoop {
 
     /// Saves the weights after the last step, unless a checkpoint of them exists, and ends the run.
     async fn finish(mut self) -> Result<RlOutcome> {
+        for (_, sampler) in self.samplers.drain(..) {
+            sampler.close().detach();
+        }
         let step = self.step;
         let finished = step >= self.settings.steps;
         if self.store.progress.finished {

@@ -7,7 +7,7 @@ use tinkex_engine::decode::{DecodingParams, StopConditions};
 use tinkex_engine::sample::{PromptScoring, SampleRequest as EngineRequest};
 use tinkex_engine::tokenizer::Vocabulary;
 use tinkex_store::error::ServerError;
-use tinkex_store::store::{RequestKind, RequestRecord, SamplerRecord, SequenceScope};
+use tinkex_store::store::{RequestKind, RequestRecord, SamplerRecord, SequenceScope, Store};
 use tinkex_wire::codec::json;
 use tinkex_wire::{ApiRequest as _, RequestId, SampleRequest, Seq, StopCondition, TensorData};
 
@@ -44,14 +44,15 @@ pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestI
     let digest = digest::of_bytes(&body);
     let seq = request.seq_id.map(Seq::get);
     let store = admission.store();
+    let scope = SequenceScope::Sampler(sampler.clone());
+    // A retry of a request that was accepted before the sampling session ended gets the same id.
+    let accepted = |store: &Store, error: ServerError| -> Result<RequestId, ServerError> {
+        let original = seq.map(|seq| find_original(store, &scope, seq, &digest));
+        original.transpose()?.flatten().ok_or(error)
+    };
     let row = match store.open_sampler(&sampler) {
         Ok(row) => row.clone(),
-        // A retry of a request that was accepted before the end gets the same id.
-        Err(error) => {
-            let scope = SequenceScope::Sampler(sampler);
-            let original = seq.map(|seq| find_original(&store, &scope, seq, &digest));
-            return original.transpose()?.flatten().ok_or(error);
-        }
+        Err(error) => return accepted(&store, error),
     };
     require_session(&store, &row.session)?;
     drop(store);
@@ -61,9 +62,9 @@ pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestI
     let submission = Submission {
         kind: RequestKind::Sample,
         session: row.session,
-        scope: SequenceScope::Sampler(sampler.clone()),
+        scope: scope.clone(),
         seq,
-        digest,
+        digest: digest.clone(),
         seed,
         samples,
         body,
@@ -73,7 +74,9 @@ pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestI
     let mut store = admission.store();
     // Check again: the sampling session may have been closed while the request was validated, and
     // its weights may be released.
-    store.open_sampler(&sampler)?;
+    if let Err(error) = store.open_sampler(&sampler) {
+        return accepted(&store, error);
+    }
     store.touch_sampler(&sampler);
     submit(admission, store, submission)
 }

@@ -295,16 +295,16 @@ impl<'a> Poller<'a> {
             NextPoll::Never => return Err(state.failed_request.take().unwrap_or(error)),
         };
         let retry_after = self.options.honoured_retry_after(&error).filter(|after| *after == delay);
-        // The limits of `options` count from the start of the outage, not of the call, which may
-        // have waited for hours for its result.
+        // Compare the wait alone with the limits: the call may have waited for hours for its result.
+        // `outage` applies `give_up_after` from the start of the outage.
         let is_too_long = |after| !self.options.allows_retry_after(after, Duration::ZERO);
         if error.status() == Some(408) {
             state.outage.end();
         } else if state.outage.record(state.sent_at, delay) || retry_after.is_some_and(is_too_long)
         {
             return Err(state.failed_request.take().unwrap_or_else(|| match retry_after {
-                Some(after) => error.asks_for_too_long_wait(after),
-                None => error,
+                Some(after) if is_too_long(after) => error.asks_for_too_long_wait(after),
+                _ => error,
             }));
         } else {
             transport.retry_log().poll_failed(&error, delay);

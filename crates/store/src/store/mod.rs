@@ -167,10 +167,12 @@ impl Store {
                 "its weights have no name, and it was not used for a long time"
             }
         };
-        Err(ServerError::invalid(format!(
-            "sampling session {id} has ended: {reason}; save the weights again, or save them under \
-             a name to keep them"
-        )))
+        let advice = if row.run.is_some() {
+            "save the weights again, or save them under a name to keep them"
+        } else {
+            "create another sampling session"
+        };
+        Err(ServerError::invalid(format!("sampling session {id} has ended: {reason}; {advice}")))
     }
 
     /// Returns the sampling sessions that have a request without an outcome.

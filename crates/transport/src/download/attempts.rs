@@ -11,6 +11,9 @@ use crate::retry::delay;
 use crate::retry::failed_attempt::FailedAttempt;
 use crate::targets;
 
+/// Shortest wait that is logged as a warning: a user would otherwise see no reason for it.
+const LONG_WAIT: Duration = Duration::from_secs(15);
+
 /// Retry state of one operation: counts the failures since the last progress.
 #[derive(Debug)]
 pub struct Attempts {
@@ -53,7 +56,7 @@ impl Attempts {
         let retry_after = delay::to_duration(failed.retry_after);
         let wait = delay::before_retry(self.failures - 1, retry_after, fastrand::f64());
         let late =
-            self.time_limit.is_some_and(|time_limit| self.start.elapsed() + wait > time_limit);
+            self.time_limit.is_some_and(|limit| self.start.elapsed().saturating_add(wait) > limit);
         if late || self.failures > self.max_retries || !failed.is_retryable() {
             return Err(failed.error.after(self.failures, self.start.elapsed()));
         }
@@ -64,10 +67,17 @@ impl Attempts {
         // Do not log the whole URL: a signed query grants access like a credential.
         let lane = lane.as_str();
         let origin = url.origin().ascii_serialization();
-        tracing::debug!(
-            target: targets::RETRY, lane, origin, %error, status, seconds, attempt,
-            "retrying request"
-        );
+        if wait >= LONG_WAIT {
+            tracing::warn!(
+                target: targets::RETRY, lane, origin, %error, status, seconds, attempt,
+                "retrying request"
+            );
+        } else {
+            tracing::debug!(
+                target: targets::RETRY, lane, origin, %error, status, seconds, attempt,
+                "retrying request"
+            );
+        }
         tokio::time::sleep(wait).await;
         Ok(())
     }

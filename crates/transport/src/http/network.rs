@@ -227,7 +227,9 @@ impl HttpService for Network {
     ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
         Box::pin(async move {
             let request = reqwest::Request::try_from(request).map_err(classify)?;
-            let lease = self.lease(lane).await;
+            // No permit: a stream keeps its connection until the caller has read it, and streams that
+            // are not read must not delay other requests.
+            let lease = self.pool(lane).lease();
             let sent = tokio::time::timeout(timeout, lease.client().client.execute(request)).await;
             let mut response = sent.map_err(HttpFailure::timeout)?.map_err(classify)?;
             let head = take_head(&mut response);

@@ -79,7 +79,7 @@ fn training_chunk() -> impl Strategy<Value = InputChunk> {
     prop_oneof![
         vec(any::<u32>(), 0..20).prop_map(InputChunk::text),
         (bytes(), format(), count).prop_map(|(data, format, expected_tokens)| {
-            InputChunk::image(data, format).expecting(expected_tokens)
+            InputChunk::image(data, format).expected_tokens(expected_tokens)
         }),
         bytes().prop_map(InputChunk::dmel),
     ]
@@ -88,7 +88,7 @@ fn training_chunk() -> impl Strategy<Value = InputChunk> {
 fn input() -> impl Strategy<Value = ModelInput> {
     let pointer = (".{0,12}", format(), option::of(any::<u32>())).prop_map(
         |(location, format, expected_tokens)| {
-            InputChunk::image_url(location, format).expecting(expected_tokens)
+            InputChunk::image_url(location, format).expected_tokens(expected_tokens)
         },
     );
     vec(prop_oneof![3 => training_chunk(), 1 => pointer], 0..4)

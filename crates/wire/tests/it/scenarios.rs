@@ -99,10 +99,10 @@ fn images_are_encoded_as_recorded() {
     assert!(png.starts_with(b"\x89PNG"), "the image data is decoded from Base64");
     let made = InputChunk::image(png.clone(), ImageFormat::Png);
     assert_eq!(to_json(made), Value::Object(image.clone()));
-    let made = InputChunk::image(png, ImageFormat::Jpeg).expecting(Some(4));
+    let made = InputChunk::image(png, ImageFormat::Jpeg).expected_tokens(Some(4));
     assert_eq!(to_json(made), Value::Object(sized.clone()));
     let made = InputChunk::image_url("https://example.invalid/a.png", ImageFormat::Png);
-    let made = made.expecting(Some(5));
+    let made = made.expected_tokens(Some(5));
     assert_eq!(to_json(made), Value::Object(pointer.clone()));
 }
 

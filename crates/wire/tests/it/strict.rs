@@ -323,7 +323,7 @@ fn invalid_requests_are_rejected_before_encoding() {
     assert_eq!(field(telemetry.body()), "events");
 
     let pointer = InputChunk::image_url("https://example.invalid/a.png", ImageFormat::Png);
-    let input = ModelInput::from_tokens([1]).chunk(pointer.expecting(Some(1)));
+    let input = ModelInput::from_tokens([1]).chunk(pointer.expected_tokens(Some(1)));
     let data = vec![Datum::builder(input).build().unwrap()];
     let mut train = ForwardBackward::new("m", data, LossFn::CrossEntropy);
     assert_eq!(field(train.body()), "data[0].model_input[1]");
@@ -331,7 +331,7 @@ fn invalid_requests_are_rejected_before_encoding() {
     let datum = Datum::builder([1]).provenance(spans.clone(), spans).build().unwrap();
     train.data = vec![datum];
     assert_eq!(field(train.body()), "data[0].provenance");
-    let image = InputChunk::image(Bytes::new(), ImageFormat::Png).expecting(Some(u32::MAX));
+    let image = InputChunk::image(Bytes::new(), ImageFormat::Png).expected_tokens(Some(u32::MAX));
     train.data = vec![Datum::builder(ModelInput::default().chunk(image)).build().unwrap()];
     assert_eq!(field(train.body()), "data[0].model_input[0]");
     train.data.clear();
