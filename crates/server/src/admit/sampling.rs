@@ -46,7 +46,8 @@ pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestI
     let store = admission.store();
     let row = match store.open_sampler(&sampler) {
         Ok(row) => row.clone(),
-        // A retry of a request that was accepted before the end gets the same id.
+        // A retry of a request that was accepted before the sampling session ended gets the same
+        // id.
         Err(error) => {
             let scope = SequenceScope::Sampler(sampler);
             let original = seq.map(|seq| find_original(&store, &scope, seq, &digest));
