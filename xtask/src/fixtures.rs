@@ -1,7 +1,7 @@
 //! Origin of the files under `fixtures`, as `fixtures/README.md` states it.
 //!
 //! The first row of its table whose pattern matches a file says what writes the file: a program of
-//! the repository, or a hand.
+//! the repository, or `by hand`.
 
 use std::fs;
 use std::path::Path;

@@ -24,7 +24,7 @@ const VERSION_FILE: &str = "fixtures/sdk/sdk.json";
 const TORCH: &str = "torch==2.15.0";
 /// Program of `--graphs`.
 const GRAPHS: &str = "graphs.py";
-/// List of a recorder of what the SDK does not have, in the folder of its fixtures.
+/// File in which a recorder lists the cases that it could not record, with the reasons.
 const NOT_RECORDED: &str = "not-recorded.json";
 
 /// Arguments of `cargo xtask record`.
@@ -119,7 +119,7 @@ fn environment(version: &str, torch: bool) -> Result<PathBuf, XtaskError> {
 /// Creates a step that runs a recorder.
 fn recorder(title: &str, python: &Path, program: &str) -> Step {
     tool(title, python, &[&format!("{RECORDERS}/{program}")])
-        // The order of sets in requests, and no files beside the sources.
+        // Fix the iteration order of sets, and write no `__pycache__`.
         .variable("PYTHONHASHSEED", "0")
         .variable("PYTHONDONTWRITEBYTECODE", "1")
 }

@@ -19,7 +19,7 @@ pub struct Majority {
 }
 
 /// Samples `samples` answers to `prompt` and returns the most frequent one; of several, the one that
-/// was sampled first. If the server cannot sample so many answers at once, asks for half as many.
+/// was sampled first. If the server rejects the request, retries with half the number of samples.
 ///
 /// # Errors
 /// [`ErrorKind::Decode`] if the server returns no answer; otherwise fails like a sample.

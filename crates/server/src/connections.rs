@@ -18,11 +18,11 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::routes::ResponseBody;
 
-/// Time for which a connection that was told to close may delay the choice of the next one.
+/// Time to wait for a connection to close before closing the next one.
 const CLOSE_TIME: Duration = Duration::from_millis(50);
 
 /// Value of [`ConnectionState::idle_since`] while a request is handled, and after the connection was
-/// told to close.
+/// told to close, until its last response is sent.
 const BUSY: u64 = 0;
 
 /// The open connections of a server.
@@ -31,7 +31,7 @@ pub(crate) struct Connections {
     open: Mutex<HashMap<u64, Arc<ConnectionState>>>,
     /// Number of the next connection.
     next: AtomicU64,
-    /// Counts the times at which a connection became idle.
+    /// Logical clock: incremented each time a connection becomes idle.
     idle_count: AtomicU64,
     /// Whether a client waits for a connection.
     is_full: AtomicBool,
@@ -109,7 +109,7 @@ impl Connections {
     }
 }
 
-/// An open connection. Dropping it makes room for another connection.
+/// An open connection. Dropping it releases its permit.
 pub(crate) struct OpenConnection {
     connections: Arc<Connections>,
     number: u64,

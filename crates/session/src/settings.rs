@@ -46,7 +46,7 @@ pub struct ClientSettings {
     pub(crate) display_name: Option<String>,
     pub(crate) user_metadata: JsonObject,
     pub(crate) tags: Vec<String>,
-    /// Names of experimental features. This client has none, so no request depends on them.
+    /// Names of experimental features, returned to the program. No request depends on them.
     pub feature_gates: Vec<String>,
     pub(crate) adaptive_polling: bool,
     /// Whether telemetry events are reported to the server.

@@ -148,13 +148,13 @@ impl CallOptions {
         self
     }
 
-    /// Sets how long a call waits if the server asks for a wait with `retry-after`. Unlimited by
-    /// default.
+    /// Sets the longest `retry-after` for which a call waits. Unlimited by default.
     ///
     /// The call waits as long as the server asks. If that exceeds this limit,
     /// [`timeout`](Self::timeout) or [`give_up_after`](Self::give_up_after), the call fails at once,
-    /// and [`Error::retry_after`] returns the time. A `retry-after` above 60 seconds delays only the
-    /// call that received it: other calls of the same server and key wait for at most 60 seconds.
+    /// and [`Error::retry_after`] returns the time. A `retry-after` above 60 seconds applies in
+    /// full to the call that received it. Other calls of the same server and key wait for at most
+    /// 60 seconds.
     pub fn max_retry_after(mut self, longest: Duration) -> Self {
         self.max_retry_after = Some(longest);
         self
@@ -162,7 +162,8 @@ impl CallOptions {
 
     /// Sets whether a `retry-after` above 60 seconds is ignored, as the Python SDK does: the request
     /// is then repeated after the delay of a response without `retry-after`, which is 1 second for a
-    /// sample. Defaults to `false`.
+    /// sample. With `true`, [`max_retry_after`](Self::max_retry_after) has no effect. Defaults to
+    /// `false`.
     pub fn ignore_long_retry_after(mut self, ignore: bool) -> Self {
         self.ignore_long_retry_after = Some(ignore);
         self

@@ -374,7 +374,7 @@ impl<'de> Deserialize<'de> for OptimStep {
 /// Discards the gradient that a model has accumulated since the last optimizer step. The weights and
 /// the state of the optimizer do not change.
 ///
-/// SDK 0.36 does not send it; it is an addition of `tinkex` servers.
+/// Extension of `tinkex` servers; the Python SDK does not send it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DiscardGradient {

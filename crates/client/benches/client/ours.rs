@@ -41,7 +41,7 @@ pub(crate) async fn run(work: &Work) -> Outcome<()> {
     Ok(())
 }
 
-/// Starts all samples at once, divided among service clients that share nothing but the process.
+/// Starts all samples at once, divided among service clients that were built separately.
 async fn services(work: &Work) -> Outcome<()> {
     let mut samplers = Vec::new();
     for _ in 0..work.concurrent {

@@ -47,7 +47,7 @@ impl RuntimeThread {
         self.handle.block_on(future)
     }
 
-    /// Returns an error in an async task, whose runtime may be the one that completes the call.
+    /// Returns an error in an async task, where blocking the thread would panic.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] in an async task.

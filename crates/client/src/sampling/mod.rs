@@ -315,16 +315,15 @@ impl SamplingClient {
     /// Ends the sampling session, so that the server can delete the weights that
     /// [`save_weights_and_get_sampling_client`] saved for it. A program that saves weights in every
     /// step closes the sampling client of the previous step; otherwise the server keeps the weights
-    /// until the session ends. Checkpoints with a name are never deleted.
+    /// until the session ends or, on a `tinkex` server, until they are unused for 6 hours (a
+    /// setting of the server). Checkpoints with a name are never deleted.
     ///
     /// Ends the sampling session for all of its clients, including those in other processes: samples
     /// that the server has accepted are still executed, and later calls of this client and its
     /// clones fail with [`ErrorKind::Closed`].
     ///
-    /// Succeeds if the server cannot end a sampling session: the request is an addition of `tinkex`
-    /// servers. Such a server keeps the weights for as long as it keeps the session. A `tinkex`
-    /// server also ends a sampling session with weights without a name that is not used for a long
-    /// time (6 hours by default), for example because its client was dropped.
+    /// Succeeds if the server cannot end a sampling session: the request is an extension of
+    /// `tinkex` servers. Other servers keep the weights for as long as they keep the session.
     ///
     /// ```no_run
     /// # async fn run(model: tinkex::TrainingClient) -> tinkex::Result<()> {

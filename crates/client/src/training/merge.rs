@@ -27,8 +27,9 @@ pub struct BatchOutput {
     /// thresholds `ratio_clipped:mean`. Other servers may send `loss:sum` alone.
     pub metrics: BTreeMap<String, MetricValue>,
     /// Sum of the weights of all target tokens of the batch, as the client computes it from the
-    /// data; a token without a weight counts 1. The same as the metric `weight:sum`, which not
-    /// every server sends.
+    /// data; a token without a weight counts 1. For built-in losses, a `tinkex` server also sends
+    /// it as the metric `weight:sum`. For a loss that the client computes, that metric may differ:
+    /// the client replaces the weights of the data in its requests.
     pub weight: f64,
 }
 

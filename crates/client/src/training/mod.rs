@@ -303,7 +303,7 @@ impl TrainingClient {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if the server has no such request: it is an addition of `tinkex`
+    /// [`ErrorKind::NotFound`] if the server has no such request: it is an extension of `tinkex`
     /// servers, and the hosted service does not have it. [`ErrorKind::Rejected`] if the model is on
     /// an upstream of a `tinkex` server. In both cases create a training client from the last
     /// checkpoint instead, with
@@ -403,8 +403,9 @@ impl TrainingClient {
 
     /// Saves the weights without a name, and returns a client that samples from them.
     ///
-    /// The saved weights cannot be listed or loaded, and are deleted with their sampling session:
-    /// when [`SamplingClient::close`] is called or the session ends.
+    /// The saved weights cannot be listed or loaded. The server keeps them until
+    /// [`SamplingClient::close`] is called, until the session ends or, on a `tinkex` server, until
+    /// they are unused for 6 hours (a setting of the server).
     ///
     /// # Errors
     /// [`ErrorKind::WorkFailed`] if the server cannot save the weights.

@@ -38,7 +38,8 @@ impl SubmittedPass {
         }
     }
 
-    /// Returns the sequence number of the first chunk whose gradient the server accumulates.
+    /// Returns the sequence number of the first chunk of the pass; for a loss that the client
+    /// computes, of the batch that accumulates its gradient. `None` if no such chunk was sent.
     pub(super) fn first_seq(&self) -> Option<Seq> {
         match self {
             Self::Batch(batch) | Self::Gradient(batch, _) => batch.first_seq(),
@@ -98,7 +99,8 @@ impl TrainingShared {
                 Ok(SubmittedPass::Batch(self.submit_batch(reservation, batch).await))
             }
             PreparedPass::OnClient { mode, forward, data, loss } => {
-                // The batches below have other weights: those of the gradient.
+                // Compute the weight first: the second batch carries gradients in the `weights`
+                // input.
                 let weight = merge::total_weight(&data);
                 let submitted = self.submit_batch(reservation, forward).await;
                 let mut output = self.poll_batch(submitted).await?;

@@ -42,8 +42,8 @@ impl UnappliedPasses {
         *chunks = chunks.split_off(&seq.get());
     }
 
-    /// Adds the gradients that the optimizer step `seq` should have applied to its error. `pass` is
-    /// the pass of the same call, if any.
+    /// Adds to `error` the number of passes and datums whose gradients optimizer step `seq` did not
+    /// apply. `pass` is the pass of the same call, if any; the error lists its datums.
     pub(super) fn describe(&self, error: Error, seq: Seq, pass: Option<Seq>) -> Error {
         let chunks = self.lock();
         let unapplied: Vec<&UnappliedChunk> =

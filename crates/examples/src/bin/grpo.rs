@@ -1,4 +1,5 @@
-//! Reinforcement learning by hand with group-relative advantages (GRPO): rewards short answers.
+//! Reinforcement learning with an explicit training loop and group-relative advantages (GRPO):
+//! rewards short answers.
 //!
 //! `cargo run -p tinkex-examples --bin grpo`
 

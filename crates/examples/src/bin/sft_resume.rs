@@ -1,5 +1,5 @@
-//! Supervised fine-tuning by hand, with resume: a program that was killed continues at its last
-//! checkpoint, with the losses that it would have had.
+//! Supervised fine-tuning with an explicit training loop and resume: a program that was killed
+//! continues at its last checkpoint, with the losses that it would have had.
 //!
 //! `cargo run -p tinkex-examples --bin sft_resume -- progress.json`
 

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tinkex::{ErrorKind, SamplingClient, SamplingParams, ServiceClient, Tokenizer};
 
-/// What all requests share. Clones are cheap: they use the same connections and limits.
+/// State shared by all requests. Clones are cheap: they use the same connections and limits.
 #[derive(Clone)]
 struct Service {
     sampler: SamplingClient,
@@ -64,7 +64,7 @@ async fn complete(
     let params = SamplingParams::new().max_tokens(max_tokens).seed(seed);
     // If the client disconnects, axum drops the stream, which cancels the sample on the server.
     let mut tokens = service.sampler.sample_stream(prompt, params);
-    // Wait for the first token: until then an error can still be a status.
+    // Wait for the first token: until then an error can still set the response status.
     let first = tokens.next().await.transpose().map_err(|error| rejection(&error))?;
     let tokens = once(async { first.map(Ok) }).filter_map(|first| async { first }).chain(tokens);
     Ok(Sse::new(tokens.map(|token| {

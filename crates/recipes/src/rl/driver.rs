@@ -65,7 +65,8 @@ pub(super) struct RlLoop {
     pub(super) stop: StopHandle,
     /// Whether the weights changed since the last checkpoint.
     pub(super) changed: bool,
-    /// Sampling clients that are not closed, with the steps from which on batches use them.
+    /// Open sampling clients, oldest first, each with the number of finished steps when its weights
+    /// were saved.
     pub(super) samplers: VecDeque<(u64, SamplingClient)>,
 }
 

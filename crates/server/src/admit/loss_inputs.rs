@@ -1,8 +1,9 @@
 //! Checks the names of the loss inputs of a pass.
 //!
 //! The protocol allows inputs that a loss does not read. A misspelt name would silently change the
-//! loss: without `weights`, cross entropy trains the prompt too. A name that is almost the name of an
-//! input is therefore rejected; any other unknown name is ignored, with one warning per session.
+//! loss: without `weights`, cross entropy trains the prompt too. A name that is at most two edits
+//! from the name of an input is therefore rejected (see [`misspelt_name`]), unless another loss has
+//! an input of that name. Any other unknown name is ignored, with one warning per session.
 
 use std::collections::HashSet;
 
@@ -17,7 +18,7 @@ const MAX_WARNINGS: usize = 1_024;
 /// Maximum number of characters of a name in messages.
 const MAX_NAME: usize = 64;
 
-/// Names of ignored inputs that the log contains, by session.
+/// Ignored inputs for which a warning was logged, by session.
 #[derive(Default)]
 pub(crate) struct IgnoredInputs(Mutex<HashSet<(SessionId, String)>>);
 

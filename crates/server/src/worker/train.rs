@@ -115,8 +115,8 @@ impl Worker {
         let model = self.model(run)?;
         model.trainer.discard_gradient();
         model.gradients_pending = false;
-        // The request modifies the model: without it, restoring the model would add the discarded
-        // gradients to those of the next passes.
+        // Mark the model as changed so that a restore executes this request again. Otherwise the
+        // restored model would keep the discarded gradients.
         Ok(Outcome::json(&GradientDiscarded::default()).with_model_changed())
     }
 

@@ -311,10 +311,11 @@ impl Lane {
 }
 
 impl Lane {
-    /// Returns the maximum number of connections of a process to a server without HTTP/2; `None`
-    /// without a limit. The limits together are below the 4,096 connections that a local server
-    /// accepts, so that many sampling clients of one process do not fill the server. One sampling
-    /// client needs 400 connections to submit and 2,000 to poll.
+    /// Returns the maximum number of concurrent requests of this lane in one `Network` to servers
+    /// without HTTP/2, where each request occupies a connection; `None` if unlimited. The limits
+    /// together are below the 4,096 connections that a local server accepts, so that many sampling
+    /// clients of one process do not fill the server. One sampling client needs 400 connections to
+    /// submit and 2,000 to poll.
     pub(crate) const fn max_connections(self) -> Option<usize> {
         match self {
             Self::Sample => Some(1_024),

@@ -145,8 +145,8 @@ impl Network {
         &pool.expect("every lane has a pool").1
     }
 
-    /// Returns a client for one request. Without HTTP/2, each request occupies a connection, so waits
-    /// while the lane has the maximum number of connections.
+    /// Returns a client for one request. Without HTTP/2 each request occupies a connection, so this
+    /// method waits while the lane has its maximum number of requests.
     async fn lease(&self, lane: Lane) -> Lease<PooledClient> {
         let pool = self.pool(lane);
         if self.speaks_http2.load(Ordering::Relaxed) {

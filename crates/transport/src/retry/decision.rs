@@ -78,7 +78,7 @@ pub(crate) enum GiveUpReason {
 }
 
 impl GiveUpReason {
-    /// Returns whether a limit of the call ends it: the wait before the next attempt is too long.
+    /// Returns whether a time limit of the call may be the reason for giving up.
     pub(crate) fn is_limit(self) -> bool {
         matches!(self, Self::RetryTooLate | Self::RateLimited | Self::RoundTooLate)
     }
@@ -117,8 +117,8 @@ pub(crate) struct RetryContext<'a> {
     pub(crate) elapsed: Duration,
     /// Time since the call was started: longer than `elapsed` if the request resubmits a sample.
     pub(crate) call_elapsed: Duration,
-    /// How long the request waits if this failure starts the shared backoff; `None` if the request
-    /// shares none.
+    /// Duration for which the request waits if this failure starts the shared backoff; `None` if
+    /// the request shares none.
     pub(crate) backoff: Option<Duration>,
     /// Random number from 0 to 1 for the jitter of a retry.
     pub(crate) random: f64,

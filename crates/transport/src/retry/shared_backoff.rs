@@ -41,8 +41,9 @@ impl RequestBackoff {
         self.backoff.start(self.duration(retry_after).min(LONG_RETRY_AFTER));
     }
 
-    /// Returns how long the request would wait if [`on_rate_limit`](Self::on_rate_limit) were
-    /// called now: until the end of the backoff, and at least `retry_after`.
+    /// Returns the duration for which the request would wait if
+    /// [`on_rate_limit`](Self::on_rate_limit) were called now: until the end of the backoff, and at
+    /// least `retry_after`.
     pub(crate) fn wait_after_rate_limit(&self, retry_after: Option<Duration>) -> Duration {
         self.backoff.remaining().max(self.duration(retry_after))
     }
