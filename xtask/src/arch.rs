@@ -352,6 +352,7 @@ const RULES: &[CrateRule] = &[
             "tinkex-hub",
             "tinkex-loss",
             "tinkex-session",
+            "tinkex-suggest",
             "tinkex-text",
             "tinkex-transport",
             "tinkex-weights",
