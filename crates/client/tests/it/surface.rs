@@ -98,7 +98,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Covers all kinds of calls: requests, streams, training, transfers of files and the end.
+/// All kinds of calls: requests, streams, training, transfers of files and the end.
 #[test]
 fn calls_outside_a_runtime_run_in_the_runtime_of_the_builder() {
     let runtime = tokio::runtime::Builder::new_multi_thread();
