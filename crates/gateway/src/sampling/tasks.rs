@@ -66,6 +66,9 @@ impl SampleTasks {
     ) {
         self.lock().insert(id.clone(), SampleTask { task: None, bytes, sink });
         let guard = SampleGuard { upstream: Arc::clone(upstream), id: id.clone() };
+        // Boxed before it is wrapped: an async block reserves the size of a future that it owns and
+        // awaits twice, and the executor wraps the task once more.
+        let task = Box::pin(task);
         let guarded = async move {
             task.await;
             drop(guard);
