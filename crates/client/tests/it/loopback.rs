@@ -11,11 +11,10 @@ use tinkex::{
     ServiceClientBuilder,
 };
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-use crate::raw_server::{CLOSES_AT_ONCE, CLOSES_MID_BODY, RawServer, json_response, response};
+use crate::raw_server::{
+    CLOSES_AT_ONCE, CLOSES_MID_BODY, LocalTls, RawServer, json_response, response,
+};
 
 const SESSIONS: &[u8] = br#"{"sessions":["s"]}"#;
 
@@ -212,18 +211,9 @@ async fn an_undecodable_body_is_a_decoding_error_and_is_not_retried() {
 
 #[tokio::test]
 async fn an_untrusted_certificate_is_reported_as_such_and_is_not_retried() {
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
-    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
-    let tls = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
-        .unwrap();
+    let LocalTls { acceptor, .. } = LocalTls::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("https://localhost:{}", listener.local_addr().unwrap().port());
-    let acceptor = TlsAcceptor::from(Arc::new(tls));
     #[expect(clippy::disallowed_methods, reason = "a test server")]
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {

@@ -15,11 +15,8 @@ use tinkex::{
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-use crate::raw_server::{RawServer, json_response};
+use crate::raw_server::{LocalTls, RawServer, json_response};
 
 const SESSIONS: &[u8] = br#"{"sessions": ["s"]}"#;
 
@@ -39,18 +36,9 @@ async fn list(service: &ServiceClient) -> tinkex::Result<usize> {
 
 #[tokio::test]
 async fn a_server_with_a_certificate_of_a_given_authority_is_trusted() {
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
-    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
-    let tls = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
-        .unwrap();
+    let LocalTls { acceptor, certificate } = LocalTls::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://localhost:{}", listener.local_addr().unwrap().port());
-    let acceptor = TlsAcceptor::from(Arc::new(tls));
     #[expect(clippy::disallowed_methods, reason = "a test server")]
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
@@ -66,7 +54,7 @@ async fn a_server_with_a_certificate_of_a_given_authority_is_trusted() {
             let _ = stream.shutdown().await;
         }
     });
-    let trusted = network().ca_certificates(made.cert.pem()).build().unwrap();
+    let trusted = network().ca_certificates(certificate).build().unwrap();
     assert_eq!(list(&client(&url).network(trusted).build().unwrap()).await.unwrap(), 1);
     let default = client(&url).network(network().build().unwrap()).build().unwrap();
     assert_eq!(list(&default).await.unwrap_err().kind(), ErrorKind::Certificate);

@@ -9,6 +9,32 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+
+/// Server end of TLS connections to `localhost`, with a certificate that only its own authority
+/// vouches for.
+pub(crate) struct LocalTls {
+    pub(crate) acceptor: TlsAcceptor,
+    /// The certificate in PEM format.
+    pub(crate) certificate: String,
+}
+
+impl LocalTls {
+    pub(crate) fn new() -> Self {
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+        let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+        let tls = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .unwrap();
+        Self { acceptor: TlsAcceptor::from(Arc::new(tls)), certificate: made.cert.pem() }
+    }
+}
 
 /// Closes the connection instead of responding.
 pub(crate) const CLOSES_AT_ONCE: &[u8] = b"";
